@@ -1,0 +1,246 @@
+"""What agent and collector say to each other: frozen messages, JSON with base64 little-endian columns.
+
+Standard library only, no torch: the agent sends these from the training container, the collector validates the same
+classes strictly (unknown keys, wrong types, NaN literals are refused). Requests forbid unknown keys; replies ignore
+them, so that an old agent understands a new collector.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+PROTOCOL = 1
+"""Raised by any change of a request; a collector that does not know it answers 426."""
+
+STATS = (
+    "absmax",
+    "norm",
+    "zero_fraction",
+    "nonfinite",
+    "update_ratio",
+    "weight_norm",
+    "accumulation_error",
+    "norm_ratio",
+    "frozen_fraction",
+)
+PHASES = ("micro", "accumulated", "reduced", "post_clip")
+STATES = ("measured", "no_gradient", "zero", "nonfinite", "not_trainable", "partial")
+"""The index of a state is its value in the state plane of a batch."""
+
+MAX_NAME = 500
+"""Characters in a layer name."""
+
+
+class Request:
+    """The strictness that the collector applies to a message, read by pydantic; the agent does not need it."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+
+
+@dataclass(frozen=True)
+class Layer(Request):
+    """One named parameter tensor; ``name`` is unique in its set, without control characters."""
+
+    name: str
+    shape: tuple[int, ...]
+    local_numel: int
+    param_dtype: str
+    group: int | None
+    module_class: str | None
+
+
+@dataclass(frozen=True)
+class LayerSet(Request):
+    """The layers of all optimizers of a session, in model order; ``id`` is :func:`layer_set_id` of them."""
+
+    id: str
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class Fact(Request):
+    """A static finding about the run; ``layers`` are names, none means the whole run."""
+
+    code: str
+    text: str
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Hello(Request):
+    """What a session says first; a repeat may add layer sets and facts and fill what was None."""
+
+    protocol: int
+    launch: str
+    rank: int
+    world_size: int
+    sharded: bool | None
+    first_step: int | None
+    step_source: str | None
+    late: bool
+    agent: str
+    python: str
+    torch: str
+    framework: str | None
+    optimizer: str | None
+    interval_s: float
+    absmax_below: float | None
+    norm_below: float | None
+    layer_sets: tuple[LayerSet, ...]
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True)
+class Accumulator(Request):
+    """A change record: these layers (indices into the layer set) sum into these dtypes until the next record."""
+
+    layers: tuple[int, ...]
+    declared: str | None
+    stored: str | None
+    effective: str | None
+
+
+@dataclass(frozen=True)
+class Block(Request):
+    """One stat at some of the batch's steps for some layers.
+
+    ``values`` is a float32 column [step][layer], NaN only where the state plane says why; ``layers`` are indices
+    into the layer set, None means all of them; ``phase`` is None for stats of weights.
+    """
+
+    stat: str
+    phase: str | None
+    steps: tuple[int, ...]
+    layers: tuple[int, ...] | None
+    values: str
+
+
+@dataclass(frozen=True)
+class Metric(Request):
+    """A sparse series: ``values`` is a float64 column [step]; NaN and infinities are values here."""
+
+    name: str
+    tags: tuple[tuple[str, str], ...]
+    steps: tuple[int, ...]
+    values: str
+
+
+@dataclass(frozen=True)
+class Batch(Request):
+    """Some steps of a session.
+
+    ``times`` is a float64 column [step] of unix seconds by the agent's clock, for display only; ``micro_steps``,
+    ``skipped`` (0 no, 1 by a GradScaler, 2 by the loop) and ``clipped`` hold one value per step; ``state`` is a uint8
+    column [step][layer] of indices into STATES; ``dropped_steps`` counts the losses of the session so far.
+    """
+
+    layer_set: str
+    every: int
+    steps: tuple[int, ...]
+    times: str
+    micro_steps: tuple[int, ...]
+    skipped: tuple[int, ...]
+    clipped: tuple[int, ...]
+    state: str
+    blocks: tuple[Block, ...]
+    accumulators: tuple[Accumulator, ...]
+    metrics: tuple[Metric, ...]
+    dropped_steps: int
+
+
+@dataclass(frozen=True)
+class Heartbeat(Request):
+    """A sign of life between batches."""
+
+    step: int | None
+    spooled_bytes: int
+    dropped_steps: int
+    agent_share: float
+
+
+@dataclass(frozen=True)
+class End(Request):
+    """The last word of a session; ``state`` is finished or crashed."""
+
+    state: str
+    last_step: int | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Brief:
+    """An open incident, as the agent hears of it."""
+
+    id: int
+    rule: str
+    severity: str
+    state: str
+    opened_step: int
+    layers: int
+    summary: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the collector takes in one request: bytes of a body, points (steps x layers x stats), layers of a set."""
+
+    max_body: int
+    max_points: int
+    max_layers: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to every accepted request; ``status`` is stored, duplicate or ok."""
+
+    status: str
+    next_seq: int
+    limits: Limits
+    incidents: tuple[Brief, ...]
+
+
+def dump(message: object) -> bytes:
+    """Return a message as compact JSON; raises ValueError on a NaN or infinity outside a column."""
+    return json.dumps(message, default=vars, allow_nan=False, separators=(",", ":")).encode()
+
+
+def load_reply(raw: bytes) -> Reply:
+    """Return the reply in a body; raises ValueError, KeyError or TypeError on anything else."""
+    body = json.loads(raw)
+    return Reply(
+        status=str(body["status"]),
+        next_seq=int(body["next_seq"]),
+        limits=Limits(**{key: int(body["limits"][key]) for key in ("max_body", "max_points", "max_layers")}),
+        incidents=tuple(Brief(**{key: brief[key] for key in Brief.__annotations__}) for brief in body["incidents"]),
+    )
+
+
+def layer_set_id(layers: Iterable[Layer]) -> str:
+    """Return the first 16 hex digits of the sha256 of the layers' canonical JSON (sorted keys, ASCII, no spaces)."""
+    canonical = json.dumps(tuple(layers), default=vars, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def column(typecode: str, values: Iterable[float]) -> str:
+    """Return numbers as a base64 little-endian column; typecodes of :mod:`array`: f float32, d float64, B uint8."""
+    packed = array(typecode, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return base64.b64encode(packed).decode("ascii")
+
+
+def uncolumn(typecode: str, text: str) -> array[Any]:
+    """Return the numbers of a column; raises ValueError when it is no base64 or no whole number of items."""
+    packed = array(typecode)
+    packed.frombytes(base64.b64decode(text, validate=True))
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed

@@ -1,0 +1,221 @@
+"""The tables. Times are unix seconds by the database's clock; text holds no NUL; the words are those of DESIGN.md.
+
+Two families, so that the store can be spread over machines later (DESIGN.md, Store): *heavy* tables (batch,
+fold_state, metric) whose every key leads with ``run_id``, and *coordination* tables (all others). No foreign key
+leads from one family into the other.
+"""
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("run_id", Integer, primary_key=True),
+    Column("name", String(100), nullable=False, unique=True),
+    Column("created", Double, nullable=False),
+    Column("last_seen", Double, nullable=False),
+    Column("ended", String(10)),  # finished | crashed, None while a session is open
+    Column("revision", Integer, nullable=False, default=0),
+    Column("step", Integer),  # the last folded step
+    Column("framework", String(100)),
+    Column("note", Text, nullable=False, default=""),
+    Column("tags", Text, nullable=False, default="[]"),  # JSON list of strings
+    Column("archived", Boolean, nullable=False, default=False),
+    Column("facts", Text, nullable=False, default="[]"),  # JSON list of wire.Fact
+)
+
+launch = Table(
+    "launch",
+    metadata,
+    Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), primary_key=True),
+    Column("launch_no", Integer, primary_key=True),  # 1, 2, ... in the order of arrival
+    Column("launch", String(64), nullable=False),
+    Column("world_size", Integer, nullable=False),
+    Column("first_step", Integer),
+    Column("late", Boolean, nullable=False),
+    Column("absmax_below", Double),
+    Column("norm_below", Double),
+    UniqueConstraint("run_id", "launch"),
+)
+
+session = Table(
+    "session",
+    metadata,
+    Column("run_id", Integer, primary_key=True),
+    Column("session", String(64), primary_key=True),
+    Column("launch_no", Integer, nullable=False),
+    Column("rank", Integer, nullable=False),
+    Column("hello", Text, nullable=False),  # wire.Hello as merged from every hello, without its layer sets
+    Column("layer_sets", Text, nullable=False),  # JSON {layer set id: [layer_no, ...]}
+    Column("next_seq", Integer, nullable=False, default=0),
+    Column("sealed_seq", Integer, nullable=False, default=0),  # batches below it left the log
+    Column("every", Integer),
+    Column("phase", String(20)),
+    Column("last_step", Integer),
+    Column("started", Double, nullable=False),
+    Column("last_seen", Double, nullable=False),
+    Column("ended", String(10)),
+    Column("error", Text),
+    Column("dropped_steps", Integer, nullable=False, default=0),
+    Column("agent_share", Double),
+    ForeignKeyConstraint(["run_id", "launch_no"], ["launch.run_id", "launch.launch_no"], ondelete="CASCADE"),
+)
+
+layer = Table(
+    "layer",
+    metadata,
+    Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), primary_key=True),
+    Column("layer_no", Integer, primary_key=True),  # from 0, by name, never reused
+    Column("name", String(500), nullable=False),
+    Column("shape", Text, nullable=False),  # JSON list of ints
+    Column("param_dtype", String(40), nullable=False),
+    Column("module_class", String(200)),
+    Column("group_no", Integer),
+    Column("declared", String(40)),
+    Column("stored", String(40)),
+    Column("effective", String(40)),
+    UniqueConstraint("run_id", "name"),
+)
+
+batch = Table(
+    "batch",
+    metadata,
+    Column("run_id", Integer, primary_key=True),
+    Column("session", String(64), primary_key=True),
+    Column("seq", Integer, primary_key=True),
+    Column("launch_no", Integer, nullable=False),
+    Column("sha256", LargeBinary(32), nullable=False),
+    Column("received", Double, nullable=False),
+    Column("first_step", Integer),  # None: a batch of metrics alone
+    Column("last_step", Integer),
+    Column("body", LargeBinary, nullable=False),  # the request as received
+)
+
+fold_state = Table(
+    "fold_state",
+    metadata,
+    Column("run_id", Integer, primary_key=True),
+    Column("packed", LargeBinary, nullable=False),  # fold.FoldState.pack()
+)
+
+metric = Table(
+    "metric",
+    metadata,
+    Column("run_id", Integer, primary_key=True),
+    Column("name", String(200), primary_key=True),
+    Column("tags", String(2000), primary_key=True),  # canonical JSON object
+    Column("last_step", Integer, nullable=False),
+    Column("last", Double),  # None where the value was NaN or infinite
+)
+
+incident = Table(
+    "incident",
+    metadata,
+    Column("incident_id", Integer, primary_key=True),
+    Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("launch_no", Integer, nullable=False),
+    Column("rule", String(40), nullable=False),
+    Column("severity", String(12), nullable=False),  # the highest that any member had
+    Column("state", String(10), nullable=False, index=True),  # open | resolved
+    Column("opened_step", Integer, nullable=False),
+    Column("opened", Double, nullable=False),
+    Column("resolved_step", Integer),
+    Column("resolved", Double),
+    Column("resolution", String(20)),
+    Column("reopened", Integer, nullable=False, default=0),
+    Column("reopened_at", Double),
+    Column("firing", Integer, nullable=False),
+    Column("ever", Integer, nullable=False),
+    Column("layers", Integer, nullable=False),  # of the run, when it opened
+    Column("acked", Double),
+    Column("acked_by", String(200)),
+    Column("ack_note", Text),
+)
+
+incident_layer = Table(
+    "incident_layer",
+    metadata,
+    Column("incident_id", ForeignKey("incident.incident_id", ondelete="CASCADE"), primary_key=True),
+    Column("layer_no", Integer, primary_key=True),  # -1: the whole run
+    Column("severity", String(12), nullable=False),
+    Column("since_step", Integer, nullable=False),
+    Column("until_step", Integer),  # None while firing
+    Column("value", Double),
+    Column("baseline", Double),
+    Column("siblings", Double),
+    Column("evidence", String(12)),
+    Column("rank", Integer),
+)
+
+endpoint = Table(
+    "endpoint",
+    metadata,
+    Column("endpoint_id", Integer, primary_key=True),
+    Column("url", Text, nullable=False, unique=True),
+    Column("secret", String(200), nullable=False),  # whsec_...
+    Column("min_severity", String(12), nullable=False, default="warning"),
+    Column("created", Double, nullable=False),
+    Column("disabled", Double),
+    Column("disabled_why", Text),
+    Column("failing_since", Double),
+)
+
+delivery = Table(
+    "delivery",
+    metadata,
+    Column("incident_id", ForeignKey("incident.incident_id", ondelete="CASCADE"), primary_key=True),
+    Column("endpoint_id", ForeignKey("endpoint.endpoint_id", ondelete="CASCADE"), primary_key=True),
+    Column("version", Integer, primary_key=True),  # 1, 2, ...: webhook-id is msg_<incident>_<version>
+    Column("kind", String(10), nullable=False),  # opened | grew | reopened | resolved | reminder
+    Column("state", String(10), nullable=False),  # pending | delivered | expired | disabled
+    Column("body", LargeBinary, nullable=False),  # frozen when sealed: the same bytes on each attempt
+    Column("sealed", Double, nullable=False),
+    Column("delivered", Double),
+    Column("told_ever", Integer, nullable=False),  # layers that the message covers
+    Column("told_severity", String(12), nullable=False),
+    Column("told_reopened", Integer, nullable=False),
+    Column("next_attempt", Double, nullable=False),
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("lease_until", Double),
+    Column("fence", Integer, nullable=False, default=0),
+)
+
+attempt = Table(
+    "attempt",
+    metadata,
+    Column("incident_id", Integer, primary_key=True),
+    Column("endpoint_id", Integer, primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("status", Integer),  # None: no answer
+    Column("ms", Integer, nullable=False),
+    Column("error", Text),
+    ForeignKeyConstraint(
+        ["incident_id", "endpoint_id", "version"],
+        ["delivery.incident_id", "delivery.endpoint_id", "delivery.version"],
+        ondelete="CASCADE",
+    ),
+)
