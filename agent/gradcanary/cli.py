@@ -1,0 +1,164 @@
+"""The command line: the one place that knows every part, and imports each only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DEFAULT_PORT = 8787
+
+NO_EXTRAS = """\
+gradcanary: {command} needs the collector and the dashboard, and {missing} is not installed.
+Install them with: pip install 'gradcanary[server,dashboard]'"""
+
+NOT_LOOPBACK = """\
+gradcanary: --host {host} would let everybody who reaches this machine read and write runs: this version has no
+access tokens yet, so the collector listens on loopback only. Leave --host away, and reach it from another machine
+through a tunnel: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE"""
+
+
+class UsageError(Exception):
+    """What was typed cannot work; the message says what would."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand and return its exit status: 0 fine, 1 failed, 2 wrong arguments."""
+    arguments = parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except UsageError as error:
+        print(error, file=sys.stderr)  # noqa: T201 -- the command line speaks on stderr
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all subcommands."""
+    top = argparse.ArgumentParser(prog="gradcanary", description="Gradient health of PyTorch trainings, watched live.")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_up(commands)
+    _add_demo(commands)
+    return top
+
+
+def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("up", help="serve the collector and the dashboard on one port")
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 picks a free one (default: %(default)s)")
+    store = command.add_mutually_exclusive_group()
+    store.add_argument("--data", type=Path, help="folder of the SQLite database (default: the user's data folder)")
+    store.add_argument("--db", metavar="URL", help="SQLAlchemy URL of another database")
+    command.add_argument("--rules", type=Path, metavar="FILE", help="rules.yaml with other thresholds")
+    command.add_argument("--webhook", metavar="URL", help="send incidents of warning and above to this address")
+    command.set_defaults(run=_up)
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("demo", help="watch a real LoRA training collapse and be caught, here, in a minute")
+    command.add_argument("--headless", action="store_true", help="end with status 0 only if the right thing was caught")
+    command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port of the page (default: %(default)s)")
+    command.add_argument("--data", type=Path, help="keep the collector's data in this folder")
+    command.set_defaults(run=_demo)
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isascii() and text.isdigit() else -1
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
+    return port
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from gradcanary import demo
+
+    return demo.run(headless=arguments.headless, data=arguments.data, port=arguments.port)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    if not _is_loopback(arguments.host):
+        raise UsageError(NOT_LOOPBACK.format(host=arguments.host, port=arguments.port or DEFAULT_PORT))
+    try:
+        return _serve(arguments)
+    except ModuleNotFoundError as error:
+        raise UsageError(NO_EXTRAS.format(command="up", missing=error.name)) from error
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    import platformdirs
+    import uvicorn
+    from gradcanary_dashboard.app import mount
+    from gradcanary_server.app import create_app
+    from gradcanary_server.errors import CollectorError
+    from gradcanary_server.settings import Settings
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                _announce(url, app.state.new_webhook_secret)
+
+    listener = _listen(arguments.host, arguments.port)
+    url = f"http://{_in_url(arguments.host)}:{listener.getsockname()[1]}"
+    try:
+        settings = Settings.from_env(
+            os.environ,
+            data=arguments.data or platformdirs.user_data_path("gradcanary"),
+            db=arguments.db,
+            rules=arguments.rules,
+            webhook=arguments.webhook,
+            url=url,
+        )
+        app = create_app(settings)
+    except CollectorError as error:
+        raise UsageError(f"gradcanary: {error}") from error
+    mount(app, url)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
+    with contextlib.suppress(KeyboardInterrupt):
+        Server(config).run(sockets=[listener])
+    return 0
+
+
+def _announce(url: str, new_webhook_secret: str | None) -> None:
+    lines = [f"gradcanary is listening on {url}"]
+    if new_webhook_secret is not None:
+        lines.append(f"webhook secret (shown once): {new_webhook_secret}")
+    print(*lines, sep="\n", flush=True)  # noqa: T201 -- what the operator waits for
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"gradcanary: cannot listen on {host}:{port} ({error.strerror}). Is another collector running? "
+            "Stop it, or choose another port with --port."
+        ) from error
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
