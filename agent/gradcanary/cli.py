@@ -126,10 +126,9 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _announce(url: str, new_webhook_secret: str | None) -> None:
-    lines = [f"gradcanary is listening on {url}"]
     if new_webhook_secret is not None:
-        lines.append(f"webhook secret (shown once): {new_webhook_secret}")
-    print(*lines, sep="\n", flush=True)  # noqa: T201 -- what the operator waits for
+        print(f"webhook secret (shown once): {new_webhook_secret}")  # noqa: T201 -- likewise
+    print(f"gradcanary is listening on {url}", flush=True)  # noqa: T201 -- what the operator waits for
 
 
 def _listen(host: str, port: int) -> socket.socket:
