@@ -1,0 +1,61 @@
+"""Imports point one way: the agent brings nothing, server and dashboard do not know each other."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOTS = {"gradcanary": "agent", "gradcanary_server": "server", "gradcanary_dashboard": "dashboard"}
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import {package}
+for module in pkgutil.walk_packages({package}.__path__, "{package}."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(*sys.modules)
+"""
+
+
+def loaded_by(code: str) -> set[str]:
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return set(ended.stdout.split())
+
+
+def roots_of(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+def test_import_gradcanary_loads_the_standard_library_only() -> None:
+    loaded = roots_of(loaded_by("import sys; before = set(sys.modules); import gradcanary; print(*sys.modules)"))
+    started_with = roots_of(loaded_by("import sys; print(*sys.modules)"))
+    assert loaded - started_with - set(sys.stdlib_module_names) == {"gradcanary"}
+
+
+def test_wire_and_remedies_need_no_torch() -> None:
+    loaded = roots_of(loaded_by("import sys, gradcanary.wire, gradcanary.remedies; print(*sys.modules)"))
+    assert "torch" not in loaded
+    assert "pydantic" not in loaded
+
+
+@pytest.mark.parametrize(
+    ("package", "stranger"),
+    [("gradcanary_server", "gradcanary_dashboard"), ("gradcanary_dashboard", "gradcanary_server")],
+)
+def test_server_and_dashboard_know_only_wire_and_remedies(package: str, stranger: str) -> None:
+    loaded = loaded_by(IMPORT_ALL.format(package=package))
+    of_agent = {name for name in loaded if name.startswith("gradcanary.")}
+    assert of_agent <= {"gradcanary.wire", "gradcanary.remedies"}
+    assert not {stranger, "torch"} & roots_of(loaded)
+
+
+def test_the_agent_knows_the_others_in_its_composition_root_only() -> None:
+    package = Path(__file__).parent.parent / ROOTS["gradcanary"] / "gradcanary"
+    knowing = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if any(other in path.read_text() for other in ("import gradcanary_", "from gradcanary_"))
+    }
+    assert knowing <= {"cli.py"}
