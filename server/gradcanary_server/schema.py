@@ -141,6 +141,7 @@ incident = Table(
     Column("state", String(10), nullable=False, index=True),  # open | resolved
     Column("opened_step", Integer, nullable=False),
     Column("opened", Double, nullable=False),
+    Column("since_step", Integer, nullable=False),  # the smallest that any member had
     Column("resolved_step", Integer),
     Column("resolved", Double),
     Column("resolution", String(20)),
@@ -149,6 +150,9 @@ incident = Table(
     Column("firing", Integer, nullable=False),
     Column("ever", Integer, nullable=False),
     Column("layers", Integer, nullable=False),  # of the run, when it opened
+    Column("headline", Text, nullable=False),  # text of the last change, so that lists and replies need no members
+    Column("summary", Text, nullable=False),
+    Column("settled", Boolean, nullable=False, default=False, index=True),  # nothing left to tell any endpoint
     Column("acked", Double),
     Column("acked_by", String(200)),
     Column("ack_note", Text),
@@ -162,6 +166,7 @@ incident_layer = Table(
     Column("severity", String(12), nullable=False),
     Column("since_step", Integer, nullable=False),
     Column("until_step", Integer),  # None while firing
+    Column("resolution", String(20)),  # of this member, None while firing
     Column("value", Double),
     Column("baseline", Double),
     Column("siblings", Double),
