@@ -1,0 +1,188 @@
+"""What an incident is, and how changes move it: pure, time is an argument.
+
+At most one incident per run and rule is open; layers are its members. A layer that fires joins, one that resolves
+keeps its row, and the incident resolves with its last firing member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from gradcanary_server.observations import Change, Evidence, Severity
+
+State = Literal["open", "resolved"]
+
+RANKS: dict[Severity, int] = {"information": 0, "warning": 1, "critical": 2}
+"""Severities in rising order."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A layer of an incident; ``until_step`` and ``resolution`` are None while it fires.
+
+    A refire begins a new span with its own numbers; the highest severity stays.
+    """
+
+    severity: Severity
+    since_step: int
+    value: float | None
+    baseline: float | None
+    siblings: float | None
+    evidence: Evidence | None
+    until_step: int | None = None
+    resolution: str | None = None
+
+
+@dataclass(frozen=True)
+class Incident:
+    """An incident without its members; ``firing`` and ``ever`` count layers, not the whole run as a member."""
+
+    rule: str
+    launch_no: int
+    severity: Severity
+    state: State
+    opened_step: int
+    opened: float
+    since_step: int
+    layers: int
+    firing: int = 0
+    ever: int = 0
+    resolved_step: int | None = None
+    resolved: float | None = None
+    resolution: str | None = None
+    reopened: int = 0
+    reopened_at: float | None = None
+    acked: float | None = None
+    id: int | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where changes come from: the launch, how many layers the run has, and the database's time."""
+
+    launch_no: int
+    layers: int
+    now: float
+
+
+@dataclass
+class Case:
+    """An incident and its members by layer_no (None: the whole run) while changes are applied to them.
+
+    ``touched`` names the members that changed, so that only those are written.
+    """
+
+    incident: Incident
+    members: dict[int | None, Member] = field(default_factory=dict)
+    touched: set[int | None] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._open = sum(member.until_step is None for member in self.members.values())
+
+    def fire(self, change: Change) -> None:
+        """Let a layer join, begin a new span, or rise in severity."""
+        before = self.members.get(change.layer)
+        is_rise = before is not None and before.until_step is None
+        if not is_rise:
+            self._open += 1
+        self._put(change.layer, _fired(change, before))
+        named = change.layer is not None
+        self.incident = replace(
+            self.incident,
+            severity=_higher(self.incident.severity, change.severity),
+            since_step=min(self.incident.since_step, change.since_step),
+            firing=self.incident.firing + (named and not is_rise),
+            ever=self.incident.ever + (named and before is None),
+        )
+
+    def resolve(self, change: Change, now: float) -> None:
+        """End a member's span; the incident resolves with its last one. A layer that does not fire is no news."""
+        before = self.members.get(change.layer)
+        if before is None or before.until_step is not None:
+            return
+        self._open -= 1
+        self._put(change.layer, replace(before, until_step=change.step, resolution=change.resolution or "recovered"))
+        self.incident = replace(self.incident, firing=self.incident.firing - (change.layer is not None))
+        if self._open == 0 and self.incident.state == "open":
+            recovered = all(member.resolution == "recovered" for member in self.members.values())
+            self.incident = close(self.incident, change.step, now, "recovered" if recovered else "layer_gone")
+
+    def reopen(self, origin: Origin) -> None:
+        """Continue a resolved incident; an acknowledgement held for what was known then, and ends here."""
+        self.incident = replace(
+            self.incident,
+            state="open",
+            launch_no=origin.launch_no,
+            resolved_step=None,
+            resolved=None,
+            resolution=None,
+            reopened=self.incident.reopened + 1,
+            reopened_at=origin.now,
+            acked=None,
+        )
+
+    def _put(self, layer: int | None, member: Member) -> None:
+        self.members[layer] = member
+        self.touched.add(layer)
+
+
+def apply(before: Case | None, changes: Iterable[Change], origin: Origin, reopen_s: float) -> list[Case]:
+    """Return the incidents of one rule that the changes touched: the latest one before, a new one, or both.
+
+    1. A fired change joins the open incident; reopens the latest one if it resolved within ``reopen_s``; else opens.
+    2. A resolved change ends a member's span, also in an incident that a run's end closed.
+    """
+    case, finished = before, []
+    for change in changes:
+        if change.kind == "fired":
+            if case is None or not _continues(case.incident, origin.now, reopen_s):
+                finished += [case] if case is not None and case.touched else []
+                case = Case(_opened(change, origin))
+            elif case.incident.state == "resolved":
+                case.reopen(origin)
+            case.fire(change)
+        elif case is not None:
+            case.resolve(change, origin.now)
+    return [*finished, *([case] if case is not None and case.touched else [])]
+
+
+def close(incident: Incident, step: int, now: float, resolution: str) -> Incident:
+    """Return the incident resolved; members that still fire stay as they are, they did not recover."""
+    return replace(incident, state="resolved", resolved_step=step, resolved=now, resolution=resolution)
+
+
+def _continues(incident: Incident, now: float, reopen_s: float) -> bool:
+    return incident.resolved is None or now - incident.resolved <= reopen_s
+
+
+def _opened(change: Change, origin: Origin) -> Incident:
+    return Incident(
+        rule=change.rule,
+        launch_no=origin.launch_no,
+        severity=change.severity,
+        state="open",
+        opened_step=change.step,
+        opened=origin.now,
+        since_step=change.since_step,
+        layers=origin.layers,
+    )
+
+
+def _fired(change: Change, before: Member | None) -> Member:
+    since_step = change.since_step
+    if before is not None and before.until_step is None:
+        since_step = min(since_step, before.since_step)
+    return Member(
+        severity=change.severity if before is None else _higher(before.severity, change.severity),
+        since_step=since_step,
+        value=change.value,
+        baseline=change.baseline,
+        siblings=change.siblings,
+        evidence=change.evidence,
+    )
+
+
+def _higher(one: Severity, other: Severity) -> Severity:
+    return max(one, other, key=RANKS.__getitem__)
