@@ -1,0 +1,60 @@
+"""How errors leave the collector: always as ``{"error": {"code", "message", "field"}}``, never as a stack trace."""
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+
+from gradcanary_server.database import busy, unavailable
+from gradcanary_server.errors import RequestError
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+_FAILED = RequestError(500, "internal", "The collector failed at this request; its log says where.")
+
+
+def install(app: FastAPI) -> None:
+    """Let the app answer every error, its framework's own included, in one shape."""
+    app.add_exception_handler(RequestError, _refused)
+    app.add_exception_handler(HTTPException, _unrouted)
+    app.add_exception_handler(RequestValidationError, _misqueried)
+    app.add_exception_handler(OperationalError, _stored_nothing)
+    app.add_exception_handler(PoolTimeoutError, _no_connection)
+    app.add_exception_handler(Exception, _failed)
+
+
+def answer(error: RequestError) -> JSONResponse:
+    """Return the response for an error."""
+    body = {"error": {"code": error.code, "message": error.message, "field": error.field}}
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    return JSONResponse(body, error.status, headers)
+
+
+async def _refused(_request: Request, error: Exception) -> JSONResponse:
+    return answer(error if isinstance(error, RequestError) else _FAILED)
+
+
+async def _unrouted(request: Request, error: Exception) -> JSONResponse:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    code = _CODES.get(status, "invalid")
+    return answer(RequestError(status, code, f"{request.method} {request.url.path} is not served here."))
+
+
+async def _misqueried(_request: Request, error: Exception) -> JSONResponse:
+    first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": "invalid"}
+    field = ".".join(str(part) for part in first["loc"][1:]) or None
+    return answer(RequestError(422, "invalid", str(first["msg"]), field))
+
+
+async def _stored_nothing(_request: Request, error: Exception) -> JSONResponse:
+    known = unavailable(error) if isinstance(error, OperationalError) else None
+    return answer(known or _FAILED)
+
+
+async def _no_connection(_request: Request, _error: Exception) -> JSONResponse:
+    return answer(busy("Every database connection is in use."))
+
+
+async def _failed(_request: Request, _error: Exception) -> JSONResponse:
+    return answer(_FAILED)

@@ -1,0 +1,57 @@
+"""What the operator decides, from the command line and the environment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradcanary_server.errors import SettingsError
+
+DEFAULT_PUBLIC_URL = "http://127.0.0.1:8787"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where data lives, which rules hold, who is told; ``db`` is an SQLAlchemy URL."""
+
+    data: Path
+    db: str
+    rules: Path | None = None
+    webhook: str | None = None
+    webhook_secret: str | None = None
+    public_url: str = DEFAULT_PUBLIC_URL
+
+    @classmethod
+    def from_env(
+        cls,
+        environ: Mapping[str, str],
+        *,
+        data: Path,
+        db: str | None = None,
+        rules: Path | None = None,
+        webhook: str | None = None,
+        url: str = DEFAULT_PUBLIC_URL,
+    ) -> "Settings":
+        """Return the settings of these arguments; secrets come from ``GRADCANARY_WEBHOOK_SECRET`` or its ``_FILE``."""
+        data = data.expanduser().absolute()
+        return cls(
+            data=data,
+            db=db or f"sqlite:///{data / 'gradcanary.db'}",
+            rules=rules,
+            webhook=webhook,
+            webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
+            public_url=url.rstrip("/"),
+        )
+
+
+def _secret(environ: Mapping[str, str], key: str) -> str | None:
+    path = environ.get(f"{key}_FILE")
+    if path is None:
+        return environ.get(key) or None
+    if environ.get(key):
+        raise SettingsError(f"{key} and {key}_FILE are both set: set one of them.")
+    try:
+        return Path(path).read_text("utf-8").strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"{key}_FILE={path!r} cannot be read ({error}): name a text file with the secret."
+        ) from error
