@@ -1,0 +1,169 @@
+"""What runs when a page opens, each second, and at a click: the edge between Dash and the pure pages."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from dash import ClientsideFunction, Dash, Input, Output, State, no_update
+from dash.exceptions import PreventUpdate
+
+from gradcanary_dashboard import run_data, run_page, runs_page, shell
+from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.errors import DashboardError, NotFound
+from gradcanary_dashboard.view import parse, run_of
+
+Contents = Mapping[str, Any]
+Handler = Callable[..., Contents]
+
+RUNNING = [(Output("busy", "data"), True, False)]
+"""While an answer is awaited no tick asks again: a slow collector gets fewer questions, not a queue of them."""
+
+
+def register(app: Dash, collector: Collector) -> None:
+    """Register every callback of the dashboard on the app."""
+    _register_pages(app, collector)
+    _register_refreshes(app, collector)
+    _register_browser(app)
+
+
+def threaded(app: Dash, outputs: Mapping[str, Output], *inputs: Input | State, **options: Any) -> Callable[[Handler], None]:
+    """Register a callback that runs in a thread and returns ``{name: value}`` for some of the outputs.
+
+    Dash runs a plain function on the event loop, where it would stall ingest, and deadlock when it asks the collector
+    that is served by the same loop: every server-side callback goes through here.
+    """
+
+    def decorate(handler: Handler) -> None:
+        @functools.wraps(handler)
+        async def callback(*values: Any) -> dict[str, Any]:
+            contents = await asyncio.to_thread(handler, *values)
+            return {name: contents.get(name, no_update) for name in outputs}
+
+        register_callback: Callable[[Callable[..., Coroutine[Any, Any, Any]]], Any] = app.callback(
+            output=dict(outputs), inputs=list(inputs), **options
+        )
+        register_callback(callback)
+
+    return decorate
+
+
+def _register_pages(app: Dash, collector: Collector) -> None:
+    outputs = {"main": Output("main", "children"), "title": Output("title", "data"), "outage": Output("outage", "children")}
+
+    @threaded(app, outputs, Input("url", "pathname"), State("url", "search"))
+    def show(pathname: str | None, search: str | None) -> Contents:
+        name = run_of(pathname or "/")
+        try:
+            if name is None:
+                return {"main": runs_page.frame(_runs(collector, "", None)), "title": "Runs", "outage": None}
+            contents = _run(collector, name, search, None)
+            return {"main": run_page.frame(name, contents), "title": name, "outage": None}
+        except NotFound:
+            return {"main": run_page.unknown(name or ""), "title": "No such run", "outage": None}
+        except DashboardError as error:
+            main = runs_page.frame({}) if name is None else run_page.frame(name, {})
+            return {"main": main, "title": name or "Runs", "outage": shell.outage(str(error))}
+
+
+def _register_refreshes(app: Dash, collector: Collector) -> None:
+    outage = Output("outage", "children", allow_duplicate=True)
+    options: dict[str, Any] = {"prevent_initial_call": True, "running": RUNNING}
+    runs_outputs = {
+        "runs": Output("runs", "children"),
+        "head": Output("runs-head", "className"),
+        "shown": Output("runs-shown", "data"),
+        "outage": outage,
+    }
+
+    @threaded(
+        app,
+        runs_outputs,
+        Input("runs-pulse", "data"),
+        Input("runs-filter", "value"),
+        State("runs-shown", "data"),
+        **options,
+    )
+    def refresh_runs(_pulse: object, wanted: str | None, shown: Contents | None) -> Contents:
+        return _healing(shown, lambda: _runs(collector, wanted or "", shown))
+
+    run_outputs = {slot: Output(slot, prop) for slot, prop in run_page.SLOTS.items()}
+
+    @threaded(
+        app,
+        {**run_outputs, "shown": Output("run-shown", "data"), "outage": outage},
+        Input("run-pulse", "data"),
+        Input("run-url", "search"),
+        State("run-name", "data"),
+        State("run-shown", "data"),
+        **options,
+    )
+    def refresh_run(_pulse: object, search: str | None, name: str, shown: Contents | None) -> Contents:
+        return _healing(shown, lambda: _run(collector, name, search, shown))
+
+
+def _healing(shown: Contents | None, ask: Callable[[], Contents]) -> Contents:
+    """Return what ``ask`` returns, with the outage banner put up when it fails and taken down when it is back."""
+    was_down = bool(shown and shown.get("down"))
+    try:
+        contents = ask()
+    except DashboardError as error:
+        return {"outage": shell.outage(str(error)), "shown": {**(shown or {}), "down": True}}
+    if not contents:
+        if not was_down:
+            raise PreventUpdate
+        return {"outage": None, "shown": {**(shown or {}), "down": False}}
+    return {**contents, "outage": None}
+
+
+def _runs(collector: Collector, wanted: str, shown: Contents | None) -> Contents:
+    """Return the runs page's contents, nothing when it shows them already."""
+    runs, incidents = collector.runs(), collector.incidents()
+    version = f"{runs.version} {incidents.version}"
+    if shown and (shown.get("version"), shown.get("wanted")) == (version, wanted):
+        return {}
+    contents = runs_page.fill(runs.body["runs"], incidents.body["incidents"], wanted, collector.url)
+    return {**contents, "shown": {"version": version, "wanted": wanted}}
+
+
+def _run(collector: Collector, name: str, search: str | None, shown: Contents | None) -> Contents:
+    """Return the contents of a run's page, nothing when it shows them already."""
+    view = parse(search)
+    version = collector.run(name).version
+    before = shown or {}
+    if (before.get("version"), before.get("search")) == (version, search) and not _was_told(collector, name, before):
+        return {}
+    data = run_data.load(collector, name, view, before.get("layer"))
+    state = {
+        "version": version,
+        "search": search,
+        "layer": data.layer and data.layer["layer"],
+        "incidents": data.incidents_version if data.undelivered else None,
+    }
+    return {**run_page.fill(data, view), "shown": state}
+
+
+def _was_told(collector: Collector, name: str, before: Contents) -> bool:
+    """Return whether a delivery moved on since the page was filled; asks only while one is on its way."""
+    if before.get("incidents") is None:
+        return False
+    _, version = run_data.load_incidents(collector, name, parse(before.get("search")).incident)
+    return bool(version != before["incidents"])
+
+
+def _register_browser(app: Dash) -> None:
+    """Register what the browser does alone; the functions are in ``assets/gradcanary.js``."""
+
+    def browser(function: str, *arguments: Output | Input | State, **options: Any) -> None:
+        app.clientside_callback(ClientsideFunction("gradcanary", function), *arguments, **options)
+
+    for page in ("runs", "run"):
+        browser("pulse", Output(f"{page}-pulse", "data"), Input(f"{page}-tick", "n_intervals"), State("busy", "data"))
+    zooms = [Input(graph, "relayoutData") for graph in ("heatmap", "trend", "loss")]
+    browser("zoom", Output("run-url", "search"), *zooms, prevent_initial_call=True)
+    browser("choose", Output("run-url", "search", allow_duplicate=True), Input("heatmap", "clickData"), State("heatmap", "figure"), prevent_initial_call=True)
+    browser("read_out", Output("readout", "children"), Input("heatmap", "hoverData"), State("heatmap", "figure"))
+    browser("layer_rows", Input("layer-rows-data", "data"))
+    browser("title", Input("title", "data"))

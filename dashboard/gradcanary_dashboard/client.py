@@ -1,0 +1,99 @@
+"""The collector's read API over HTTP, asking again only for what changed."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from gradcanary_dashboard.errors import NotFound, Unreachable
+
+API = "/api/v1"
+KEPT_ANSWERS = 64
+"""Answers remembered for a conditional request: a heatmap is about half a megabyte."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A JSON body, which callers must not change, and a version that differs when the body does."""
+
+    body: Any
+    version: str
+
+
+class Collector:
+    """One collector; safe to share between threads, all tabs share its remembered answers."""
+
+    def __init__(self, url: str, timeout_s: float = 10.0) -> None:
+        self.url = url.rstrip("/")
+        # trust_env: a proxy of the environment must not come between a page and the collector it was given.
+        self._http = httpx.Client(base_url=self.url + API, timeout=timeout_s, trust_env=False)
+        self._remembered: OrderedDict[str, Answer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def runs(self) -> Answer:
+        """Return the first page of runs."""
+        return self._get("/runs")
+
+    def run(self, run: str, part: str = "", **query: str | int | None) -> Answer:
+        """Return a run, or a part of it: layers, heatmap, series, metrics."""
+        path = f"/runs/{quote(run, safe='')}"
+        return self._get(f"{path}/{part}" if part else path, **query)
+
+    def incidents(self, **query: str | int | None) -> Answer:
+        """Return incidents without their layers and deliveries, newest first."""
+        return self._get("/incidents", **query)
+
+    def incident(self, number: int) -> Answer:
+        """Return one incident with everything known about it."""
+        return self._get(f"/incidents/{number}")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _get(self, path: str, **query: str | int | None) -> Answer:
+        request = self._http.build_request(
+            "GET", path, params={key: value for key, value in query.items() if value is not None}
+        )
+        key = str(request.url)
+        known = self._recall(key)
+        if known is not None:
+            request.headers["if-none-match"] = known.version
+        try:
+            response = self._http.send(request)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"The collector at {self.url} does not answer ({type(error).__name__}).") from error
+        if response.status_code == 304 and known is not None:
+            return known
+        return self._read(key, response)
+
+    def _read(self, key: str, response: httpx.Response) -> Answer:
+        if response.status_code == 404:
+            raise NotFound(f"The collector at {self.url} knows no {response.request.url.path.removeprefix(API)}.")
+        try:
+            response.raise_for_status()
+            body = response.json()
+        except (httpx.HTTPStatusError, ValueError) as error:
+            raise Unreachable(f"The collector at {self.url} answered {response.status_code}.") from error
+        etag = response.headers.get("etag")
+        answer = Answer(body, etag or hashlib.sha256(response.content).hexdigest())
+        if etag is not None:
+            self._remember(key, answer)
+        return answer
+
+    def _recall(self, key: str) -> Answer | None:
+        with self._lock:
+            return self._remembered.get(key)
+
+    def _remember(self, key: str, answer: Answer) -> None:
+        with self._lock:
+            self._remembered[key] = answer
+            self._remembered.move_to_end(key)
+            while len(self._remembered) > KEPT_ANSWERS:
+                self._remembered.popitem(last=False)

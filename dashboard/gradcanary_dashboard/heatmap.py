@@ -1,0 +1,121 @@
+"""The heatmap layer x step as a Plotly figure, from the API's answer; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradcanary_dashboard import axes, palette, wording
+from gradcanary_dashboard.columns import decode, encode
+
+NO_DATA = -32768
+ZERO = -32767
+NONFINITE = 32767
+"""Sentinels of the API's cells; everything between is round(1000 * log10 x)."""
+
+HEIGHT = (220, 520)
+ROW_PX = 7
+FRAMED_ROWS = 80
+BLOCK_LABELS = 26
+
+
+def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None) -> axes.Figure:
+    """Return the heatmap; ``layout.meta`` holds what the page needs to name a cell under the pointer."""
+    rows: Sequence[Mapping[str, Any]] = answer["rows"]
+    bucket = max(1, int(answer["bucket_steps"]))
+    steps, cells = regular(decode(answer["steps"]), decode(answer["cells"]), bucket)
+    height = min(HEIGHT[1], max(HEIGHT[0], ROW_PX * len(rows))) + axes.MARGIN["t"] + axes.MARGIN["b"]
+    if not rows or not len(steps):
+        return axes.nothing(span, HEIGHT[0], "No gradient has been measured in these steps.")
+    scale, codes = coded(cells, answer["threshold"]["enter"])
+    drawn = axes.layout(span, height, _rows_axis(rows), hovermode="closest")
+    marked = axes.marks(answer["marks"], span, palette.DARK)
+    chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
+    drawn["shapes"] = marked["shapes"] + _outline(chosen, len(rows))
+    drawn["annotations"] = marked["annotations"] + _pointer(chosen)
+    drawn["meta"] = {
+        "layers": [row["name"] for row in rows],
+        "steps": axes.steps_text(steps, bucket),
+        "middle": float(steps[0]) + (bucket - 1) / 2,
+        "width": float(steps[1] - steps[0]) if len(steps) > 1 else 1.0,
+        "zero": scale.zero,
+        "no_data": scale.no_data,
+        "nonfinite": scale.nonfinite,
+        "value": answer["value"],
+    }
+    trace = {
+        "type": "heatmap",
+        "z": encode(codes),
+        "x": encode(steps + (bucket - 1) / 2),
+        "zmin": scale.no_data,
+        "zmax": scale.nonfinite,
+        "colorscale": scale.colours(),
+        "showscale": False,
+        "hoverinfo": "none",
+        "zsmooth": False,
+    }
+    return {"data": [trace], "layout": drawn}
+
+
+def regular(
+    steps: axes.Floats, cells: npt.NDArray[np.int16], bucket_steps: int
+) -> tuple[axes.Floats, npt.NDArray[np.int16]]:
+    """Return steps without holes: a bucket that the answer leaves out becomes a column without data.
+
+    Plotly stretches a cell up to its neighbour, which would draw a gap as if it had been measured.
+    """
+    if len(steps) < 2:
+        return steps, cells
+    places = np.round((steps - steps[0]) / bucket_steps).astype(np.int64)
+    spacing = int(np.diff(places).min())
+    places = places // max(1, spacing)
+    filled = np.full((cells.shape[0], int(places[-1]) + 1), NO_DATA, np.int16)
+    filled[:, places] = cells
+    return steps[0] + np.arange(filled.shape[1], dtype=np.float64) * bucket_steps * max(1, spacing), filled
+
+
+def coded(cells: npt.NDArray[np.int16], enter: float) -> tuple[palette.Scale, npt.NDArray[np.int16]]:
+    """Return the colour scale for these cells and the cells with their sentinels moved beside the values."""
+    special = (cells == NO_DATA) | (cells == ZERO) | (cells == NONFINITE)
+    values = np.clip(cells[~special], -30_000, 30_000)
+    threshold = round(palette.MILLI * float(np.log10(enter)))
+    low, high = (int(values.min()), int(values.max())) if values.size else (threshold, threshold)
+    scale = palette.Scale.spanning(low, threshold, high)
+    codes = np.clip(cells, scale.low, scale.high).astype(np.int16)
+    for sentinel, code in ((NO_DATA, scale.no_data), (ZERO, scale.zero), (NONFINITE, scale.nonfinite)):
+        codes[cells == sentinel] = code
+    return scale, codes
+
+
+def _rows_axis(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the y axis, first row on top, labelled with the blocks in their middle."""
+    blocks = [str(row["block"]) for row in rows]
+    starts = [index for index, block in enumerate(blocks) if index == 0 or block != blocks[index - 1]]
+    ends = [*starts[1:], len(rows)]
+    labelled = list(zip(starts, ends, strict=True))
+    labelled = labelled[:: -(-len(labelled) // BLOCK_LABELS)]
+    return {
+        "range": [len(rows) - 0.5, -0.5],
+        "tickvals": [(start + end - 1) / 2 for start, end in labelled],
+        "ticktext": [axes.plain(wording.short_block(blocks[start])) for start, _ in labelled],
+        "showgrid": False,
+    }
+
+
+def _outline(row: int | None, rows: int) -> list[dict[str, Any]]:
+    """Return a frame around the chosen row, where rows are high enough to be seen through it."""
+    if row is None or rows > FRAMED_ROWS:
+        return []
+    sides = {"x0": 0, "x1": 1, "xref": "paper", "y0": row - 0.5, "y1": row + 0.5, "yref": "y"}
+    return [{"type": "rect", **sides, "line": {"color": palette.YELLOW, "width": 1.5}}]
+
+
+def _pointer(row: int | None) -> list[dict[str, Any]]:
+    """Return a mark beside the chosen row."""
+    if row is None:
+        return []
+    place = {"x": 1, "xref": "paper", "xanchor": "left", "y": row, "yref": "y", "yanchor": "middle"}
+    return [{"text": "◀", **place, "showarrow": False}]

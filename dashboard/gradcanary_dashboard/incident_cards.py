@@ -1,0 +1,108 @@
+"""Incidents of a run, as the panel beside the heatmap lists them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import html
+
+from gradcanary_dashboard import parts, wording
+
+NAMED_LAYERS = 4
+
+
+def panel(incidents: Sequence[Mapping[str, Any]], named: int | None) -> list[Any]:
+    """Return a card per incident; the one that the URL names is marked."""
+    if not incidents:
+        return [html.P("No incident so far.", className="dim")]
+    return [card(incident, incident["id"] == named) for incident in incidents]
+
+
+def tally(incidents: Sequence[Mapping[str, Any]]) -> str:
+    """Return ``1 open, 2 resolved``."""
+    counts = Counter(incident["state"] for incident in incidents)
+    return ", ".join(f"{counts[state]} {state}" for state in ("open", "resolved") if counts[state])
+
+
+def card(incident: Mapping[str, Any], named: bool) -> html.Article:
+    """Return one incident: what, since when, why probably, what to do, who was told."""
+    number = int(incident["id"])
+    is_open = incident["state"] == "open"
+    children = [
+        html.H3([html.Span(f"#{number}", className="number"), incident["rule"].replace("_", " ")], id=f"incident-{number}"),
+        html.Div(
+            [
+                parts.badge(incident["severity"], incident["severity"]),
+                html.Span(_outcome(incident), className=f"outcome {'open' if is_open else 'resolved'}"),
+            ],
+            className="marks",
+        ),
+        html.P(incident["summary"], className="summary"),
+        html.P(_when(incident), className="dim"),
+        *(_explanation(incident) if is_open or named else []),
+        *_told(incident),
+    ]
+    classes = ["incident", incident["state"], *(["named"] if named else [])]
+    return html.Article(children, className=" ".join(classes), **{"aria-labelledby": f"incident-{number}"})
+
+
+def _outcome(incident: Mapping[str, Any]) -> list[Any]:
+    if incident["state"] == "open":
+        return [parts.icon("pulse"), "open"]
+    resolution = incident["resolution"]
+    return [parts.icon("check"), wording.RESOLUTIONS.get(resolution, resolution or "resolved")]
+
+
+def _when(incident: Mapping[str, Any]) -> str:
+    since = min((layer["since_step"] for layer in incident.get("layers", ())), default=None)
+    texts = [] if since is None else [f"since step {wording.integer(since)}"]
+    texts.append(f"opened at step {wording.integer(incident['opened_step'])}")
+    if incident["resolved_step"] is not None:
+        texts.append(f"resolved at step {wording.integer(incident['resolved_step'])}")
+    if incident["reopened"]:
+        texts.append(f"reopened {wording.plural(incident['reopened'], 'time')}")
+    return " · ".join(texts)
+
+
+def _explanation(incident: Mapping[str, Any]) -> list[Any]:
+    children: list[Any] = []
+    cause, fix = incident.get("likely_cause"), incident.get("fix")
+    if cause:
+        evidence = [html.Li(text) for text in cause["evidence"]]
+        children += [html.H4("Likely cause"), html.P(cause["text"]), *([html.Ul(evidence)] if evidence else [])]
+    if fix:
+        children += [html.H4("Fix"), html.P(fix["text"]), *([parts.code(fix["code"])] if fix["code"] else [])]
+    return [*children, *_members(incident.get("layers", ()))]
+
+
+def _members(members: Sequence[Mapping[str, Any]]) -> list[Any]:
+    if not members:
+        return []
+    buttons = [html.Li([_layer_button(member["name"]), _fell(member)]) for member in members[:NAMED_LAYERS]]
+    more = len(members) - NAMED_LAYERS
+    rest = [html.Li(f"and {integer} more", className="dim")] if (integer := wording.integer(more)) and more > 0 else []
+    return [html.H4("Layers"), html.Ul([*buttons, *rest], className="members")]
+
+
+def _layer_button(name: str) -> html.Button:
+    return html.Button(name, type="button", className="layer", **{"data-layer": name})
+
+
+def _fell(member: Mapping[str, Any]) -> html.Span:
+    values = [wording.scientific(member[key]) for key in ("baseline", "value") if member[key] is not None]
+    return html.Span(" → ".join(values), className="dim")
+
+
+def _told(incident: Mapping[str, Any]) -> list[Any]:
+    """Return what each endpoint was last told."""
+    latest = {delivery["endpoint"]: delivery for delivery in incident.get("deliveries", ())}
+    lines = []
+    for delivery in latest.values():
+        attempts = delivery["attempts"]
+        trouble = next((attempt["error"] or attempt["status"] for attempt in reversed(attempts)), None)
+        failed = delivery["state"] != "delivered" and trouble is not None
+        text = f"Webhook: “{delivery['kind']}” {delivery['state']}" + (f", last try: {trouble}" if failed else "")
+        lines.append(html.P([parts.icon("send"), text], className="dim told"))
+    return lines

@@ -1,0 +1,80 @@
+"""The layers of a run as the page lists them: worst first, one of them chosen; no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradcanary_dashboard import wording
+
+Layer = Mapping[str, Any]
+
+MAX_ROWS = 500
+"""Rows of the table; the heatmap folds layers into 400 rows, so nobody reads more than this one by one."""
+
+URGENCY = ("firing", "recovering", "suspect")
+
+
+def worst_first(layers: Sequence[Layer]) -> list[Layer]:
+    """Return the layers that fire, then suspects, non-finite, low ones, then by absmax; without gradient last."""
+    return sorted(layers, key=_urgency)
+
+
+def choose(layers: Sequence[Layer], wanted: str | None, member: int | None, shown: int | None) -> Layer | None:
+    """Return the layer whose trend is drawn.
+
+    1. the one that the URL names, 2. the first member of the incident that the URL names, 3. the one shown before,
+    unless only now something fires, 4. the worst.
+    """
+    named = next((layer for layer in layers if layer["name"] == wanted), None)
+    if named is None and wanted is not None and wanted.isascii() and wanted.isdigit():
+        named = _numbered(layers, int(wanted))
+    named = named or _numbered(layers, member)
+    if named is not None or not layers:
+        return named
+    worst = worst_first(layers)[0]
+    before = _numbered(layers, shown)
+    return worst if before is None or (is_firing(worst) and not is_firing(before)) else before
+
+
+def is_firing(layer: Layer) -> bool:
+    """Return whether any rule fires for the layer."""
+    return "firing" in layer["rules"].values()
+
+
+def row(layer: Layer) -> dict[str, Any]:
+    """Return a layer as texts for the table."""
+    accumulator = layer["accumulator"]
+    return {
+        "name": layer["name"],
+        "absmax": wording.scientific(layer["absmax"]),
+        "norm": wording.scientific(layer["norm"]),
+        "state": wording.state(layer["state"]),
+        "stored": accumulator["stored"] or wording.NOTHING,
+        "k": wording.integer(layer["micro_steps"]),
+        "rule": ", ".join(f"{rule.replace('_', ' ')} {state}" for rule, state in sorted(layer["rules"].items())),
+        "tone": _tone(layer),
+        "low": bool(layer["low"]),
+    }
+
+
+def _tone(layer: Layer) -> str:
+    states = layer["rules"].values()
+    if "firing" in states or "recovering" in states:
+        return "critical"
+    return "warning" if "suspect" in states or layer["low"] or layer["state"] == "nonfinite" else "quiet"
+
+
+def _urgency(layer: Layer) -> tuple[int, int, int, float, int]:
+    states = set(layer["rules"].values())
+    rules = next((place for place, state in enumerate(URGENCY) if state in states), len(URGENCY))
+    absmax = layer["absmax"]
+    known = 0 if layer["state"] == "nonfinite" else 1 if absmax is not None and layer["state"] == "measured" else 2
+    if layer["state"] == "zero":
+        known = 1
+    return rules, known, 0 if layer["low"] else 1, math.inf if absmax is None else absmax, layer["layer"]
+
+
+def _numbered(layers: Sequence[Layer], number: int | None) -> Layer | None:
+    return next((layer for layer in layers if layer["layer"] == number), None)

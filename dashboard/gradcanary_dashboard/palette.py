@@ -1,0 +1,74 @@
+"""Colours that hold in both themes, and the colour scale of the heatmap.
+
+Everything a figure paints with ink, paper or grid is transparent here and coloured by the style sheet, so that a
+change of theme redraws nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RED = "#e03131"
+BLUE = "#1c7ed6"
+GREEN = "#2f9e44"
+GREY = "#868e96"
+DARK = "#1b1f24"
+YELLOW = "#ffd43b"
+MAGENTA = "#e620e6"
+BLACK = "#000000"
+NO_DATA = "#9aa1a9"
+WHITE = "#ffffff"
+
+BELOW = ((0.0, WHITE), (0.4, "#fdd0bc"), (1.0, "#fb7a5a"), (2.0, "#d7301f"), (3.0, "#a00d14"), (4.0, "#7f0a12"))
+ABOVE = ((0.0, WHITE), (0.4, "#d3e5f3"), (1.0, "#9cc8e4"), (2.0, "#4a97cb"), (3.0, "#1f66ad"), (4.0, "#0b3c7d"))
+"""(decades from the threshold, colour): white on it, red below, blue above."""
+
+MILLI = 1000
+BAND = 300
+"""Milli-decades that each colour of a special cell takes beside the range of the values."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The range of a heatmap's values and its threshold in milli-decades, and the codes of cells without a value."""
+
+    low: int
+    enter: int
+    high: int
+
+    @classmethod
+    def spanning(cls, low: int, enter: int, high: int) -> Scale:
+        """Return a scale over the values that shows every colour around the threshold."""
+        reach = round(MILLI * BELOW[-1][0])
+        return cls(min(low, enter - reach), enter, max(high, enter + reach))
+
+    @property
+    def zero(self) -> int:
+        """Code of an exact zero."""
+        return self.low - BAND
+
+    @property
+    def no_data(self) -> int:
+        """Code of a cell without data."""
+        return self.low - 2 * BAND
+
+    @property
+    def nonfinite(self) -> int:
+        """Code of a cell in which something was not finite."""
+        return self.high + BAND
+
+    def colours(self) -> list[list[float | str]]:
+        """Return Plotly's colour scale from ``no_data`` to ``nonfinite``."""
+        half = BAND // 2
+        stops: list[tuple[int, str]] = [
+            (self.no_data, NO_DATA),
+            (self.no_data + half, NO_DATA),
+            (self.zero - half, BLACK),
+            (self.zero + half, BLACK),
+            (self.low - half, BELOW[-1][1]),
+        ]
+        stops += [(self.enter - round(MILLI * decades), colour) for decades, colour in reversed(BELOW)]
+        stops += [(self.enter + round(MILLI * decades), colour) for decades, colour in ABOVE[1:]]
+        stops += [(self.high + half, ABOVE[-1][1]), (self.high + half, MAGENTA), (self.nonfinite, MAGENTA)]
+        width = self.nonfinite - self.no_data
+        return [[(code - self.no_data) / width, colour] for code, colour in stops]

@@ -1,0 +1,79 @@
+"""What surrounds every page: the document, the header, the banner for a collector that does not answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import dcc, html
+
+from gradcanary_dashboard import parts
+
+# The theme is set before the first paint, or a dark page would flash white.
+INDEX = """<!DOCTYPE html>
+<html lang="en">
+<head>
+{%metas%}
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{%title%}</title>
+<link rel="icon" type="image/svg+xml" href="/assets/icon.svg">
+<script>
+(function () {
+  var kept = null;
+  try { kept = localStorage.getItem("gradcanary-theme"); } catch (error) { /* storage is forbidden: follow the system */ }
+  var dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+})();
+</script>
+{%css%}
+</head>
+<body>
+{%app_entry%}
+<footer>{%config%}{%scripts%}{%renderer%}</footer>
+</body>
+</html>"""
+
+
+def layout(collector_url: str) -> html.Div:
+    """Return the frame of all pages."""
+    return html.Div(
+        [
+            dcc.Location(id="url", refresh=False),
+            html.A("Skip to the content", href="#main", className="skip"),
+            html.Header(
+                [
+                    dcc.Link([parts.icon("pulse"), "gradcanary"], href="/", className="brand"),
+                    html.Div(
+                        [
+                            html.Span([html.Span(className="dot"), html.Span("connected", className="word")], id="link"),
+                            html.Button(
+                                parts.icon("theme"),
+                                id="theme",
+                                type="button",
+                                **{"aria-label": "Switch between light and dark"},
+                            ),
+                        ],
+                        className="tools",
+                    ),
+                ],
+                className="top",
+            ),
+            html.Div(id="outage", role="alert"),
+            html.Div(
+                [parts.icon("warning"), "The dashboard does not answer. This page goes on by itself when it is back."],
+                id="offline",
+                role="alert",
+                hidden=True,
+            ),
+            html.Main(id="main", tabIndex=-1),
+            dcc.Store(id="title"),
+            dcc.Store(id="collector", data=collector_url),
+            dcc.Store(id="busy", data=False),
+        ],
+        id="shell",
+    )
+
+
+def outage(message: str) -> list[Any]:
+    """Return the banner shown while the collector does not answer."""
+    return [parts.icon("warning"), f"{message} What you see is what it said last; this page goes on when it is back."]

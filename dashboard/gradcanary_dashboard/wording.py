@@ -1,0 +1,70 @@
+"""Numbers and states in the words that people read: thousands separators, two digits of a tiny value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+NOTHING = "–"
+STATES = {
+    "measured": "measured",
+    "no_gradient": "no gradient",
+    "zero": "exact zero",
+    "nonfinite": "non-finite",
+    "not_trainable": "not trainable",
+    "partial": "partial",
+}
+RESOLUTIONS = {
+    "recovered": "recovered",
+    "run_finished": "run ended",
+    "rule_changed": "rule changed",
+    "layer_gone": "layer gone",
+    "resumed": "resumed",
+    "rebaselined": "new baseline",
+}
+
+
+def integer(number: int | float | None) -> str:
+    """Return 19999 as ``19,999``, nothing as a dash."""
+    return NOTHING if number is None else f"{number:,.0f}"
+
+
+def scientific(number: float | None) -> str:
+    """Return a measured value with two or three digits: ``6.1e-7``, ``0.125``, ``12,300``; nothing as a dash."""
+    if number is None:
+        return NOTHING
+    if not math.isfinite(number) or number == 0:
+        return "0" if number == 0 else str(number)
+    if 1e-3 <= abs(number) < 1e6:
+        digits = max(0, 2 - math.floor(math.log10(abs(number))))
+        text = f"{number:,.{digits}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    mantissa, exponent = f"{number:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return ``1 layer``, ``18 layers``."""
+    return f"{integer(number)} {noun}" if number == 1 else f"{integer(number)} {noun}s"
+
+
+def state(name: str | None) -> str:
+    """Return the state of a layer as words."""
+    return NOTHING if name is None else STATES.get(name, name)
+
+
+def dtypes(counts: Mapping[str, int]) -> str:
+    """Return accumulator dtypes, most frequent first: ``bfloat16``, or ``float32 280, bfloat16 20``."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    if len(ranked) <= 1:
+        return next(iter(counts), NOTHING)
+    return ", ".join(f"{name} {integer(number)}" for name, number in ranked)
+
+
+def short_block(name: str, limit: int = 14) -> str:
+    """Return the end of a block's name, whole parts first, at most ``limit`` characters."""
+    parts = name.split(".")
+    while len(parts) > 1 and len(".".join(parts)) > limit:
+        parts = parts[1:]
+    text = ".".join(parts)
+    return text if len(text) <= limit else "…" + text[-(limit - 1) :]
