@@ -1,0 +1,129 @@
+"""What the collector does with changes, and what it tells about incidents in a line.
+
+:func:`record` runs inside the ingest transaction: a batch that makes 3,000 layers fire costs a few statements.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from gradcanary.wire import Brief
+from sqlalchemy import Connection, RowMapping, and_, or_, select
+
+from gradcanary_server import incident_rows
+from gradcanary_server.incident_state import RANKS, Case, Origin, apply, close
+from gradcanary_server.observations import Change
+from gradcanary_server.pace import Pace
+from gradcanary_server.schema import incident, run
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A run's incidents in a line: ids and layers firing per rule (1 for the whole run) of those that are open."""
+
+    open_incidents: list[int] = field(default_factory=list)
+    worst: str | None = None
+    firing: dict[str, int] = field(default_factory=dict)
+    headline: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A step at which an incident began (``fired``) or ended (``resolved``)."""
+
+    step: int
+    incident: int
+    kind: str
+
+
+def record(
+    connection: Connection,
+    run_id: int,
+    launch_no: int,
+    changes: Iterable[Change],
+    now: float,
+    reopen_s: float = Pace().reopen_s,
+) -> None:
+    """Fold changes, in the order of their steps, into at most one open incident per rule."""
+    by_rule: dict[str, list[Change]] = defaultdict(list)
+    for change in changes:
+        by_rule[change.rule].append(change)
+    if not by_rule:
+        return
+    names = incident_rows.names(connection, run_id)
+    origin = Origin(launch_no, len(names), now)
+    for rule, changed in by_rule.items():
+        for case in apply(incident_rows.latest(connection, run_id, rule), changed, origin, reopen_s):
+            incident_rows.save(connection, run_id, case, names)
+
+
+def close_run(connection: Connection, run_id: int, step: int, now: float, resolution: str) -> None:
+    """Resolve every open incident of a run; its members did not recover and stay as they are."""
+    cases = incident_rows.opened(connection, run_id)
+    names = incident_rows.names(connection, run_id) if cases else {}
+    for case in cases:
+        closed = Case(close(case.incident, step, now, resolution), case.members)
+        incident_rows.save(connection, run_id, closed, names)
+
+
+def open_briefs(connection: Connection, run_id: int, public_url: str) -> tuple[Brief, ...]:
+    """Return the open incidents of a run as its agent hears of them."""
+    query = select(incident, run.c.name.label("run")).join(run, run.c.run_id == incident.c.run_id)
+    rows = connection.execute(query.where(incident.c.run_id == run_id, incident.c.state == "open")).mappings()
+    return tuple(_brief(row, public_url) for row in rows)
+
+
+def page(public_url: str, run_name: str, incident_id: int) -> str:
+    """Return the address of an incident for people."""
+    return f"{public_url}/runs/{run_name}?incident={incident_id}"
+
+
+def headlines(connection: Connection, run_ids: Collection[int]) -> dict[int, Headline]:
+    """Return a headline for each of these runs; the worst open incident speaks, the newest of equals.
+
+    A run that ended on an incident of warning or above keeps its headline: nothing recovered.
+    """
+    rows: dict[int, list[RowMapping]] = {run_id: [] for run_id in run_ids}
+    ended = and_(incident.c.resolution == "run_finished", incident.c.severity != "information")
+    query = select(incident).where(incident.c.run_id.in_(list(run_ids)), or_(incident.c.state == "open", ended))
+    for row in connection.execute(query).mappings():
+        rows[row["run_id"]].append(row)
+    return {run_id: _headline(mine) for run_id, mine in rows.items()}
+
+
+def marks(connection: Connection, run_id: int) -> list[Mark]:
+    """Return where the incidents of a run began and ended, by step."""
+    found = []
+    for row in connection.execute(select(incident).where(incident.c.run_id == run_id)):
+        found.append(Mark(row.since_step, row.incident_id, "fired"))
+        if row.resolved_step is not None:
+            found.append(Mark(row.resolved_step, row.incident_id, "resolved"))
+    return sorted(found, key=lambda mark: (mark.step, mark.incident))
+
+
+def _brief(row: RowMapping, public_url: str) -> Brief:
+    return Brief(
+        id=row["incident_id"],
+        rule=row["rule"],
+        severity=row["severity"],
+        state=row["state"],
+        opened_step=row["opened_step"],
+        layers=row["firing"],
+        summary=row["summary"],
+        url=page(public_url, row["run"], row["incident_id"]),
+    )
+
+
+def _headline(rows: list[RowMapping]) -> Headline:
+    live = [row for row in rows if row["state"] == "open"]
+    if not rows:
+        return Headline()
+    worst = max(live or rows, key=lambda row: (RANKS[row["severity"]], row["incident_id"]))
+    return Headline(
+        open_incidents=[row["incident_id"] for row in live],
+        worst=worst["severity"] if live else None,
+        firing={row["rule"]: max(row["firing"], 1) for row in live},
+        headline=worst["headline"],
+    )

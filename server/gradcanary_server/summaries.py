@@ -1,0 +1,209 @@
+"""Incidents in words: one sentence for a message or a page, a few words for a list. Pure.
+
+Texts name the smallest ``since_step`` (when it began), not ``opened_step`` (when it was certain).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from gradcanary_server.incident_state import Incident, Member
+from gradcanary_server.patterns import ANY, Pattern, patterns
+
+SHOWN = 3
+"""Groups of layers that a sentence names before it says how many more there are."""
+
+MAX_GROUPS = 20
+MAX_WORDS = 80
+"""Characters of one group in a sentence: names may have 500."""
+
+EVIDENCE = ("fall", "threshold", "siblings", "late", None)
+"""The order in which a sentence tells several kinds of evidence."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members of one incident that share a kind of evidence, with their names and the names of all other layers."""
+
+    members: tuple[Member, ...]
+    names: tuple[str, ...]
+    others: tuple[str, ...]
+
+    @property
+    def since(self) -> str:
+        return step(min(member.since_step for member in self.members))
+
+    def typical(self, attribute: str) -> float | None:
+        """Return the median of a number of the members, None when none has it."""
+        numbers = [getattr(member, attribute) for member in self.members]
+        known = [number for number in numbers if number is not None]
+        return median(known) if known else None
+
+
+def headline(incident: Incident, members: Mapping[int | None, Member]) -> str:
+    """Return a few words for a list: "18 of 300 layers collapsed at step 12,340"."""
+    since = f"at step {step(incident.since_step)}"
+    count = incident.firing if incident.state == "open" else incident.ever
+    some = _count(count, incident.layers)
+    if incident.rule == "scale_drop":
+        return f"all gradients fell together {since}"
+    if incident.rule == "nonfinite":
+        return f"{'the loss' if None in members else f'the gradient of {some}'} became NaN or infinite {since}"
+    kinds = {member.evidence for member in members.values()}
+    if "fall" in kinds:
+        return f"{some} collapsed {since}"
+    if "threshold" in kinds:
+        return f"{some} under the threshold given {since}"
+    return f"{some} {'far under their siblings' if 'siblings' in kinds else 'already low when joined'} {since}"
+
+
+def sentence(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:
+    """Return what happened, to which layers, from what to what and when; then how it ended, if it did.
+
+    ``names`` are all layers of the run: groups are named so that they cover no healthy layer where that is possible.
+    """
+    said = _RULES.get(incident.rule, _collapse)(incident, members, names)
+    return f"{said[0].upper()}{said[1:]}.{_ending(incident)}"
+
+
+def groups(names: Sequence[str], others: Sequence[str]) -> str:
+    """Return layers in words: "lora_A in blocks.7-9, head.weight"."""
+    found = patterns(names, others, MAX_GROUPS)
+    words = [clipped(_words(pattern), MAX_WORDS) for pattern in found[:SHOWN]]
+    more = len(found) - len(words)
+    return ", ".join(words) + (f" and {more} more group{'s' if more > 1 else ''}" if more else "")
+
+
+def step(number: int) -> str:
+    """Return a step as people write it: 12,340."""
+    return f"{number:,}"
+
+
+def number(value: float | None) -> str:
+    """Return a magnitude as people write it: 3e-3, 0.05, 120, exactly 0."""
+    if value is None or math.isnan(value):
+        return "an unknown value"
+    if value == 0:
+        return "exactly 0"
+    if 0.01 <= abs(value) < 10_000:
+        return f"{float(f'{value:.2g}'):g}"
+    mantissa, _, exponent = f"{value:.0e}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
+def clipped(text: str, length: int) -> str:
+    """Return at most ``length`` characters, the middle left out."""
+    half = (length - 1) // 2
+    return text if len(text) <= length else f"{text[:half]}…{text[-half:]}"
+
+
+def split(members: Mapping[int | None, Member], names: Mapping[int, str], wanted: Iterable[int]) -> Group:
+    """Return these layers as a group, against all other layers of the run that are no members."""
+    layers = list(wanted)
+    outside = tuple(name for layer, name in names.items() if layer not in members)
+    return Group(
+        members=tuple(members[layer] for layer in layers),
+        names=tuple(names.get(layer, f"layer {layer}") for layer in layers),
+        others=outside,
+    )
+
+
+def _collapse(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:
+    clauses = []
+    for evidence in EVIDENCE:
+        layers = [layer for layer, member in members.items() if layer is not None and member.evidence == evidence]
+        if not layers:
+            continue
+        group = split(members, names, layers)
+        count = f"{len(layers):,} more" if clauses else _count(len(layers), incident.layers)
+        where = "" if len(layers) == incident.layers else f" ({groups(group.names, group.others)})"
+        clauses.append(f"{count}{where} {_EVIDENCE[evidence](group)}")
+    return "; ".join(clauses) or f"{incident.rule} fired"
+
+
+def _scale_drop(incident: Incident, members: Mapping[int | None, Member], _names: Mapping[int, str]) -> str:
+    decades = members[None].value if None in members else None
+    far = "" if decades is None else f" by {decades:.1f} decades"
+    return f"the gradients of all layers fell together{far} at step {step(incident.since_step)}, {_LOSS[incident.severity]}"
+
+
+def _nonfinite(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:
+    what = ["the loss"] if None in members else []
+    layers = [layer for layer in members if layer is not None]
+    if layers:
+        group = split(members, names, layers)
+        where = "" if len(layers) == incident.layers else f" ({groups(group.names, group.others)})"
+        what.append(f"the gradient of {_count(len(layers), incident.layers)}{where}")
+    return f"{' and '.join(what)} became NaN or infinite at step {step(incident.since_step)}"
+
+
+def _fall(group: Group) -> str:
+    return f"fell from {number(group.typical('baseline'))} to {number(group.typical('value'))} at step {group.since}"
+
+
+def _threshold(group: Group) -> str:
+    return f"went under the threshold given for them, to {number(group.typical('value'))}, at step {group.since}"
+
+
+def _siblings(group: Group) -> str:
+    siblings = number(group.typical("siblings"))
+    value = number(group.typical("value"))
+    return f"lay at {value}, their siblings at {siblings}, when that was first seen at step {group.since}"
+
+
+def _late(group: Group) -> str:
+    return f"were already at {number(group.typical('value'))} when the run was joined at step {group.since}"
+
+
+def _fired(group: Group) -> str:
+    return f"fired at step {group.since}"
+
+
+_EVIDENCE: dict[str | None, Callable[[Group], str]] = {
+    "fall": _fall,
+    "threshold": _threshold,
+    "siblings": _siblings,
+    "late": _late,
+    None: _fired,
+}
+_RULES: dict[str, Callable[[Incident, Mapping[int | None, Member], Mapping[int, str]], str]] = {
+    "scale_drop": _scale_drop,
+    "nonfinite": _nonfinite,
+}
+_LOSS = {
+    "information": "and the loss fell with them",
+    "warning": "further than the loss explains, or the loss is not known",
+    "critical": "while the loss did not fall",
+}
+
+
+def _ending(incident: Incident) -> str:
+    at = "" if incident.resolved_step is None else f" at step {step(incident.resolved_step)}"
+    if incident.state == "open":
+        some = incident.ever > incident.firing > 0
+        return f" {incident.firing:,} of them have not recovered." if some else ""
+    if incident.resolution == "run_finished":
+        return f" The run ended{at} without a recovery."
+    return f" Recovered{at}." if incident.resolution == "recovered" else f" Over{at}: {incident.resolution}."
+
+
+def _count(layers: int, total: int) -> str:
+    if layers == total:
+        return f"all {total:,} layers" if total > 1 else "the only layer"
+    return f"{layers:,} of {total:,} layers"
+
+
+def _words(pattern: Pattern) -> str:
+    """Return "lora_A in blocks.7-9" for a block, a ``*`` and an ending; else the pattern itself."""
+    if ANY not in pattern.segments or pattern.segments == (ANY,):
+        return str(pattern)
+    at = pattern.segments.index(ANY)
+    block, kind = Pattern(pattern.segments[:at]), Pattern(pattern.segments[at + 1 :])
+    if not block.segments or not kind.segments:
+        return str(pattern)
+    # PEFT ends every name in .default.weight, which says nothing.
+    lora = [segment for segment in kind.segments if isinstance(segment, str) and segment.startswith("lora_")]
+    return f"{lora[0] if lora else kind} in {block}"
