@@ -14,9 +14,9 @@ def mount(server: FastAPI, collector_url: str) -> Dash:
     """Put the pages onto a server at ``/``; they ask the collector at ``collector_url`` over HTTP."""
     app = Dash(
         "gradcanary_dashboard",
-        server=server,
+        server=server,  # type: ignore[arg-type]  # Dash takes a FastAPI app; its annotation still says Flask
         title="gradcanary",
-        update_title=None,
+        update_title=None,  # type: ignore[arg-type]  # None, its documented way to leave the title alone
         serve_locally=True,
         index_string=shell.INDEX,
         suppress_callback_exceptions=True,

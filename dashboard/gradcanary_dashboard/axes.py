@@ -15,7 +15,7 @@ from gradcanary_dashboard.view import View
 Figure: TypeAlias = dict[str, Any]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-CONFIG: Mapping[str, Any] = {
+CONFIG: Any = {
     "displayModeBar": False,
     "displaylogo": False,
     "plotlyServerURL": "",
@@ -54,11 +54,12 @@ class Span:
             "nticks": 7,
             "zeroline": False,
             "showline": False,
-            "title": {"text": "step", "standoff": 8},
+            "ticks": "",
+            "title": {"text": "step", "standoff": 8, "font": {"size": 11.5}},
         }
 
 
-def layout(span: Span, height: int, yaxis: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def layout(span: Span, height: int, yaxis: Mapping[str, Any]) -> dict[str, Any]:
     """Return a figure's layout; zoom is by dragging along the steps only."""
     return {
         "height": height,
@@ -72,15 +73,14 @@ def layout(span: Span, height: int, yaxis: Mapping[str, Any], **more: Any) -> di
         "font": {"size": 11.5},
         "uirevision": span.identity,
         "xaxis": span.axis(),
-        "yaxis": {"fixedrange": True, "zeroline": False, **yaxis},
-        **more,
+        "yaxis": {"fixedrange": True, "zeroline": False, "showline": False, "ticks": "", **yaxis},
     }
 
 
 def nothing(span: Span, height: int, text: str) -> Figure:
     """Return an empty figure that says why it is empty."""
     note = {"text": plain(text), "showarrow": False, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
-    return {"data": [], "layout": layout(span, height, {"visible": False}, annotations=[note])}
+    return {"data": [], "layout": {**layout(span, height, {"visible": False}), "annotations": [note]}}
 
 
 def marks(points: Iterable[Mapping[str, Any]], span: Span, ink: str) -> dict[str, Any]:
@@ -98,10 +98,10 @@ def plain(text: str) -> str:
 
 
 def steps_text(steps: Floats, bucket_steps: int) -> list[str]:
-    """Return ``12,340`` or, for a bucket of several steps, ``12,320–12,351``."""
+    """Return ``12,340`` or, for a bucket of several steps, ``12,320 to 12,351``."""
     if bucket_steps <= 1:
         return [wording.integer(step) for step in steps]
-    return [f"{wording.integer(step)}–{wording.integer(step + bucket_steps - 1)}" for step in steps]
+    return [f"{wording.integer(step)} to {wording.integer(step + bucket_steps - 1)}" for step in steps]
 
 
 def _line(mark: Mapping[str, Any], ink: str) -> dict[str, Any]:

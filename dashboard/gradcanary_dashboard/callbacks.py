@@ -12,7 +12,7 @@ from dash.exceptions import PreventUpdate
 
 from gradcanary_dashboard import run_data, run_page, runs_page, shell
 from gradcanary_dashboard.client import Collector
-from gradcanary_dashboard.errors import DashboardError, NotFound
+from gradcanary_dashboard.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.view import parse, run_of
 
 Contents = Mapping[str, Any]
@@ -29,21 +29,27 @@ def register(app: Dash, collector: Collector) -> None:
     _register_browser(app)
 
 
-def threaded(app: Dash, outputs: Mapping[str, Output], *inputs: Input | State, **options: Any) -> Callable[[Handler], None]:
+def threaded(
+    app: Dash, outputs: Mapping[str, Output], *inputs: Input | State, refreshes: bool = False
+) -> Callable[[Handler], None]:
     """Register a callback that runs in a thread and returns ``{name: value}`` for some of the outputs.
 
     Dash runs a plain function on the event loop, where it would stall ingest, and deadlock when it asks the collector
-    that is served by the same loop: every server-side callback goes through here.
+    that is served by the same loop: every server-side callback goes through here. One that ``refreshes`` leaves alone
+    what the page was opened with, and says that it is busy.
     """
 
     def decorate(handler: Handler) -> None:
         @functools.wraps(handler)
-        async def callback(*values: Any) -> dict[str, Any]:
+        async def callback(*values: object) -> dict[str, Any]:
             contents = await asyncio.to_thread(handler, *values)
             return {name: contents.get(name, no_update) for name in outputs}
 
         register_callback: Callable[[Callable[..., Coroutine[Any, Any, Any]]], Any] = app.callback(
-            output=dict(outputs), inputs=list(inputs), **options
+            output=dict(outputs),
+            inputs=list(inputs),
+            prevent_initial_call=refreshes,
+            running=RUNNING if refreshes else None,
         )
         register_callback(callback)
 
@@ -51,7 +57,11 @@ def threaded(app: Dash, outputs: Mapping[str, Output], *inputs: Input | State, *
 
 
 def _register_pages(app: Dash, collector: Collector) -> None:
-    outputs = {"main": Output("main", "children"), "title": Output("title", "data"), "outage": Output("outage", "children")}
+    outputs = {
+        "main": Output("main", "children"),
+        "title": Output("title", "data"),
+        "outage": Output("outage", "children"),
+    }
 
     @threaded(app, outputs, Input("url", "pathname"), State("url", "search"))
     def show(pathname: str | None, search: str | None) -> Contents:
@@ -61,7 +71,7 @@ def _register_pages(app: Dash, collector: Collector) -> None:
                 return {"main": runs_page.frame(_runs(collector, "", None)), "title": "Runs", "outage": None}
             contents = _run(collector, name, search, None)
             return {"main": run_page.frame(name, contents), "title": name, "outage": None}
-        except NotFound:
+        except NotFoundError:
             return {"main": run_page.unknown(name or ""), "title": "No such run", "outage": None}
         except DashboardError as error:
             main = runs_page.frame({}) if name is None else run_page.frame(name, {})
@@ -70,7 +80,6 @@ def _register_pages(app: Dash, collector: Collector) -> None:
 
 def _register_refreshes(app: Dash, collector: Collector) -> None:
     outage = Output("outage", "children", allow_duplicate=True)
-    options: dict[str, Any] = {"prevent_initial_call": True, "running": RUNNING}
     runs_outputs = {
         "runs": Output("runs", "children"),
         "head": Output("runs-head", "className"),
@@ -84,7 +93,7 @@ def _register_refreshes(app: Dash, collector: Collector) -> None:
         Input("runs-pulse", "data"),
         Input("runs-filter", "value"),
         State("runs-shown", "data"),
-        **options,
+        refreshes=True,
     )
     def refresh_runs(_pulse: object, wanted: str | None, shown: Contents | None) -> Contents:
         return _healing(shown, lambda: _runs(collector, wanted or "", shown))
@@ -98,7 +107,7 @@ def _register_refreshes(app: Dash, collector: Collector) -> None:
         Input("run-url", "search"),
         State("run-name", "data"),
         State("run-shown", "data"),
-        **options,
+        refreshes=True,
     )
     def refresh_run(_pulse: object, search: str | None, name: str, shown: Contents | None) -> Contents:
         return _healing(shown, lambda: _run(collector, name, search, shown))
@@ -156,14 +165,21 @@ def _was_told(collector: Collector, name: str, before: Contents) -> bool:
 def _register_browser(app: Dash) -> None:
     """Register what the browser does alone; the functions are in ``assets/gradcanary.js``."""
 
-    def browser(function: str, *arguments: Output | Input | State, **options: Any) -> None:
-        app.clientside_callback(ClientsideFunction("gradcanary", function), *arguments, **options)
+    def browser(function: str, *arguments: Output | Input | State, at_click: bool = False) -> None:
+        register_callback: Callable[..., None] = app.clientside_callback
+        register_callback(ClientsideFunction("gradcanary", function), *arguments, prevent_initial_call=at_click)
 
     for page in ("runs", "run"):
         browser("pulse", Output(f"{page}-pulse", "data"), Input(f"{page}-tick", "n_intervals"), State("busy", "data"))
     zooms = [Input(graph, "relayoutData") for graph in ("heatmap", "trend", "loss")]
-    browser("zoom", Output("run-url", "search"), *zooms, prevent_initial_call=True)
-    browser("choose", Output("run-url", "search", allow_duplicate=True), Input("heatmap", "clickData"), State("heatmap", "figure"), prevent_initial_call=True)
+    browser("zoom", Output("run-url", "search"), *zooms, at_click=True)
+    browser(
+        "choose",
+        Output("run-url", "search", allow_duplicate=True),
+        Input("heatmap", "clickData"),
+        State("heatmap", "figure"),
+        at_click=True,
+    )
     browser("read_out", Output("readout", "children"), Input("heatmap", "hoverData"), State("heatmap", "figure"))
     browser("layer_rows", Input("layer-rows-data", "data"))
     browser("title", Input("title", "data"))

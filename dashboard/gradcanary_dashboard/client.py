@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
-from gradcanary_dashboard.errors import NotFound, Unreachable
+from gradcanary_dashboard.errors import NotFoundError, UnreachableError
 
 API = "/api/v1"
 KEPT_ANSWERS = 64
@@ -68,19 +68,19 @@ class Collector:
         try:
             response = self._http.send(request)
         except httpx.HTTPError as error:
-            raise Unreachable(f"The collector at {self.url} does not answer ({type(error).__name__}).") from error
+            raise UnreachableError(f"The collector at {self.url} does not answer ({type(error).__name__}).") from error
         if response.status_code == 304 and known is not None:
             return known
         return self._read(key, response)
 
     def _read(self, key: str, response: httpx.Response) -> Answer:
         if response.status_code == 404:
-            raise NotFound(f"The collector at {self.url} knows no {response.request.url.path.removeprefix(API)}.")
+            raise NotFoundError(f"The collector at {self.url} knows no {response.request.url.path.removeprefix(API)}.")
         try:
             response.raise_for_status()
             body = response.json()
         except (httpx.HTTPStatusError, ValueError) as error:
-            raise Unreachable(f"The collector at {self.url} answered {response.status_code}.") from error
+            raise UnreachableError(f"The collector at {self.url} answered {response.status_code}.") from error
         etag = response.headers.get("etag")
         answer = Answer(body, etag or hashlib.sha256(response.content).hexdigest())
         if etag is not None:

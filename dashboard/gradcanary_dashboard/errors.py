@@ -1,8 +1,8 @@
 """What can go wrong when a page asks the collector.
 
 DashboardError
-├── Unreachable   nobody answered, or the answer was no JSON of the collector: try again later
-└── NotFound      the collector knows no such run, layer or incident
+├── UnreachableError  nobody answered, or the answer was no JSON of the collector: try again later
+└── NotFoundError     the collector knows no such run, layer or incident
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ class DashboardError(Exception):
     """The base of the dashboard's errors; the message is for the person who looks at the page."""
 
 
-class Unreachable(DashboardError):
+class UnreachableError(DashboardError):
     """The collector did not give a usable answer."""
 
 
-class NotFound(DashboardError):
+class NotFoundError(DashboardError):
     """The collector does not know what was asked for."""

@@ -31,11 +31,12 @@ def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None) -> 
     if not rows or not len(steps):
         return axes.nothing(span, HEIGHT[0], "No gradient has been measured in these steps.")
     scale, codes = coded(cells, answer["threshold"]["enter"])
-    drawn = axes.layout(span, height, _rows_axis(rows), hovermode="closest")
+    drawn = axes.layout(span, height, _rows_axis(rows))
     marked = axes.marks(answer["marks"], span, palette.DARK)
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
     drawn["shapes"] = marked["shapes"] + _outline(chosen, len(rows))
     drawn["annotations"] = marked["annotations"] + _pointer(chosen)
+    drawn["hovermode"] = "closest"
     drawn["meta"] = {
         "layers": [row["name"] for row in rows],
         "steps": axes.steps_text(steps, bucket),

@@ -31,7 +31,9 @@ def card(incident: Mapping[str, Any], named: bool) -> html.Article:
     number = int(incident["id"])
     is_open = incident["state"] == "open"
     children = [
-        html.H3([html.Span(f"#{number}", className="number"), incident["rule"].replace("_", " ")], id=f"incident-{number}"),
+        html.H3(
+            [html.Span(f"#{number}", className="number"), incident["rule"].replace("_", " ")], id=f"incident-{number}"
+        ),
         html.Div(
             [
                 parts.badge(incident["severity"], incident["severity"]),
@@ -45,7 +47,7 @@ def card(incident: Mapping[str, Any], named: bool) -> html.Article:
         *_told(incident),
     ]
     classes = ["incident", incident["state"], *(["named"] if named else [])]
-    return html.Article(children, className=" ".join(classes), **{"aria-labelledby": f"incident-{number}"})
+    return html.Article(children, className=" ".join(classes), **parts.attributes(aria_labelledby=f"incident-{number}"))
 
 
 def _outcome(incident: Mapping[str, Any]) -> list[Any]:
@@ -87,7 +89,7 @@ def _members(members: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _layer_button(name: str) -> html.Button:
-    return html.Button(name, type="button", className="layer", **{"data-layer": name})
+    return html.Button(name, type="button", className="layer", **parts.attributes(data_layer=name))
 
 
 def _fell(member: Mapping[str, Any]) -> html.Span:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradcanary_dashboard import layers
 from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.layers import Layer, choose
 from gradcanary_dashboard.view import View
 
 COLUMNS = 600
@@ -23,8 +23,8 @@ class RunData:
     """The collector's answers about one run at about one revision; ``layer`` is the one whose trend is drawn."""
 
     run: Mapping[str, Any]
-    layers: list[layers.Layer]
-    layer: layers.Layer | None
+    layers: list[Layer]
+    layer: Layer | None
     heatmap: Mapping[str, Any]
     series: Mapping[str, Any] | None
     loss: Mapping[str, Any]
@@ -43,7 +43,7 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
     steps = {"from": view.from_step, "to": view.to_step}
     incidents, incidents_version = load_incidents(collector, run, view.incident)
     all_layers = collector.run(run, "layers").body["layers"]
-    chosen = layers.choose(all_layers, view.layer, _first_member(incidents, view.incident), shown)
+    chosen = choose(all_layers, view.layer, _first_member(incidents, view.incident), shown)
     series = None
     if chosen is not None:
         series = collector.run(run, "series", stat="absmax", layer=chosen["layer"], points=POINTS, **steps).body
@@ -60,7 +60,7 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
 
 
 def load_incidents(collector: Collector, run: str, named: int | None) -> tuple[list[Mapping[str, Any]], str]:
-    """Return the run's incidents and their version: open ones first, then the newest; the first and the named in full."""
+    """Return the run's incidents and their version: open first, then the newest; the first and the named in full."""
     listed = collector.incidents(run=run)
     ranked = sorted(listed.body["incidents"], key=lambda incident: (incident["state"] != "open", -incident["id"]))
     found: list[Mapping[str, Any]] = []

@@ -35,11 +35,15 @@ def frame(run: str, contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
     return [
         html.Nav(
-            [dcc.Link("Runs", href="/"), html.Span("/", **{"aria-hidden": "true"}), html.Span(run, className="run-name")],
+            [
+                dcc.Link("Runs", href="/"),
+                html.Span("/", **parts.attributes(aria_hidden="true")),
+                html.Span(run, className="run-name"),
+            ],
             className="crumbs",
-            **{"aria-label": "Breadcrumb"},
+            **parts.attributes(aria_label="Breadcrumb"),
         ),
-        html.Div(contents.get("verdict", html.H1(run)), id="verdict", **{"aria-live": "polite"}),
+        html.Div(contents.get("verdict", html.H1(run)), id="verdict", **parts.attributes(aria_live="polite")),
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
         dcc.Location(id="run-url", refresh=False),
@@ -89,7 +93,11 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
 
 def _trend(data: RunData, span: axes.Span) -> dict[str, Any]:
     if data.layer is None or data.series is None:
-        return {"trend": axes.nothing(span, curves.TREND_HEIGHT, "No layer yet."), "trend-title": "Layer", "trend-note": ""}
+        return {
+            "trend": axes.nothing(span, curves.TREND_HEIGHT, "No layer yet."),
+            "trend-title": "Layer",
+            "trend-note": "",
+        }
     phases = ", ".join(data.series["phases"])
     return {
         "trend": curves.trend(data.series, span, layers.is_firing(data.layer)),
@@ -105,7 +113,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 "heat",
                 _legend(),
                 _graph("heatmap", contents),
-                html.P(id="readout", className="readout", **{"aria-live": "off"}),
+                html.P(id="readout", className="readout", **parts.attributes(aria_live="off")),
                 title="Gradient absmax, every layer",
                 aside=html.Span(contents.get("zoom-note"), id="zoom-note"),
             ),
@@ -116,6 +124,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 aside=html.Span(contents.get("trend-note"), id="trend-note"),
             ),
             parts.card("curve-loss", _graph("loss", contents), title="Loss", aside="same steps"),
+            html.Div(contents.get("notes"), id="notes"),
         ],
         className="figures",
     )
@@ -123,7 +132,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
 
 def _graph(name: str, contents: Mapping[str, Any]) -> dcc.Graph:
     figure = contents.get(name, {"data": [], "layout": {"height": 200}})
-    return dcc.Graph(id=name, figure=figure, config=dict(axes.CONFIG), clear_on_unhover=True)
+    return dcc.Graph(id=name, figure=figure, config=axes.CONFIG, clear_on_unhover=True)
 
 
 def _aside(contents: Mapping[str, Any]) -> html.Div:
@@ -131,18 +140,25 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
     heads = ("Layer", "absmax", "norm", "state", "accumulator", "K", "rules")
     table = html.Table(
         [html.Thead(html.Tr([html.Th(head, scope="col") for head in heads])), html.Tbody(id="layer-rows")],
-        **{"aria-labelledby": "layers-title"},
+        **parts.attributes(aria_labelledby="layers-title"),
     )
     return html.Div(
         [
-            parts.card("incidents", *(contents.get("incidents") or []), title="Incidents", aside=tally, slot="incidents"),
+            parts.card(
+                "incidents", *(contents.get("incidents") or []), title="Incidents", aside=tally, slot="incidents"
+            ),
             parts.card(
                 "layers",
-                html.Div(table, className="scroll", tabIndex=0, role="region", **{"aria-labelledby": "layers-title"}),
+                html.Div(
+                    table,
+                    className="scroll",
+                    tabIndex=0,
+                    role="region",
+                    **parts.attributes(aria_labelledby="layers-title"),
+                ),
                 title="Layers, worst first",
                 aside=html.Span(contents.get("layer-tally"), id="layer-tally"),
             ),
-            html.Div(contents.get("notes"), id="notes"),
         ],
         className="beside",
     )
@@ -154,7 +170,11 @@ def _legend() -> html.Div:
     return html.Div(
         [
             html.Div(
-                [html.Span("below"), html.Span(className="ramp", **{"aria-hidden": "true"}), html.Span("above threshold")],
+                [
+                    html.Span("below"),
+                    html.Span(className="ramp", **parts.attributes(aria_hidden="true")),
+                    html.Span("above threshold"),
+                ],
                 className="scale",
             ),
             *(html.Span([html.Span(className=f"swatch {name}"), word]) for name, word in swatches),
@@ -196,7 +216,7 @@ def _loss(data: RunData) -> tuple[str, str]:
     return wording.scientific(last), f"{wording.scientific(value)} at step {wording.integer(step)}"
 
 
-def _tile(name: str, value: str, below: Any, bad: bool = False) -> html.Div:
+def _tile(name: str, value: str, below: parts.Children, bad: bool = False) -> html.Div:
     return html.Div(
         [
             html.Div(name, className="name"),
@@ -232,4 +252,7 @@ def _zoom_note(view: View, bucket_steps: int) -> list[Any]:
     columns = f"{wording.plural(max(1, bucket_steps), 'step')} per column"
     if view.from_step is None and view.to_step is None:
         return [html.Span("drag to zoom · ", className="hint"), columns]
-    return [columns, html.Button("Show all steps", type="button", className="reset", **{"data-reset": "zoom"})]
+    return [
+        columns,
+        html.Button("Show all steps", type="button", className="reset", **parts.attributes(data_reset="zoom")),
+    ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import dcc, html
+from dash.development.base_component import Component
 
 from gradcanary_dashboard import palette, parts, wording
 from gradcanary_dashboard.columns import decode
@@ -68,7 +69,10 @@ def empty(collector_url: str) -> html.Div:
             parts.code("import gradcanary\ngradcanary.watch()\n", [*added, loop]),
             html.H2("So that it finds this collector"),
             parts.code(f"export GRADCANARY_URL={collector_url}"),
-            html.P([html.Span(className="beat"), f"Listening on {collector_url} · no agent seen yet"], className="listening"),
+            html.P(
+                [html.Span(className="beat"), f"Listening on {collector_url} · no agent seen yet"],
+                className="listening",
+            ),
         ],
         className="empty",
     )
@@ -92,7 +96,7 @@ def _link(incident: Mapping[str, Any]) -> dcc.Link:
 
 def _card(run: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> html.Article:
     said = verdict(run, incidents)
-    facts = [parts.run_state(run["state"]), f"step {wording.integer(run['step'])}"]
+    facts: list[str | Component] = [parts.run_state(run["state"]), f"step {wording.integer(run['step'])}"]
     facts += [f"accumulators {wording.dtypes(run['accumulators'])}"] if run["accumulators"] else []
     facts.append(parts.moment(run["last_seen"]))
     return html.Article(

@@ -20,7 +20,7 @@ INDEX = """<!DOCTYPE html>
 <script>
 (function () {
   var kept = null;
-  try { kept = localStorage.getItem("gradcanary-theme"); } catch (error) { /* storage is forbidden: follow the system */ }
+  try { kept = localStorage.getItem("gradcanary-theme"); } catch (error) { /* forbidden: follow the system */ }
   var dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   document.documentElement.dataset.theme = dark ? "dark" : "light";
 })();
@@ -45,12 +45,14 @@ def layout(collector_url: str) -> html.Div:
                     dcc.Link([parts.icon("pulse"), "gradcanary"], href="/", className="brand"),
                     html.Div(
                         [
-                            html.Span([html.Span(className="dot"), html.Span("connected", className="word")], id="link"),
+                            html.Span(
+                                [html.Span(className="dot"), html.Span("connected", className="word")], id="link"
+                            ),
                             html.Button(
                                 parts.icon("theme"),
                                 id="theme",
                                 type="button",
-                                **{"aria-label": "Switch between light and dark"},
+                                **parts.attributes(aria_label="Switch between light and dark"),
                             ),
                         ],
                         className="tools",

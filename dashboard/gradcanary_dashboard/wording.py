@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-NOTHING = "–"
+NOTHING = "\N{EN DASH}"
 STATES = {
     "measured": "measured",
     "no_gradient": "no gradient",
@@ -24,7 +24,7 @@ RESOLUTIONS = {
 }
 
 
-def integer(number: int | float | None) -> str:
+def integer(number: float | None) -> str:
     """Return 19999 as ``19,999``, nothing as a dash."""
     return NOTHING if number is None else f"{number:,.0f}"
 
