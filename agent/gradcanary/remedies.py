@@ -167,8 +167,11 @@ _WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "flow": {
         "pytorch": ("", _PRINT_LAYERS),
-        "transformers": ("Gradient checkpointing needs inputs that require grad.", "model.enable_input_require_grads()"),
-        "accelerate": ("Run the prepared model, not the one before prepare().", "accelerator.unwrap_model(model)"),
+        "transformers": (
+            "Gradient checkpointing needs inputs that require grad.",
+            "model.enable_input_require_grads()",
+        ),
+        "accelerate": ("Run the prepared model, not the one before prepare().", "model = accelerator.prepare(model)"),
         "lightning": ("toggle_optimizer and freeze() switch requires_grad off.", "self.untoggle_optimizer(optimizer)"),
         "deepspeed": ("Read gradients as ZeRO holds them.", "deepspeed.utils.safe_get_full_grad(p)"),
         "fsdp": ("Freeze whole units or use fully_shard: mixed units need use_orig_params=True.", _PRINT_LAYERS),
@@ -204,7 +207,10 @@ _WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "(loss / accumulation_steps).backward()",
         ),
         "peft": ("lora_alpha / r multiplies every adapter.", "LoraConfig(r=..., lora_alpha=..., use_rslora=...)"),
-        "diffusers": ("Min-SNR weighting and prior preservation rescale the loss.", "--snr_gamma=... --prior_loss_weight=..."),
+        "diffusers": (
+            "Min-SNR weighting and prior preservation rescale the loss.",
+            "--snr_gamma=... --prior_loss_weight=...",
+        ),
     },
     "nonfinite": {
         "pytorch": ("", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)"),

@@ -65,8 +65,8 @@ def save(connection: Connection, run_id: int, case: Case, layer_names: dict[int,
         "settled": False,
     }
     if case.incident.id is None:
-        inserted = connection.execute(insert(incident).values(run_id=run_id, **row))
-        incident_id = int(inserted.inserted_primary_key[0])
+        added = insert(incident).values(run_id=run_id, **row).returning(incident.c.incident_id)
+        incident_id = connection.execute(added).scalar_one()
     else:
         incident_id = case.incident.id
         connection.execute(update(incident).where(incident.c.incident_id == incident_id).values(**row))
@@ -88,7 +88,9 @@ def _save_members(connection: Connection, incident_id: int, case: Case, stored: 
     if old:
         mine = incident_layer.c.incident_id == bindparam("b_incident_id")
         this = incident_layer.c.layer_no == bindparam("b_layer_no")
-        connection.execute(update(incident_layer).where(mine, this).values({k: bindparam(f"b_{k}") for k in _MEMBER}), old)
+        connection.execute(
+            update(incident_layer).where(mine, this).values({k: bindparam(f"b_{k}") for k in _MEMBER}), old
+        )
 
 
 def _member_rows(incident_id: int, case: Case) -> Iterable[dict[str, Any]]:

@@ -6,6 +6,7 @@ keeps its row, and the incident resolves with its last firing member.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -177,11 +178,16 @@ def _fired(change: Change, before: Member | None) -> Member:
     return Member(
         severity=change.severity if before is None else _higher(before.severity, change.severity),
         since_step=since_step,
-        value=change.value,
-        baseline=change.baseline,
-        siblings=change.siblings,
+        value=_finite(change.value),
+        baseline=_finite(change.baseline),
+        siblings=_finite(change.siblings),
         evidence=change.evidence,
     )
+
+
+def _finite(number: float | None) -> float | None:
+    # A NaN gradient is the news itself; its number says no more, and JSON has no word for it.
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _higher(one: Severity, other: Severity) -> Severity:

@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from gradcanary.wire import Brief
 from sqlalchemy import Connection, RowMapping, and_, or_, select
 
+from gradcanary.wire import Brief
 from gradcanary_server import incident_rows
 from gradcanary_server.incident_state import RANKS, Case, Origin, apply, close
 from gradcanary_server.observations import Change

@@ -74,9 +74,7 @@ def _grids(names: Iterable[str]) -> list[Pattern]:
         segments = [int(text) if _is_number(text) else text for text in name.split(".")]
         template = tuple(segment if isinstance(segment, str) else None for segment in segments)
         numbers[template].append(tuple(segment for segment in segments if isinstance(segment, int)))
-    return [
-        Pattern(_filled(template, grid)) for template, vectors in numbers.items() for grid in _full_grids(vectors)
-    ]
+    return [Pattern(_filled(template, grid)) for template, vectors in numbers.items() for grid in _full_grids(vectors)]
 
 
 def _full_grids(vectors: list[tuple[int, ...]]) -> list[tuple[frozenset[int], ...]]:
@@ -89,9 +87,7 @@ def _full_grids(vectors: list[tuple[int, ...]]) -> list[tuple[frozenset[int], ..
     firsts: dict[tuple[tuple[int, ...], ...], list[int]] = defaultdict(list)
     for first, vectors_of_rest in rests.items():
         firsts[tuple(vectors_of_rest)].append(first)
-    return [
-        (frozenset(numbers), *grid) for rest, numbers in firsts.items() for grid in _full_grids(list(rest))
-    ]
+    return [(frozenset(numbers), *grid) for rest, numbers in firsts.items() for grid in _full_grids(list(rest))]
 
 
 def _filled(template: tuple[str | None, ...], grid: tuple[frozenset[int], ...]) -> tuple[Segment, ...]:

@@ -112,7 +112,7 @@ def split(members: Mapping[int | None, Member], names: Mapping[int, str], wanted
 
 
 def _collapse(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:
-    clauses = []
+    clauses: list[str] = []
     for evidence in EVIDENCE:
         layers = [layer for layer, member in members.items() if layer is not None and member.evidence == evidence]
         if not layers:
@@ -127,7 +127,8 @@ def _collapse(incident: Incident, members: Mapping[int | None, Member], names: M
 def _scale_drop(incident: Incident, members: Mapping[int | None, Member], _names: Mapping[int, str]) -> str:
     decades = members[None].value if None in members else None
     far = "" if decades is None else f" by {decades:.1f} decades"
-    return f"the gradients of all layers fell together{far} at step {step(incident.since_step)}, {_LOSS[incident.severity]}"
+    since = step(incident.since_step)
+    return f"the gradients of all layers fell together{far} at step {since}, {_LOSS[incident.severity]}"
 
 
 def _nonfinite(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:

@@ -1,0 +1,171 @@
+"""The likely cause of an incident, from what is known about its run. Pure; the words are in gradcanary.remedies.
+
+Neighbouring incidents come first, then what the collapsed layers have in common that no healthy layer shares. Where
+nothing of that holds, the text says what to check, not what it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from gradcanary.remedies import CAUSES
+from gradcanary.wire import Fact
+from gradcanary_server.incident_state import Incident, Member
+from gradcanary_server.observations import LayerFacts
+
+NEAR_STEPS = 200
+"""An incident that opened so many steps before may be the cause."""
+
+MAX_FACTS = 3
+
+_HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
+_BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Near:
+    """Another incident of the run, open or begun shortly before."""
+
+    id: int
+    rule: str
+    severity: str
+    opened_step: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is known about an incident: its members, all layers of its run, what else happened, static findings."""
+
+    incident: Incident
+    members: Mapping[int | None, Member]
+    layers: Mapping[int, LayerFacts]
+    near: tuple[Near, ...] = ()
+    facts: tuple[Fact, ...] = ()
+
+    @property
+    def named(self) -> set[int]:
+        """The layers that ever fired."""
+        return {layer for layer in self.members if layer is not None}
+
+
+@dataclass(frozen=True)
+class LikelyCause:
+    """A cause by its code in the catalogue, its text, the observations behind it, and incidents that may explain it."""
+
+    code: str
+    text: str
+    evidence: tuple[str, ...]
+    incidents: tuple[int, ...]
+
+
+def likely(scene: Scene) -> LikelyCause:
+    """Return the likely cause of an incident."""
+    code, evidence = _RULES[scene.incident.rule](scene) if scene.incident.rule in _RULES else _collapse(scene)
+    neighbours = [f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}" for near in scene.near]
+    return LikelyCause(
+        code=code,
+        text=CAUSES[code].text,
+        evidence=(*evidence, *neighbours, *_known(scene)),
+        incidents=tuple(near.id for near in scene.near),
+    )
+
+
+def _collapse(scene: Scene) -> tuple[str, list[str]]:
+    rules = {near.rule for near in scene.near if near.severity != "information"}
+    kinds = {member.evidence for member in scene.members.values()}
+    if "nonfinite" in rules:
+        return "after_nonfinite", []
+    if "scale_drop" in rules:
+        return "after_scale_drop", []
+    if "fall" in kinds:
+        return _fall(scene)
+    if "threshold" in kinds:
+        return "under_threshold", []
+    return ("under_siblings" if "siblings" in kinds else "low_when_joined"), []
+
+
+def _fall(scene: Scene) -> tuple[str, list[str]]:
+    for code, look in (("lora_partner", _partners), ("whole_blocks", _blocks), ("parameter_group", _group)):
+        evidence = look(scene)
+        if evidence:
+            return code, evidence
+    return "unknown_fall", []
+
+
+def _partners(scene: Scene) -> list[str]:
+    """Return evidence that one half of LoRA pairs fell while the other half did not."""
+    numbers = {facts.name: number for number, facts in scene.layers.items()}
+    names = [scene.layers[number].name for number in scene.named if number in scene.layers]
+    halves = {match[1] for match in map(_HALF.search, names) if match}
+    if len(halves) != 1 or not all(map(_HALF.search, names)):
+        return []
+    half = halves.pop()
+    other = "B" if half == "A" else "A"
+    partners = [name for name in (_other_half(name, other) for name in names) if name in numbers]
+    healthy = [name for name in partners if numbers[name] not in scene.named]
+    if not partners or len(healthy) < len(partners):
+        return []
+    return [f"all {len(names):,} are lora_{half}; none of their {len(partners):,} lora_{other} partners collapsed"]
+
+
+def _other_half(name: str, half: str) -> str:
+    match = _HALF.search(name)
+    return name if match is None else f"{name[: match.start(1)]}{half}{name[match.end(1) :]}"
+
+
+def _blocks(scene: Scene) -> list[str]:
+    """Return evidence that blocks fell as a whole: every one of their layers, of two or more each."""
+    by_block: dict[str, set[int]] = {}
+    for number, facts in scene.layers.items():
+        match = _BLOCK.search(facts.name)
+        if match:
+            by_block.setdefault(match[0], set()).add(number)
+    hit = {block: layers for block, layers in by_block.items() if layers & scene.named}
+    covered = set[int]().union(*hit.values())
+    if not hit or len(hit) == len(by_block) or covered != scene.named or min(map(len, hit.values())) < 2:
+        return []
+    return [f"every layer of {len(hit):,} of {len(by_block):,} blocks collapsed, and no other"]
+
+
+def _group(scene: Scene) -> list[str]:
+    """Return evidence that exactly one of several parameter groups fell."""
+    groups: dict[int | None, set[int]] = {}
+    for number, facts in scene.layers.items():
+        groups.setdefault(facts.group, set()).add(number)
+    for group, layers in groups.items():
+        if group is not None and len(groups) > 1 and layers == scene.named:
+            return [f"they are parameter group {group}, whole, and no layer of another group"]
+    return []
+
+
+def _scale_drop(scene: Scene) -> tuple[str, list[str]]:
+    return ("converged" if scene.incident.severity == "information" else "loss_rescaled"), []
+
+
+def _nonfinite(scene: Scene) -> tuple[str, list[str]]:
+    half = [n for n in _named(scene.layers, scene.named) if n.param_dtype == "float16"]
+    if half:
+        return "fp16_overflow", [f"{len(half):,} of the layers hold float16 parameters"]
+    loss = scene.members.get(None)
+    layers = [member.since_step for number, member in scene.members.items() if number is not None]
+    if loss is None:
+        return "nonfinite_gradient", []
+    if layers and min(layers) < loss.since_step:
+        return "nonfinite_gradient", [f"gradients since step {min(layers):,}, the loss since {loss.since_step:,}"]
+    return "nonfinite_loss", []
+
+
+def _named(layers: Mapping[int, LayerFacts], numbers: Collection[int]) -> list[LayerFacts]:
+    return [layers[number] for number in sorted(numbers) if number in layers]
+
+
+def _known(scene: Scene) -> list[str]:
+    """Return the run's static findings that concern the run or a member."""
+    names = {facts.name for facts in _named(scene.layers, scene.named)}
+    found = [fact.text for fact in scene.facts if not fact.layers or names & set(fact.layers)]
+    return found[:MAX_FACTS]
+
+
+_RULES = {"scale_drop": _scale_drop, "nonfinite": _nonfinite}

@@ -1,0 +1,136 @@
+"""The loop that speaks: twice a second it compares what is true with what was told, and sends what is due.
+
+It hears of nothing; it reads the tables, so a restart or a kill loses no message and makes no second one. Sealing is
+a transaction, sending is outside of any, one message per endpoint at a time, so that a receiver that hangs holds up
+nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from datetime import datetime, timezone
+
+import httpx
+
+from gradcanary_server import deliveries, webhooks
+from gradcanary_server.database import Database
+from gradcanary_server.deliveries import Claim
+from gradcanary_server.pace import Pace
+from gradcanary_server.webhooks import TransportError
+
+WAKE_S = 0.5
+STOP_S = 3.0
+"""How long a stop waits for answers that are under way."""
+
+MAX_IN_FLIGHT = 16
+
+logger = logging.getLogger(__name__)
+
+
+class Deliverer:
+    """Delivers the incidents of one store from a daemon thread of this process."""
+
+    def __init__(self, database: Database, pace: Pace, public_url: str) -> None:
+        self._database = database
+        self._pace = pace
+        self._public_url = public_url
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._in_flight: dict[int, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        """Begin to deliver; the tables must exist."""
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="gradcanary-deliverer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop; an attempt that has no answer within 3 s counts as failed and is made again later."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(STOP_S + 2 * WAKE_S)
+            self._thread = None
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        async with webhooks.open_client() as client:
+            while not self._stopping.is_set():
+                try:
+                    self._seal()
+                    self._send(client)
+                except Exception:  # a message later is worth more than a reason to stop now
+                    logger.exception("a round of deliveries failed; the next one is in %s s", WAKE_S)
+                await self._pause()
+            await self._wind_down()
+
+    async def _pause(self) -> None:
+        # A finished attempt frees its endpoint for the next message at once.
+        if self._in_flight:
+            await asyncio.wait(self._in_flight.values(), timeout=WAKE_S, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(WAKE_S)
+
+    async def _wind_down(self) -> None:
+        tasks = list(self._in_flight.values())
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=STOP_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _seal(self) -> None:
+        """Write what is due; the store's one writer is asked for only when there is something to write."""
+        with self._database.read() as connection:
+            now = self._database.now(connection)
+            if not deliveries.plan(connection, self._pace, now):
+                return
+        with self._database.write() as connection:
+            now = self._database.now(connection)
+            for step in deliveries.plan(connection, self._pace, now):
+                deliveries.carry_out(connection, step, self._public_url, now)
+
+    def _send(self, client: httpx.AsyncClient) -> None:
+        """Start an attempt for each endpoint that has a message waiting and none under way."""
+        with self._database.read() as connection:
+            waiting = deliveries.claimable(connection, self._database.now(connection))
+        oldest = {key.endpoint_id: key for key in reversed(waiting) if key.endpoint_id not in self._in_flight}
+        keys = list(oldest.values())[: MAX_IN_FLIGHT - len(self._in_flight)]
+        if not keys:
+            return
+        with self._database.write() as connection:
+            now = self._database.now(connection)
+            claims = [deliveries.claim(connection, key, now) for key in keys]
+        for claim in claims:
+            if claim is not None:
+                self._in_flight[claim.endpoint] = asyncio.create_task(self._attempt(client, claim))
+
+    async def _attempt(self, client: httpx.AsyncClient, claim: Claim) -> None:
+        begun = time.perf_counter()
+        try:
+            result: int | TransportError = await webhooks.post(client, claim.message, datetime.now(timezone.utc))
+        except TransportError as error:
+            result = error
+        except asyncio.CancelledError:
+            result = TransportError("the collector stopped before an answer came")
+        except Exception as error:  # whatever it was, the message waits for its next attempt
+            logger.exception("an attempt failed in an unforeseen way")
+            result = TransportError(f"{type(error).__name__}: {error}")
+        finally:
+            del self._in_flight[claim.endpoint]
+        self._conclude(claim, result, round((time.perf_counter() - begun) * 1000))
+
+    def _conclude(self, claim: Claim, result: int | TransportError, took_ms: int) -> None:
+        if isinstance(result, TransportError):
+            logger.warning("message %s was not delivered: %s", claim.message.id, result)
+        jitter = random.uniform(-1.0, 1.0)  # noqa: S311 -- spreads retries, keeps no secret
+        try:
+            with self._database.write() as connection:
+                deliveries.conclude(connection, claim, result, took_ms, self._database.now(connection), jitter)
+        except Exception:  # the lease ends by itself, and the message is sent again under the same id
+            logger.exception("the attempt at message %s could not be recorded", claim.message.id)

@@ -1,0 +1,79 @@
+"""Everything that is known about one incident, loaded in one place for pages and messages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, RowMapping, and_, or_, select
+
+from gradcanary import remedies
+from gradcanary.wire import Fact
+from gradcanary_server import causes, incident_rows
+from gradcanary_server.causes import LikelyCause, Near, Scene
+from gradcanary_server.incident_state import Incident, Member
+from gradcanary_server.observations import LayerFacts
+from gradcanary_server.schema import incident, layer, run
+
+
+@dataclass(frozen=True)
+class Dossier:
+    """An incident with its members, the layers of its run, and the texts; ``step`` is the run's last folded one."""
+
+    id: int
+    run: str
+    step: int
+    incident: Incident
+    members: dict[int | None, Member]
+    layers: dict[int, LayerFacts]
+    summary: str
+    cause: LikelyCause
+    fix: remedies.Fix
+
+
+def load(connection: Connection, incident_id: int) -> Dossier | None:
+    """Return the dossier of an incident, None when there is no such incident."""
+    query = select(incident, run.c.name.label("run"), run.c.step, run.c.framework, run.c.facts)
+    query = query.join(run, run.c.run_id == incident.c.run_id).where(incident.c.incident_id == incident_id)
+    row = connection.execute(query).mappings().one_or_none()
+    if row is None:
+        return None
+    what = incident_rows.parsed(row)
+    members = incident_rows.members(connection, incident_id)
+    layers = _layers(connection, row["run_id"])
+    facts = tuple(Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(row["facts"]))
+    cause = causes.likely(Scene(what, members, layers, _near(connection, row), facts))
+    return Dossier(
+        id=incident_id,
+        run=row["run"],
+        step=what.opened_step if row["step"] is None else row["step"],
+        incident=what,
+        members=members,
+        layers=layers,
+        summary=row["summary"],
+        cause=cause,
+        fix=remedies.fix(cause.code, row["framework"]),
+    )
+
+
+def _layers(connection: Connection, run_id: int) -> dict[int, LayerFacts]:
+    query = select(layer).where(layer.c.run_id == run_id).order_by(layer.c.layer_no)
+    return {
+        row.layer_no: LayerFacts(
+            row.layer_no, row.name, tuple(json.loads(row.shape)), row.param_dtype, row.module_class, row.group_no
+        )
+        for row in connection.execute(query)
+    }
+
+
+def _near(connection: Connection, mine: RowMapping) -> tuple[Near, ...]:
+    """Return the other incidents that began before this one was certain, and are open or not long gone."""
+    recent = incident.c.opened_step >= mine["opened_step"] - causes.NEAR_STEPS
+    query = select(incident).where(
+        incident.c.run_id == mine["run_id"],
+        incident.c.incident_id != mine["incident_id"],
+        incident.c.opened_step <= mine["opened_step"],
+        or_(incident.c.state == "open", and_(recent, incident.c.launch_no == mine["launch_no"])),
+    )
+    rows = connection.execute(query.order_by(incident.c.incident_id))
+    return tuple(Near(row.incident_id, row.rule, row.severity, row.opened_step) for row in rows)

@@ -1,0 +1,103 @@
+"""Where messages go: addresses, their secrets, and when one is given up."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
+
+from sqlalchemy import Connection, insert, select, update
+
+from gradcanary_server.errors import SettingsError
+from gradcanary_server.observations import Severity
+from gradcanary_server.schema import delivery, endpoint
+
+GIVE_UP_S = 5 * 86_400.0
+"""An endpoint that failed for so long without one success is disabled."""
+
+_PREFIX = "whsec_"
+_SECRET_BYTES = 32
+_SECRET_RANGE = range(16, 129)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An enabled endpoint; incidents under ``min_severity`` are not its business."""
+
+    id: int
+    url: str
+    secret: str
+    min_severity: Severity
+
+
+def ensure_operator_endpoint(connection: Connection, url: str, secret: str | None, now: float) -> str | None:
+    """Make sure that the address given on the command line is told, and return its secret if it was made just now.
+
+    An address that is known keeps its secret unless another is given, and is enabled again: the operator asks for it.
+    Loopback and private addresses are fine here. Raises SettingsError on an address or secret that cannot work.
+    """
+    _check_url(url)
+    if secret is not None:
+        _check_secret(secret)
+    known = connection.execute(select(endpoint.c.endpoint_id).where(endpoint.c.url == url)).scalar_one_or_none()
+    if known is not None:
+        again = {"disabled": None, "disabled_why": None, "failing_since": None}
+        changed = again if secret is None else {**again, "secret": secret}
+        connection.execute(update(endpoint).where(endpoint.c.endpoint_id == known).values(**changed))
+        return None
+    made = secret or _PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
+    connection.execute(insert(endpoint).values(url=url, secret=made, min_severity="warning", created=now))
+    return None if secret else made
+
+
+def enabled(connection: Connection) -> list[Endpoint]:
+    """Return the endpoints that are to be told, in the order of their creation."""
+    query = select(endpoint).where(endpoint.c.disabled.is_(None)).order_by(endpoint.c.endpoint_id)
+    return [Endpoint(row.endpoint_id, row.url, row.secret, row.min_severity) for row in connection.execute(query)]
+
+
+def succeeded(connection: Connection, endpoint_id: int) -> None:
+    """Forget the failures of an endpoint."""
+    connection.execute(update(endpoint).where(endpoint.c.endpoint_id == endpoint_id).values(failing_since=None))
+
+
+def failed(connection: Connection, endpoint_id: int, now: float, why: str, permanent: bool) -> None:
+    """Count a failure from the first one on; disable the endpoint if it is permanent or lasted for five days."""
+    mine = endpoint.c.endpoint_id == endpoint_id
+    connection.execute(update(endpoint).where(mine, endpoint.c.failing_since.is_(None)).values(failing_since=now))
+    since = connection.execute(select(endpoint.c.failing_since).where(mine)).scalar_one()
+    if permanent or now - since >= GIVE_UP_S:
+        reason = why if permanent else f"no success for {GIVE_UP_S / 86_400:.0f} days; last: {why}"
+        connection.execute(update(endpoint).where(mine).values(disabled=now, disabled_why=reason))
+        waiting = (delivery.c.endpoint_id == endpoint_id, delivery.c.state == "pending")
+        connection.execute(update(delivery).where(*waiting).values(state="disabled", lease_until=None))
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise SettingsError(f"--webhook {url!r} is not an address ({error}): http://HOST[:PORT]/PATH.") from error
+    if parts.username is not None or parts.password is not None:
+        bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        raise SettingsError(
+            f"--webhook {bare!r} was given with a user name or password: leave them out; "
+            "messages are signed, the receiver checks the signature."
+        )
+    if parts.scheme not in ("http", "https") or not host or not url.isprintable() or " " in url:
+        raise SettingsError(f"--webhook {url!r} is not an http or https address: http://HOST[:PORT]/PATH.")
+
+
+def _check_secret(secret: str) -> None:
+    try:
+        size = len(base64.b64decode(secret.removeprefix(_PREFIX), validate=True))
+    except (binascii.Error, ValueError):
+        size = 0
+    if not secret.startswith(_PREFIX) or size not in _SECRET_RANGE:
+        raise SettingsError(
+            "GRADCANARY_WEBHOOK_SECRET must be 'whsec_' followed by base64 of "
+            f"{_SECRET_RANGE[0]} to {_SECRET_RANGE[-1]} random bytes, 32 for example."
+        )

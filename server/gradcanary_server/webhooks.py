@@ -1,0 +1,134 @@
+"""A message over HTTP: signed as Standard Webhooks ask for, one POST, no redirects, a deadline over everything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+
+import httpx
+from standardwebhooks import Webhook
+
+from gradcanary_server.errors import CollectorError
+
+TIMEOUT_S = 10.0
+"""From the name lookup to the last byte of the answer."""
+
+MAX_ANSWER = 4096
+"""Bytes of an answer that are read; only its status matters."""
+
+DRAIN_S = 1.0
+GONE = 410
+FIRST_RETRY_S = 5.0
+LAST_RETRY_S = 4 * 3600.0
+JITTER = 0.2
+
+
+class TransportError(CollectorError):
+    """An attempt that did not deliver; ``permanent`` means that this endpoint wants no message ever again."""
+
+    def __init__(
+        self, message: str, permanent: bool = False, status: int | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.permanent = permanent
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is sent where; ``id`` and ``body`` are the same on each attempt."""
+
+    id: str
+    url: str
+    secret: str
+    body: bytes
+
+
+def open_client() -> httpx.AsyncClient:
+    """Return the client for all attempts: no proxies or credentials from the environment, no connection kept."""
+    return httpx.AsyncClient(
+        follow_redirects=False,
+        timeout=TIMEOUT_S,
+        trust_env=False,
+        verify=httpx.create_ssl_context(),
+        # A kept connection may be half dead, which would look like a failing receiver.
+        limits=httpx.Limits(max_keepalive_connections=0),
+        headers={"User-Agent": f"gradcanary/{version('gradcanary')}"},
+    )
+
+
+async def post(client: httpx.AsyncClient, message: Message, moment: datetime, timeout_s: float = TIMEOUT_S) -> int:
+    """Send a message and return the status of success; raises TransportError on any other end."""
+    try:
+        return await asyncio.wait_for(_post(client, message, moment), timeout_s)
+    except asyncio.TimeoutError as error:
+        raise TransportError(f"no answer within {timeout_s:g} s") from error
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        raise TransportError(f"{type(error).__name__}: {error}") from error
+
+
+def signed(message: Message, moment: datetime) -> dict[str, str]:
+    """Return the headers of an attempt at a moment in UTC: the signature covers id, time and body."""
+    # standardwebhooks replaces the time zone of what it is given instead of converting it.
+    utc = moment.astimezone(timezone.utc)
+    signature = Webhook(message.secret).sign(message.id, utc, message.body.decode())
+    return {
+        "Content-Type": "application/json",
+        "webhook-id": message.id,
+        "webhook-timestamp": str(int(utc.timestamp())),
+        "webhook-signature": signature,
+    }
+
+
+def retry_delay(failures: int, retry_after_s: float | None, jitter: float) -> float:
+    """Return the seconds to the next attempt after so many failures in a row.
+
+    5 s, doubling up to 4 h, moved by up to 20 % (``jitter`` is in -1..1); a receiver's Retry-After may lengthen it,
+    within the same 4 h.
+    """
+    doubled = FIRST_RETRY_S * 2.0 ** min(max(failures - 1, 0), 20)
+    planned = min(doubled, LAST_RETRY_S) * (1 + JITTER * jitter)
+    return max(planned, min(retry_after_s or 0.0, LAST_RETRY_S))
+
+
+async def _post(client: httpx.AsyncClient, message: Message, moment: datetime) -> int:
+    headers = signed(message, moment)
+    async with client.stream("POST", message.url, content=message.body, headers=headers) as response:
+        status = response.status_code
+        if not response.is_success:
+            raise TransportError(_why(response), status == GONE, status, _retry_after(response, moment))
+        # The status was the answer. A little of the rest is read, so that the receiver is not cut off while it writes.
+        with contextlib.suppress(httpx.HTTPError, asyncio.TimeoutError):
+            await asyncio.wait_for(_drain(response), DRAIN_S)
+        return status
+
+
+async def _drain(response: httpx.Response) -> None:
+    read = 0
+    async for chunk in response.aiter_raw():
+        read += len(chunk)
+        if read >= MAX_ANSWER:
+            return
+
+
+def _why(response: httpx.Response) -> str:
+    if response.is_redirect:
+        return f"answered {response.status_code}: redirects are not followed, give the final address"
+    return f"answered {response.status_code}"
+
+
+def _retry_after(response: httpx.Response, moment: datetime) -> float | None:
+    text = response.headers.get("Retry-After", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        until = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    known = until if until.tzinfo else until.replace(tzinfo=timezone.utc)
+    return max((known - moment).total_seconds(), 0.0)
