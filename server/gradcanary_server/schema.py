@@ -11,6 +11,7 @@ from sqlalchemy import (
     Double,
     ForeignKey,
     ForeignKeyConstraint,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -39,6 +40,8 @@ run = Table(
     Column("ended", String(10)),  # finished | crashed, None while a session is open
     Column("revision", Integer, nullable=False, default=0),
     Column("step", Integer),  # the last folded step
+    Column("low", Integer, nullable=False, default=0),  # layers that are small without being an incident
+    Column("spark", LargeBinary),  # spark.Spark.pack()
     Column("framework", String(100)),
     Column("note", Text, nullable=False, default=""),
     Column("tags", Text, nullable=False, default="[]"),  # JSON list of strings
@@ -67,6 +70,7 @@ session = Table(
     Column("session", String(64), primary_key=True),
     Column("launch_no", Integer, nullable=False),
     Column("rank", Integer, nullable=False),
+    Column("interval_s", Double, nullable=False),  # between heartbeats
     Column("hello", Text, nullable=False),  # wire.Hello as merged from every hello, without its layer sets
     Column("layer_sets", Text, nullable=False),  # JSON {layer set id: [layer_no, ...]}
     Column("next_seq", Integer, nullable=False, default=0),
@@ -76,9 +80,10 @@ session = Table(
     Column("last_step", Integer),
     Column("started", Double, nullable=False),
     Column("last_seen", Double, nullable=False),
-    Column("ended", String(10)),
+    Column("ended", String(10)),  # finished | crashed | silent (a new launch came), None while open
     Column("error", Text),
     Column("dropped_steps", Integer, nullable=False, default=0),
+    Column("gaps", Text, nullable=False, default="[]"),  # JSON list of [from_step, to_step, why]
     Column("agent_share", Double),
     ForeignKeyConstraint(["run_id", "launch_no"], ["launch.run_id", "launch.launch_no"], ondelete="CASCADE"),
 )
@@ -111,6 +116,8 @@ batch = Table(
     Column("first_step", Integer),  # None: a batch of metrics alone
     Column("last_step", Integer),
     Column("body", LargeBinary, nullable=False),  # the request as received
+    # Covers what a reader needs to choose batches, so that choosing touches no body.
+    Index("ix_batch_choice", "run_id", "launch_no", "session", "seq", "first_step", "last_step"),
 )
 
 fold_state = Table(

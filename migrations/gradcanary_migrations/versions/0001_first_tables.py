@@ -24,6 +24,9 @@ def upgrade() -> None:
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", "session", "seq", name=op.f("pk_batch")),
     )
+    op.create_index(
+        "ix_batch_choice", "batch", ["run_id", "launch_no", "session", "seq", "first_step", "last_step"], unique=False
+    )
     op.create_table(
         "endpoint",
         sa.Column("endpoint_id", sa.Integer(), nullable=False),
@@ -61,6 +64,8 @@ def upgrade() -> None:
         sa.Column("ended", sa.String(length=10), nullable=True),
         sa.Column("revision", sa.Integer(), nullable=False),
         sa.Column("step", sa.Integer(), nullable=True),
+        sa.Column("low", sa.Integer(), nullable=False),
+        sa.Column("spark", sa.LargeBinary(), nullable=True),
         sa.Column("framework", sa.String(length=100), nullable=True),
         sa.Column("note", sa.Text(), nullable=False),
         sa.Column("tags", sa.Text(), nullable=False),
@@ -179,6 +184,7 @@ def upgrade() -> None:
         sa.Column("session", sa.String(length=64), nullable=False),
         sa.Column("launch_no", sa.Integer(), nullable=False),
         sa.Column("rank", sa.Integer(), nullable=False),
+        sa.Column("interval_s", sa.Double(), nullable=False),
         sa.Column("hello", sa.Text(), nullable=False),
         sa.Column("layer_sets", sa.Text(), nullable=False),
         sa.Column("next_seq", sa.Integer(), nullable=False),
@@ -191,6 +197,7 @@ def upgrade() -> None:
         sa.Column("ended", sa.String(length=10), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("dropped_steps", sa.Integer(), nullable=False),
+        sa.Column("gaps", sa.Text(), nullable=False),
         sa.Column("agent_share", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(
             ["run_id", "launch_no"],

@@ -1,0 +1,279 @@
+"""A batch as arrays: its columns decoded once, every promise of the wire checked; pure."""
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary import wire
+from gradcanary_server.errors import RequestError, invalid
+from gradcanary_server.observations import Samples
+from gradcanary_server.requests import LIMITS, MAX_DTYPE, MAX_STEP, check_int, check_member, check_text
+
+EVERY = (1, 10, 100, 1000)
+MAX_MICRO_STEPS = 2**15 - 1
+MAX_METRICS = 1_000
+MAX_METRIC_NAME = 200
+MAX_TAGS = 2_000
+
+NO_PHASE = 255
+"""The phase of a step whose stat has none."""
+
+MEASURED, ZERO, NONFINITE = (wire.STATES.index(state) for state in ("measured", "zero", "nonfinite"))
+
+
+@dataclass(frozen=True)
+class MetricColumn:
+    """A sparse series: ``tags`` is canonical JSON, ``steps`` int64[m] as sent, ``values`` float64[m]."""
+
+    name: str
+    tags: str
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A decoded batch of n steps and L layers; never written to after :func:`decode`.
+
+    ``steps`` int64[n], ``times`` float64[n], ``micro_steps`` int16[n], ``skipped`` uint8[n], ``clipped`` bool[n],
+    ``state`` uint8[n, L]; per stat ``values`` float32[n, L] (NaN where nothing was sent or the state says why) and
+    ``phases`` uint8[n] (index into wire.PHASES, or NO_PHASE). With n = 0 the width L is 0 and unknown.
+    """
+
+    layer_set: str
+    every: int
+    steps: NDArray[np.int64]
+    times: NDArray[np.float64]
+    micro_steps: NDArray[np.int16]
+    skipped: NDArray[np.uint8]
+    clipped: NDArray[np.bool_]
+    state: NDArray[np.uint8]
+    values: dict[str, NDArray[np.float32]]
+    phases: dict[str, NDArray[np.uint8]]
+    accumulators: tuple[wire.Accumulator, ...]
+    metrics: tuple[MetricColumn, ...]
+    dropped_steps: int
+
+    def nbytes(self) -> int:
+        """Return the memory that the arrays take, in bytes."""
+        planes = sum(plane.nbytes for plane in self.values.values())
+        metrics = sum(metric.steps.nbytes + metric.values.nbytes for metric in self.metrics)
+        return planes + metrics + self.state.nbytes + 64 * len(self.steps)
+
+
+def decode(batch: wire.Batch) -> Columns:
+    """Return the arrays of a batch; raises RequestError 422 for what breaks the wire, 413 for too many points."""
+    steps = _rising(batch.steps, "steps")
+    check_member(str(batch.every), "every", tuple(map(str, EVERY)))
+    check_int(batch.dropped_steps, "dropped_steps", 0, MAX_STEP)
+    state = _state_plane(batch.state, len(steps))
+    width = state.shape[1]
+    values, phases = _stats(batch.blocks, steps, state)
+    _check_accumulators(batch.accumulators, width if len(steps) else LIMITS.max_layers)
+    return Columns(
+        layer_set=batch.layer_set,
+        every=batch.every,
+        steps=steps,
+        times=_finite(_column(batch.times, np.dtype("<f8"), (len(steps),), "times"), "times"),
+        micro_steps=_small(batch.micro_steps, len(steps), MAX_MICRO_STEPS, "micro_steps").astype(np.int16),
+        skipped=_small(batch.skipped, len(steps), 2, "skipped").astype(np.uint8),
+        clipped=_small(batch.clipped, len(steps), 1, "clipped").astype(np.bool_),
+        state=state,
+        values=values,
+        phases=phases,
+        accumulators=batch.accumulators,
+        metrics=_metrics(batch.metrics),
+        dropped_steps=batch.dropped_steps,
+    )
+
+
+def samples(columns: Columns, groups: int) -> Samples:
+    """Return what the rules read of a batch; ``groups`` is the number of the launch's parameter groups."""
+    lr = _learning_rates(columns, groups)
+    loss_steps, loss = _untagged(columns, "loss")
+    return Samples(
+        steps=columns.steps,
+        every=columns.every,
+        phase=columns.phases.get("absmax", np.full(len(columns.steps), NO_PHASE, np.uint8)),
+        state=columns.state,
+        values=columns.values,
+        skipped=columns.skipped,
+        clipped=columns.clipped,
+        micro_steps=columns.micro_steps,
+        lr=lr,
+        loss_steps=loss_steps,
+        loss=loss,
+    )
+
+
+def _learning_rates(columns: Columns, groups: int) -> NDArray[np.float32]:
+    if len(columns.steps) * groups > LIMITS.max_points:
+        raise RequestError(413, "too_large", f"{len(columns.steps)} steps of {groups} parameter groups are too many.")
+    rates = np.full((len(columns.steps), groups), np.nan, np.float32)
+    for name in {metric.name for metric in columns.metrics}:
+        number = name.removeprefix("lr")
+        if name.startswith("lr") and number.isascii() and number.isdigit() and int(number) < groups:
+            steps, values = _untagged(columns, name)
+            _, rows, found = np.intersect1d(columns.steps, steps, assume_unique=True, return_indices=True)
+            rates[rows, int(number)] = values[found]
+    return rates
+
+
+def _untagged(columns: Columns, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return a metric's steps, rising, and values; of a step that was logged twice the last value."""
+    mine = [metric for metric in columns.metrics if metric.name == name and metric.tags == "{}"]
+    if not mine:
+        return np.empty(0, np.int64), np.empty(0, np.float64)
+    steps = np.concatenate([metric.steps for metric in mine])
+    values = np.concatenate([metric.values for metric in mine])
+    unique, last = np.unique(steps[::-1], return_index=True)
+    return unique, values[::-1][last]
+
+
+def _rising(steps: tuple[int, ...], field: str) -> NDArray[np.int64]:
+    if steps and not (min(steps) >= 0 and max(steps) <= MAX_STEP):
+        raise invalid(f"A step is 0 to {MAX_STEP}.", field)
+    array = np.array(steps, np.int64)
+    if (np.diff(array) <= 0).any():
+        raise invalid("Steps rise strictly.", field)
+    return array
+
+
+def _state_plane(text: str, steps: int) -> NDArray[np.uint8]:
+    plane = np.frombuffer(_unbase64(text, "state"), np.uint8)
+    if plane.size > LIMITS.max_points:
+        raise RequestError(413, "too_large", f"A batch has at most {LIMITS.max_points} points.", "state")
+    if (steps == 0 and plane.size) or (steps and (plane.size == 0 or plane.size % steps)):
+        raise invalid(f"The state plane has {plane.size} cells, no whole number of layers for {steps} steps.", "state")
+    if plane.size and plane.max() >= len(wire.STATES):
+        raise invalid(f"A state is 0 to {len(wire.STATES) - 1}.", "state")
+    return plane.reshape(steps, plane.size // steps if steps else 0)
+
+
+def _stats(
+    blocks: tuple[wire.Block, ...], steps: NDArray[np.int64], state: NDArray[np.uint8]
+) -> tuple[dict[str, NDArray[np.float32]], dict[str, NDArray[np.uint8]]]:
+    values: dict[str, NDArray[np.float32]] = {}
+    phases: dict[str, NDArray[np.uint8]] = {}
+    sent: dict[str, NDArray[np.bool_]] = {}
+    points = 0
+    for number, block in enumerate(blocks):
+        field = f"blocks.{number}"
+        _check_kind(block, field)
+        rows = _rows(block, steps, f"{field}.steps")
+        columns = _layers(block, state.shape[1], f"{field}.layers")
+        points += len(rows) * len(columns)
+        if points > LIMITS.max_points:
+            raise RequestError(413, "too_large", f"A batch has at most {LIMITS.max_points} points.", field)
+        cells = np.ix_(rows, columns)
+        filled = sent.setdefault(block.stat, np.zeros(state.shape, np.bool_))
+        if filled[cells].any():
+            raise invalid(f"{block.stat} is there twice for a step and layer.", field)
+        filled[cells] = True
+        plane = values.setdefault(block.stat, np.full(state.shape, np.nan, np.float32))
+        plane[cells] = _block_values(block, (len(rows), len(columns)), state[cells], f"{field}.values")
+        if block.phase is not None:
+            phases.setdefault(block.stat, np.full(len(steps), NO_PHASE, np.uint8))[rows] = wire.PHASES.index(
+                block.phase
+            )
+    return values, phases
+
+
+def _check_kind(block: wire.Block, field: str) -> None:
+    check_member(block.stat, f"{field}.stat", wire.STATS)
+    check_member(block.phase, f"{field}.phase", wire.PHASES)
+    if block.stat == "absmax" and block.phase is None:
+        raise invalid("absmax has a phase.", f"{field}.phase")
+
+
+def _rows(block: wire.Block, steps: NDArray[np.int64], field: str) -> NDArray[np.intp]:
+    mine = _rising(block.steps, field)
+    rows = np.searchsorted(steps, mine)
+    if len(mine) and (rows[-1] >= len(steps) or (steps[rows] != mine).any()):
+        raise invalid("A block's steps are steps of its batch.", field)
+    return rows
+
+
+def _layers(block: wire.Block, width: int, field: str) -> NDArray[np.intp]:
+    if block.layers is None:
+        return np.arange(width)
+    if block.layers and not (min(block.layers) >= 0 and max(block.layers) < width):
+        raise invalid(f"A layer index is 0 to {width - 1}.", field)
+    if len(set(block.layers)) < len(block.layers):
+        raise invalid(f"{block.stat} is there twice for a step and layer.", field)
+    return np.array(block.layers, np.intp)
+
+
+def _block_values(
+    block: wire.Block, shape: tuple[int, int], state: NDArray[np.uint8], field: str
+) -> NDArray[np.float32]:
+    values = _column(block.values, np.dtype("<f4"), shape, field)
+    if np.isinf(values).any():
+        raise invalid("An infinity is no value here; the state says nonfinite and the value is NaN.", field)
+    if (np.isnan(values) & ((state == MEASURED) | (state == ZERO))).any():
+        raise invalid("A NaN where the state says measured or zero.", field)
+    if (values < 0).any():
+        raise invalid("No stat is negative.", field)
+    return values.astype(np.float32)
+
+
+def _check_accumulators(records: tuple[wire.Accumulator, ...], width: int) -> None:
+    for number, record in enumerate(records):
+        field = f"accumulators.{number}"
+        if record.layers and not (min(record.layers) >= 0 and max(record.layers) < width):
+            raise invalid(f"A layer index is 0 to {width - 1}.", f"{field}.layers")
+        for part in ("declared", "stored", "effective"):
+            check_text(getattr(record, part), f"{field}.{part}", MAX_DTYPE)
+
+
+def _metrics(metrics: tuple[wire.Metric, ...]) -> tuple[MetricColumn, ...]:
+    if len(metrics) > MAX_METRICS:
+        raise invalid(f"A batch carries at most {MAX_METRICS} metrics.", "metrics")
+    return tuple(_metric(metric, f"metrics.{number}") for number, metric in enumerate(metrics))
+
+
+def _metric(metric: wire.Metric, field: str) -> MetricColumn:
+    check_text(metric.name, f"{field}.name", MAX_METRIC_NAME, shortest=1)
+    for tag, value in metric.tags:
+        check_text(tag, f"{field}.tags", MAX_METRIC_NAME, shortest=1)
+        check_text(value, f"{field}.tags", MAX_METRIC_NAME)
+    tags = json.dumps(dict(metric.tags), sort_keys=True, separators=(",", ":"))
+    if len(tags) > MAX_TAGS:
+        raise invalid(f"The tags of a metric have at most {MAX_TAGS} characters as JSON.", f"{field}.tags")
+    if metric.steps and not (min(metric.steps) >= 0 and max(metric.steps) <= MAX_STEP):
+        raise invalid(f"A step is 0 to {MAX_STEP}.", f"{field}.steps")
+    steps = np.array(metric.steps, np.int64)
+    values = _column(metric.values, np.dtype("<f8"), (len(steps),), f"{field}.values")
+    return MetricColumn(metric.name, tags, steps, values.astype(np.float64))
+
+
+def _small(numbers: tuple[int, ...], length: int, high: int, field: str) -> NDArray[np.int64]:
+    if len(numbers) != length:
+        raise invalid(f"There are {len(numbers)} numbers for {length} steps.", field)
+    if numbers and not (min(numbers) >= 0 and max(numbers) <= high):
+        raise invalid(f"These numbers are 0 to {high}.", field)
+    return np.array(numbers, np.int64)
+
+
+def _column(text: str, dtype: np.dtype[np.floating], shape: tuple[int, ...], field: str) -> NDArray[np.floating]:
+    raw = _unbase64(text, field)
+    if len(raw) != dtype.itemsize * int(np.prod(shape)):
+        raise invalid(f"The column has {len(raw)} bytes; its shape {list(shape)} takes another number.", field)
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def _finite(values: NDArray[np.floating], field: str) -> NDArray[np.float64]:
+    if not np.isfinite(values).all():
+        raise invalid("A time is finite.", field)
+    return values.astype(np.float64)
+
+
+def _unbase64(text: str, field: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise invalid(f"This is not base64: {error}.", field) from error
