@@ -99,7 +99,7 @@ class Deliverer:
         """Start an attempt for each endpoint that has a message waiting and none under way."""
         with self._database.read() as connection:
             waiting = deliveries.claimable(connection, self._database.now(connection))
-        oldest = {key.endpoint_id: key for key in reversed(waiting) if key.endpoint_id not in self._in_flight}
+        oldest = {key.endpoint: key for key in reversed(waiting) if key.endpoint not in self._in_flight}
         keys = list(oldest.values())[: MAX_IN_FLIGHT - len(self._in_flight)]
         if not keys:
             return
@@ -108,7 +108,7 @@ class Deliverer:
             claims = [deliveries.claim(connection, key, now) for key in keys]
         for claim in claims:
             if claim is not None:
-                self._in_flight[claim.endpoint] = asyncio.create_task(self._attempt(client, claim))
+                self._in_flight[claim.key.endpoint] = asyncio.create_task(self._attempt(client, claim))
 
     async def _attempt(self, client: httpx.AsyncClient, claim: Claim) -> None:
         begun = time.perf_counter()
@@ -122,7 +122,7 @@ class Deliverer:
             logger.exception("an attempt failed in an unforeseen way")
             result = TransportError(f"{type(error).__name__}: {error}")
         finally:
-            del self._in_flight[claim.endpoint]
+            del self._in_flight[claim.key.endpoint]
         self._conclude(claim, result, round((time.perf_counter() - begun) * 1000))
 
     def _conclude(self, claim: Claim, result: int | TransportError, took_ms: int) -> None:

@@ -6,11 +6,12 @@ fence, so that of two deliverers only one sends, and one that comes back late fr
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, insert, or_, select, update
 
 from gradcanary_server import dossiers, endpoints, incident_rows, incidents, notifications
 from gradcanary_server.endpoints import Endpoint
@@ -26,24 +27,57 @@ LEASE_S = 15.0
 MAX_ERROR = 500
 
 
-@dataclass(frozen=True)
-class Step:
-    """Something to write: expire a message that is too old, seal the next one, or settle an incident."""
+class Key(NamedTuple):
+    """A message: the version-th of an incident for an endpoint."""
 
-    what: Literal["expire", "seal", "settle"]
     incident: int
-    endpoint: int = 0
-    version: int = 0
-    due: Due | None = None
+    endpoint: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Expire:
+    """A sealed message is too old to be sent."""
+
+    key: Key
+
+
+@dataclass(frozen=True)
+class Seal:
+    """The next message is due."""
+
+    key: Key
+    due: Due
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Nobody is to be told anything more about an incident."""
+
+    incident: int
+
+
+Step = Expire | Seal | Settle
+Waiting = Literal["waiting"]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message without its bytes; ``told`` is set once it was delivered."""
+
+    key: Key
+    state: str
+    sealed: float
+    next_attempt: float
+    lease_until: float | None
+    told: Told | None
 
 
 @dataclass(frozen=True)
 class Claim:
     """A message that this deliverer alone may send until its lease ends; ``number`` counts its attempts from 1."""
 
-    incident: int
-    endpoint: int
-    version: int
+    key: Key
     fence: int
     number: int
     message: Message
@@ -57,31 +91,32 @@ def plan(connection: Connection, pace: Pace, now: float) -> list[Step]:
     for row in connection.execute(select(incident).where(incident.c.settled.is_(False))).mappings():
         what = incident_rows.parsed(row)
         verdicts = [_next(what, target, told.get((row["incident_id"], target.id), []), pace, now) for target in targets]
-        steps += [verdict for verdict in verdicts if isinstance(verdict, Step)]
+        steps += [verdict for verdict in verdicts if isinstance(verdict, Expire | Seal)]
         if what.state == "resolved" and all(verdict is None for verdict in verdicts):
-            steps.append(Step("settle", row["incident_id"]))
+            steps.append(Settle(row["incident_id"]))
     return steps
 
 
 def carry_out(connection: Connection, step: Step, public_url: str, now: float) -> None:
     """Write a step of :func:`plan`, in the transaction that planned it."""
-    if step.what == "settle":
+    if isinstance(step, Seal):
+        _seal(connection, step, public_url, now)
+    elif isinstance(step, Expire):
+        connection.execute(update(delivery).where(*_is(step.key)).values(state="expired"))
+    else:
         connection.execute(update(incident).where(incident.c.incident_id == step.incident).values(settled=True))
-    elif step.what == "expire":
-        connection.execute(update(delivery).where(*_key(step)).values(state="expired"))
-    elif step.due is not None:
-        _seal(connection, step, step.due, public_url, now)
 
 
-def claimable(connection: Connection, now: float) -> list[Row[tuple[int, int, int]]]:
-    """Return incident, endpoint and version of the messages whose next attempt is due, oldest first."""
+def claimable(connection: Connection, now: float) -> list[Key]:
+    """Return the messages whose next attempt is due, oldest first."""
     query = select(delivery.c.incident_id, delivery.c.endpoint_id, delivery.c.version)
-    return list(connection.execute(query.where(*_free(now)).order_by(delivery.c.next_attempt)))
+    rows = connection.execute(query.where(*_free(now)).order_by(delivery.c.next_attempt))
+    return [Key(row.incident_id, row.endpoint_id, row.version) for row in rows]
 
 
-def claim(connection: Connection, key: Row[tuple[int, int, int]], now: float) -> Claim | None:
+def claim(connection: Connection, key: Key, now: float) -> Claim | None:
     """Take the right to send a message for the length of a lease; None when another deliverer has it."""
-    mine = _key(Step("seal", key[0], key[1], key[2]))
+    mine = _is(key)
     taken = update(delivery).where(*mine, *_free(now)).values(fence=delivery.c.fence + 1, lease_until=now + LEASE_S)
     if connection.execute(taken).rowcount != 1:
         return None
@@ -89,7 +124,7 @@ def claim(connection: Connection, key: Row[tuple[int, int, int]], now: float) ->
     query = query.join(endpoint_table, endpoint_table.c.endpoint_id == delivery.c.endpoint_id).where(*mine)
     row = connection.execute(query).one()
     message = Message(f"msg_{row.incident_id}_{row.version}", row.url, row.secret, row.body)
-    return Claim(row.incident_id, row.endpoint_id, row.version, row.fence, row.attempts + 1, message)
+    return Claim(key, row.fence, row.attempts + 1, message)
 
 
 def conclude(
@@ -103,14 +138,14 @@ def conclude(
     else:
         failures = _failures(connection, claim) + 1
         changes |= {"next_attempt": now + retry_delay(failures, error.retry_after_s, jitter)}
-    mine = (*_key(claim), delivery.c.fence == claim.fence, delivery.c.state == "pending")
+    mine = (*_is(claim.key), delivery.c.fence == claim.fence, delivery.c.state == "pending")
     if connection.execute(update(delivery).where(*mine).values(**changes)).rowcount != 1:
         return
     connection.execute(
         insert(attempt).values(
-            incident_id=claim.incident,
-            endpoint_id=claim.endpoint,
-            version=claim.version,
+            incident_id=claim.key.incident,
+            endpoint_id=claim.key.endpoint,
+            version=claim.key.version,
             number=claim.number,
             at=now,
             status=result if isinstance(result, int) else result.status,
@@ -119,33 +154,41 @@ def conclude(
         )
     )
     if error is None:
-        endpoints.succeeded(connection, claim.endpoint)
+        endpoints.succeeded(connection, claim.key.endpoint)
     else:
-        endpoints.failed(connection, claim.endpoint, now, str(error)[:MAX_ERROR], error.permanent)
+        endpoints.failed(connection, claim.key.endpoint, now, str(error)[:MAX_ERROR], error.permanent)
 
 
-_COLUMNS = [column for column in delivery.c if column.name != "body"]
-Waiting = Literal["waiting"]
-
-
-def _by_target(connection: Connection) -> dict[tuple[int, int], list[Row[tuple[object, ...]]]]:
+def _by_target(connection: Connection) -> dict[tuple[int, int], list[Sent]]:
     """Return the messages of the incidents that are not settled, per incident and endpoint, oldest first."""
-    query = select(*_COLUMNS).join(incident, incident.c.incident_id == delivery.c.incident_id)
-    found: dict[tuple[int, int], list[Row[tuple[object, ...]]]] = {}
-    for row in connection.execute(query.where(incident.c.settled.is_(False)).order_by(delivery.c.version)):
-        found.setdefault((row.incident_id, row.endpoint_id), []).append(row)
+    query = select(*(column for column in delivery.c if column.name != "body"))
+    query = query.join(incident, incident.c.incident_id == delivery.c.incident_id)
+    rows = connection.execute(query.where(incident.c.settled.is_(False)).order_by(delivery.c.version)).mappings()
+    found: dict[tuple[int, int], list[Sent]] = defaultdict(list)
+    for row in rows:
+        found[row["incident_id"], row["endpoint_id"]].append(_sent(row))
     return found
 
 
-def _next(
-    what: Incident, target: Endpoint, sent: list[Row[tuple[object, ...]]], pace: Pace, now: float
-) -> Step | Waiting | None:
-    """Return the step for one endpoint; "waiting" while a message is under way or due later, None for nothing to say."""
+def _sent(row: RowMapping) -> Sent:
+    told = Told(row["delivered"], row["kind"], row["told_ever"], row["told_severity"], row["told_reopened"])
+    return Sent(
+        key=Key(row["incident_id"], row["endpoint_id"], row["version"]),
+        state=row["state"],
+        sealed=row["sealed"],
+        next_attempt=row["next_attempt"],
+        lease_until=row["lease_until"],
+        told=told if row["state"] == "delivered" else None,
+    )
+
+
+def _next(what: Incident, target: Endpoint, sent: list[Sent], pace: Pace, now: float) -> Step | Waiting | None:
+    """Return the step for one endpoint; "waiting" while something is under way or due later, None when all is said."""
     last = sent[-1] if sent else None
     if last is not None and last.state == "pending":
         is_old = now >= last.sealed + pace.interval_s and (last.lease_until is None or last.lease_until < now)
-        return Step("expire", last.incident_id, target.id, last.version) if is_old else "waiting"
-    heard = next((_told(row) for row in reversed(sent) if row.state == "delivered"), None)
+        return Expire(last.key) if is_old else "waiting"
+    heard = next((message.told for message in reversed(sent) if message.told is not None), None)
     if heard is None and RANKS[what.severity] < RANKS[target.min_severity]:
         return None
     news = due(what, heard, pace, what.acked is not None)
@@ -153,27 +196,24 @@ def _next(
         return None
     # A receiver that failed is not asked sooner because the message was renewed.
     held = last.next_attempt if last is not None and last.state == "expired" else 0.0
-    version = 1 if last is None else last.version + 1
-    return Step("seal", what.id, target.id, version, news) if now >= max(news.not_before, held) else "waiting"
+    key = Key(what.id, target.id, 1 if last is None else last.key.version + 1)
+    return Seal(key, news) if now >= max(news.not_before, held) else "waiting"
 
 
-def _told(row: Row[tuple[object, ...]]) -> Told:
-    return Told(row.delivered, row.kind, row.told_ever, row.told_severity, row.told_reopened)
-
-
-def _seal(connection: Connection, step: Step, news: Due, public_url: str, now: float) -> None:
-    dossier = dossiers.load(connection, step.incident)
+def _seal(connection: Connection, step: Seal, public_url: str, now: float) -> None:
+    key, news = step.key, step.due
+    dossier = dossiers.load(connection, key.incident)
     if dossier is None:
         return
-    url = incidents.page(public_url, dossier.run, step.incident)
+    url = incidents.page(public_url, dossier.run, key.incident)
     connection.execute(
         insert(delivery).values(
-            incident_id=step.incident,
-            endpoint_id=step.endpoint,
-            version=step.version,
+            incident_id=key.incident,
+            endpoint_id=key.endpoint,
+            version=key.version,
             kind=news.kind,
             state="pending",
-            body=notifications.seal(dossier, news.kind, step.version, url, now),
+            body=notifications.seal(dossier, news.kind, key.version, url, now),
             sealed=now,
             told_ever=news.members,
             told_severity=dossier.incident.severity,
@@ -185,7 +225,7 @@ def _seal(connection: Connection, step: Step, news: Due, public_url: str, now: f
 
 def _failures(connection: Connection, claim: Claim) -> int:
     """Count the attempts at this endpoint since it last took a message of this incident."""
-    mine = (delivery.c.incident_id == claim.incident, delivery.c.endpoint_id == claim.endpoint)
+    mine = (delivery.c.incident_id == claim.key.incident, delivery.c.endpoint_id == claim.key.endpoint)
     heard = select(func.max(delivery.c.version)).where(*mine, delivery.c.state == "delivered").scalar_subquery()
     since = select(func.sum(delivery.c.attempts)).where(*mine, delivery.c.version > func.coalesce(heard, 0))
     return connection.execute(since).scalar_one() or 0
@@ -199,9 +239,9 @@ def _free(now: float) -> Sequence[ColumnElement[bool]]:
     )
 
 
-def _key(of: Step | Claim) -> Sequence[ColumnElement[bool]]:
+def _is(key: Key) -> Sequence[ColumnElement[bool]]:
     return (
-        delivery.c.incident_id == of.incident,
-        delivery.c.endpoint_id == of.endpoint,
-        delivery.c.version == of.version,
+        delivery.c.incident_id == key.incident,
+        delivery.c.endpoint_id == key.endpoint,
+        delivery.c.version == key.version,
     )

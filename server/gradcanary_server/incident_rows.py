@@ -66,7 +66,7 @@ def save(connection: Connection, run_id: int, case: Case, layer_names: dict[int,
     }
     if case.incident.id is None:
         added = insert(incident).values(run_id=run_id, **row).returning(incident.c.incident_id)
-        incident_id = connection.execute(added).scalar_one()
+        incident_id = int(connection.execute(added).scalar_one())
     else:
         incident_id = case.incident.id
         connection.execute(update(incident).where(incident.c.incident_id == incident_id).values(**row))
