@@ -19,6 +19,7 @@ NONFINITE = 32767
 HEIGHT = (220, 520)
 ROW_PX = 7
 FRAMED_ROWS = 80
+MAX_COLUMNS = 4096
 BLOCK_LABELS = 26
 
 
@@ -71,11 +72,13 @@ def regular(
     if len(steps) < 2:
         return steps, cells
     places = np.round((steps - steps[0]) / bucket_steps).astype(np.int64)
-    spacing = int(np.diff(places).min())
-    places = places // max(1, spacing)
+    spacing = int(np.gcd.reduce(np.diff(places)))
+    places = places // spacing
+    if places[-1] >= MAX_COLUMNS:
+        return steps, cells
     filled = np.full((cells.shape[0], int(places[-1]) + 1), NO_DATA, np.int16)
     filled[:, places] = cells
-    return steps[0] + np.arange(filled.shape[1], dtype=np.float64) * bucket_steps * max(1, spacing), filled
+    return steps[0] + np.arange(filled.shape[1], dtype=np.float64) * bucket_steps * spacing, filled
 
 
 def coded(cells: npt.NDArray[np.int16], enter: float) -> tuple[palette.Scale, npt.NDArray[np.int16]]:

@@ -1,0 +1,52 @@
+"""How the dashboard hangs on its server: nothing of it may run on the event loop, nothing may come from elsewhere."""
+
+import asyncio
+import inspect
+import re
+import threading
+
+import pytest
+from dash import Dash, Input, Output, no_update
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from gradcanary_dashboard.app import create_app, mount
+from gradcanary_dashboard.callbacks import threaded
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def test_every_callback_is_a_coroutine_function() -> None:
+    app = mount(FastAPI(), NOBODY)
+    served = [entry["callback"] for entry in app.callback_map.values() if "callback" in entry]
+    assert len(served) == 3
+    assert all(inspect.iscoroutinefunction(callback) for callback in served)
+
+
+def test_a_handler_runs_in_another_thread() -> None:
+    app = Dash("test", server=FastAPI())  # type: ignore[arg-type]
+    threads: list[int] = []
+
+    @threaded(app, {"one": Output("a", "children"), "two": Output("b", "children")}, Input("c", "value"))
+    def handler(_value: object) -> dict[str, object]:
+        threads.append(threading.get_ident())
+        return {"one": "said"}
+
+    (entry,) = app.callback_map.values()
+    assert asyncio.run(entry["callback"].__wrapped__(1)) == {"one": "said", "two": no_update}
+    assert threads != [threading.get_ident()]
+
+
+@pytest.mark.parametrize("path", ["/", "/runs/some-run", "/runs/some-run?layer=x"])
+def test_every_page_is_served_first(path: str) -> None:
+    with TestClient(create_app(NOBODY)) as server:
+        answer = server.get(path)
+    assert answer.status_code == 200
+    assert '<html lang="en">' in answer.text
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', answer.text)
+
+
+def test_a_process_may_hold_two_dashboards() -> None:
+    with TestClient(create_app("http://127.0.0.1:1")) as one, TestClient(create_app("http://127.0.0.1:2")) as two:
+        assert "127.0.0.1:1" in one.get("/_dash-layout").text
+        assert "127.0.0.1:2" in two.get("/_dash-layout").text

@@ -1,0 +1,115 @@
+"""The client of the read API, against a real HTTP server."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from gradcanary_dashboard import client
+from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.errors import NotFoundError, UnreachableError
+
+
+class Script:
+    """What the server answers next, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.body: bytes = b"{}"
+        self.etag: str | None = '"1"'
+        self.asked: list[tuple[str, str | None]] = []
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def collector(script: Script) -> Iterator[Collector]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers.get("If-None-Match")
+            script.asked.append((self.path, known))
+            fresh = script.status == 200 and known is not None and known == script.etag
+            self.send_response(304 if fresh else script.status)
+            if script.etag is not None:
+                self.send_header("ETag", script.etag)
+            self.send_header("Content-Length", "0" if fresh else str(len(script.body)))
+            self.end_headers()
+            if not fresh:
+                self.wfile.write(script.body)
+
+        def log_message(self, *arguments: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    asked = Collector(f"http://127.0.0.1:{server.server_port}/")
+    yield asked
+    asked.close()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_what_did_not_change_is_not_sent_again(script: Script, collector: Collector) -> None:
+    script.body = json.dumps({"runs": [1]}).encode()
+    first = collector.runs()
+    again = collector.runs()
+    assert again is first
+    assert script.asked == [("/api/v1/runs", None), ("/api/v1/runs", '"1"')]
+    script.etag, script.body = '"2"', b'{"runs": []}'
+    assert collector.runs().body == {"runs": []}
+    assert collector.runs().version != first.version
+
+
+def test_another_question_has_its_own_answer(script: Script, collector: Collector) -> None:
+    collector.run("a", "heatmap", columns=600, **{"from": None})
+    collector.run("a", "heatmap", columns=600, **{"from": 3})
+    assert script.asked == [
+        ("/api/v1/runs/a/heatmap?columns=600", None),
+        ("/api/v1/runs/a/heatmap?columns=600&from=3", None),
+    ]
+
+
+def test_without_an_etag_the_body_is_the_version(script: Script, collector: Collector) -> None:
+    script.etag = None
+    first = collector.run("a")
+    assert collector.run("a").version == first.version
+    script.body = b'{"step": 1}'
+    assert collector.run("a").version != first.version
+
+
+def test_a_name_cannot_leave_its_path(script: Script, collector: Collector) -> None:
+    collector.run("../incidents?x=1")
+    assert script.asked == [("/api/v1/runs/..%2Fincidents%3Fx%3D1", None)]
+
+
+def test_only_so_many_answers_are_remembered(script: Script, collector: Collector) -> None:
+    for number in range(client.KEPT_ANSWERS + 1):
+        collector.incident(number)
+    collector.incident(0)
+    collector.incident(client.KEPT_ANSWERS)
+    assert [known for _, known in script.asked[-2:]] == [None, '"1"']
+
+
+def test_unknown_is_not_unreachable(script: Script, collector: Collector) -> None:
+    script.status = 404
+    with pytest.raises(NotFoundError):
+        collector.run("a")
+
+
+@pytest.mark.parametrize(("status", "body"), [(500, b"{}"), (503, b""), (200, b"<html>")])
+def test_an_unusable_answer_is_an_outage(script: Script, collector: Collector, status: int, body: bytes) -> None:
+    script.status, script.body = status, body
+    with pytest.raises(UnreachableError, match=r"http://127\.0\.0\.1:\d+ answered"):
+        collector.run("a")
+
+
+def test_nobody_there_is_an_outage_that_names_the_address() -> None:
+    with pytest.raises(UnreachableError, match=r"http://127\.0\.0\.1:9 does not answer"):
+        Collector("http://127.0.0.1:9").runs()

@@ -1,0 +1,123 @@
+"""The heatmap figure, from the API's cells."""
+
+import json
+
+import numpy as np
+import pytest
+from api_answers import column, heatmap_answer
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from gradcanary_dashboard import axes, heatmap, palette
+from gradcanary_dashboard.columns import decode, encode
+from gradcanary_dashboard.view import View
+
+SENTINELS = (heatmap.NO_DATA, heatmap.ZERO, heatmap.NONFINITE)
+CELLS = arrays.arrays(
+    np.int16, st.tuples(st.integers(1, 6), st.integers(1, 8)), elements=st.integers(-32768, 32767).map(int)
+)
+
+
+def figure_of(answer: dict[str, object], selected: int | None = None) -> axes.Figure:
+    span = axes.Span.of("run", View(), decode(answer["steps"]), 32)  # type: ignore[arg-type]
+    return heatmap.figure(answer, span, selected)
+
+
+def colour_at(scale: palette.Scale, code: int) -> str:
+    """The colour that Plotly gives to a code that sits on a stop."""
+    place = (code - scale.no_data) / (scale.nonfinite - scale.no_data)
+    below = [colour for stop, colour in scale.colours() if float(stop) <= place + 1e-12]
+    return str(below[-1])
+
+
+@given(CELLS)
+def test_no_value_looks_like_a_cell_without_one(cells: np.ndarray) -> None:
+    scale, codes = heatmap.coded(cells, 1e-4)
+    for sentinel, code in zip(SENTINELS, (scale.no_data, scale.zero, scale.nonfinite), strict=True):
+        assert ((codes == code) == (cells == sentinel)).all()
+    values = ~np.isin(cells, SENTINELS)
+    assert (codes[values] == np.clip(cells[values], -30_000, 30_000)).all()
+
+
+@given(CELLS, st.floats(1e-8, 1e2))
+def test_the_scale_rises_from_no_data_to_non_finite(cells: np.ndarray, enter: float) -> None:
+    scale, _ = heatmap.coded(cells, enter)
+    stops = [float(stop) for stop, _ in scale.colours()]
+    assert stops[0] == 0
+    assert stops[-1] == 1
+    assert stops == sorted(stops)
+
+
+def test_white_is_the_threshold_and_nothing_else() -> None:
+    scale, _ = heatmap.coded(np.array([[-6200, -2000]], np.int16), 1e-4)
+    assert colour_at(scale, scale.enter) == palette.WHITE
+    assert colour_at(scale, scale.zero) == palette.BLACK
+    assert colour_at(scale, scale.no_data) == palette.NO_DATA
+    assert colour_at(scale, scale.nonfinite) == palette.MAGENTA
+    assert [colour for _, colour in scale.colours()].count(palette.WHITE) == 1
+
+
+def test_buckets_that_are_left_out_become_columns_without_data() -> None:
+    steps, cells = heatmap.regular(np.array([0.0, 32, 128]), np.array([[1, 2, 3]], np.int16), 32)
+    assert steps.tolist() == [0, 32, 64, 96, 128]
+    assert cells.tolist() == [[1, 2, heatmap.NO_DATA, heatmap.NO_DATA, 3]]
+
+
+@given(st.sets(st.integers(0, 40), min_size=1), st.sampled_from([1, 10, 32]))
+def test_every_received_column_stays_at_its_step(buckets: set[int], bucket_steps: int) -> None:
+    received = np.array(sorted(buckets), np.float64) * bucket_steps
+    marks = np.arange(len(received), dtype=np.int16)[None, :]
+    steps, cells = heatmap.regular(received, marks, bucket_steps)
+    assert [cells[0, steps.tolist().index(step)] for step in received.tolist()] == marks[0].tolist()
+    assert (cells[0, ~np.isin(steps, received)] == heatmap.NO_DATA).all()
+
+
+def test_the_transport_is_int16() -> None:
+    drawn = figure_of(heatmap_answer(rows=3, columns=5))
+    z = drawn["data"][0]["z"]
+    assert z["dtype"] == "i2"
+    assert z["shape"] == "3, 5"
+    assert drawn["data"][0]["colorscale"][0][1] == palette.NO_DATA
+
+
+def test_hostile_block_names_are_text() -> None:
+    drawn = figure_of(heatmap_answer(rows=1, columns=2, block="<a href=x>&b"))
+    assert drawn["layout"]["yaxis"]["ticktext"] == ["&lt;a href=x&gt;&amp;b"]
+    json.dumps(drawn)
+
+
+def test_the_chosen_row_is_marked_beside_the_heatmap() -> None:
+    drawn = figure_of(heatmap_answer(rows=3, columns=2), selected=2)
+    assert [note["y"] for note in drawn["layout"]["annotations"] if note["text"] == "◀"] == [2]
+    assert not figure_of(heatmap_answer(rows=3, columns=2), selected=9)["layout"]["annotations"]
+
+
+def test_incident_marks_out_of_sight_are_left_out() -> None:
+    answer = heatmap_answer(rows=1, columns=4)
+    answer["marks"] = [
+        {"step": 40, "incident": 7, "kind": "fired"},
+        {"step": 90, "incident": 7, "kind": "resolved"},
+        {"step": 4000, "incident": 8, "kind": "fired"},
+    ]
+    layout = figure_of(answer)["layout"]
+    assert [shape["x0"] for shape in layout["shapes"] if shape["type"] == "line"] == [40, 90]
+    assert [note["text"] for note in layout["annotations"]] == ["#7"]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 4), (3, 0)])
+def test_a_run_without_measurements_says_so(rows: int, columns: int) -> None:
+    drawn = figure_of(heatmap_answer(rows=rows, columns=columns))
+    assert drawn["data"] == []
+    assert "No gradient" in drawn["layout"]["annotations"][0]["text"]
+
+
+DTYPES = st.sampled_from([np.float64, np.float32, np.int32, np.int16, np.uint8])
+SIDES = st.tuples(st.integers(0, 4), st.integers(0, 4))
+
+
+@given(arrays.arrays(DTYPES, SIDES, elements=st.integers(0, 99)))
+def test_columns_survive_both_ways(values: np.ndarray) -> None:
+    assert (decode(column(values)) == values).all()
+    assert encode(values)["shape"] == ", ".join(map(str, values.shape))
+    assert encode(values)["bdata"] == column(values)["data"]

@@ -1,0 +1,55 @@
+"""Numbers as people read them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradcanary_dashboard import wording
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0.0, "0"),
+        (6.1e-7, "6.1e-7"),
+        (3e-3, "0.003"),
+        (0.1253, "0.125"),
+        (1.0, "1"),
+        (12.34, "12.3"),
+        (120.0, "120"),
+        (12340.0, "12,340"),
+        (2.5e9, "2.5e9"),
+        (-6.1e-7, "-6.1e-7"),
+        (1e-4, "1e-4"),
+        (math.inf, "inf"),
+        (None, wording.NOTHING),
+    ],
+)
+def test_a_value_has_two_or_three_digits(number: float | None, text: str) -> None:
+    assert wording.scientific(number) == text
+
+
+@given(st.floats(1e-37, 3e38))
+def test_a_value_is_never_more_than_five_percent_off(number: float) -> None:
+    assert float(wording.scientific(number).replace(",", "")) == pytest.approx(number, rel=0.05)
+
+
+def test_integers_have_thousands_separators() -> None:
+    assert wording.integer(19999) == "19,999"
+    assert wording.plural(1, "layer") == "1 layer"
+    assert wording.plural(1200, "layer") == "1,200 layers"
+
+
+def test_the_most_frequent_dtype_comes_first() -> None:
+    assert wording.dtypes({"bfloat16": 300}) == "bfloat16"
+    assert wording.dtypes({"bfloat16": 20, "float32": 280}) == "float32 280, bfloat16 20"
+    assert wording.dtypes({}) == wording.NOTHING
+
+
+@given(st.text(max_size=80), st.integers(2, 30))
+def test_a_short_block_is_short_and_the_end_of_the_name(name: str, limit: int) -> None:
+    short = wording.short_block(name, limit)
+    assert len(short) <= limit
+    assert name.endswith((short.removeprefix("…"), short))

@@ -1,0 +1,145 @@
+"""Verdict, order of layers and incident cards: what a page says about a run."""
+
+import base64
+import json
+import re
+
+import numpy as np
+from api_answers import column, incident, layer, run
+from hypothesis import given
+from hypothesis import strategies as st
+from plotly.utils import PlotlyJSONEncoder
+
+from gradcanary_dashboard import incident_cards, layers, run_page, runs_page
+from gradcanary_dashboard.sparkline import sparkline
+from gradcanary_dashboard.verdict import Verdict, verdict
+
+
+def text_of(component: object) -> str:
+    """Everything a component would print, markup and properties included."""
+    return json.dumps(component, cls=PlotlyJSONEncoder)
+
+
+def test_an_open_incident_speaks_first() -> None:
+    said = verdict(run(open_incidents=[31], worst="critical", headline="1 of 2 layers collapsed at step 31"), [])
+    assert said == Verdict("critical", "1 of 2 layers collapsed at step 31")
+
+
+def test_the_end_of_a_run_is_no_recovery() -> None:
+    ended = incident(state="resolved", resolution="run_finished")
+    said = verdict(run(state="finished"), [ended])
+    assert said.tone == "critical"
+    assert "had not recovered" in said.text
+
+
+def test_a_recovered_run_is_quiet() -> None:
+    said = verdict(run(low=1), [incident(state="resolved", resolution="recovered")])
+    assert said == Verdict("quiet", "No open incident in 2 layers, 1 of them low")
+
+
+def test_a_run_without_a_step_waits() -> None:
+    assert verdict(run(step=None, layers=0), []).tone == "waiting"
+
+
+def test_the_worst_layers_come_first() -> None:
+    listed = [
+        layer(0),
+        layer(1, absmax=None, norm=None, state="no_gradient"),
+        layer(2, absmax=1e-5, low=True),
+        layer(3, absmax=None, state="nonfinite"),
+        layer(4, absmax=1e-6, rules={"collapse": "suspect"}),
+        layer(5, absmax=1e-2, rules={"collapse": "firing"}),
+        layer(6, absmax=0.0, state="zero"),
+    ]
+    assert [one["layer"] for one in layers.worst_first(listed)] == [5, 4, 3, 2, 6, 0, 1]
+
+
+@given(st.permutations(range(6)))
+def test_the_order_does_not_depend_on_the_answer(order: list[int]) -> None:
+    listed = [layer(number, absmax=10.0 ** -(number % 3)) for number in order]
+    assert [one["layer"] for one in layers.worst_first(listed)] == [2, 5, 1, 4, 0, 3]
+
+
+def test_the_url_names_the_layer() -> None:
+    listed = [layer(0), layer(1, rules={"collapse": "firing"}), layer(2)]
+    chosen = [
+        layers.choose(listed, "blocks.2.lora_A", 1, 0),
+        layers.choose(listed, "2", 1, 0),
+        layers.choose(listed, "no such layer", 0, 2),
+        layers.choose(listed, None, None, None),
+        layers.choose([layer(0, absmax=1e-3), layer(1, absmax=1e-4)], None, None, 0),
+        layers.choose(listed, None, None, 0),
+    ]
+    assert [one and one["layer"] for one in chosen] == [2, 2, 0, 1, 0, 1]
+    assert layers.choose([], "x", None, None) is None
+
+
+def test_a_card_says_what_happened_and_who_was_told() -> None:
+    full = incident(
+        layers=[{"layer": 1, "name": "blocks.1.lora_A", "since_step": 31, "baseline": 3.1e-3, "value": 6.1e-7}],
+        likely_cause={"code": "c", "text": "Its partner went to zero.", "evidence": ["lr changed"], "incidents": []},
+        fix={"framework": "peft", "text": "Check the schedule.", "code": "print(1)"},
+        deliveries=[
+            {
+                "endpoint": 1,
+                "version": 1,
+                "kind": "opened",
+                "state": "pending",
+                "attempts": [{"at": "", "status": 503, "ms": 1, "error": None}],
+            }
+        ],
+    )
+    said = text_of(incident_cards.card(full, named=False))
+    for words in (
+        "since step 31",
+        "opened at step 50",
+        "Its partner went to zero.",
+        "lr changed",
+        "Check the schedule.",
+    ):
+        assert words in said
+    assert "pending, last try: 503" in said
+    assert "0.0031" in said
+
+
+def test_a_listed_incident_without_details_is_a_card_too() -> None:
+    said = text_of(incident_cards.panel([incident(state="resolved", resolution="layer_gone", resolved_step=80)], None))
+    assert "layer gone" in said
+    assert "resolved at step 80" in said
+
+
+def test_the_empty_state_names_the_collector_that_was_asked() -> None:
+    said = text_of(runs_page.fill([], [], "", "http://127.0.0.1:4711")["runs"])
+    assert "export GRADCANARY_URL=http://127.0.0.1:4711" in said
+    assert "no agent seen" in said
+
+
+def test_the_filter_says_when_nothing_matches() -> None:
+    said = text_of(runs_page.fill([run()], [], "<img src=x>", "")["runs"])
+    assert "No run has" in said
+
+
+def test_a_run_is_one_link() -> None:
+    said = text_of(runs_page.fill([run(spark=column(np.full(64, -3.0), "float32"))], [], "RU", "")["runs"])
+    assert '"href": "/runs/run"' in said
+    assert "data:image/svg+xml" in said
+
+
+LOG10 = st.floats(-45, 39, width=32) | st.sampled_from([float("nan"), float("inf"), float("-inf")])
+
+
+@given(st.lists(LOG10, min_size=1, max_size=64))
+def test_a_sparkline_holds_no_word_of_python(values: list[float]) -> None:
+    source = sparkline(np.array(values, np.float32), "#123456")
+    assert source is None or not re.search("nan|inf", base64.b64decode(source.split(",")[1]).decode())
+
+
+def test_every_slot_of_the_page_is_in_its_frame() -> None:
+    frame = text_of(run_page.frame("run", {}))
+    for slot in run_page.SLOTS:
+        assert f'"id": "{slot}"' in frame
+
+
+def test_a_page_has_one_heading_of_the_first_level() -> None:
+    for page in (run_page.frame("run", {}), run_page.unknown("run")):
+        assert text_of(page).count('"type": "H1"') == 1
