@@ -202,9 +202,7 @@ def _next(what: Incident, target: Endpoint, sent: list[Sent], pace: Pace, now: f
 
 def _seal(connection: Connection, step: Seal, public_url: str, now: float) -> None:
     key, news = step.key, step.due
-    dossier = dossiers.load(connection, key.incident)
-    if dossier is None:
-        return
+    [dossier] = dossiers.load(connection, [key.incident])
     url = incidents.page(public_url, dossier.run, key.incident)
     connection.execute(
         insert(delivery).values(

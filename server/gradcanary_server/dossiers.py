@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping, and_, or_, select
@@ -17,6 +18,15 @@ from gradcanary_server.schema import incident, layer, run
 
 
 @dataclass(frozen=True)
+class Ack:
+    """Who knows of an incident, since when, and what they wrote."""
+
+    at: float
+    by: str
+    note: str
+
+
+@dataclass(frozen=True)
 class Dossier:
     """An incident with its members, the layers of its run, and the texts; ``step`` is the run's last folded one."""
 
@@ -27,30 +37,34 @@ class Dossier:
     members: dict[int | None, Member]
     layers: dict[int, LayerFacts]
     summary: str
+    ack: Ack | None
     cause: LikelyCause
     fix: remedies.Fix
 
 
-def load(connection: Connection, incident_id: int) -> Dossier | None:
-    """Return the dossier of an incident, None when there is no such incident."""
+def load(connection: Connection, incident_ids: Sequence[int]) -> list[Dossier]:
+    """Return the dossiers of those of these incidents that exist, newest first; the layers of a run are read once."""
     query = select(incident, run.c.name.label("run"), run.c.step, run.c.framework, run.c.facts)
-    query = query.join(run, run.c.run_id == incident.c.run_id).where(incident.c.incident_id == incident_id)
-    row = connection.execute(query).mappings().one_or_none()
-    if row is None:
-        return None
+    query = query.join(run, run.c.run_id == incident.c.run_id).where(incident.c.incident_id.in_(incident_ids))
+    rows = connection.execute(query.order_by(incident.c.incident_id.desc())).mappings().all()
+    layers = {run_id: _layers(connection, run_id) for run_id in {row["run_id"] for row in rows}}
+    return [_dossier(connection, row, layers[row["run_id"]]) for row in rows]
+
+
+def _dossier(connection: Connection, row: RowMapping, layers: dict[int, LayerFacts]) -> Dossier:
     what = incident_rows.parsed(row)
-    members = incident_rows.members(connection, incident_id)
-    layers = _layers(connection, row["run_id"])
+    members = incident_rows.members(connection, row["incident_id"])
     facts = tuple(Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(row["facts"]))
     cause = causes.likely(Scene(what, members, layers, _near(connection, row), facts))
     return Dossier(
-        id=incident_id,
+        id=row["incident_id"],
         run=row["run"],
         step=what.opened_step if row["step"] is None else row["step"],
         incident=what,
         members=members,
         layers=layers,
         summary=row["summary"],
+        ack=None if what.acked is None else Ack(what.acked, row["acked_by"], row["ack_note"]),
         cause=cause,
         fix=remedies.fix(cause.code, row["framework"]),
     )

@@ -1,0 +1,127 @@
+"""The incidents of the read API, and the acknowledgement of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from sqlalchemy import ColumnElement, Connection, select, update
+
+from gradcanary import wire
+from gradcanary_server import bodies, dossiers, incident_views
+from gradcanary_server.database import Database
+from gradcanary_server.errors import RequestError, invalid, unknown_run
+from gradcanary_server.requests import Reader, check_text
+from gradcanary_server.schema import incident, run
+
+PAGE = 100
+"""Incidents of one answer, newest first."""
+
+MAX_ID = 2**31 - 1
+
+router = APIRouter(prefix="/api/v1")
+
+
+@dataclass(frozen=True)
+class Acknowledgement(wire.Request):
+    """Somebody knows of an incident; reminders and growth need not be said any more."""
+
+    by: str
+    note: str = ""
+    new_baseline: bool = False
+
+
+_ACK = Reader(Acknowledgement)
+
+
+# Response models would check what was just built: the answers are plain JSON values.
+@router.get("/incidents", response_model=None)
+def list_incidents(
+    request: Request,
+    run: str | None = None,
+    state: Literal["open", "resolved"] | None = None,
+    since: datetime | None = None,
+    before: int = MAX_ID,
+) -> JSONResponse:
+    """Answer the incidents of a run, or of all, newest first; ``next`` is the ``before`` of the following page."""
+    if not 0 <= before <= MAX_ID:
+        raise invalid(f"before is an incident id, 0 to {MAX_ID}.", "before")
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        ids = _matching(connection, run, state, since, before)
+        found = dossiers.load(connection, ids[:PAGE])
+    url = request.app.state.settings.public_url
+    more = ids[PAGE - 1] if len(ids) > PAGE else None
+    return JSONResponse({"incidents": [incident_views.brief(dossier, url) for dossier in found], "next": more})
+
+
+@router.get("/incidents/{number}", response_model=None)
+def show_incident(request: Request, number: int) -> JSONResponse:
+    """Answer one incident with its layers and deliveries."""
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        return JSONResponse(_full(connection, number, request.app.state.settings.public_url))
+
+
+@router.post("/incidents/{number}/ack", response_model=None)
+async def acknowledge(request: Request, number: int) -> JSONResponse:
+    """Take note that somebody knows, and answer the incident; a second one replaces the first."""
+    ack = _ACK.read(await bodies.read(request))
+    check_text(ack.by, "by", 200, shortest=1)
+    check_text(ack.note, "note", 2_000, lines=True)
+    if ack.new_baseline:
+        raise invalid("This version learns no new baseline on request: leave new_baseline away.", "new_baseline")
+    return JSONResponse(await run_in_threadpool(_acknowledge, request, number, ack))
+
+
+def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> dict[str, Any]:
+    database: Database = request.app.state.database
+    with database.write() as connection:
+        run_id = _run_of(connection, number)
+        noted = {"acked": database.now(connection), "acked_by": ack.by, "ack_note": ack.note}
+        connection.execute(update(incident).where(_is(number)).values(**noted))
+        connection.execute(update(run).where(run.c.run_id == run_id).values(revision=run.c.revision + 1))
+        return _full(connection, number, request.app.state.settings.public_url)
+
+
+def _full(connection: Connection, number: int, public_url: str) -> dict[str, Any]:
+    _run_of(connection, number)
+    dossier = dossiers.load(connection, [number])[0]
+    return incident_views.full(connection, dossier, public_url)
+
+
+def _run_of(connection: Connection, number: int) -> int:
+    mine = select(incident.c.run_id).where(_is(number))
+    run_id = connection.execute(mine).scalar_one_or_none() if 0 <= number <= MAX_ID else None
+    if run_id is None:
+        raise RequestError(404, "unknown_incident", f"There is no incident {number} here.", "incident")
+    return run_id
+
+
+def _matching(
+    connection: Connection, run_name: str | None, state: str | None, since: datetime | None, before: int
+) -> list[int]:
+    """Return the ids of a page and one more, newest first."""
+    query = select(incident.c.incident_id).where(incident.c.incident_id < before)
+    if run_name is not None:
+        run_id = connection.execute(select(run.c.run_id).where(run.c.name == run_name)).scalar_one_or_none()
+        if run_id is None:
+            raise unknown_run(run_name)
+        query = query.where(incident.c.run_id == run_id)
+    if state is not None:
+        query = query.where(incident.c.state == state)
+    if since is not None:
+        query = query.where(incident.c.opened >= _utc(since).timestamp())
+    return list(connection.scalars(query.order_by(incident.c.incident_id.desc()).limit(PAGE + 1)))
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
+
+def _is(number: int) -> ColumnElement[bool]:
+    return incident.c.incident_id == number
