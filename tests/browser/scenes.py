@@ -1,0 +1,70 @@
+"""Runs that look like real ones, posted over the real wire: what the browser tests and the screenshots look at."""
+
+import numpy as np
+from numpy.typing import NDArray
+from streams import Session, Stream
+
+MODULES = ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.up", "mlp.down")
+
+
+def adapter_names(blocks: int) -> tuple[str, ...]:
+    """Return the LoRA layers of a transformer in model order: lora_A and lora_B of six modules per block."""
+    return tuple(
+        f"blocks.{block}.{module}.lora_{factor}.weight"
+        for block in range(blocks)
+        for module in MODULES
+        for factor in ("A", "B")
+    )
+
+
+def gradients(names: tuple[str, ...], steps: int, *, seed: int = 0) -> NDArray[np.float32]:
+    """Return healthy absmax [step][layer]: every layer at its own level, falling slowly, with noise of its own."""
+    random = np.random.default_rng(seed)
+    level = random.uniform(-3.1, -1.9, len(names))
+    progress = np.arange(steps)[:, None] / steps
+    slow = random.normal(0, 0.02, (steps, len(names))).cumsum(0) / np.sqrt(steps) * 3
+    return (10 ** (level - 0.35 * progress + slow + random.normal(0, 0.09, (steps, len(names))))).astype(np.float32)
+
+
+def falling_loss(steps: int, *, seed: int = 0, bump: int | None = None) -> NDArray[np.float64]:
+    """Return a loss that falls with noise; with ``bump`` it rises a little there and falls again."""
+    random = np.random.default_rng(seed)
+    step = np.arange(steps)
+    loss = 0.11 + 0.32 * np.exp(-step / (0.16 * steps)) + random.normal(0, 0.004, steps)
+    if bump is not None:
+        loss += 0.05 * np.exp(-((step - bump) ** 2) / 400.0) * (step >= bump)
+    return loss
+
+
+def collapse(steps: int = 1200, blocks: int = 12, at: int = 720, seed: int = 0) -> Stream:
+    """Return a run whose lora_A in blocks 4 to 6 falls by three decades in twenty steps, at some steps to exact zero."""
+    names = adapter_names(blocks)
+    absmax = gradients(names, steps, seed=seed)
+    bad = [place for place, name in enumerate(names) if name.split(".")[1] in "456" and "lora_A" in name]
+    random = np.random.default_rng(seed + 1)
+    for layer in bad:
+        start = at + int(random.integers(0, 6))
+        fall = np.clip((np.arange(steps) - start) / 20, 0, 1)
+        absmax[:, layer] *= (10 ** (-3.3 * fall)).astype(np.float32)
+    zero = random.random((steps, len(bad) // 3)) < 0.12
+    zero[: at + 200] = False
+    absmax[:, bad[::3]] = np.where(zero, 0, absmax[:, bad[::3]])
+    return Stream(absmax, falling_loss(steps, seed=seed, bump=at), names=names, stored="bfloat16")
+
+
+def quiet(steps: int = 1200, blocks: int = 12, seed: int = 3) -> Stream:
+    """Return a healthy run of the same model."""
+    names = adapter_names(blocks)
+    return Stream(gradients(names, steps, seed=seed), falling_loss(steps, seed=seed), names=names)
+
+
+def send(url: str, run: str, stream: Stream, *, ended: bool = False, missing: range | None = None) -> Session:
+    """Post a stream as one session, leaving out the batches that begin in ``missing``; returns the open session."""
+    session = Session(url, run=run, session=f"session-of-{run}")
+    session.put_hello(stream.hello()).raise_for_status()
+    kept = [batch for batch in stream.batches(40) if missing is None or batch.steps[0] not in missing]
+    for seq, batch in enumerate(kept):
+        session.post_batch(seq, batch).raise_for_status()
+    if ended:
+        session.end(last_step=int(stream.steps()[-1])).raise_for_status()
+    return session

@@ -1,0 +1,94 @@
+"""Photograph every page: wide and as a phone, light and dark.
+
+``python tests/browser/screenshots.py FOLDER`` starts a collector of its own with a collapse and two quiet runs;
+with ``--url URL --run RUN`` it photographs a collector that runs already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent / "agent")]
+
+import scenes  # noqa: E402 -- found through the path above
+from playwright.sync_api import Browser, sync_playwright  # noqa: E402 -- likewise
+
+RUN = "sdxl-lora-bottles-0412"
+SIZES = {"wide": (1440, 900), "phone": (390, 844)}
+
+
+def main() -> None:
+    """Write the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--url", help="a collector that runs already")
+    parser.add_argument("--run", default=RUN, help="the run to photograph there")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    with chromium() as browser:
+        if arguments.url is not None:
+            photograph(browser, arguments.url, {"runs": "/", "run": f"/runs/{arguments.run}"}, arguments.folder)
+            return
+        with collector() as url:
+            photograph(browser, url, {"empty": "/"}, arguments.folder)
+            fill(url)
+            photograph(browser, url, {"runs": "/", "run": f"/runs/{RUN}"}, arguments.folder)
+
+
+def fill(url: str) -> None:
+    """Post what the pictures show."""
+    scenes.send(url, "llama31-8b-qlora-s2", scenes.quiet(seed=5), ended=True)
+    scenes.send(url, "sdxl-lora-bottles-0418-fp32", scenes.quiet(), ended=True)
+    scenes.send(url, RUN, scenes.collapse(), missing=range(960, 1000))
+
+
+def photograph(browser: Browser, url: str, pages: dict[str, str], folder: Path) -> None:
+    """Write ``<page>_<size>_<theme>.png`` for each page."""
+    for theme in ("light", "dark"):
+        for size, (width, height) in SIZES.items():
+            context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)  # type: ignore[arg-type]  # a literal, through a loop
+            page = context.new_page()
+            for name, path in pages.items():
+                page.goto(url + path)
+                page.wait_for_selector("main h1:visible")
+                if name == "run":
+                    page.wait_for_selector("#heatmap .heatmaplayer image")
+                page.wait_for_timeout(1500)
+                page.screenshot(path=folder / f"{name}_{size}_{theme}.png", full_page=True)
+            context.close()
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """Start Debian's Chromium where there is one, else Playwright's own."""
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def collector() -> Iterator[str]:
+    """Start a collector on a free port with an empty database; yields its address."""
+    with tempfile.TemporaryDirectory() as data:
+        command = [sys.executable, "-m", "gradcanary.cli", "up", "--port", "0", "--data", data]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        try:
+            yield next(line for line in process.stdout if "listening on" in line).split()[-1]
+        finally:
+            process.terminate()
+            process.wait()
+
+
+if __name__ == "__main__":
+    main()

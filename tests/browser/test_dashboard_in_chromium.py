@@ -1,0 +1,252 @@
+"""The dashboard as people use it: a real collector, a real browser, no request to any other host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import scenes
+from playwright.sync_api import Page, expect
+
+RUN = "lora-collapse"
+IMAGE = "#heatmap .heatmaplayer image"
+
+
+@pytest.fixture
+def watched(collector: Any) -> Any:
+    """A collector that has seen a collapse and a healthy run."""
+    scenes.send(collector.url, RUN, scenes.collapse(steps=400, blocks=8, at=240))
+    scenes.send(collector.url, "lora-quiet", scenes.quiet(steps=120, blocks=8), ended=True)
+    return collector
+
+
+def open_run(open_page: Callable[..., Page], url: str, query: str = "", **options: Any) -> Page:
+    page = open_page(f"{url}/runs/{RUN}{query}", **options)
+    page.wait_for_selector(IMAGE)
+    expect(page.locator("#layer-rows tr").first).to_be_visible()
+    return page
+
+
+def click_row(page: Page, row: int) -> str:
+    """Click the middle of a heatmap row and return the layer it stands for."""
+    rows = page.evaluate("document.querySelector('#heatmap .js-plotly-plot').layout.meta.layers")
+    box = page.locator("#heatmap .nsewdrag").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + (row + 0.5) / len(rows) * box["height"])
+    return str(rows[row])
+
+
+def picture(page: Page) -> Any:
+    """What the figures of a run page hold, and its words."""
+    return page.evaluate(
+        """() => {
+            const plot = (id) => document.querySelector(`#${id} .js-plotly-plot`);
+            const numbers = (id) => plot(id).data.map((trace) => [
+                Array.from(trace.x), Array.from(trace.y || []), (trace.z || []).map((row) => Array.from(row)),
+            ]);
+            return {
+                heatmap: numbers("heatmap"), trend: numbers("trend"), loss: numbers("loss"),
+                verdict: document.querySelector("h1").textContent,
+                tiles: Array.from(document.querySelectorAll(".tile .value"), (tile) => tile.textContent),
+                layers: document.querySelector("#layer-rows").textContent,
+                incidents: document.querySelector("#incidents").textContent,
+            };
+        }"""
+    )
+
+
+def fits(page: Page) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+def test_the_list_shows_every_run_and_filters(watched: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(watched.url)
+    expect(page.locator(".run h2 a")).to_have_count(2)
+    expect(page.locator(".banner")).to_contain_text(RUN)
+    collapsed = page.locator(".run", has_text=RUN)
+    expect(collapsed.locator(".badge")).to_have_text("critical")
+    expect(collapsed.locator(".counts .value")).to_have_text("18 / 96")
+    expect(collapsed).to_contain_text("bfloat16")
+    expect(page.locator(".run", has_text="lora-quiet")).to_contain_text("finished")
+    page.keyboard.press("/")
+    page.keyboard.type("QUIET")
+    expect(page.locator(".run h2 a")).to_have_text(["lora-quiet"])
+    page.locator(".run h2 a").click()
+    expect(page).to_have_url(f"{watched.url}/runs/lora-quiet")
+    expect(page.locator("h1")).to_contain_text("No open incident in 96 layers")
+
+
+def test_a_run_page_tells_what_happened(watched: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, watched.url)
+    expect(page).to_have_title(f"{RUN} · gradcanary")
+    expect(page.locator("h1")).to_contain_text("18 of 96 layers")
+    expect(page.locator(".tile .value")).to_have_text(
+        ["399", "18 / 96", "bfloat16", page.locator(".tile .value").nth(3).inner_text()]
+    )
+    expect(page.locator(".incident h3")).to_contain_text(["collapse"])
+    first = page.locator("#layer-rows tr").first
+    expect(first).to_contain_text("lora_A")
+    expect(first.locator(".rule")).to_have_text("collapse firing")
+    expect(first.locator(".stored")).to_have_text("bfloat16")
+    expect(first.locator(".k")).to_have_text("8")
+    for figure in ("trend", "loss"):
+        expect(page.locator(f"#{figure} .scatterlayer .trace").first).to_be_attached()
+    assert page.locator("main").count() == 1
+    assert page.locator("h1").count() == 1
+
+
+def test_a_click_on_a_row_draws_that_layer_and_the_link_keeps_it(watched: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, watched.url)
+    layer = click_row(page, 60)
+    expect(page.locator("#trend-title")).to_have_text(layer)
+    assert f"layer={layer}" in page.url
+    page.reload()
+    expect(page.locator("#trend-title")).to_have_text(layer)
+    page.locator("#layer-rows button").nth(1).focus()
+    chosen = page.locator("#layer-rows button").nth(1).inner_text()
+    page.keyboard.press("Enter")
+    expect(page.locator("#trend-title")).to_have_text(chosen)
+    page.go_back()
+    expect(page.locator("#trend-title")).to_have_text(layer)
+
+
+def test_the_value_of_a_cell_can_be_read(watched: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, watched.url)
+    box = page.locator("#heatmap .nsewdrag").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 5, box["y"] + 2)
+    expect(page.locator("#readout")).to_contain_text("blocks.0.attn.q.lora_A.weight")
+    expect(page.locator("#readout")).to_contain_text("min 0.00")
+
+
+def test_a_deep_link_shows_its_steps_and_its_incident(watched: Any, open_page: Callable[..., Page]) -> None:
+    number = watched.get("/api/v1/incidents", run=RUN).json()["incidents"][0]["id"]
+    page = open_run(open_page, watched.url, f"?incident={number}&from=200&to=300")
+    ranges = page.evaluate(
+        "['heatmap', 'trend', 'loss'].map((id) => document.querySelector(`#${id} .js-plotly-plot`).layout.xaxis.range)"
+    )
+    assert ranges == [[199.5, 300.5]] * 3
+    expect(page.locator(".incident.named h3")).to_contain_text(f"#{number}")
+    expect(page.locator("#trend-title")).to_contain_text("lora_A")
+    page.get_by_role("button", name="Show all steps").click()
+    expect(page.locator(".reset")).to_have_count(0)
+    assert "from=" not in page.url
+
+
+def test_dragging_zooms_all_figures_and_a_refresh_keeps_it(collector: Any, open_page: Callable[..., Page]) -> None:
+    stream = scenes.quiet(steps=160, blocks=4)
+    session = scenes.send(collector.url, RUN, stream)
+    page = open_run(open_page, collector.url)
+    box = page.locator("#loss .nsewdrag").bounding_box()
+    assert box is not None
+    page.locator("#loss .nsewdrag").hover(position={"x": box["width"] * 0.25, "y": 30})
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.75, page.evaluate("0") + 30 + box["y"], steps=4)
+    page.mouse.up()
+    expect(page.locator(".reset")).to_be_visible()
+    zoomed = page.evaluate("document.querySelector('#heatmap .js-plotly-plot').layout.xaxis.range")
+    assert 20 < zoomed[0] < 60 < 100 < zoomed[1] < 140
+    more = scenes.quiet(steps=200, blocks=4)
+    session.post_batch(4, more.batch(160, 200)).raise_for_status()
+    expect(page.locator(".tile .value").first).to_have_text("199")
+    assert page.evaluate("document.querySelector('#heatmap .js-plotly-plot').layout.xaxis.range") == zoomed
+
+
+def test_a_new_step_shows_within_two_seconds(collector: Any, open_page: Callable[..., Page]) -> None:
+    stream = scenes.quiet(steps=200, blocks=4)
+    session = scenes.send(collector.url, RUN, scenes.quiet(steps=160, blocks=4))
+    page = open_run(open_page, collector.url)
+    expect(page.locator(".tile .value").first).to_have_text("159")
+    session.post_batch(4, stream.batch(160, 200)).raise_for_status()
+    expect(page.locator(".tile .value").first).to_have_text("199", timeout=2000)
+
+
+def test_nothing_is_redrawn_while_nothing_changes(watched: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, watched.url)
+    page.wait_for_timeout(1500)
+    page.evaluate(
+        """() => {
+            window.redrawn = 0;
+            for (const plot of document.querySelectorAll('.js-plotly-plot')) plot.on('plotly_afterplot', () => { window.redrawn += 1; });
+        }"""
+    )
+    with page.expect_response(lambda answer: "_dash-update-component" in answer.url and answer.status == 204):
+        pass
+    page.wait_for_timeout(2500)
+    assert page.evaluate("window.redrawn") == 0
+
+
+def test_before_the_first_run_the_page_says_how_to_get_one(collector: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(collector.url)
+    expect(page.locator("h1")).to_have_text(["Runs", "Waiting for the first run"])
+    expect(page.get_by_role("heading", level=1)).to_have_text(["Waiting for the first run"])
+    expect(page.locator("main")).to_contain_text(f"export GRADCANARY_URL={collector.url}")
+    expect(page.locator("main")).to_contain_text("no agent seen yet")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator(".copy").nth(1).click()
+    expect(page.locator(".copy").nth(1)).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "import gradcanary\ngradcanary.watch()\n"
+    scenes.send(collector.url, RUN, scenes.quiet(steps=80, blocks=4))
+    expect(page.locator(".run h2 a")).to_have_text([RUN])
+
+
+def test_the_theme_follows_the_system_and_remembers_the_switch(watched: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, watched.url, theme="dark")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.get_by_role("button", name="Switch between light and dark").click()
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert dark != light
+    assert light == "rgb(255, 255, 255)"
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == light
+
+
+@pytest.mark.parametrize("path", ["/", f"/runs/{RUN}", "/runs/no-such-run"])
+def test_a_phone_never_scrolls_sideways(watched: Any, open_page: Callable[..., Page], path: str) -> None:
+    page = open_page(watched.url + path, width=390, height=844)
+    expect(page.locator("h1").first).to_be_visible()
+    page.wait_for_timeout(1500)
+    assert fits(page)
+
+
+def test_an_unknown_run_says_so(collector: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{collector.url}/runs/no-such-run?layer=x")
+    expect(page.locator("h1")).to_have_text("No such run")
+    page.get_by_role("link", name="See all runs").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Waiting for the first run")
+
+
+def test_hostile_layer_names_are_text(collector: Any, open_page: Callable[..., Page]) -> None:
+    stream = scenes.quiet(steps=80, blocks=1)
+    names = (
+        "<img src=x onerror=alert(1)>.0",
+        "</script><script>alert(2)</script>",
+        "%{x} $a_b$ <b>bold</b> &amp;",
+        "..//?layer=1&x=#",
+    )
+    hostile = scenes.Stream(stream.absmax[:, :4], stream.loss, names=names)
+    scenes.send(collector.url, RUN, hostile)
+    page = open_run(open_page, collector.url)
+    for name in names:
+        page.locator(f"button.layer[data-layer={name!r}]").first.click()
+        expect(page.locator("#trend-title")).to_have_text(name)
+    assert page.locator("main img, main b").count() == 0
+
+
+def test_alone_the_dashboard_shows_the_same_page(
+    watched: Any, standalone: Callable[[str], str], open_page: Callable[..., Page]
+) -> None:
+    mounted = picture(open_run(open_page, watched.url, "?layer=blocks.2.mlp.up.lora_B.weight"))
+    alone = picture(open_run(open_page, standalone(watched.url), "?layer=blocks.2.mlp.up.lora_B.weight"))
+    assert len(mounted["heatmap"][0][2]) == 96
+    assert alone == mounted
+
+
+def test_the_page_says_when_the_collector_is_gone_and_goes_on_when_it_is_back(
+    watched: Any, standalone: Callable[[str], str], open_page: Callable[..., Page]
+) -> None:
+    page = open_run(open_page, standalone(watched.url))
+    watched.stop()
+    expect(page.locator("#outage")).to_contain_text(f"The collector at {watched.url} does not answer")
+    expect(page.locator("h1")).to_contain_text("18 of 96 layers")
+    watched.start()
+    expect(page.locator("#outage")).to_be_empty()
