@@ -99,7 +99,7 @@ def _run_of(connection: Connection, number: int) -> int:
     run_id = connection.execute(mine).scalar_one_or_none() if 0 <= number <= MAX_ID else None
     if run_id is None:
         raise RequestError(404, "unknown_incident", f"There is no incident {number} here.", "incident")
-    return run_id
+    return int(run_id)
 
 
 def _matching(

@@ -122,11 +122,12 @@ def _spanning(group: list[Pattern]) -> Pattern:
 
 
 def _shared(rows: list[tuple[Segment, ...]]) -> int:
-    shortest = min(rows, key=len)
-    for at, segment in enumerate(shortest):
+    """Count the segments that all rows begin with; one of each row is left for the ``*`` to stand for."""
+    most = min(map(len, rows)) - 1
+    for at, segment in enumerate(rows[0][:most]):
         if segment == ANY or any(row[at] != segment for row in rows):
             return at
-    return len(shortest)
+    return most
 
 
 def _by_block(tail: int) -> Callable[[Pattern], Hashable]:

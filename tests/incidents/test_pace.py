@@ -1,0 +1,253 @@
+"""due(): what is said about an incident and when, on a virtual clock."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from gradcanary_server.incident_state import Case, Origin, apply
+from gradcanary_server.observations import Change
+from gradcanary_server.pace import Due, Pace, Told, due, spacing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PACE = Pace()
+DAY = 86_400.0
+
+
+def fired(layer, step=0, severity="critical"):
+    return Change(step, "collapse", layer, "fired", severity, step, evidence="fall")
+
+
+def resolved(layer, step=0):
+    return Change(step, "collapse", layer, "resolved", "critical", step, resolution="recovered")
+
+
+@dataclass
+class Message:
+    at: float
+    kind: str
+    ever: int
+    state: str
+    reopened: int
+
+
+@dataclass
+class World:
+    """One incident, one endpoint that takes every message at once, and a clock that only this class moves."""
+
+    pace: Pace = PACE
+    now: float = 0.0
+    case: Case | None = None
+    told: Told | None = None
+    acked: bool = False
+    messages: list[Message] = field(default_factory=list)
+
+    def change(self, *changes):
+        before = self.case
+        [self.case] = apply(before, changes, Origin(1, 300, self.now), math.inf) or [before]
+        if before is not None and self.case.incident.reopened > before.incident.reopened:
+            self.acked = False
+
+    def wait(self, seconds):
+        end = self.now + seconds
+        while self.case is not None:
+            news = due(self.case.incident, self.told, self.pace, self.acked)
+            if news is None or news.not_before > end:
+                break
+            self.now = max(self.now, news.not_before)
+            self.send(news)
+        self.now = end
+
+    def send(self, news: Due):
+        what = self.case.incident
+        assert news.members == what.ever
+        self.told = Told(self.now, news.kind, news.members, what.severity, what.reopened)
+        self.messages.append(Message(self.now, news.kind, news.members, what.state, what.reopened))
+
+    def kinds(self):
+        return [message.kind for message in self.messages]
+
+
+def test_three_hundred_layers_over_a_few_seconds_are_one_message():
+    world = World()
+    for layer in range(300):
+        world.change(fired(layer))
+        world.wait(0.02)
+    world.wait(DAY / 2)
+    assert [(m.at, m.kind, m.ever) for m in world.messages] == [(PACE.wait_s, "opened", 300)]
+
+
+def test_what_recovers_before_its_first_message_is_not_said():
+    world = World()
+    world.change(fired(1))
+    world.wait(PACE.wait_s - 1)
+    world.change(resolved(1))
+    world.wait(DAY)
+    assert world.messages == []
+
+
+def test_what_a_run_ends_on_is_said_even_when_it_ends_at_once():
+    world = World()
+    world.change(fired(1))
+    world.case.incident = replace(world.case.incident, state="resolved", resolved=1.0, resolution="run_finished")
+    world.wait(DAY)
+    assert world.kinds() == ["opened", "resolved"]
+
+
+def test_growth_is_said_when_it_doubles_and_a_rise_of_severity_at_once():
+    world = World()
+    world.change(fired(0, severity="warning"), fired(1, severity="warning"))
+    world.wait(PACE.wait_s)
+    world.change(fired(2, severity="warning"))
+    world.wait(PACE.interval_s * 2)
+    assert world.kinds() == ["opened"]
+    world.change(fired(3, severity="warning"))
+    world.wait(1)
+    assert [(m.kind, m.ever) for m in world.messages] == [("opened", 2), ("grew", 4)]
+    world.change(fired(3, severity="critical"))
+    world.wait(PACE.interval_s)
+    assert world.kinds() == ["opened", "grew", "grew"]
+
+
+def test_reminders_come_daily_until_somebody_knows():
+    world = World()
+    world.change(fired(1))
+    world.wait(3 * DAY + 60)
+    assert world.kinds() == ["opened", "reminder", "reminder", "reminder"]
+    world.acked = True
+    world.change(*[fired(layer) for layer in range(100)])
+    world.wait(3 * DAY)
+    assert len(world.messages) == 4
+    world.change(*[resolved(layer) for layer in range(100)])
+    world.wait(1)
+    assert (world.kinds()[-1], world.messages[-1].ever) == ("resolved", 100)
+
+
+def test_warnings_are_not_repeated():
+    world = World()
+    world.change(fired(1, severity="warning"))
+    world.wait(10 * DAY)
+    assert world.kinds() == ["opened"]
+
+
+def test_resolved_keeps_its_distance_too():
+    world = World()
+    world.change(fired(1))
+    world.wait(PACE.wait_s)
+    world.change(resolved(1))
+    world.wait(PACE.interval_s - 1)
+    assert world.kinds() == ["opened"]
+    world.wait(1)
+    assert world.kinds() == ["opened", "resolved"]
+
+
+def test_six_days_of_flapping_each_minute_are_few_messages():
+    world = World()
+    for _ in range(6 * 24 * 60):
+        world.change(fired(1))
+        world.wait(30)
+        world.change(resolved(1))
+        world.wait(30)
+    assert 12 <= len(world.messages) <= 24
+
+
+def test_flapping_faster_than_the_gathering_is_not_silent():
+    world = World()
+    for _ in range(20):
+        world.change(fired(1))
+        world.wait(4)
+        world.change(resolved(1))
+        world.wait(4)
+    assert world.kinds() == ["opened"]
+
+
+layer_numbers = st.integers(0, 40)
+events = st.one_of(
+    st.tuples(st.just("fire"), st.lists(layer_numbers, min_size=1, max_size=12)),
+    st.tuples(st.just("rise"), layer_numbers),
+    st.tuples(st.just("resolve"), st.lists(layer_numbers, max_size=41)),
+    st.tuples(st.just("resolve"), st.just(list(range(41)))),
+    st.tuples(st.just("ack"), st.none()),
+)
+stories = st.lists(st.tuples(events, st.floats(0, 1e5)), min_size=1, max_size=30)
+
+
+def tell(story):
+    world = World()
+    for (what, which), pause in story:
+        if what == "fire":
+            world.change(*[fired(layer, severity="warning") for layer in which])
+        elif what == "rise":
+            world.change(fired(which))
+        elif what == "resolve" and world.case is not None:
+            world.change(*[resolved(layer) for layer in which])
+        elif what == "ack":
+            world.acked = True
+        world.wait(pause)
+    return world
+
+
+@given(stories)
+@settings(max_examples=200, deadline=None)
+def test_two_messages_keep_the_distance_of_their_reopenings(story):
+    world = tell(story)
+    for before, after in zip(world.messages, world.messages[1:], strict=False):
+        least = PACE.interval_s * 2 ** min(after.reopened, 5)
+        assert after.at - before.at >= least * (1 - 1e-9)
+
+
+@given(stories)
+@settings(max_examples=200, deadline=None)
+def test_the_last_word_is_true(story):
+    world = tell(story)
+    world.wait(40 * PACE.interval_s)
+    if world.case is None:
+        return
+    what = world.case.incident
+    if world.messages:
+        assert world.messages[-1].state == what.state
+        assert (world.messages[-1].kind == "resolved") == (what.state == "resolved")
+    else:
+        assert what.state == "resolved"
+
+
+@given(stories)
+@settings(max_examples=200, deadline=None)
+def test_every_layer_that_fired_is_covered_at_the_latest_when_it_is_over(story):
+    world = tell(story)
+    if not world.messages:
+        return
+    world.change(*[resolved(layer) for layer in range(41)])
+    world.wait(40 * PACE.interval_s)
+    assert world.messages[-1].ever == world.case.incident.ever
+
+
+@given(stories)
+@settings(max_examples=200, deadline=None)
+def test_a_reminder_covers_every_layer_within_a_day(story):
+    world = tell(story)
+    if world.case is None or world.case.incident.state == "resolved":
+        return
+    world.acked = False
+    world.change(fired(0))
+    world.wait(PACE.remind_s + 40 * PACE.interval_s)
+    assert world.messages[-1].ever == world.case.incident.ever
+
+
+@given(stories)
+@settings(max_examples=200, deadline=None)
+def test_one_opened_and_at_most_log2_growth(story):
+    kinds = tell(story).kinds()
+    assert kinds.count("opened") <= 1
+    assert not kinds or kinds[0] == "opened"
+    rises = 1
+    assert kinds.count("grew") <= math.log2(41) + rises
+
+
+@given(stories)
+@settings(max_examples=100, deadline=None)
+def test_nothing_is_due_twice(story):
+    world = tell(story)
+    if world.case is None or world.told is None:
+        return
+    news = due(world.case.incident, world.told, PACE, world.acked)
+    assert news is None or news.not_before >= world.told.at + spacing(world.case.incident, PACE) - 1e-6
