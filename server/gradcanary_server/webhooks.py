@@ -62,12 +62,12 @@ def open_client() -> httpx.AsyncClient:
     )
 
 
-async def post(client: httpx.AsyncClient, message: Message, moment: datetime, timeout_s: float = TIMEOUT_S) -> int:
+async def post(client: httpx.AsyncClient, message: Message, moment: datetime) -> int:
     """Send a message and return the status of success; raises TransportError on any other end."""
     try:
-        return await asyncio.wait_for(_post(client, message, moment), timeout_s)
+        return await asyncio.wait_for(_post(client, message, moment), TIMEOUT_S)
     except asyncio.TimeoutError as error:
-        raise TransportError(f"no answer within {timeout_s:g} s") from error
+        raise TransportError(f"no answer within {TIMEOUT_S:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise TransportError(f"{type(error).__name__}: {error}") from error
 

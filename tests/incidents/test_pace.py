@@ -3,11 +3,12 @@
 import math
 from dataclasses import dataclass, field, replace
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gradcanary_server.incident_state import Case, Origin, apply
 from gradcanary_server.observations import Change
 from gradcanary_server.pace import Due, Pace, Told, due, spacing
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 PACE = Pace()
 DAY = 86_400.0

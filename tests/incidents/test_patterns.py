@@ -2,9 +2,10 @@
 
 import re
 
-from gradcanary_server.patterns import compress
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from gradcanary_server.patterns import compress
 
 LIMIT = 20
 KINDS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out", "mlp.up", "mlp.down")
