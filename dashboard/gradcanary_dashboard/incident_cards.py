@@ -80,11 +80,12 @@ def _explanation(incident: Mapping[str, Any]) -> list[Any]:
 
 
 def _members(members: Sequence[Mapping[str, Any]]) -> list[Any]:
-    if not members:
+    layers = [member for member in members if member["layer"] is not None]
+    if not layers:
         return []
-    buttons = [html.Li([_layer_button(member["name"]), _fell(member)]) for member in members[:NAMED_LAYERS]]
-    more = len(members) - NAMED_LAYERS
-    rest = [html.Li(f"and {integer} more", className="dim")] if (integer := wording.integer(more)) and more > 0 else []
+    buttons = [html.Li([_layer_button(member["name"]), _fell(member)]) for member in layers[:NAMED_LAYERS]]
+    more = len(layers) - NAMED_LAYERS
+    rest = [html.Li(f"and {wording.integer(more)} more", className="dim")] if more > 0 else []
     return [html.H4("Layers"), html.Ul([*buttons, *rest], className="members")]
 
 

@@ -77,7 +77,8 @@ def load_incidents(collector: Collector, run: str, named: int | None) -> tuple[l
 
 def _first_member(incidents: list[Mapping[str, Any]], named: int | None) -> int | None:
     incident = next((incident for incident in incidents if incident["id"] == named), {})
-    return next((layer["layer"] for layer in incident.get("layers", ())), None)
+    members = (member["layer"] for member in incident.get("layers", ()))
+    return next((layer for layer in members if layer is not None), None)
 
 
 def _is_unsettled(incident: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from dash import dcc, html
 
 from gradcanary_dashboard import axes, curves, heatmap, incident_cards, layers, parts, wording
@@ -199,21 +200,28 @@ def _tiles(data: RunData) -> list[html.Div]:
         _tile("Step", wording.integer(run["step"]), seen),
         _tile("Layers firing", f"{wording.integer(fires)} / {wording.integer(run['layers'])}", low, bad=fires > 0),
         _tile("Accumulators", wording.dtypes(run["accumulators"]), k),
-        _tile("Loss", *_loss(data)),
+        _loss(data),
     ]
 
 
-def _loss(data: RunData) -> tuple[str, str]:
-    last = next((metric["last"] for metric in data.run["metrics"] if metric["name"] == "loss"), None)
+def _loss(data: RunData) -> html.Div:
+    logged = next((metric for metric in data.run["metrics"] if metric["name"] == "loss"), None)
+    if logged is None:
+        return _tile("Loss", wording.NOTHING, "not logged")
+    if logged["last"] is None:
+        return _tile("Loss", "not finite", _first_loss(data), bad=True)
+    return _tile("Loss", wording.scientific(logged["last"]), _first_loss(data))
+
+
+def _first_loss(data: RunData) -> str:
+    """Return the first loss in sight, to compare with."""
     drawn = next((metric for metric in data.loss["metrics"] if metric["name"] == "loss"), None)
-    if drawn is None:
-        return wording.scientific(last), "not logged"
-    known = decode(drawn["count"]) > 0
-    if not known.any():
-        return wording.scientific(last), ""
+    known = decode(drawn["count"]) > 0 if drawn else np.zeros(0, bool)
+    if drawn is None or not known.any():
+        return ""
     first = int(known.argmax())
     value, step = float(decode(drawn["mean"])[first]), float(decode(data.loss["steps"])[first])
-    return wording.scientific(last), f"{wording.scientific(value)} at step {wording.integer(step)}"
+    return f"{wording.scientific(value)} at step {wording.integer(step)}"
 
 
 def _tile(name: str, value: str, below: parts.Children, bad: bool = False) -> html.Div:

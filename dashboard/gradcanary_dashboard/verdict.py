@@ -26,20 +26,15 @@ def verdict(run: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> V
     """
     if run["open_incidents"]:
         text = run["headline"] or wording.plural(len(run["open_incidents"]), "open incident")
-        return Verdict(run["worst"] or "information", text)
+        return Verdict(run["worst"] or "information", text[0].upper() + text[1:])
     unrecovered = [incident for incident in incidents if incident["resolution"] == "run_finished"]
     if unrecovered:
         worst = max(unrecovered, key=lambda incident: SEVERITIES.index(incident["severity"]))
         return Verdict(worst["severity"], f"{worst['summary'].rstrip('.')}. It had not recovered when the run ended.")
     if not run["layers"] or run["step"] is None:
         return Verdict("waiting", "Waiting for the first step")
-    low = f", {integer_low(run['low'])}" if run["low"] else ""
+    low = f", {wording.integer(run['low'])} of them low" if run["low"] else ""
     return Verdict("quiet", f"No open incident in {wording.plural(run['layers'], 'layer')}{low}")
-
-
-def integer_low(low: int) -> str:
-    """Return ``3 of them low``."""
-    return f"{wording.integer(low)} of them low"
 
 
 def firing(run: Mapping[str, Any]) -> int:

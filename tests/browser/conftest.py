@@ -100,10 +100,15 @@ def browser_type_launch_args(proxy: Proxy) -> dict[str, Any]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, proxy: Proxy) -> Iterator[Callable[..., Page]]:
+def complaints() -> list[str]:
+    """What pages complained of; a test that breaks something on purpose clears it."""
+    return []
+
+
+@pytest.fixture
+def open_page(browser: Browser, proxy: Proxy, complaints: list[str]) -> Iterator[Callable[..., Page]]:
     """Open pages with a size and a system theme; none may log an error, throw, or ask another host."""
     proxy.hosts.clear()
-    complaints: list[str] = []
     opened: list[Page] = []
 
     def heard(message: ConsoleMessage) -> None:

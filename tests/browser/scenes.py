@@ -37,7 +37,7 @@ def falling_loss(steps: int, *, seed: int = 0, bump: int | None = None) -> NDArr
 
 
 def collapse(steps: int = 1200, blocks: int = 12, at: int = 720, seed: int = 0) -> Stream:
-    """Return a run whose lora_A in blocks 4 to 6 falls by three decades in twenty steps, at some steps to exact zero."""
+    """Return a run whose lora_A in blocks 4 to 6 falls by three decades in twenty steps, sometimes to exact zero."""
     names = adapter_names(blocks)
     absmax = gradients(names, steps, seed=seed)
     bad = [place for place, name in enumerate(names) if name.split(".")[1] in "456" and "lora_A" in name]

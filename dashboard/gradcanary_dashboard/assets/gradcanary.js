@@ -150,7 +150,7 @@
   const plainFetch = window.fetch;
   window.fetch = function (...request) {
     return plainFetch.apply(this, request).then(
-      (response) => { showLink(true); return response; },
+      (response) => { showLink(response.status < 500); return response; },
       (error) => { showLink(false); throw error; },
     );
   };
