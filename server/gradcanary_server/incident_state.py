@@ -135,7 +135,8 @@ def apply(before: Case | None, changes: Iterable[Change], origin: Origin, reopen
     1. A fired change joins the open incident; reopens the latest one if it resolved within ``reopen_s``; else opens.
     2. A resolved change ends a member's span, also in an incident that a run's end closed.
     """
-    case, finished = before, []
+    case = None if before is None else Case(before.incident, dict(before.members))
+    finished: list[Case] = []
     for change in changes:
         if change.kind == "fired":
             if case is None or not _continues(case.incident, origin.now, reopen_s):

@@ -15,7 +15,7 @@ from gradcanary_server.schema import launch, layer, run
 class Store:
     """A migrated database with one run of 300 layers; changes enter as ingest lets them in."""
 
-    def __init__(self, path, names=layer_names(300), framework="peft"):
+    def __init__(self, path, names=None, framework="peft"):
         self.database = Database(f"sqlite:///{path}")
         self.database.migrate()
         self.run_id = 1
@@ -46,7 +46,7 @@ class Store:
                     "param_dtype": "float32",
                     "group_no": number % 2,
                 }
-                for number, name in enumerate(names)
+                for number, name in enumerate(names or layer_names(300))
             ]
             connection.execute(insert(layer), rows)
 

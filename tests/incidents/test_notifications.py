@@ -1,0 +1,70 @@
+"""The bytes of a message: its shape, and its size for any names."""
+
+import json
+
+from changes import fired
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradcanary import remedies
+from gradcanary_server import causes, notifications, summaries
+from gradcanary_server.dossiers import Dossier
+from gradcanary_server.incident_state import Origin, apply
+from gradcanary_server.observations import LayerFacts
+
+URL = "http://127.0.0.1:8787/runs/sdxl?incident=31"
+
+
+def dossier(names, bad, framework="peft", run="sdxl"):
+    [case] = apply(None, [fired(layer) for layer in bad], Origin(1, len(names), 0.0), 0.0)
+    layers = {number: LayerFacts(number, name, (8, 64), "float32", "Linear", 0) for number, name in enumerate(names)}
+    cause = causes.likely(causes.Scene(case.incident, case.members, layers))
+    summary = summaries.sentence(case.incident, case.members, dict(enumerate(names)))
+    fix = remedies.fix(cause.code, framework)
+    return Dossier(31, run, 12480, case.incident, case.members, layers, summary, None, cause, fix)
+
+
+def sealed(*arguments, **more):
+    return notifications.seal(dossier(*arguments, **more), "opened", 1, URL, 1.7e9)
+
+
+def test_a_message_has_the_documented_shape():
+    message = json.loads(sealed([f"blocks.{i}.attn.lora_A" for i in range(10)], [7, 8, 9]))
+    assert message["type"] == "gradient.collapse.opened"
+    assert message["timestamp"] == "2023-11-14T22:13:20.000Z"
+    data = message["data"]
+    assert list(data) == [
+        "version", "incident", "run", "rule", "severity", "state", "resolution", "step", "opened_step", "counts",
+        "worst", "prefixes", "summary", "likely_cause", "fix", "url",
+    ]  # fmt: skip
+    assert data["counts"] == {"firing": 3, "ever": 3, "layers": 10}
+    assert data["worst"][0] == {"name": "blocks.7.attn.lora_A", "since_step": 340, "value": 6.1e-7, "baseline": 3.1e-3}
+    assert data["prefixes"] == ["blocks.7-9.attn.lora_A"]
+    assert data["summary"] == "3 of 10 layers (blocks.7-9.attn.lora_A) fell from 3e-3 to 6e-7 at step 340."
+
+
+def test_twenty_thousand_hostile_names_fit():
+    quotes, turned = '."\\{' * 20, "\u202e" * 100
+    names = [f"{chr(0x1F600 + i % 70) * 200}{quotes}{turned}{i}.{'y' * 90}" for i in range(20_000)]
+    body = sealed(names, range(0, 20_000, 2), run="r" * 100)
+    assert len(body) < notifications.MAX_BODY
+    assert json.loads(body)["data"]["counts"]["ever"] == 10_000
+
+
+hostile = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=500)
+
+
+@given(st.lists(hostile, min_size=1, max_size=40, unique=True))
+@settings(max_examples=100, deadline=None)
+def test_any_names_fit(names):
+    body = sealed(names, range(0, len(names), 2), run="r" * 100)
+    assert len(body) < notifications.MAX_BODY
+    assert json.loads(body)["data"]["prefixes"]
+
+
+@given(st.text(max_size=300), st.integers(3, 400))
+@settings(max_examples=200, deadline=None)
+def test_a_clipped_text_keeps_its_beginning_and_its_limit(text, size):
+    clipped = notifications.clip(text, size)
+    assert len(json.dumps(clipped, ensure_ascii=False).encode("utf-8", "surrogatepass")) - 2 <= size
+    assert clipped == text or text.startswith(clipped[:-1])

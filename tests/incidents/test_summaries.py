@@ -1,0 +1,175 @@
+"""What incidents are called, and why they may have come."""
+
+import itertools
+
+import pytest
+from changes import fired, resolved
+from streams import layer_names
+
+from gradcanary import remedies, wire
+from gradcanary_server import causes, summaries
+from gradcanary_server.incident_state import Origin, apply, close
+from gradcanary_server.observations import Change, LayerFacts
+
+NAMES = layer_names(300)
+BLOCKS = tuple(f"blocks.{b}.{kind}.lora_{half}" for b in range(10) for kind in "qkv" for half in "AB")
+
+
+def case_of(*changes, names=NAMES):
+    [case] = apply(None, changes, Origin(1, len(names), 0.0), 0.0)
+    return case
+
+
+def sentence(*changes, names=NAMES):
+    case = case_of(*changes, names=names)
+    return summaries.sentence(case.incident, case.members, dict(enumerate(names)))
+
+
+def headline(*changes, names=NAMES):
+    case = case_of(*changes, names=names)
+    return summaries.headline(case.incident, case.members)
+
+
+def lora_a(blocks):
+    return [
+        number for number, name in enumerate(BLOCKS) if name.endswith("lora_A") and int(name.split(".")[1]) in blocks
+    ]
+
+
+def test_a_fall_names_layers_values_and_when_it_began():
+    changes = [fired(number, step=12_359, since=12_340 + number % 3) for number in lora_a((7, 8, 9))]
+    said = sentence(*changes, names=BLOCKS)
+    assert said == "9 of 60 layers (lora_A in blocks.7-9) fell from 3e-3 to 6e-7 at step 12,340."
+    assert headline(*changes, names=BLOCKS) == "9 of 60 layers collapsed at step 12,340"
+
+
+def test_several_kinds_of_evidence_are_told_apart():
+    far = Change(359, "collapse", 2, "fired", "warning", 340, 1e-9, None, 2e-4, "siblings")
+    said = sentence(fired(0), far)
+    assert said == (
+        "1 of 300 layers (blocks.0.attn.lora_A.weight) fell from 3e-3 to 6e-7 at step 340; 1 more "
+        "(blocks.1.attn.lora_A.weight) lay at 1e-9, their siblings at 2e-4, when that was first seen at step 340."
+    )
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        ("threshold", "went under the threshold given for them"),
+        ("late", "were already at 6e-7 when the run was joined"),
+    ],
+)
+def test_weaker_evidence_claims_no_fall(evidence, words):
+    assert words in sentence(fired(0, evidence=evidence))
+
+
+@pytest.mark.parametrize(
+    ("severity", "words"),
+    [
+        ("information", "and the loss fell with them"),
+        ("warning", "or the loss is not known"),
+        ("critical", "did not fall"),
+    ],
+)
+def test_a_scale_drop_says_what_the_loss_did(severity, words):
+    change = Change(500, "scale_drop", None, "fired", severity, 480, 2.1)
+    assert words in sentence(change)
+    assert headline(change) == "all gradients fell together at step 480"
+
+
+def test_nonfinite_names_loss_and_gradients():
+    loss = fired(None, rule="nonfinite", evidence=None, since=500, step=500)
+    gradient = fired(7, rule="nonfinite", evidence=None, since=501, step=501)
+    assert sentence(loss) == "The loss became NaN or infinite at step 500."
+    assert sentence(loss, gradient) == (
+        "The loss and the gradient of 1 of 300 layers (blocks.3.attn.lora_B.weight) became NaN or infinite at step 500."
+    )
+    assert headline(gradient) == "the gradient of 1 of 300 layers became NaN or infinite at step 501"
+
+
+def test_the_end_is_told():
+    assert sentence(fired(0), fired(2), resolved(0)).endswith("1 of them have not recovered.")
+    assert sentence(fired(0), resolved(0, step=900)).endswith("Recovered at step 900.")
+    case = case_of(fired(0))
+    ended = close(case.incident, 1000, 1.0, "run_finished")
+    assert summaries.sentence(ended, case.members, {}).endswith("The run ended at step 1,000 without a recovery.")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (3.1e-3, "3e-3"),
+        (9.6e-4, "1e-3"),
+        (0.0512, "0.051"),
+        (120.0, "120"),
+        (2.5e5, "2e5"),
+        (0.0, "exactly 0"),
+        (None, "an unknown value"),
+    ],
+)
+def test_numbers_are_written_as_people_write_them(value, words):
+    assert summaries.number(value) == words
+
+
+def scene(*changes, names=BLOCKS, groups=lambda number: number % 2, near=(), facts=(), dtype="float32"):
+    case = case_of(*changes, names=names)
+    layers = {n: LayerFacts(n, name, (8, 8), dtype, "Linear", groups(n)) for n, name in enumerate(names)}
+    return causes.likely(causes.Scene(case.incident, case.members, layers, near, facts))
+
+
+def test_one_half_of_lora_pairs_points_to_the_other():
+    cause = scene(*[fired(number) for number in lora_a((3, 4, 5))])
+    assert cause.code == "lora_partner"
+    assert cause.evidence == ("all 9 are lora_A; none of their 9 lora_B partners collapsed",)
+
+
+def test_whole_blocks_and_whole_groups_are_seen():
+    blocks = [number for number, name in enumerate(BLOCKS) if name.split(".")[1] in "34"]
+    assert scene(*[fired(number) for number in blocks]).code == "whole_blocks"
+    plain = tuple(f"net.{number}.weight" for number in range(20))
+    cause = scene(*[fired(number) for number in range(5)], names=plain, groups=lambda number: int(number < 5))
+    assert cause.code == "parameter_group"
+    assert scene(fired(0), fired(7), names=plain).code == "unknown_fall"
+
+
+def test_what_came_before_comes_first():
+    near = (causes.Near(30, "nonfinite", "critical", 330),)
+    cause = scene(*[fired(number) for number in lora_a((3,))], near=near)
+    assert (cause.code, cause.incidents) == ("after_nonfinite", (30,))
+    assert cause.evidence == ("incident 30 (nonfinite) opened at step 330",)
+
+
+def test_known_facts_are_evidence():
+    about = wire.Fact("x", "this one has no scaler", (BLOCKS[0],))
+    other = wire.Fact("x", "about another layer", (BLOCKS[1],))
+    assert scene(fired(0), facts=(about, other)).evidence[-1] == "this one has no scaler"
+
+
+def test_nonfinite_says_what_was_first():
+    loss, gradient = fired(None, rule="nonfinite", since=500), fired(3, rule="nonfinite", since=490)
+    assert scene(loss).code == "nonfinite_loss"
+    assert scene(loss, gradient).code == "nonfinite_gradient"
+    assert scene(gradient, dtype="float16").code == "fp16_overflow"
+
+
+@pytest.mark.parametrize(("cause", "framework"), list(itertools.product(remedies.CAUSES, remedies.FRAMEWORKS)))
+def test_every_cause_has_a_fix_in_the_words_of_every_framework(cause, framework):
+    fix = remedies.fix(cause, framework)
+    assert fix.framework == framework
+    assert fix.text
+    assert fix.code
+
+
+def test_nothing_blames_a_bf16_accumulation():
+    texts = [cause.text for cause in remedies.CAUSES.values()]
+    texts += [remedies.fix(cause, framework).text for cause in remedies.CAUSES for framework in remedies.FRAMEWORKS]
+    assert not [text for text in texts if "accumulat" in text and ("bf16" in text or "bfloat16" in text)]
+    assert not [text for text in texts if "6e-8" in text]
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    [("peft 0.18", "peft"), ("pytorch-lightning", "lightning"), (None, "pytorch"), ("jax", "pytorch")],
+)
+def test_frameworks_are_known_by_their_other_names(name, whose):
+    assert remedies.framework(name) == whose
