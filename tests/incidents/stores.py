@@ -1,0 +1,61 @@
+"""A store as a migrated collector has it, without the collector."""
+
+import json
+
+from sqlalchemy import insert
+from streams import layer_names
+
+from gradcanary_server import incidents
+from gradcanary_server.database import Database
+from gradcanary_server.schema import launch, layer, run
+
+
+class Store:
+    """A migrated database with one run of 300 layers; changes enter as ingest lets them in."""
+
+    def __init__(self, path, names=None, framework="peft"):
+        self.database = Database(f"sqlite:///{path}")
+        self.database.migrate()
+        self.run_id = 1
+        with self.database.write() as connection:
+            now = self.database.now(connection)
+            connection.execute(
+                insert(run).values(
+                    run_id=1,
+                    name="sdxl",
+                    created=now,
+                    last_seen=now,
+                    revision=1,
+                    step=0,
+                    framework=framework,
+                    note="",
+                    tags="[]",
+                    archived=False,
+                    facts="[]",
+                )
+            )
+            connection.execute(insert(launch).values(run_id=1, launch_no=1, launch="a", world_size=1, late=False))
+            rows = [
+                {
+                    "run_id": 1,
+                    "layer_no": number,
+                    "name": name,
+                    "shape": json.dumps([8, 64]),
+                    "param_dtype": "float32",
+                    "group_no": number % 2,
+                }
+                for number, name in enumerate(names or layer_names(300))
+            ]
+            connection.execute(insert(layer), rows)
+
+    def record(self, *changes, shift_s=0.0):
+        with self.database.write() as connection:
+            incidents.record(connection, self.run_id, 1, changes, self.database.now(connection) + shift_s)
+
+    def close_run(self, step=1000):
+        with self.database.write() as connection:
+            incidents.close_run(connection, self.run_id, step, self.database.now(connection), "run_finished")
+
+    def rows(self, query):
+        with self.database.read() as connection:
+            return connection.execute(query).mappings().all()
