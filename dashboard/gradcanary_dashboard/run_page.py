@@ -31,6 +31,12 @@ SLOTS = {
 }
 """Id and property of everything that a refresh fills."""
 
+FIGURES = {
+    "heatmap": "Heatmap of the gradient absmax, a row per layer, a column per step; the table of layers holds its values",
+    "trend": "Gradient absmax of the chosen layer over the steps",
+    "loss": "Loss over the steps",
+}
+
 
 def frame(run: str, contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
@@ -131,16 +137,22 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
     )
 
 
-def _graph(name: str, contents: Mapping[str, Any]) -> dcc.Graph:
+def _graph(name: str, contents: Mapping[str, Any]) -> html.Figure:
     figure = contents.get(name, {"data": [], "layout": {"height": 200}})
-    return dcc.Graph(id=name, figure=figure, config=axes.CONFIG, clear_on_unhover=True)
+    graph = dcc.Graph(id=name, figure=figure, config=axes.CONFIG, clear_on_unhover=True)
+    return html.Figure(graph, **parts.attributes(aria_label=FIGURES[name]))
 
 
 def _aside(contents: Mapping[str, Any]) -> html.Div:
     tally = html.Span(contents.get("incident-tally"), id="incident-tally")
     heads = ("Layer", "absmax", "norm", "state", "accumulator", "K", "rules")
     table = html.Table(
-        [html.Thead(html.Tr([html.Th(head, scope="col") for head in heads])), html.Tbody(id="layer-rows")],
+        [
+            html.Thead(html.Tr([html.Th(head, scope="col", role="columnheader") for head in heads], role="row")),
+            html.Tbody(id="layer-rows"),
+        ],
+        # The narrow layout is a grid, which would take a table's meaning away.
+        role="table",
         **parts.attributes(aria_labelledby="layers-title"),
     )
     return html.Div(

@@ -23,6 +23,10 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
+    # Chromium's own services (accounts, updates, autofill) go to a closed port: what is left are the page's requests.
+    "--gaia-url=http://127.0.0.1:9",
+    "--component-updater=disable-background-downloads,url-source=http://127.0.0.1:9/",
+    "--autofill-server-url=http://127.0.0.1:9/",
 )
 HOP_BY_HOP = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding"}
 

@@ -94,8 +94,14 @@
 
   // ---- the table of layers
 
+  function newCell(row) {
+    const td = row.insertCell();
+    td.setAttribute("role", "cell");
+    return td;
+  }
+
   function cell(row, index, text, className) {
-    const td = row.cells[index] || row.insertCell();
+    const td = row.cells[index] || newCell(row);
     if (td.className !== className) td.className = className;
     if (td.dataset.text !== text) {
       td.dataset.text = text;
@@ -105,7 +111,7 @@
   }
 
   function nameCell(row, layer) {
-    const td = row.cells[0] || row.insertCell();
+    const td = row.cells[0] || newCell(row);
     td.className = "name";
     const button = td.querySelector("button") || td.appendChild(document.createElement("button"));
     button.type = "button";
@@ -119,6 +125,7 @@
   }
 
   function layerRow(row, layer) {
+    row.setAttribute("role", "row");
     row.className = "tone-" + layer.tone + (layer.name === chosen ? " chosen" : "");
     nameCell(row, layer);
     cell(row, 1, layer.absmax, "number absmax");
