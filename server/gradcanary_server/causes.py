@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from gradcanary.remedies import CAUSES
 from gradcanary.wire import Fact
@@ -44,10 +45,10 @@ class Scene:
     near: tuple[Near, ...] = ()
     facts: tuple[Fact, ...] = ()
 
-    @property
-    def named(self) -> set[int]:
+    @cached_property
+    def named(self) -> frozenset[int]:
         """The layers that ever fired."""
-        return {layer for layer in self.members if layer is not None}
+        return frozenset(layer for layer in self.members if layer is not None)
 
 
 @dataclass(frozen=True)

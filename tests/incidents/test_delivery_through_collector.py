@@ -1,0 +1,150 @@
+"""A real collector process, a real stream, a real receiver: restarts and kills in the middle."""
+
+import time
+
+import httpx
+import pytest
+from receivers import hang
+from streams import Session, Stream, collapsed
+
+SECRET = "whsec_QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU="
+LAYERS, FALLEN, AT = 330, 300, 130
+
+RULES = """\
+version: 1
+pace: {wait_s: 1, interval_s: 600}
+"""
+
+
+@pytest.fixture
+def caught(collector_factory, receiver_factory, tmp_path):
+    """Start a collector with a receiver; send 300 of 330 layers collapsing; return collector, receiver and session."""
+
+    def start(*answers):
+        receiver = receiver_factory(*answers)
+        rules = tmp_path / "rules.yaml"
+        rules.write_text(RULES)
+        collector = collector_factory(
+            "--webhook", receiver.url, "--rules", str(rules), env={"GRADCANARY_WEBHOOK_SECRET": SECRET}
+        )
+        session = Session(collector.url)
+        session.send(Stream(collapsed(AT + 40, LAYERS, range(FALLEN), AT)))
+        return collector, receiver, session
+
+    return start
+
+
+def eventually(probe, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := probe()):
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.1)
+    return found
+
+
+def delivered(collector):
+    deliveries = collector.get("/api/v1/incidents/1").json()["deliveries"]
+    return deliveries if [entry["state"] for entry in deliveries] == ["delivered"] else None
+
+
+def test_three_hundred_layers_at_once_are_one_webhook(caught):
+    collector, receiver, session = caught()
+    receiver.wait(1)
+    [delivery] = eventually(lambda: delivered(collector))
+    assert session.heartbeat(AT + 39).json()["incidents"][0]["layers"] == FALLEN
+    session.end(last_step=AT + 39)
+    time.sleep(2)
+    [message] = receiver.verified(SECRET)
+    assert message["type"] == "gradient.collapse.opened"
+    assert message["data"]["counts"] == {"firing": FALLEN, "ever": FALLEN, "layers": LAYERS}
+    assert message["data"]["prefixes"] == ["blocks.0-149.*.weight"]
+    assert (delivery["kind"], delivery["version"], len(delivery["attempts"])) == ("opened", 1, 1)
+    assert delivery["attempts"][0]["status"] == 200
+    [incident] = collector.get("/api/v1/incidents").json()["incidents"]
+    assert (incident["state"], incident["resolution"]) == ("resolved", "run_finished")
+
+
+def test_a_restart_before_and_after_the_message_leaves_one(caught):
+    collector, receiver, _ = caught()
+    collector.stop()
+    collector.start()
+    receiver.wait(1)
+    eventually(lambda: delivered(collector))
+    collector.stop()
+    collector.start()
+    time.sleep(3)
+    assert [message.type for message in receiver.got] == ["gradient.collapse.opened"]
+
+
+def test_a_kill_before_the_answer_repeats_the_same_message(caught):
+    collector, receiver, _ = caught(hang)
+    receiver.wait(1)
+    collector.kill()
+    collector.start()
+    receiver.wait(2)
+    first, second = receiver.got
+    assert (first.id, first.body) == (second.id, second.body)
+    assert len(receiver.verified(SECRET)) == 2
+    eventually(lambda: delivered(collector))
+
+
+def test_incidents_over_http(caught):
+    collector, receiver, _ = caught()
+    receiver.wait(1)
+    eventually(lambda: delivered(collector))
+    one = collector.get("/api/v1/incidents/1")
+    assert SECRET not in one.text
+    incident = one.json()
+    assert set(incident) == {
+        "id", "run", "rule", "severity", "state", "opened_step", "opened", "resolved_step", "resolution", "reopened",
+        "acked", "counts", "layers", "summary", "likely_cause", "fix", "url", "deliveries",
+    }  # fmt: skip
+    assert len(incident["layers"]) == FALLEN
+    assert set(incident["layers"][0]) == {
+        "layer", "name", "since_step", "until_step", "value", "baseline", "siblings", "evidence", "rank",
+    }  # fmt: skip
+    assert abs(incident["layers"][0]["since_step"] - AT) <= 1
+    assert 19 <= incident["opened_step"] - AT <= 30
+    assert incident["fix"]["framework"] == "peft"
+    [listed] = collector.get("/api/v1/incidents", run="run-1", state="open").json()["incidents"]
+    assert {**listed, "layers": incident["layers"], "deliveries": incident["deliveries"]} == incident
+    assert collector.get("/api/v1/incidents", state="resolved").json() == {"incidents": [], "next": None}
+    assert collector.get("/api/v1/incidents", since="2100-01-01T00:00:00Z").json()["incidents"] == []
+
+
+def ack(collector, number, **body):
+    return httpx.post(f"{collector.url}/api/v1/incidents/{number}/ack", json=body)
+
+
+def test_an_acknowledgement_is_noted(caught):
+    collector, _, _ = caught()
+    revision = collector.get("/api/v1/runs/run-1").json()["revision"]
+    answer = ack(collector, 1, by="ada", note="restarting").json()
+    assert (answer["acked"]["by"], answer["acked"]["note"]) == ("ada", "restarting")
+    assert collector.get("/api/v1/runs/run-1").json()["revision"] == revision + 1
+
+
+def test_a_wrong_acknowledgement_is_refused(caught):
+    collector, _, _ = caught()
+    for number, body, status, field in (
+        (1, {"by": "ada", "new_baseline": True}, 422, "new_baseline"),
+        (1, {"by": ""}, 422, "by"),
+        (1, {"by": "a\0"}, 422, "by"),
+        (1, {"by": 3}, 422, "by"),
+        (1, {"by": "ada", "more": 1}, 422, "more"),
+        (7, {"by": "ada"}, 404, "incident"),
+        (2**70, {"by": "ada"}, 404, "incident"),
+    ):
+        answer = ack(collector, number, **body)
+        assert (answer.status_code, answer.json()["error"]["field"]) == (status, field), body
+    assert collector.get("/api/v1/incidents/1").json()["acked"] is None
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "field"),
+    [({"run": "nobody"}, 404, "run"), ({"state": "closed"}, 422, "state"), ({"since": "tuesday"}, 422, "since")],
+)
+def test_a_wrong_question_is_refused(collector, query, status, field):
+    answer = collector.get("/api/v1/incidents", **query)
+    assert (answer.status_code, answer.json()["error"]["field"]) == (status, field)
+    assert collector.get("/api/v1/incidents/7").status_code == 404
