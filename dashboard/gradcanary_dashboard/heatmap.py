@@ -24,7 +24,10 @@ BLOCK_LABELS = 26
 
 
 def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None) -> axes.Figure:
-    """Return the heatmap; ``layout.meta`` holds what the page needs to name a cell under the pointer."""
+    """Return the heatmap; ``layout.meta`` holds what the page needs to name a cell under the pointer.
+
+    A row that several layers share leads to the first of them, by its number.
+    """
     rows: Sequence[Mapping[str, Any]] = answer["rows"]
     bucket = max(1, int(answer["bucket_steps"]))
     steps, cells = regular(decode(answer["steps"]), decode(answer["cells"]), bucket)
@@ -39,7 +42,8 @@ def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None) -> 
     drawn["annotations"] = marked["annotations"] + _pointer(chosen)
     drawn["hovermode"] = "closest"
     drawn["meta"] = {
-        "layers": [row["name"] for row in rows],
+        "names": [row["name"] for row in rows],
+        "layers": [row["name"] if len(row["layers"]) == 1 else str(row["layers"][0]) for row in rows],
         "steps": axes.steps_text(steps, bucket),
         "middle": float(steps[0]) + (bucket - 1) / 2,
         "width": float(steps[1] - steps[0]) if len(steps) > 1 else 1.0,

@@ -32,7 +32,7 @@ SLOTS = {
 """Id and property of everything that a refresh fills."""
 
 FIGURES = {
-    "heatmap": "Heatmap of the gradient absmax, a row per layer, a column per step; the table of layers holds its values",
+    "heatmap": "Heatmap of the gradient absmax, layers by steps; the table of layers holds its last values",
     "trend": "Gradient absmax of the chosen layer over the steps",
     "loss": "Loss over the steps",
 }

@@ -49,7 +49,8 @@ def picture(page: Page) -> Any:
             const sent = (array) => array && array.bdata;
             const numbers = (id) => plot(id).data.map((trace) => [sent(trace.x), sent(trace.y), sent(trace.z)]);
             return {
-                rows: plot("heatmap").layout.meta.layers, heatmap: numbers("heatmap"), trend: numbers("trend"), loss: numbers("loss"),
+                rows: plot("heatmap").layout.meta.layers,
+                heatmap: numbers("heatmap"), trend: numbers("trend"), loss: numbers("loss"),
                 verdict: document.querySelector("h1").textContent,
                 tiles: Array.from(document.querySelectorAll(".tile .value"), (tile) => tile.textContent),
                 layers: document.querySelector("#layer-rows").textContent,

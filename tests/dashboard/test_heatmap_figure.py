@@ -121,3 +121,11 @@ def test_columns_survive_both_ways(values: np.ndarray) -> None:
     assert (decode(column(values)) == values).all()
     assert encode(values)["shape"] == ", ".join(map(str, values.shape))
     assert encode(values)["bdata"] == column(values)["data"]
+
+
+def test_a_row_of_several_layers_leads_to_its_first() -> None:
+    answer = heatmap_answer(rows=2, columns=2)
+    answer["rows"][1] = {"layers": [1, 2], "name": "blocks.0.1 … blocks.0.2 (2 layers)", "block": "blocks.0"}
+    meta = figure_of(answer, selected=2)["layout"]["meta"]
+    assert meta["layers"] == ["blocks.0.0", "1"]
+    assert meta["names"][1].endswith("(2 layers)")

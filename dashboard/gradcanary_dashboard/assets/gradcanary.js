@@ -84,7 +84,7 @@
     if (point.z === meta.zero) value = "exact 0";
     if (point.z === meta.no_data) value = "no data";
     if (point.z === meta.nonfinite) value = "not finite";
-    return [meta.layers[point.y], "step " + meta.steps[column], value].join("  ·  ");
+    return [meta.names[point.y], "step " + meta.steps[column], value].join("  ·  ");
   }
 
   function setTitle(title) {
