@@ -97,16 +97,15 @@ def _fall(scene: Scene) -> tuple[str, list[str]]:
 
 def _partners(scene: Scene) -> list[str]:
     """Return evidence that one half of LoRA pairs fell while the other half did not."""
-    numbers = {facts.name: number for number, facts in scene.layers.items()}
-    names = [scene.layers[number].name for number in scene.named if number in scene.layers]
-    halves = {match[1] for match in map(_HALF.search, names) if match}
-    if len(halves) != 1 or not all(map(_HALF.search, names)):
+    known = {facts.name for facts in scene.layers.values()}
+    names = [facts.name for facts in _named(scene.layers, scene.named)]
+    halves = {match[1] if match else None for match in map(_HALF.search, names)}
+    if len(halves) != 1 or None in halves:
         return []
     half = halves.pop()
     other = "B" if half == "A" else "A"
-    partners = [name for name in (_other_half(name, other) for name in names) if name in numbers]
-    healthy = [name for name in partners if numbers[name] not in scene.named]
-    if not partners or len(healthy) < len(partners):
+    partners = known.intersection(_other_half(name, other) for name in names)
+    if not partners:
         return []
     return [f"all {len(names):,} are lora_{half}; none of their {len(partners):,} lora_{other} partners collapsed"]
 

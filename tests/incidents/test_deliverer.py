@@ -88,9 +88,11 @@ def test_information_is_not_sent(store, receiver_factory):
 
 
 @pytest.mark.parametrize(
-    "fault", [status(500), status(302, Location="/elsewhere"), close_mid_answer], ids=["500", "redirect", "reset"]
+    ("fault", "code"),
+    [(status(500), 500), (status(302, Location="/elsewhere"), 302), (close_mid_answer, None)],
+    ids=["500", "redirect", "reset"],
 )
-def test_a_failed_attempt_is_made_again_with_the_same_bytes(store, receiver_factory, monkeypatch, fault):
+def test_a_failed_attempt_is_made_again_with_the_same_bytes(store, receiver_factory, monkeypatch, fault, code):
     monkeypatch.setattr("gradcanary_server.webhooks.FIRST_RETRY_S", 0.2)
     receiver = receiver_factory(fault, fault)
     secret = listen(store, receiver)
@@ -102,6 +104,7 @@ def test_a_failed_attempt_is_made_again_with_the_same_bytes(store, receiver_fact
     assert len(receiver.verified(secret)) == 3
     tried = store.rows(select(attempt).order_by(attempt.c.number))
     assert [row["error"] is None for row in tried] == [False, False, True]
+    assert [row["status"] for row in tried] == [code, code, 200]
     assert store.rows(select(endpoint.c.failing_since))[0]["failing_since"] is None
 
 
@@ -169,6 +172,8 @@ def test_a_message_that_is_too_old_is_replaced_by_the_truth(store, receiver_fact
         receiver.wait(2)
     assert [(m.id, m.data["counts"]["ever"]) for m in receiver.got[:2]] == [("msg_1_1", 1), ("msg_1_2", 19)]
     assert {m.type for m in receiver.got[:2]} == {"gradient.collapse.opened"}
+    # The renewed message is not a reason to ask a failing receiver sooner.
+    assert receiver.got[1].at - receiver.got[0].at >= 2.0
     states = store.rows(select(delivery.c.state).order_by(delivery.c.version))
     assert states[0]["state"] == "expired"
 

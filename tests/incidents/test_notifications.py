@@ -45,10 +45,17 @@ def test_a_message_has_the_documented_shape():
 
 def test_twenty_thousand_hostile_names_fit():
     quotes, turned = '."\\{' * 20, "\u202e" * 100
-    names = [f"{chr(0x1F600 + i % 70) * 200}{quotes}{turned}{i}.{'y' * 90}" for i in range(20_000)]
+    names = [f"{chr(0x1F600 + i % 70) * 250}{quotes}{turned}{i}.{'y' * 40}" for i in range(20_000)]
     body = sealed(names, range(0, 20_000, 2), run="r" * 100)
     assert len(body) < notifications.MAX_BODY
     assert json.loads(body)["data"]["counts"]["ever"] == 10_000
+
+
+def test_long_names_without_anything_in_common_fit():
+    names = [f"{chr(0x1F600 + i) * 490}.{i}a" for i in range(38)]
+    body = sealed(names, range(0, 38, 2), run="r" * 100)
+    assert len(body) < notifications.MAX_BODY
+    assert len(json.loads(body)["data"]["prefixes"]) == 19
 
 
 hostile = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=500)

@@ -141,6 +141,19 @@ def test_resolved_keeps_its_distance_too():
     assert world.kinds() == ["opened", "resolved"]
 
 
+def test_layers_that_came_and_went_after_the_last_word_are_owed_another():
+    world = World()
+    world.change(fired(1))
+    world.wait(PACE.wait_s)
+    world.change(resolved(1))
+    world.wait(PACE.interval_s)
+    world.change(fired(2))
+    world.wait(60)
+    world.change(resolved(2))
+    world.wait(PACE.interval_s * 2)
+    assert [(m.kind, m.ever) for m in world.messages] == [("opened", 1), ("resolved", 1), ("resolved", 2)]
+
+
 def test_six_days_of_flapping_each_minute_are_few_messages():
     world = World()
     for _ in range(6 * 24 * 60):
@@ -169,7 +182,8 @@ events = st.one_of(
     st.tuples(st.just("resolve"), st.just(list(range(41)))),
     st.tuples(st.just("ack"), st.none()),
 )
-stories = st.lists(st.tuples(events, st.floats(0, 1e5)), min_size=1, max_size=30)
+pauses = st.one_of(st.sampled_from([0.0, 1.0, 11.0, 60.0, PACE.interval_s]), st.floats(0, 1e5))
+stories = st.lists(st.tuples(events, pauses), min_size=1, max_size=30)
 
 
 def tell(story):
