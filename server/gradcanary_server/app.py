@@ -3,42 +3,72 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import Match
 
-from gradcanary_server import answers
+from gradcanary_server import answers, incident_routes, ingest_routes, read_routes, rules
 from gradcanary_server.database import Database
+from gradcanary_server.deliverer import Deliverer
+from gradcanary_server.endpoints import ensure_operator_endpoint
 from gradcanary_server.errors import RequestError
+from gradcanary_server.ingest import Ingest
+from gradcanary_server.layers import KnownSets
+from gradcanary_server.log import Log
 from gradcanary_server.settings import Settings
+
+METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 
 
 def create_app(settings: Settings) -> FastAPI:
     """Return the collector: ingest, read API, incidents and delivery on one store.
 
     Raises CollectorError when the store or the rules cannot be opened. ``app.state`` holds ``settings``,
-    ``database`` and, once started, ``new_webhook_secret`` (None unless ``settings.webhook`` created an endpoint).
+    ``database`` and, once started, ``new_webhook_secret`` (None unless ``settings.webhook`` is a new endpoint).
     """
     app = FastAPI(title="gradcanary", lifespan=_lifespan, openapi_url=None, docs_url=None, redoc_url=None)
-    app.state.settings = settings
-    app.state.database = Database(settings.db)
-    app.state.new_webhook_secret = None
+    _fill(app, settings)
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
     answers.install(app)
+    for router in (ingest_routes.router, read_routes.router, incident_routes.router):
+        app.include_router(router)
     app.add_api_route("/healthz", healthz, methods=["GET"])
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
-    app.add_api_route("/api/{rest:path}", unknown_path, methods=["GET", "PUT", "POST", "PATCH", "DELETE"])
+    app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS)
     return app
+
+
+def _fill(app: FastAPI, settings: Settings) -> None:
+    state, sets = app.state, KnownSets()
+    state.settings = settings
+    state.rules = rules.Rules() if settings.rules is None else rules.load(settings.rules)
+    state.database = Database(settings.db)
+    state.log = Log(sets)
+    state.ingest = Ingest(state.database, state.rules, sets, settings.public_url)
+    state.new_webhook_secret = None
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     database: Database = app.state.database
     await run_in_threadpool(database.migrate)
+    app.state.new_webhook_secret = await run_in_threadpool(_ensure_endpoint, database, app.state.settings)
+    deliverer = Deliverer(database, app.state.rules.pace, app.state.settings.public_url)
+    deliverer.start()
     try:
         yield
     finally:
+        await run_in_threadpool(deliverer.stop)
         await run_in_threadpool(database.close)
+
+
+def _ensure_endpoint(database: Database, settings: Settings) -> str | None:
+    if settings.webhook is None:
+        return None
+    with database.write() as connection:
+        now = database.now(connection)
+        return ensure_operator_endpoint(connection, settings.webhook, settings.webhook_secret, now)
 
 
 def healthz() -> dict[str, str]:
@@ -46,6 +76,10 @@ def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-def unknown_path(rest: str) -> None:
-    """Refuse whatever no route of the API took."""
+def unknown_path(request: Request, rest: str) -> None:
+    """Refuse what no route of the API took: 405 where another method would do, else 404."""
+    for route in request.app.router.routes:
+        match, _ = route.matches(request.scope)
+        if match is Match.PARTIAL:
+            raise RequestError(405, "method_not_allowed", f"/api/{rest} does not take {request.method}.")
     raise RequestError(404, "not_found", f"There is no /api/{rest} here.")

@@ -9,16 +9,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, TextClause, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, Row, TextClause, create_engine, event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from gradcanary_server.errors import RequestError, StoreError
+
+Record = Row[Any]
+"""A row of a table, its columns as attributes."""
 
 BUSY_S = 5.0
 """How long a transaction waits for another writer before the sender is told to come back."""

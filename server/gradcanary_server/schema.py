@@ -113,7 +113,7 @@ batch = Table(
     Column("launch_no", Integer, nullable=False),
     Column("sha256", LargeBinary(32), nullable=False),
     Column("received", Double, nullable=False),
-    Column("first_step", Integer),  # None: a batch of metrics alone
+    Column("first_step", Integer),  # of its samples and metrics, None where it has neither
     Column("last_step", Integer),
     Column("body", LargeBinary, nullable=False),  # the request as received
     # Covers what a reader needs to choose batches, so that choosing touches no body.

@@ -1,0 +1,180 @@
+"""What a session sends, stored: each message is one transaction, and its commit is the acknowledgement.
+
+A batch, in this order: lock the run, look at its seq, append it to the log as it came, fold it, record what changed
+in incidents, store the fold, update the layers, metrics, session and run that pages show.
+"""
+
+import hashlib
+
+import numpy as np
+from sqlalchemy import Connection, insert, select, update
+
+from gradcanary import wire
+from gradcanary_server import batches, incidents, layers, metrics, requests, sessions, spark
+from gradcanary_server.batches import Columns
+from gradcanary_server.database import Database, Record
+from gradcanary_server.errors import RequestError, invalid
+from gradcanary_server.fold import FoldState, fold
+from gradcanary_server.gaps import note_gaps
+from gradcanary_server.layers import KnownSet, KnownSets
+from gradcanary_server.observations import Change, Launch
+from gradcanary_server.requests import LIMITS
+from gradcanary_server.rules import Rules
+from gradcanary_server.schema import batch, fold_state, launch, run
+
+
+class Ingest:
+    """Stores hellos, batches, heartbeats and ends; each method takes a body and returns the reply to it."""
+
+    def __init__(self, database: Database, rules: Rules, sets: KnownSets, public_url: str) -> None:
+        self._database = database
+        self._rules = rules
+        self._sets = sets
+        self._public_url = public_url
+
+    def hello(self, run_name: str, session_id: str, raw: bytes) -> wire.Reply:
+        """Store a hello, the first or a fuller one."""
+        message = requests.hello(raw)
+        with self._database.write() as connection:
+            now = self._database.now(connection)
+            next_seq = sessions.say_hello(connection, run_name, session_id, message, now)
+            run_row, _ = sessions.lock(connection, run_name, session_id)
+            return self._reply(connection, run_row.run_id, "ok", next_seq)
+
+    def batch(self, run_name: str, session_id: str, seq: int, raw: bytes) -> wire.Reply:
+        """Store and fold a batch, once."""
+        columns = batches.decode(requests.batch(raw))
+        digest = hashlib.sha256(raw).digest()
+        with self._database.write() as connection:
+            run_row, row = sessions.lock(connection, run_name, session_id)
+            if _is_known(connection, row, seq, digest):
+                return self._reply(connection, row.run_id, "duplicate", row.next_seq)
+            now = self._database.now(connection)
+            known = self._sets.find(connection, row.run_id, session_id, columns.layer_set)
+            launched = _launch(connection, row, known)
+            _check_place(row, columns, known)
+            _append(connection, row, seq, digest, columns, raw, now)
+            self._fold(connection, run_row, row, launched, columns, now)
+            layers.note_accumulators(connection, row.run_id, known.numbers, columns.accumulators)
+            metrics.note(connection, row.run_id, columns.metrics)
+            _note_progress(connection, row, seq, columns, now)
+            return self._reply(connection, row.run_id, "stored", seq + 1)
+
+    def heartbeat(self, run_name: str, session_id: str, raw: bytes) -> wire.Reply:
+        """Note a sign of life."""
+        message = requests.heartbeat(raw)
+        with self._database.write() as connection:
+            _, row = sessions.lock(connection, run_name, session_id)
+            sessions.hear(connection, row, message, self._database.now(connection))
+            return self._reply(connection, row.run_id, "ok", row.next_seq)
+
+    def end(self, run_name: str, session_id: str, raw: bytes) -> wire.Reply:
+        """Note that a session ended, and its run with the last of them."""
+        message = requests.end(raw)
+        with self._database.write() as connection:
+            _, row = sessions.lock(connection, run_name, session_id)
+            sessions.end(connection, row, message, self._database.now(connection))
+            return self._reply(connection, row.run_id, "ok", row.next_seq)
+
+    def _fold(
+        self, connection: Connection, run_row: Record, row: Record, launched: Launch, columns: Columns, now: float
+    ) -> None:
+        if row.rank > 0:
+            return  # What other ranks saw is kept in the log; the rules read rank 0 (DESIGN.md, Sample point).
+        groups = 1 + max((facts.group for facts in launched.layers if facts.group is not None), default=-1)
+        samples = batches.samples(columns, groups)
+        state, changes = fold(_fold_state(connection, row.run_id), launched, samples, self._rules)
+        self._record(connection, run_row, row.launch_no, changes, now)
+        _store_fold_state(connection, row.run_id, state)
+        values: dict[str, object] = {"low": state.low_count()}
+        if len(columns.steps):
+            values["step"] = int(columns.steps[-1])
+        if "absmax" in columns.values:
+            line = spark.Spark.unpack(run_row.spark)
+            values["spark"] = line.add(columns.steps, spark.levels(columns.values["absmax"])).pack()
+        connection.execute(update(run).where(run.c.run_id == row.run_id).values(**values))
+
+    def _record(
+        self, connection: Connection, run_row: Record, launch_no: int, changes: tuple[Change, ...], now: float
+    ) -> None:
+        incidents.record(connection, run_row.run_id, launch_no, changes, now, self._rules.pace.reopen_s)
+        if run_row.ended is not None:
+            sessions.close_incidents(connection, run_row.run_id, now)  # a straggler must not reopen an ended run
+
+    def _reply(self, connection: Connection, run_id: int, status: str, next_seq: int) -> wire.Reply:
+        briefs = incidents.open_briefs(connection, run_id, self._public_url)
+        return wire.Reply(status, next_seq, LIMITS, briefs)
+
+
+def _is_known(connection: Connection, row: Record, seq: int, digest: bytes) -> bool:
+    """Tell whether this very batch is stored; raises RequestError 409 when another one has its place."""
+    if seq >= row.next_seq:
+        return False  # seqs may be left out: the agent set those batches aside
+    query = select(batch.c.sha256).where(
+        batch.c.run_id == row.run_id, batch.c.session == row.session, batch.c.seq == seq
+    )
+    stored = connection.execute(query).scalar_one_or_none()
+    if stored == digest or (stored is None and seq < row.sealed_seq):
+        return True
+    if stored is None:
+        raise RequestError(409, "superseded", f"Batch {seq} never came, and later ones did.", "seq")
+    raise RequestError(409, "conflict", f"Batch {seq} is stored with another body.", "seq")
+
+
+def _launch(connection: Connection, row: Record, known: KnownSet) -> Launch:
+    query = select(launch).where(launch.c.run_id == row.run_id, launch.c.launch_no == row.launch_no)
+    mine = connection.execute(query).one()
+    if mine.first_step is None:
+        raise RequestError(409, "unknown_layer_set", "No hello told the first step of this launch.", "first_step")
+    return Launch(
+        number=mine.launch_no,
+        first_step=mine.first_step,
+        late=mine.late,
+        absmax_below=mine.absmax_below,
+        norm_below=mine.norm_below,
+        layers=known.facts,
+    )
+
+
+def _check_place(row: Record, columns: Columns, known: KnownSet) -> None:
+    width = len(known.facts)
+    if len(columns.steps) and columns.state.shape[1] != width:
+        raise invalid(f"The state plane has {columns.state.shape[1]} layers, its layer set {width}.", "state")
+    if any(max(record.layers, default=-1) >= width for record in columns.accumulators):
+        raise invalid(f"A layer index is 0 to {width - 1}.", "accumulators")
+    if len(columns.steps) and row.last_step is not None and columns.steps[0] <= row.last_step:
+        raise invalid(f"Steps rise inside a session, and its last one was {row.last_step}.", "steps")
+
+
+def _append(
+    connection: Connection, row: Record, seq: int, digest: bytes, columns: Columns, raw: bytes, now: float
+) -> None:
+    steps = np.concatenate([columns.steps, *(metric.steps for metric in columns.metrics)])
+    first, last = (int(steps.min()), int(steps.max())) if len(steps) else (None, None)
+    place = {"run_id": row.run_id, "session": row.session, "seq": seq, "launch_no": row.launch_no}
+    connection.execute(
+        insert(batch).values(**place, sha256=digest, received=now, first_step=first, last_step=last, body=raw)
+    )
+
+
+def _fold_state(connection: Connection, run_id: int) -> FoldState:
+    packed = connection.execute(select(fold_state.c.packed).where(fold_state.c.run_id == run_id)).scalar_one_or_none()
+    return FoldState.empty() if packed is None else FoldState.unpack(packed)
+
+
+def _store_fold_state(connection: Connection, run_id: int, state: FoldState) -> None:
+    mine = update(fold_state).where(fold_state.c.run_id == run_id).values(packed=state.pack())
+    if connection.execute(mine).rowcount == 0:
+        connection.execute(insert(fold_state).values(run_id=run_id, packed=state.pack()))
+
+
+def _note_progress(connection: Connection, row: Record, seq: int, columns: Columns, now: float) -> None:
+    values: dict[str, object] = {"next_seq": seq + 1, "dropped_steps": columns.dropped_steps}
+    if len(columns.steps):
+        values |= {"last_step": int(columns.steps[-1]), "every": columns.every}
+        values["gaps"] = note_gaps(row, columns)
+    phases = columns.phases.get("absmax", np.empty(0, np.uint8))
+    seen = phases[phases != batches.NO_PHASE]
+    if len(seen):
+        values["phase"] = wire.PHASES[int(seen[-1])]
+    sessions.touch(connection, row, now, **values)

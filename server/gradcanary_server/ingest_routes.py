@@ -1,0 +1,57 @@
+"""Where sessions send: bodies are read on the event loop, bounded, and stored in a thread."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from gradcanary import wire
+from gradcanary_server import bodies, requests
+from gradcanary_server.ingest import Ingest
+
+router = APIRouter(prefix="/api/v1/runs/{run}/sessions/{session}")
+
+Seq = Annotated[int, Path(ge=0, le=requests.MAX_STEP)]
+
+
+@router.put("")
+async def hello(request: Request, run: str, session: str) -> Response:
+    """Take a Hello."""
+    requests.check_names(run, session)
+    raw = await bodies.read(request, gzip=True)
+    return await _answer(_ingest(request).hello, run, session, raw)
+
+
+@router.post("/batches/{seq}")
+async def batch(request: Request, run: str, session: str, seq: Seq) -> Response:
+    """Take a Batch."""
+    requests.check_names(run, session)
+    raw = await bodies.read(request)
+    return await _answer(_ingest(request).batch, run, session, seq, raw)
+
+
+@router.post("/heartbeat")
+async def heartbeat(request: Request, run: str, session: str) -> Response:
+    """Take a Heartbeat."""
+    requests.check_names(run, session)
+    raw = await bodies.read(request)
+    return await _answer(_ingest(request).heartbeat, run, session, raw)
+
+
+@router.post("/end")
+async def end(request: Request, run: str, session: str) -> Response:
+    """Take an End."""
+    requests.check_names(run, session)
+    raw = await bodies.read(request)
+    return await _answer(_ingest(request).end, run, session, raw)
+
+
+def _ingest(request: Request) -> Ingest:
+    ingest: Ingest = request.app.state.ingest
+    return ingest
+
+
+async def _answer(store: Callable[..., wire.Reply], *arguments: object) -> Response:
+    reply = await run_in_threadpool(store, *arguments)
+    return Response(wire.dump(reply), media_type="application/json")

@@ -1,0 +1,135 @@
+"""The layers of a run in the store: numbered by name, never renumbered, with what is known of each."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import BindParameter, Connection, bindparam, insert, select, update
+
+from gradcanary import wire
+from gradcanary_server.errors import RequestError, invalid
+from gradcanary_server.observations import LayerFacts
+from gradcanary_server.schema import layer, session
+
+MAX_LAYERS_OF_RUN = 100_000
+"""Over all launches of a run; a launch has at most Limits.max_layers."""
+
+_CACHED_SETS = 256
+
+
+@dataclass(frozen=True)
+class KnownSet:
+    """A layer set of a session: column i of its batches belongs to ``facts[i]``, layer ``numbers[i]`` (int32[L])."""
+
+    facts: tuple[LayerFacts, ...]
+    numbers: NDArray[np.int32]
+
+    def groups(self) -> int:
+        """Return how many parameter groups the layers name."""
+        return 1 + max((facts.group for facts in self.facts if facts.group is not None), default=-1)
+
+
+class KnownSets:
+    """Layer sets that this process has read; they never change, so they are kept."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._sets: OrderedDict[tuple[int, str, str], KnownSet] = OrderedDict()
+
+    def find(self, connection: Connection, run_id: int, session_id: str, layer_set: str) -> KnownSet:
+        """Return the layer set of a session; raises RequestError 409 when its hello has not come."""
+        key = (run_id, session_id, layer_set)
+        with self._lock:
+            known = self._sets.get(key)
+            if known is not None:
+                self._sets.move_to_end(key)
+                return known
+        known = _read(connection, run_id, session_id, layer_set)
+        with self._lock:
+            self._sets[key] = known
+            while len(self._sets) > _CACHED_SETS:
+                self._sets.popitem(last=False)
+        return known
+
+
+def register(connection: Connection, run_id: int, layer_set: wire.LayerSet) -> list[int]:
+    """Return the numbers of the layers of a set, giving new names the next ones; a new description replaces the old."""
+    rows = connection.execute(select(layer).where(layer.c.run_id == run_id))
+    known = {row.name: row for row in rows}
+    numbers: dict[str, int] = {name: row.layer_no for name, row in known.items()}
+    new = [item.name for item in layer_set.layers if item.name not in numbers]
+    if len(numbers) + len(new) > MAX_LAYERS_OF_RUN:
+        raise invalid(f"A run has at most {MAX_LAYERS_OF_RUN} layer names over all its launches.", "layer_sets")
+    numbers.update({name: number for number, name in enumerate(new, start=len(numbers))})
+    described = [_described(item, numbers[item.name]) for item in layer_set.layers]
+    inserts = [row for row in described if row["name"] not in known]
+    updates = [row for row in described if row["name"] in known and _differs(known[str(row["name"])], row)]
+    if inserts:
+        connection.execute(insert(layer), [{"run_id": run_id, **row} for row in inserts])
+    _rewrite(connection, run_id, updates, ("shape", "param_dtype", "module_class", "group_no"))
+    return [numbers[item.name] for item in layer_set.layers]
+
+
+def note_accumulators(
+    connection: Connection, run_id: int, numbers: NDArray[np.int32], records: Iterable[wire.Accumulator]
+) -> None:
+    """Keep the latest change record of each layer."""
+    latest = {index: record for record in records for index in record.layers}
+    rows: list[dict[str, object]] = [
+        {
+            "layer_no": int(numbers[index]),
+            "declared": record.declared,
+            "stored": record.stored,
+            "effective": record.effective,
+        }
+        for index, record in latest.items()
+    ]
+    _rewrite(connection, run_id, rows, ("declared", "stored", "effective"))
+
+
+def _described(item: wire.Layer, number: int) -> dict[str, object]:
+    return {
+        "layer_no": number,
+        "name": item.name,
+        "shape": json.dumps(item.shape),
+        "param_dtype": item.param_dtype,
+        "module_class": item.module_class,
+        "group_no": item.group,
+    }
+
+
+def _differs(known: object, row: dict[str, object]) -> bool:
+    return any(getattr(known, column) != value for column, value in row.items())
+
+
+def _rewrite(connection: Connection, run_id: int, rows: list[dict[str, object]], columns: tuple[str, ...]) -> None:
+    if not rows:
+        return
+    this = (layer.c.run_id == run_id) & (layer.c.layer_no == bindparam("at"))
+    values: dict[str, BindParameter[object]] = {column: bindparam(f"new_{column}") for column in columns}
+    parameters = [{"at": row["layer_no"], **{f"new_{column}": row[column] for column in columns}} for row in rows]
+    connection.execute(update(layer).where(this).values(values), parameters)
+
+
+def _read(connection: Connection, run_id: int, session_id: str, layer_set: str) -> KnownSet:
+    query = select(session.c.layer_sets).where(session.c.run_id == run_id, session.c.session == session_id)
+    numbers = json.loads(connection.execute(query).scalar_one()).get(layer_set)
+    if numbers is None:
+        raise RequestError(409, "unknown_layer_set", f"No hello brought the layer set {layer_set[:64]!r}.", "layer_set")
+    rows = {row.layer_no: row for row in connection.execute(select(layer).where(layer.c.run_id == run_id))}
+    facts = tuple(
+        LayerFacts(
+            number=number,
+            name=rows[number].name,
+            shape=tuple(json.loads(rows[number].shape)),
+            param_dtype=rows[number].param_dtype,
+            module_class=rows[number].module_class,
+            group=rows[number].group_no,
+        )
+        for number in numbers
+    )
+    return KnownSet(facts, np.array(numbers, np.int32))

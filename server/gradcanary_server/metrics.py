@@ -1,0 +1,54 @@
+"""The series that a run logs, as its page lists them: name, tags and the last value."""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, insert, select, update
+
+from gradcanary_server.batches import MetricColumn
+from gradcanary_server.errors import invalid
+from gradcanary_server.schema import metric
+
+MAX_SERIES = 10_000
+"""Of a run: name and tags."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A metric of a run; ``last`` is None where the value is not finite."""
+
+    name: str
+    tags: dict[str, str]
+    last: float | None
+
+
+def note(connection: Connection, run_id: int, columns: Iterable[MetricColumn]) -> None:
+    """Keep the newest value of each series."""
+    known: dict[tuple[str, str], int] = {
+        (row.name, row.tags): row.last_step
+        for row in connection.execute(select(metric).where(metric.c.run_id == run_id))
+    }
+    for column in columns:
+        if len(column.steps) == 0:
+            continue
+        at = int(column.steps.argmax())
+        step, value = int(column.steps[at]), float(column.values[at])
+        values = {"last_step": step, "last": value if math.isfinite(value) else None}
+        key = (column.name, column.tags)
+        if key not in known:
+            if len(known) >= MAX_SERIES:
+                raise invalid(f"A run has at most {MAX_SERIES} metrics.", "metrics")
+            connection.execute(insert(metric).values(run_id=run_id, name=column.name, tags=column.tags, **values))
+        else:
+            # Also when the step is lower: a resumed run went back, and its newest launch speaks.
+            this = (metric.c.run_id == run_id) & (metric.c.name == column.name) & (metric.c.tags == column.tags)
+            connection.execute(update(metric).where(this).values(**values))
+        known[key] = step
+
+
+def of_run(connection: Connection, run_id: int) -> list[Series]:
+    """Return the series of a run by name and tags."""
+    query = select(metric).where(metric.c.run_id == run_id).order_by(metric.c.name, metric.c.tags)
+    return [Series(row.name, json.loads(row.tags), row.last) for row in connection.execute(query)]

@@ -1,0 +1,174 @@
+"""What pages and scripts read: JSON that says 304 as long as nothing changed."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Annotated, Literal, get_args
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from sqlalchemy import Connection
+
+from gradcanary import wire
+from gradcanary_server import export, layer_table, runs, views
+from gradcanary_server.database import Database
+from gradcanary_server.heatmap import Order, Value
+from gradcanary_server.log import Log
+from gradcanary_server.requests import MAX_STEP
+from gradcanary_server.rules import Rules
+
+router = APIRouter(prefix="/api/v1")
+
+Stat = Literal[
+    "absmax",
+    "norm",
+    "zero_fraction",
+    "nonfinite",
+    "update_ratio",
+    "weight_norm",
+    "accumulation_error",
+    "norm_ratio",
+    "frozen_fraction",
+]
+if get_args(Stat) != wire.STATS:
+    raise AssertionError("Stat and wire.STATS name the same stats")  # a type cannot be made from a tuple
+
+From = Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)]
+To = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
+Points = Annotated[int, Query(ge=1, le=5_000)]
+Layers = Annotated[list[str], Query(alias="layer")]
+Names = Annotated[tuple[str, ...], Query()]
+
+
+class Reader:
+    """What a read route works with."""
+
+    def __init__(self, request: Request) -> None:
+        state = request.app.state
+        self._request = request
+        self.database: Database = state.database
+        self.log: Log = state.log
+        self.rules: Rules = state.rules
+
+    def of_run(self, name: str, build: Callable[[Connection, runs.Seen], Mapping[str, object]]) -> Response:
+        """Answer about a run; ``build`` is called only when the asker's copy is old."""
+        with self.database.read() as connection:
+            seen = runs.one(connection, name, self.database.now(connection))
+            return self.answer([seen], lambda: build(connection, seen))
+
+    def answer(self, seen: list[runs.Seen], build: Callable[[], Mapping[str, object]]) -> Response:
+        """Answer about runs: the tag is made of the question, the rules, and each run's revision and state."""
+        parts = [self._request.url.path, self._request.url.query, repr(self.rules)]
+        parts += [f"{each.row.run_id} {each.row.revision} {each.state}" for each in seen]
+        tag = f'W/"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:32]}"'
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if tag in self._request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return JSONResponse(build(), headers=headers)
+
+
+Reading = Annotated[Reader, Depends(Reader)]
+
+
+@router.get("/runs")
+def list_runs(reader: Reading) -> Response:
+    """Answer every run in a few words, the one heard of last first."""
+    with reader.database.read() as connection:
+        seen = runs.every(connection, reader.database.now(connection))
+        return reader.answer(seen, lambda: {"runs": runs.summaries(connection, seen), "next": None})
+
+
+@router.get("/runs/{run}")
+def one_run(reader: Reading, run: str) -> Response:
+    """Answer everything about a run but its measurements."""
+
+    def build(connection: Connection, seen: runs.Seen) -> runs.Json:
+        return runs.detail(connection, seen, reader.rules.version, reader.database.now(connection))
+
+    return reader.of_run(run, build)
+
+
+@router.get("/runs/{run}/layers")
+def list_layers(reader: Reading, run: str) -> Response:
+    """Answer the layers of a run with their last values."""
+
+    def build(connection: Connection, seen: runs.Seen) -> runs.Json:
+        return {"revision": seen.row.revision, "layers": layer_table.table(connection, reader.log, seen.row.run_id)}
+
+    return reader.of_run(run, build)
+
+
+@router.get("/runs/{run}/series")
+def series(
+    reader: Reading,
+    run: str,
+    layer: Layers,
+    stat: Stat = "absmax",
+    begin: From = None,
+    to: To = None,
+    points: Points = 600,
+) -> Response:
+    """Answer the envelope of a stat for some layers, by number or name."""
+    span = views.Range(begin, to, points)
+
+    def build(connection: Connection, seen: runs.Seen) -> views.Json:
+        return views.series(connection, reader.log, reader.rules, seen.row, stat, layer, span)
+
+    return reader.of_run(run, build)
+
+
+@router.get("/runs/{run}/heatmap")
+def heatmap(
+    reader: Reading,
+    run: str,
+    stat: Stat = "absmax",
+    begin: From = None,
+    to: To = None,
+    columns: Points = 600,
+    rows: Annotated[int, Query(ge=1, le=20_000)] = 400,
+    value: Value = "min",
+    order: Order = "model",
+    match: str | None = None,
+) -> Response:
+    """Answer the picture layer x step of a stat."""
+    wanted, span = views.Picture(value, order, match, rows), views.Range(begin, to, columns)
+
+    def build(connection: Connection, seen: runs.Seen) -> views.Json:
+        return views.picture(connection, reader.log, reader.rules, seen.row, stat, wanted, span)
+
+    return reader.of_run(run, build)
+
+
+@router.get("/runs/{run}/metrics")
+def metrics(
+    reader: Reading,
+    run: str,
+    name: Names = (),
+    begin: From = None,
+    to: To = None,
+    points: Points = 600,
+) -> Response:
+    """Answer the envelopes of the metrics of these names, or of all."""
+    span = views.Range(begin, to, points)
+
+    def build(connection: Connection, seen: runs.Seen) -> views.Json:
+        return views.metrics(connection, reader.log, seen.row, name, span)
+
+    return reader.of_run(run, build)
+
+
+@router.get("/runs/{run}/export.csv")
+def export_csv(reader: Reading, run: str, stat: Stat = "absmax", match: str | None = None) -> Response:
+    """Answer every sample of a stat as CSV, a column per layer."""
+    with reader.database.read() as connection:
+        seen = runs.one(connection, run, reader.database.now(connection))
+        layers = views.matching(layer_table.described(connection, seen.row.run_id), match)
+        pieces = reader.log.pieces(connection, seen.row.run_id, None, None)
+    headers = {"Content-Disposition": f'attachment; filename="{run}-{stat}.csv"'}
+    return StreamingResponse(export.lines(pieces, stat, layers), media_type="text/csv", headers=headers)
+
+
+@router.get("/rules")
+def rules(reader: Reading) -> Response:
+    """Answer the rules that this collector applies."""
+    return JSONResponse(asdict(reader.rules))

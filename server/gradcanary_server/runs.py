@@ -1,0 +1,148 @@
+"""Runs as the read API tells them."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+
+from gradcanary_server import incidents, metrics
+from gradcanary_server.arrays import Array, array, moment
+from gradcanary_server.database import Record
+from gradcanary_server.errors import unknown_run
+from gradcanary_server.life import Heard, run_state, session_state
+from gradcanary_server.schema import launch, layer, run, session
+from gradcanary_server.spark import Spark
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run and its state at the moment of the question."""
+
+    row: Record
+    state: str
+
+
+def every(connection: Connection, now: float) -> list[Seen]:
+    """Return all runs, the one heard of last first."""
+    rows = connection.execute(select(run).order_by(run.c.last_seen.desc(), run.c.run_id.desc())).all()
+    return _seen(connection, rows, now)
+
+
+def one(connection: Connection, name: str, now: float) -> Seen:
+    """Return a run by name; raises RequestError 404."""
+    row = connection.execute(select(run).where(run.c.name == name)).one_or_none()
+    if row is None:
+        raise unknown_run(name)
+    return _seen(connection, [row], now)[0]
+
+
+def summaries(connection: Connection, seen: Sequence[Seen]) -> list[Json]:
+    """Return the runs as the list shows them."""
+    ids = [each.row.run_id for each in seen]
+    headlines = incidents.headlines(connection, ids)
+    layers, accumulators = _layers(connection, ids)
+    return [
+        _summary(each, headlines[each.row.run_id], layers[each.row.run_id], accumulators[each.row.run_id])
+        for each in seen
+    ]
+
+
+def detail(connection: Connection, seen: Seen, rules_version: int, now: float) -> Json:
+    """Return everything about a run but its measurements."""
+    row = seen.row
+    sessions = _sessions(connection, row.run_id)
+    return {
+        **summaries(connection, [seen])[0],
+        "created": moment(row.created),
+        "revision": row.revision,
+        "framework": row.framework,
+        "rules_version": rules_version,
+        "sessions": [_session(each, now) for each in sessions],
+        "gaps": [gap for each in sessions for gap in _gaps(each)],
+        "facts": json.loads(row.facts),
+        "metrics": [vars(series) for series in metrics.of_run(connection, row.run_id)],
+    }
+
+
+def gaps(connection: Connection, run_id: int) -> list[Json]:
+    """Return the steps of a run that should have come and did not."""
+    return [gap for each in _sessions(connection, run_id) for gap in _gaps(each)]
+
+
+def _seen(connection: Connection, rows: Sequence[Record], now: float) -> list[Seen]:
+    ids = [row.run_id for row in rows]
+    columns = (session.c.run_id, session.c.ended, session.c.last_seen, session.c.interval_s)
+    query = select(*columns).where(session.c.ended.is_(None), session.c.run_id.in_(ids))
+    alive: dict[int, list[Heard]] = defaultdict(list)
+    for each in connection.execute(query):
+        alive[each.run_id].append(each)
+    return [Seen(row, run_state(row.ended, alive[row.run_id], now)) for row in rows]
+
+
+def _layers(connection: Connection, ids: Sequence[int]) -> tuple[dict[int, int], dict[int, dict[str, int]]]:
+    """Return, per run, how many layers it has and how many sum into each dtype (effective, else stored)."""
+    dtype = func.coalesce(layer.c.effective, layer.c.stored)
+    query = select(layer.c.run_id, dtype.label("dtype"), func.count().label("layers"))
+    counts: dict[int, int] = defaultdict(int)
+    accumulators: dict[int, dict[str, int]] = defaultdict(dict)
+    for row in connection.execute(query.where(layer.c.run_id.in_(ids)).group_by(layer.c.run_id, dtype)):
+        counts[row.run_id] += row.layers
+        if row.dtype is not None:
+            accumulators[row.run_id][row.dtype] = row.layers
+    return counts, accumulators
+
+
+def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators: dict[str, int]) -> Json:
+    row = seen.row
+    spark: Array = array(Spark.unpack(row.spark).points())
+    return {
+        "run": row.name,
+        "state": seen.state,
+        "step": row.step,
+        "last_seen": moment(row.last_seen),
+        "layers": layers,
+        "firing": headline.firing,
+        "low": row.low,
+        "worst": headline.worst,
+        "accumulators": accumulators,
+        "open_incidents": headline.open_incidents,
+        "headline": headline.headline,
+        "note": row.note,
+        "tags": json.loads(row.tags),
+        "archived": row.archived,
+        "spark": spark,
+    }
+
+
+def _sessions(connection: Connection, run_id: int) -> Sequence[Record]:
+    joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
+    query = select(session, launch.c.launch, launch.c.world_size).join(launch, joined)
+    order = (session.c.launch_no, session.c.rank, session.c.started)
+    return connection.execute(query.where(session.c.run_id == run_id).order_by(*order)).all()
+
+
+def _session(row: Record, now: float) -> Json:
+    hello = json.loads(row.hello)
+    return {
+        "session": row.session,
+        "launch": row.launch,
+        "rank": row.rank,
+        "world_size": row.world_size,
+        "first_step": hello["first_step"],
+        "last_step": row.last_step,
+        "step_source": hello["step_source"],
+        "state": session_state(row, now),
+        "every": row.every,
+        "phase": row.phase,
+        "agent_share": row.agent_share,
+        "dropped_steps": row.dropped_steps,
+    }
+
+
+def _gaps(row: Record) -> list[Json]:
+    found = json.loads(row.gaps)
+    return [{"session": row.session, "from_step": begin, "to_step": end, "why": why} for begin, end, why in found]

@@ -1,0 +1,183 @@
+"""Windows as the read API sends them: series, heatmap and metrics of a run."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection
+
+from gradcanary_server import heatmap, incidents, layer_table, runs
+from gradcanary_server.arrays import array
+from gradcanary_server.database import Record
+from gradcanary_server.errors import RequestError, invalid
+from gradcanary_server.expressions import Expression, ExpressionError
+from gradcanary_server.fold import FoldState
+from gradcanary_server.log import Log
+from gradcanary_server.rules import Rules
+from gradcanary_server.window import Envelope, MetricPart, metric_window, window
+
+Json = dict[str, object]
+
+MAX_SERIES = 100
+"""Layers or metrics of one answer."""
+
+MAX_CELLS = 4_000_000
+
+
+@dataclass(frozen=True)
+class Range:
+    """Steps from ``begin`` to ``end``, both included, None = no bound; at most ``points`` buckets."""
+
+    begin: int | None
+    end: int | None
+    points: int
+
+
+@dataclass(frozen=True)
+class Picture:
+    """How a heatmap is drawn."""
+
+    value: heatmap.Value
+    order: heatmap.Order
+    match: str | None
+    rows: int
+
+
+def series(
+    connection: Connection, log: Log, rules: Rules, run: Record, stat: str, wanted: Sequence[str], span: Range
+) -> Json:
+    """Return the envelope of a stat for some layers, given by number or name."""
+    chosen = _named(layer_table.described(connection, run.run_id), wanted)
+    pieces = log.pieces(connection, run.run_id, span.begin, span.end)
+    found = window(pieces, stat, _numbers(chosen), span.points)
+    return {
+        "run": run.name,
+        "stat": stat,
+        "phases": found.phases,
+        "revision": run.revision,
+        "bucket_steps": found.buckets.width,
+        "steps": array(found.buckets.steps()),
+        "times": array(found.times),
+        "series": [
+            {"layer": row.layer_no, "name": row.name, **_lines(found.envelope, column)}
+            for column, row in enumerate(chosen)
+        ],
+        "threshold": {"enter": rules.collapse.enter, "exit": rules.collapse.exit},
+        "marks": [vars(mark) for mark in incidents.marks(connection, run.run_id)],
+    }
+
+
+def picture(
+    connection: Connection, log: Log, rules: Rules, run: Record, stat: str, wanted: Picture, span: Range
+) -> Json:
+    """Return the heatmap of a stat."""
+    if wanted.rows * span.points > MAX_CELLS:
+        raise invalid(f"rows x columns is at most {MAX_CELLS}.", "rows")
+    chosen = matching(layer_table.described(connection, run.run_id), wanted.match)
+    names = [row.name for row in chosen]
+    found = window(log.pieces(connection, run.run_id, span.begin, span.end), stat, _numbers(chosen), span.points)
+    states = _states(layer_table.folded(connection, run.run_id), chosen) if wanted.order == "worst" else []
+    columns = heatmap.ordered(wanted.order, names, states, found.envelope)
+    rows = heatmap.rows(columns, names, wanted.rows)
+    return {
+        "run": run.name,
+        "stat": stat,
+        "value": wanted.value,
+        "phases": found.phases,
+        "revision": run.revision,
+        "bucket_steps": found.buckets.width,
+        "steps": array(found.buckets.steps()),
+        "times": array(found.times),
+        "rows": [
+            {"layers": [chosen[column].layer_no for column in row.columns], "name": row.name, "block": row.block}
+            for row in rows
+        ],
+        "cells": array(heatmap.cells(found.envelope, rows, wanted.value)),
+        "threshold": {"enter": rules.collapse.enter},
+        "gaps": runs.gaps(connection, run.run_id),
+        "marks": [vars(mark) for mark in incidents.marks(connection, run.run_id)],
+    }
+
+
+def metrics(connection: Connection, log: Log, run: Record, names: Sequence[str], span: Range) -> Json:
+    """Return the envelopes of the metrics with these names, all of them when none is given."""
+    found = _metric_parts(connection, log, run.run_id, names, span)
+    if len(found) > MAX_SERIES:
+        raise invalid(f"At most {MAX_SERIES} metrics in one answer: give name=.", "name")
+    keys = sorted(found)
+    drawn = metric_window([found[key] for key in keys], span.points)
+    return {
+        "run": run.name,
+        "revision": run.revision,
+        "bucket_steps": drawn.buckets.width,
+        "steps": array(drawn.buckets.steps()),
+        "times": array(drawn.times),
+        "metrics": [
+            {"name": name, "tags": json.loads(tags), **_lines(drawn.envelope, row)}
+            for row, (name, tags) in enumerate(keys)
+        ],
+    }
+
+
+def matching(rows: Sequence[Record], expression: str | None) -> Sequence[Record]:
+    """Return the layers whose name an expression matches somewhere; raises RequestError 422."""
+    if not expression:
+        return rows
+    try:
+        compiled = Expression(expression)
+        return [row for row in rows if compiled.found_in(row.name)]
+    except ExpressionError as error:
+        raise invalid(f"This expression does not work: {error}.", "match") from error
+
+
+def _named(rows: Sequence[Record], wanted: Sequence[str]) -> list[Record]:
+    if not 1 <= len(wanted) <= MAX_SERIES:
+        raise invalid(f"Give 1 to {MAX_SERIES} layers, by number or name.", "layer")
+    known = {row.name: row for row in rows} | {str(row.layer_no): row for row in rows}
+    unknown = [each for each in wanted if each not in known]
+    if unknown:
+        raise RequestError(404, "unknown_layer", f"This run has no layer {unknown[0]!r}.", "layer")
+    return [known[each] for each in dict.fromkeys(wanted)]
+
+
+def _numbers(rows: Sequence[Record]) -> NDArray[np.int32]:
+    return np.array([row.layer_no for row in rows], np.int32)
+
+
+def _states(folded: FoldState, rows: Sequence[Record]) -> list[str | None]:
+    """Return the worst rule state of each layer."""
+    worst = ("firing", "recovering", "suspect")
+    found = [set(folded.verdict(row.layer_no).rules.values()) for row in rows]
+    return [next((state for state in worst if state in states), None) for states in found]
+
+
+def _lines(envelope: Envelope, column: int) -> Json:
+    return {
+        "min": array(envelope.minimum[:, column]),
+        "mean": array(envelope.mean[:, column]),
+        "max": array(envelope.maximum[:, column]),
+        "count": array(envelope.count[:, column]),
+        "nonfinite": array(envelope.nonfinite[:, column]),
+    }
+
+
+def _metric_parts(
+    connection: Connection, log: Log, run_id: int, names: Sequence[str], span: Range
+) -> dict[tuple[str, str], list[MetricPart]]:
+    """Return the points of each series, by name and tags, inside the range."""
+    parts: dict[tuple[str, str], list[MetricPart]] = defaultdict(list)
+    low, high = span.begin or 0, np.iinfo(np.int64).max if span.end is None else span.end
+    for piece in log.pieces(connection, run_id, span.begin, span.end):
+        columns = piece.columns
+        sampled = dict(zip(columns.steps.tolist(), columns.times.tolist(), strict=True))
+        for metric in columns.metrics:
+            if names and metric.name not in names:
+                continue
+            inside = (metric.steps >= low) & (metric.steps <= high)
+            steps = metric.steps[inside]
+            times = np.array([sampled.get(step, np.nan) for step in steps.tolist()])
+            parts[metric.name, metric.tags].append(MetricPart(piece.priority, steps, metric.values[inside], times))
+    return parts
