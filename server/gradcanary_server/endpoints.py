@@ -38,9 +38,7 @@ def ensure_operator_endpoint(connection: Connection, url: str, secret: str | Non
     An address that is known keeps its secret unless another is given, and is enabled again: the operator asks for it.
     Loopback and private addresses are fine here. Raises SettingsError on an address or secret that cannot work.
     """
-    _check_url(url)
-    if secret is not None:
-        _check_secret(secret)
+    check(url, secret)
     known = connection.execute(select(endpoint.c.endpoint_id).where(endpoint.c.url == url)).scalar_one_or_none()
     if known is not None:
         again = {"disabled": None, "disabled_why": None, "failing_since": None}
@@ -50,6 +48,13 @@ def ensure_operator_endpoint(connection: Connection, url: str, secret: str | Non
     made = secret or _PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
     connection.execute(insert(endpoint).values(url=url, secret=made, min_severity="warning", created=now))
     return None if secret else made
+
+
+def check(url: str, secret: str | None) -> None:
+    """Raise SettingsError unless messages can be sent to this address and signed with this secret."""
+    _check_url(url)
+    if secret is not None:
+        _check_secret(secret)
 
 
 def enabled(connection: Connection) -> list[Endpoint]:
