@@ -96,3 +96,11 @@ def collector_factory(tmp_path: Path) -> Iterator[Callable[..., Collector]]:
 def collector(collector_factory: Callable[..., Collector]) -> Collector:
     """A collector on an empty SQLite database."""
     return collector_factory()
+
+
+@pytest.fixture(scope="module")
+def module_collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
+    """A collector that all tests of a module share, each under its own run name."""
+    collector = Collector(tmp_path_factory.mktemp("collector"))
+    yield collector.start()
+    collector.kill()

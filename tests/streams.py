@@ -1,13 +1,16 @@
 """Synthetic sessions: what an agent would send, built from arrays, and posted as an agent posts it."""
 
+import atexit
+import functools
 import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import httpx
 import numpy as np
-from gradcanary import wire
 from numpy.typing import NDArray
+
+from gradcanary import wire
 
 MEASURED, NO_GRADIENT, ZERO, NONFINITE = (
     wire.STATES.index(s) for s in ("measured", "no_gradient", "zero", "nonfinite")
@@ -124,6 +127,14 @@ class Stream:
             yield self.batch(begin, min(begin + size, len(self.absmax)), change_records=begin == 0)
 
 
+@functools.cache
+def shared_client() -> httpx.Client:
+    """One client for all sessions: making one costs 30 ms, and one that nobody closes is an error."""
+    client = httpx.Client(timeout=60)
+    atexit.register(client.close)
+    return client
+
+
 @dataclass
 class Session:
     """One session at a collector; every method returns the answer as it came, refused or not."""
@@ -131,7 +142,7 @@ class Session:
     url: str
     run: str = "run-1"
     session: str = "session-1"
-    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30))
+    client: httpx.Client = field(default_factory=shared_client)
 
     def path(self, rest: str = "") -> str:
         return f"{self.url}/api/v1/runs/{self.run}/sessions/{self.session}{rest}"

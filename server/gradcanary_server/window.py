@@ -159,7 +159,8 @@ class _Gathered:
         self._high[cells] = np.maximum(
             self._high[cells], np.maximum.reduceat(np.where(absent, -np.inf, values), starts)
         )
-        self._sum[cells] += np.add.reduceat(np.where(absent, 0.0, values), starts, dtype=np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):  # a mean of metrics near 1e308 is inf
+            self._sum[cells] += np.add.reduceat(np.where(absent, 0.0, values), starts, dtype=np.float64)
         self._count[cells] += np.add.reduceat(~absent, starts, dtype=np.int32)
         self._nonfinite[cells] += np.add.reduceat(nonfinite, starts, dtype=np.int32)
 

@@ -1,0 +1,110 @@
+"""kill -9 of the collector while batches arrive: what it acknowledged is there once, and the fold as if undisturbed."""
+
+import hashlib
+import http.client
+import random
+import sqlite3
+import threading
+import time
+
+import httpx
+import pytest
+import streams
+
+from gradcanary import wire
+
+KILLS = 20
+BATCH_STEPS = 16
+LAYERS = 150
+BATCHES = 60
+
+
+@pytest.fixture(scope="module")
+def stream():
+    absmax = streams.collapsed(BATCHES * BATCH_STEPS, LAYERS, range(40, 60), 400)
+    return streams.Stream(absmax, loss=streams.falling_loss(len(absmax)))
+
+
+@pytest.fixture(scope="module")
+def bodies(stream):
+    return [wire.dump(batch) for batch in stream.batches(BATCH_STEPS)]
+
+
+def start(session, stream):
+    assert session.put_hello(stream.hello()).status_code == 200
+
+
+def stored(collector):
+    """What the store holds: {seq: sha256}, the packed fold state, and the incidents without their times."""
+    with sqlite3.connect(collector.data / "gradcanary.db") as connection:
+        log = connection.execute("SELECT seq, sha256, body FROM batch ORDER BY seq").fetchall()
+        assert all(hashlib.sha256(body).digest() == digest for _, digest, body in log)
+        packed = connection.execute("SELECT packed FROM fold_state").fetchall()
+        incidents = connection.execute(
+            "SELECT rule, severity, state, opened_step, since_step, firing, ever FROM incident ORDER BY incident_id"
+        ).fetchall()
+    connection.close()
+    return [(seq, digest) for seq, digest, _ in log], packed, incidents
+
+
+class Attempt:
+    """One POST on a connection of its own, watched from outside: was it sent whole, was it answered?"""
+
+    def __init__(self, session, seq, raw):
+        self.sent = threading.Event()
+        self.status = None
+        self._thread = threading.Thread(target=self._run, args=(session, seq, raw))
+        self._thread.start()
+
+    def _run(self, session, seq, raw):
+        url = httpx.URL(session.path(f"/batches/{seq}"))
+        connection = http.client.HTTPConnection(url.host, url.port, timeout=30)
+        try:
+            connection.request("POST", url.path, raw, {"Content-Type": "application/json"})
+            self.sent.set()
+            self.status = connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            pass
+        finally:
+            connection.close()
+            self.sent.set()
+
+    def wait(self):
+        self._thread.join()
+        return self.status == 200
+
+
+def test_no_acknowledged_batch_is_lost_or_doubled(collector_factory, stream, bodies):
+    rng = random.Random(20_240_613)
+    moments = sorted(rng.sample(range(1, BATCHES), KILLS))
+    collector = collector_factory()
+    session = streams.Session(collector.url)
+    start(session, stream)
+    unanswered = 0
+    for seq, raw in enumerate(bodies):
+        if seq in moments:
+            attempt = Attempt(session, seq, raw)
+            attempt.sent.wait()
+            time.sleep(rng.uniform(0, 0.012))
+            collector.kill()
+            acknowledged = attempt.wait()
+            unanswered += not acknowledged
+            collector.start()
+            status = session.post_batch(seq, raw).json()["status"]
+            assert status == "duplicate" if acknowledged else status in ("stored", "duplicate")
+        else:
+            assert session.post_batch(seq, raw).json()["status"] == "stored"
+        earlier = rng.randrange(seq + 1)
+        assert session.post_batch(earlier, bodies[earlier]).json()["status"] == "duplicate"
+    print(f"killed {KILLS} times, {unanswered} of them after the request and before its answer")
+    assert unanswered >= 5
+
+    undisturbed = collector_factory()
+    other = streams.Session(undisturbed.url)
+    start(other, stream)
+    for seq, raw in enumerate(bodies):
+        assert other.post_batch(seq, raw).json()["status"] == "stored"
+
+    collector.stop(), undisturbed.stop()
+    assert stored(collector) == stored(undisturbed)
+    assert [seq for seq, _ in stored(collector)[0]] == list(range(BATCHES))

@@ -1,0 +1,158 @@
+"""How runs and sessions begin, live, fall silent, end, and come back; over restarts too."""
+
+import sqlite3
+
+import pytest
+import streams
+from sqlalchemy import make_url
+
+from gradcanary_server.database import Database
+from gradcanary_server.life import run_state, session_state
+
+
+def detail(session, collector):
+    return collector.get(f"/api/v1/runs/{session.run}").json()
+
+
+@pytest.fixture
+def session(module_collector, request):
+    return streams.Session(module_collector.url, run=request.node.name[:100].replace("[", "-").replace("]", ""))
+
+
+@pytest.fixture
+def stream():
+    return streams.Stream(streams.healthy(20, 4))
+
+
+class Heard:
+    def __init__(self, ended, last_seen, interval_s=15.0):
+        self.ended, self.last_seen, self.interval_s = ended, last_seen, interval_s
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "interval_s", "state"),
+    [(0, 15, "live"), (45, 15, "live"), (46, 15, "stale"), (300, 15, "stale"), (301, 15, "silent"),
+     (599, 60, "stale"), (601, 60, "silent"), (-5, 15, "live")],
+)  # fmt: skip
+def test_silence_is_told_from_the_last_request(quiet_s, interval_s, state):
+    heard = Heard(None, 1000.0 - quiet_s, interval_s)
+    assert session_state(heard, 1000.0) == state
+    assert run_state(None, [heard], 1000.0) == state
+
+
+def test_a_run_lives_as_its_liveliest_session():
+    assert run_state(None, [Heard(None, 0.0), Heard(None, 990.0)], 1000.0) == "live"
+    assert run_state("crashed", [Heard(None, 990.0)], 1000.0) == "crashed"
+
+
+def test_a_run_ends_with_its_last_session(session, stream, module_collector):
+    session.send(stream, world_size=2)
+    other = streams.Session(session.url, session.run, "session-2")
+    other.put_hello(stream.hello(world_size=2, rank=1)).raise_for_status()
+    assert session.end().json()["status"] == "ok"
+    assert detail(session, module_collector)["state"] == "live"
+    assert other.end("crashed").json()["status"] == "ok"
+    assert detail(session, module_collector)["state"] == "crashed"
+    assert session.end("crashed").json()["status"] == "ok"  # said again: nothing changes
+    assert [each["state"] for each in detail(session, module_collector)["sessions"]] == ["finished", "crashed"]
+
+
+def test_a_new_launch_opens_the_run_again(session, stream, module_collector):
+    session.send(stream)
+    session.end().raise_for_status()
+    assert detail(session, module_collector)["state"] == "finished"
+    again = streams.Session(session.url, session.run, "session-2")
+    again.send(streams.Stream(streams.healthy(5, 4), first_step=20), launch="launch-2")
+    assert detail(session, module_collector)["state"] == "live"
+    again.end().raise_for_status()
+    assert detail(session, module_collector)["state"] == "finished"
+
+
+def test_a_killed_session_is_silent_when_the_next_launch_comes_and_lives_when_it_speaks(
+    session, stream, module_collector
+):
+    session.send(stream)
+    again = streams.Session(session.url, session.run, "session-2")
+    again.put_hello(stream.hello(launch="launch-2")).raise_for_status()
+    assert [each["state"] for each in detail(session, module_collector)["sessions"]] == ["silent", "live"]
+    session.heartbeat().raise_for_status()
+    assert [each["state"] for each in detail(session, module_collector)["sessions"]] == ["live", "live"]
+
+
+def test_a_heartbeat_is_shown(session, stream, module_collector):
+    session.send(stream)
+    before = detail(session, module_collector)
+    session.heartbeat(19).raise_for_status()
+    after = detail(session, module_collector)
+    assert after["revision"] == before["revision"] + 1
+    assert after["last_seen"] >= before["last_seen"]
+    assert after["sessions"][0]["agent_share"] == 0.008
+
+
+def test_layers_keep_their_numbers_over_launches(session, module_collector):
+    session.send(streams.Stream(streams.healthy(5, 3), names=("a", "b", "c")))
+    again = streams.Session(session.url, session.run, "session-2")
+    again.send(streams.Stream(streams.healthy(5, 3), names=("c", "d", "a")), launch="launch-2")
+    layers = module_collector.get(f"/api/v1/runs/{session.run}/layers").json()["layers"]
+    assert [(layer["layer"], layer["name"]) for layer in layers] == [(0, "a"), (1, "b"), (2, "c"), (3, "d")]
+
+
+def test_facts_of_all_hellos_are_kept_once(session, stream, module_collector):
+    fact = streams.wire.Fact("dead_config_key", "grad_accumulator_dtype does nothing.", ())
+    other = streams.wire.Fact("fp16_without_scaler", "Gradients\nmay underflow.", ("a",))
+    session.put_hello(stream.hello(facts=(fact,))).raise_for_status()
+    session.put_hello(stream.hello(facts=(fact, other))).raise_for_status()
+    assert [each["code"] for each in detail(session, module_collector)["facts"]] == [fact.code, other.code]
+
+
+def test_what_other_ranks_saw_is_kept_and_not_drawn(session, stream, module_collector):
+    session.send(stream, world_size=2)
+    other = streams.Session(session.url, session.run, "session-2")
+    other.send(streams.Stream(streams.healthy(20, 4, level=7.0)), world_size=2, rank=1)
+    layers = module_collector.get(f"/api/v1/runs/{session.run}/layers").json()["layers"]
+    assert all(layer["absmax"] < 1 for layer in layers)
+
+
+def test_everything_survives_a_restart(collector):
+    session = streams.Session(collector.url)
+    session.send(streams.Stream(streams.collapsed(300, 8, [2, 4], 150), loss=streams.falling_loss(300)))
+    paths = ["", "/layers", "/heatmap?order=worst", "/series?layer=2", "/metrics"]
+    before = [collector.get(f"/api/v1/runs/run-1{path}").json() for path in paths]
+    collector.stop()
+    collector.start()
+    assert [collector.get(f"/api/v1/runs/run-1{path}").json() for path in paths] == before
+    assert session.heartbeat().json()["next_seq"] == 5
+
+
+def test_a_new_database_asks_for_the_hello(collector_factory, stream):
+    old = collector_factory()
+    session = streams.Session(old.url)
+    session.put_hello(stream.hello()).raise_for_status()
+    fresh = streams.Session(collector_factory().url)
+    assert fresh.post_batch(0, stream.batch(0, 10)).json()["error"]["code"] == "unknown_session"
+    fresh.put_hello(stream.hello()).raise_for_status()
+    assert fresh.post_batch(0, stream.batch(0, 10)).json()["status"] == "stored"
+
+
+def test_a_locked_database_is_503_and_comes_back(collector, stream):
+    session = streams.Session(collector.url)
+    session.put_hello(stream.hello()).raise_for_status()
+    connection = sqlite3.connect(collector.data / "gradcanary.db", isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    answer = session.post_batch(0, stream.batch(0, 10))
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "unavailable"
+    assert int(answer.headers["retry-after"]) >= 1
+    assert collector.get("/api/v1/runs").status_code == 200  # readers do not wait
+    connection.execute("ROLLBACK")
+    connection.close()
+    assert session.post_batch(0, stream.batch(0, 10)).json()["status"] == "stored"
+
+
+def test_the_clock_is_the_databases(tmp_path):
+    database = Database(str(make_url(f"sqlite:///{tmp_path / 'x.db'}")))
+    with database.read() as connection:
+        first = database.now(connection)
+    with database.read() as connection:
+        assert 0 <= database.now(connection) - first < 5
+    database.close()

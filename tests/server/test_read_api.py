@@ -1,0 +1,267 @@
+"""What pages read: the shapes of the final JSON, the numbers in it, and 304 while nothing changes."""
+
+import base64
+import csv
+import io
+import math
+import re
+import zlib
+
+import httpx
+import numpy as np
+import pytest
+import streams
+
+RUN = {
+    "run", "state", "step", "last_seen", "layers", "firing", "low", "worst", "accumulators", "open_incidents",
+    "headline", "note", "tags", "archived", "spark",
+}  # fmt: skip
+DETAIL = {"created", "revision", "framework", "rules_version", "sessions", "gaps", "facts", "metrics"}
+LAYER = {
+    "layer", "name", "block", "shape", "param_dtype", "accumulator", "micro_steps", "step", "state", "absmax", "norm",
+    "zero_fraction", "nonfinite", "update_ratio", "accumulation_error", "frozen_fraction", "rules", "low", "baseline",
+}  # fmt: skip
+ENVELOPE = {"min", "mean", "max", "count", "nonfinite"}
+
+
+def decode(array):
+    values = np.frombuffer(base64.b64decode(array["data"]), np.dtype(array["dtype"]).newbyteorder("<"))
+    return values.reshape(array["shape"])
+
+
+@pytest.fixture
+def session(module_collector, request):
+    return streams.Session(module_collector.url, run=f"run-{zlib.crc32(request.node.name.encode())}")
+
+
+@pytest.fixture
+def read(session):
+    def get(path, **params):
+        answer = httpx.get(f"{session.url}/api/v1/runs/{session.run}{path}", params=params, timeout=30)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    return get
+
+
+def listed(session):
+    runs = httpx.get(f"{session.url}/api/v1/runs").json()["runs"]
+    return next(run for run in runs if run["run"] == session.run)
+
+
+def test_a_run_that_only_said_hello(session, read):
+    assert session.put_hello(streams.hello(None, first_step=None, step_source=None)).status_code == 200
+    row = listed(session)
+    assert set(row) == RUN
+    assert (row["state"], row["step"], row["layers"], row["firing"], row["worst"]) == ("live", None, 0, {}, None)
+    assert np.isnan(decode(row["spark"])).all()
+    assert set(read("")) == RUN | DETAIL
+    assert read("/layers") == {"revision": 1, "layers": []}
+    assert decode(read("/heatmap")["cells"]).shape == (0, 0)
+    assert read("/metrics")["metrics"] == []
+
+
+def test_the_run_and_its_list_entry(session, read):
+    stream = streams.Stream(streams.healthy(100, 6), loss=streams.falling_loss(100), stored="bfloat16")
+    session.send(stream, size=30)
+    row, detail = listed(session), read("")
+    assert set(detail) == RUN | DETAIL
+    assert {key: detail[key] for key in RUN} == row
+    assert (row["step"], row["layers"], row["accumulators"]) == (99, 6, {"bfloat16": 6})
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", row["last_seen"])
+    spark = decode(row["spark"])
+    assert (spark.shape, spark.dtype) == ((64,), np.float32)
+    np.testing.assert_allclose(np.nanmin(spark), np.log10(stream.absmax.min()), rtol=1e-5)
+    assert detail["sessions"] == [
+        {
+            "session": "session-1",
+            "launch": "launch-1",
+            "rank": 0,
+            "world_size": 1,
+            "first_step": 0,
+            "last_step": 99,
+            "step_source": "given",
+            "state": "live",
+            "every": 1,
+            "phase": "accumulated",
+            "agent_share": None,
+            "dropped_steps": 0,
+        }
+    ]
+    assert detail["framework"] == "peft"
+    assert detail["gaps"] == []
+    assert detail["metrics"] == [
+        {"name": "loss", "tags": {}, "last": pytest.approx(0.2)},
+        {"name": "lr0", "tags": {}, "last": 1e-3},
+    ]
+
+
+def test_layers_tell_their_last_values(session, read):
+    absmax = streams.healthy(70, 4)
+    absmax[-1] = [np.nan, 0, np.inf, 5e-4]
+    session.send(streams.Stream(absmax), size=16)
+    layers = read("/layers")["layers"]
+    assert all(set(layer) == LAYER for layer in layers)
+    assert [layer["state"] for layer in layers] == ["no_gradient", "zero", "nonfinite", "measured"]
+    assert [layer["absmax"] for layer in layers] == [None, 0, None, pytest.approx(5e-4)]
+    assert [layer["nonfinite"] for layer in layers] == [0, 0, 1, 0]
+    last = layers[3]
+    assert (last["layer"], last["name"], last["block"]) == (3, "blocks.1.attn.lora_B.weight", "blocks.1")
+    assert (last["step"], last["micro_steps"], last["shape"], last["param_dtype"]) == (69, 8, [8, 64], "float32")
+    assert last["accumulator"] == {"declared": None, "stored": "float32", "effective": None}
+
+
+def test_series_by_number_and_by_name(session, read):
+    absmax = streams.healthy(64, 4)
+    session.send(streams.Stream(absmax), size=20)
+    found = read("/series", layer=["2", "blocks.0.attn.lora_B.weight"], points=1000)
+    assert [line["layer"] for line in found["series"]] == [2, 1]
+    assert found["bucket_steps"] == 1
+    assert found["phases"] == ["accumulated"]
+    np.testing.assert_array_equal(decode(found["steps"]), np.arange(64))
+    np.testing.assert_allclose(decode(found["times"]), 1.7e9 + 0.1 * np.arange(64))
+    for line in found["series"]:
+        assert set(line) > ENVELOPE
+        for part in ("min", "mean", "max"):
+            np.testing.assert_array_equal(decode(line[part]), absmax[:, line["layer"]])
+    assert set(found["threshold"]) == {"enter", "exit"}
+    narrowed = read("/series", layer="2", **{"from": 10, "to": 30}, points=4)
+    assert decode(narrowed["series"][0]["count"]).sum() == 21
+    assert narrowed["bucket_steps"] == 8
+
+
+def test_the_heatmap_in_milli_decades_and_words(session, read):
+    absmax = np.full((4, 3), 1e-3, np.float32)
+    absmax[1] = [0, np.inf, np.nan]
+    absmax[2] = [1e-40, 1e38, 2.0]
+    session.send(streams.Stream(absmax))
+    found = read("/heatmap")
+    cells = decode(found["cells"])
+    assert cells.dtype == np.int16
+    assert cells.tolist() == [
+        [-3000, -32767, -32766, -3000],
+        [-3000, 32767, 32766, -3000],
+        [-3000, -32768, 301, -3000],
+    ]
+    assert [row["layers"] for row in found["rows"]] == [[0], [1], [2]]
+    coarse = read("/heatmap", columns=1, value="max")
+    assert decode(coarse["cells"])[:, 0].tolist() == [-3000, 32767, 301]
+    mean = decode(read("/heatmap", columns=1, value="mean")["cells"])[2, 0]
+    assert mean == round(1000 * math.log10((1e-3 * 2 + 2.0) / 3))
+
+
+def test_rows_are_matched_ordered_and_shared(session, read):
+    absmax = streams.healthy(10, 8)
+    absmax[-1, 5] = 1e-9
+    session.send(streams.Stream(absmax))
+    assert read("/heatmap", order="worst")["rows"][0]["layers"] == [5]
+    matched = read("/heatmap", match=r"lora_A\.weight$")
+    assert [row["layers"] for row in matched["rows"]] == [[0], [2], [4], [6]]
+    shared = read("/heatmap", rows=3)
+    assert [row["layers"] for row in shared["rows"]] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert decode(shared["cells"])[1, -1] == -9000  # the one that fell is not lost among its neighbours
+    assert [row["block"] for row in read("/heatmap", order="block")["rows"]][:4] == ["blocks.0"] * 2 + ["blocks.1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "status", "field"),
+    [
+        ("/heatmap", {"match": "("}, 422, "match"),
+        ("/heatmap", {"match": "(?=x)"}, 422, "match"),
+        ("/heatmap", {"stat": "median"}, 422, "stat"),
+        ("/heatmap", {"order": "random"}, 422, "order"),
+        ("/heatmap", {"columns": 0}, 422, "columns"),
+        ("/heatmap", {"columns": 5000, "rows": 20000}, 422, "rows"),
+        ("/series", {}, 422, "layer"),
+        ("/series", {"layer": 99}, 404, "layer"),
+        ("/series", {"layer": 0, "from": -1}, 422, "from"),
+        ("/metrics", {"points": 10**9}, 422, "points"),
+    ],
+)
+def test_questions_that_cannot_be_answered(session, path, params, status, field):
+    session.send(streams.Stream(streams.healthy(3, 2)))
+    answer = httpx.get(f"{session.url}/api/v1/runs/{session.run}{path}", params=params)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["field"] == field
+
+
+@pytest.mark.parametrize("path", ["", "/layers", "/series?layer=1", "/heatmap", "/metrics", "/export.csv"])
+def test_an_unknown_run_is_404_and_says_so(session, path):
+    answer = httpx.get(f"{session.url}/api/v1/runs/nobody{path}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "unknown_run"
+
+
+def test_metrics_by_name_with_tags_and_what_is_not_finite(session, read):
+    loss = np.array([3.0, 2.0, np.nan, np.inf, 1.0])
+    session.send(streams.Stream(streams.healthy(5, 2), loss=loss))
+    found = read("/metrics", name="loss")
+    (line,) = found["metrics"]
+    assert (line["name"], line["tags"]) == ("loss", {})
+    assert decode(line["count"]).tolist() == [1, 1, 0, 0, 1]
+    assert decode(line["nonfinite"]).tolist() == [0, 0, 1, 1, 0]
+    assert decode(line["min"])[[0, 1, 4]].tolist() == [3.0, 2.0, 1.0]
+    assert {metric["name"] for metric in read("/metrics")["metrics"]} == {"loss", "lr0"}
+
+
+def test_a_later_launch_wins_per_step_and_the_older_stays_visible(session, read):
+    old, new = streams.healthy(30, 2), streams.healthy(10, 2, seed=1)
+    session.send(streams.Stream(old))
+    resumed = streams.Session(session.url, session.run, "session-2")
+    resumed.send(streams.Stream(new, first_step=10), launch="launch-2")
+    line = read("/series", layer=0)["series"][0]
+    np.testing.assert_array_equal(decode(line["min"]), np.r_[old[:10, 0], new[:, 0], old[20:, 0]])
+    assert listed(session)["step"] == 19
+    assert [each["state"] for each in read("")["sessions"]] == ["silent", "live"]
+
+
+def test_gaps_say_who_knew(session, read):
+    stream = streams.Stream(streams.healthy(100, 2))
+    session.put_hello(stream.hello()).raise_for_status()
+    session.post_batch(0, stream.batch(0, 10)).raise_for_status()
+    session.post_batch(1, stream.batch(20, 30)).raise_for_status()
+    dropped = streams.replace(stream.batch(50, 60), dropped_steps=20)
+    session.post_batch(2, dropped).raise_for_status()
+    gaps = [
+        {"session": "session-1", "from_step": 10, "to_step": 19, "why": "missing"},
+        {"session": "session-1", "from_step": 30, "to_step": 49, "why": "dropped"},
+    ]
+    assert read("")["gaps"] == read("/heatmap")["gaps"] == gaps
+    assert read("")["sessions"][0]["dropped_steps"] == 20
+    assert decode(read("/heatmap")["cells"])[0, 10:20].tolist() == [-32768] * 10
+
+
+def test_nothing_new_is_304_and_anything_new_is_not(session):
+    stream = streams.Stream(streams.healthy(20, 2))
+    session.put_hello(stream.hello()).raise_for_status()
+    session.post_batch(0, stream.batch(0, 10)).raise_for_status()
+    urls = [f"{session.url}/api/v1/runs"]
+    urls += [f"{urls[0]}/{session.run}{path}" for path in ("", "/layers", "/series?layer=0", "/heatmap", "/metrics")]
+    tags = {url: httpx.get(url).headers["etag"] for url in urls}
+    assert len(set(tags.values())) == len(urls)
+    for url, tag in tags.items():
+        unchanged = httpx.get(url, headers={"If-None-Match": tag})
+        assert (unchanged.status_code, unchanged.content) == (304, b"")
+        assert unchanged.headers["etag"] == tag
+    session.post_batch(1, stream.batch(10, 20)).raise_for_status()
+    for url, tag in tags.items():
+        assert httpx.get(url, headers={"If-None-Match": tag}).status_code == 200
+
+
+def test_csv_holds_every_sample_and_no_formula(session):
+    absmax = streams.healthy(5, 3)
+    absmax[2, 1] = np.nan
+    session.send(streams.Stream(absmax, names=("=HYPERLINK(1)", "b,c", "d")), size=2)
+    answer = httpx.get(f"{session.url}/api/v1/runs/{session.run}/export.csv", params={"match": "[^d]$"})
+    assert answer.headers["content-type"].startswith("text/csv")
+    rows = list(csv.reader(io.StringIO(answer.text)))
+    assert rows[0] == ["step", "time", "'=HYPERLINK(1)", "b,c"]
+    assert [row[0] for row in rows[1:]] == ["0", "1", "2", "3", "4"]
+    assert rows[3][3] == ""
+    assert np.float32(rows[1][2]) == absmax[0, 0]
+
+
+def test_the_rules_can_be_read(module_collector):
+    rules = module_collector.get("/api/v1/rules").json()
+    assert rules["collapse"]["enter"] == 1e-4
+    assert rules["pace"]["interval_s"] == 900
