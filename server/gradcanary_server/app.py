@@ -8,7 +8,7 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import Match
 
-from gradcanary_server import answers, incident_routes, ingest_routes, read_routes, rules
+from gradcanary_server import answers, incident_routes, ingest_routes, read_routes, rules, rules_file
 from gradcanary_server.database import Database
 from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.endpoints import ensure_operator_endpoint
@@ -42,7 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
 def _fill(app: FastAPI, settings: Settings) -> None:
     state, sets = app.state, KnownSets()
     state.settings = settings
-    state.rules = rules.Rules() if settings.rules is None else rules.load(settings.rules)
+    state.rules = rules.Rules() if settings.rules is None else rules_file.load(settings.rules)
     state.database = Database(settings.db)
     state.log = Log(sets)
     state.ingest = Ingest(state.database, state.rules, sets, settings.public_url)

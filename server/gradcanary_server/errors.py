@@ -1,11 +1,10 @@
 """What can go wrong, as one tree.
 
-    CollectorError              the operator's business: the message says what to do
-      SettingsError             an argument or an environment variable cannot work
-      StoreError                the database cannot be opened or migrated
-      RequestError              the sender's business: becomes ``{"error": {"code", "message", "field"}}``
-
-RulesError of :mod:`gradcanary_server.rules` belongs to the first family.
+CollectorError              the operator's business: the message says what to do
+  SettingsError             an argument or an environment variable cannot work
+  StoreError                the database cannot be opened or migrated
+  RulesError                a rules.yaml that cannot be used
+  RequestError              the sender's business: becomes ``{"error": {"code", "message", "field"}}``
 """
 
 
@@ -19,6 +18,10 @@ class SettingsError(CollectorError):
 
 class StoreError(CollectorError):
     """The database cannot be opened or migrated."""
+
+
+class RulesError(CollectorError):
+    """A rules.yaml that cannot be used; names file, line, key and what is allowed."""
 
 
 class RequestError(CollectorError):

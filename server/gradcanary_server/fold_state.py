@@ -1,0 +1,202 @@
+"""What the rules remember of a run between two batches, as one value that packs into bytes. Pure."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server.baselines import Baselines
+from gradcanary_server.errors import StoreError
+from gradcanary_server.scores import Scores
+
+VERSION = 1
+_HEAD = struct.Struct("<HI")
+
+FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE = range(5)
+"""The tracks of a layer. The first four are evidence of collapse, each with a count of its own, so that what was seen
+for one kind of evidence says nothing about another."""
+COLLAPSE = slice(FALL, LATE + 1)
+
+SCALE_DROP, NONFINITE_LOSS = range(2)
+"""The tracks of the whole run."""
+
+LOSSES = 50
+"""Losses kept: as many as observations make a block, so that a baseline knows the loss of its time."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rules say of a layer now.
+
+    ``rules`` holds suspect, firing or recovering per rule, ok ones left out; ``low`` = under ``enter`` without
+    evidence that anything was lost; ``baseline`` is an absmax, None while unknown.
+    """
+
+    rules: dict[str, str]
+    low: bool
+    baseline: float | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the present launch is: ``skipped`` counts the steps that a GradScaler skipped in a row."""
+
+    launch: int = 0
+    last_step: int = -1
+    last_loss_step: int = -1
+    grace_over: bool = False
+    skipped: int = 0
+    skipped_since: int = -1
+    lr: tuple[float, ...] = ()
+    loss_level: float | None = None
+    """The median loss of the block that set the baselines of most layers; None = unknown."""
+    scale_severity: int = -1
+    """The highest severity of the scale_drop that is open, as an index into SEVERITIES; -1 = none open."""
+
+
+@dataclass
+class FoldState:
+    """N layers by their numbers; ``present`` bool[N] are those of the present launch, ``alive`` bool[N] those that had
+    a non-zero gradient after grace, ``shapes`` uint32[N] checksums, ``losses`` float64[<= 50] the last ones.
+    """
+
+    progress: Progress = field(default_factory=Progress)
+    present: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    alive: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    low: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    shapes: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, np.float64))
+    baselines: Baselines = field(default_factory=lambda: Baselines.none(0, 0))
+    scores: Scores = field(default_factory=lambda: Scores.zeros(5, 0))
+    of_run: Scores = field(default_factory=lambda: Scores.zeros(2, 1))
+    resolve_after: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """float32[N], the score of a layer that fires and shows no sign of recovery."""
+
+    @classmethod
+    def empty(cls) -> FoldState:
+        """Return the state of a run that was never heard of."""
+        return cls()
+
+    def copy(self) -> FoldState:
+        """Return a state that can be moved without moving this one."""
+        return replace(
+            self,
+            present=self.present.copy(),
+            alive=self.alive.copy(),
+            low=self.low.copy(),
+            shapes=self.shapes.copy(),
+            losses=self.losses.copy(),
+            baselines=self.baselines.copy(),
+            scores=self.scores.copy(),
+            of_run=self.of_run.copy(),
+            resolve_after=self.resolve_after.copy(),
+        )
+
+    def make_room(self, layers: int, observations: int) -> None:
+        """Hold at least so many layers, and blocks of at least so many observations."""
+        more = layers - len(self.present)
+        if more > 0:
+            for name in ("present", "alive", "low", "shapes", "resolve_after"):
+                array = getattr(self, name)
+                setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
+            self.scores = self.scores.widen(layers)
+        if more > 0 or observations > self.baselines.block.shape[1]:
+            self.baselines = self.baselines.widen(len(self.present), observations)
+
+    def verdict(self, layer: int) -> Verdict:
+        """Return what the rules say of a layer by its number; nothing of one they never saw."""
+        if layer >= len(self.present):
+            return Verdict({}, low=False, baseline=None)
+        collapse = _state(self.scores, COLLAPSE, layer, float(self.resolve_after[layer]))
+        nonfinite = _state(self.scores, slice(NONFINITE, NONFINITE + 1), layer, float(self.resolve_after[layer]))
+        found = {"collapse": collapse, "nonfinite": nonfinite}
+        level = float(self.baselines.level[layer])
+        return Verdict(
+            rules={rule: state for rule, state in found.items() if state is not None},
+            low=bool(self.low[layer]),
+            baseline=None if np.isnan(level) else 10.0**level,
+        )
+
+    def low_count(self) -> int:
+        """Return how many layers are low."""
+        return int(self.low.sum())
+
+    def pack(self) -> bytes:
+        """Return the state as bytes: a JSON head, then arrays; equal states give equal bytes."""
+        head = {
+            "progress": vars(self.progress),
+            "layers": len(self.present),
+            "block": self.baselines.block.shape[1],
+            "losses": len(self.losses),
+            "counting": [int((self.scores.score > 0).sum()), int((self.of_run.score > 0).sum())],
+        }
+        raw = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
+        parts = [*self._arrays(), *_sparse(self.scores), *_sparse(self.of_run)]
+        return _HEAD.pack(VERSION, len(raw)) + raw + b"".join(part.tobytes() for part in parts)
+
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        lines = self.baselines
+        plain = (self.present, self.alive, self.low, self.shapes, self.resolve_after, self.losses)
+        return (*plain, lines.level, lines.filled, lines.block)
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> FoldState:
+        """Return a packed state; raises StoreError when another version packed it."""
+        version, length = _HEAD.unpack_from(raw) if len(raw) >= _HEAD.size else (None, 0)
+        if version != VERSION:
+            raise StoreError(
+                f"The rules' memory of a run was packed by another version ({version}, this one is {VERSION}): "
+                "upgrade gradcanary."
+            )
+        head = json.loads(raw[_HEAD.size : _HEAD.size + length])
+        progress = Progress(**{**head["progress"], "lr": tuple(head["progress"]["lr"])})
+        reader = _Reader(raw, _HEAD.size + length)
+        layers, block = head["layers"], head["block"]
+        present, alive, low = (reader.take(np.bool_, layers) for _ in range(3))
+        shapes, resolve_after = reader.take(np.uint32, layers), reader.take(np.float32, layers)
+        losses = reader.take(np.float64, head["losses"])
+        level, filled = reader.take(np.float32, layers), reader.take(np.uint16, layers)
+        baselines = Baselines(level, reader.take(np.int16, layers * block).reshape(layers, block), filled)
+        scores = reader.scores(len(_TRACKS), layers, head["counting"][0])
+        of_run = reader.scores(2, 1, head["counting"][1])
+        return cls(progress, present, alive, low, shapes, losses, baselines, scores, of_run, resolve_after)
+
+
+_TRACKS = (FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE)
+
+
+def _sparse(scores: Scores) -> tuple[NDArray[Any], ...]:
+    counting = np.flatnonzero(scores.score > 0)
+    flat = (scores.score.ravel(), scores.since.ravel(), scores.firing.ravel())
+    return (counting.astype(np.uint32), *(array[counting] for array in flat))
+
+
+class _Reader:
+    def __init__(self, raw: bytes, offset: int) -> None:
+        self._raw = raw
+        self._offset = offset
+
+    def take(self, dtype: type[np.generic], count: int) -> NDArray[Any]:
+        array = np.frombuffer(self._raw, dtype, count, self._offset).copy()
+        self._offset += array.nbytes
+        return array
+
+    def scores(self, tracks: int, layers: int, counting: int) -> Scores:
+        scores = Scores.zeros(tracks, layers)
+        where = self.take(np.uint32, counting)
+        scores.score.ravel()[where] = self.take(np.float32, counting)
+        scores.since.ravel()[where] = self.take(np.int64, counting)
+        scores.firing.ravel()[where] = self.take(np.bool_, counting)
+        return scores
+
+
+def _state(scores: Scores, tracks: slice, layer: int, resolve_after: float) -> str | None:
+    score, firing = scores.score[tracks, layer], scores.firing[tracks, layer]
+    if firing.any():
+        return "firing" if (score[firing] >= resolve_after).any() else "recovering"
+    return "suspect" if (score > 0).any() else None

@@ -1,0 +1,92 @@
+"""The rules as arrays over the layers of a launch, made once per launch; pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server.observations import Launch, LayerFacts
+from gradcanary_server.rules import Collapse, Rules
+
+_DIGITS = re.compile(r"\d+")
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class LayerRules:
+    """Each array belongs to the launch's layers, in their order.
+
+    ``columns`` int64[L] are their layer numbers, ``shapes`` uint32[L] a checksum of their shapes; ``enter_level`` and
+    ``exit_level`` are log10; ``by_fall``, ``by_siblings``, ``by_threshold`` tell which evidence counts where;
+    ``families`` are the siblings, as positions.
+    """
+
+    columns: NDArray[np.int64]
+    shapes: NDArray[np.uint32]
+    enter: Floats
+    exit: Floats
+    by_fall: Mask
+    by_siblings: Mask
+    by_threshold: Mask
+    enabled: Mask
+    fall: Floats
+    over_common: Floats
+    observations: NDArray[np.int64]
+    siblings: Floats
+    fire_after: NDArray[np.float32]
+    resolve_after: NDArray[np.float32]
+    families: tuple[NDArray[np.int64], ...]
+
+    @property
+    def enter_level(self) -> Floats:
+        level: Floats = np.log10(self.enter)
+        return level
+
+
+@lru_cache(maxsize=256)
+def compile_rules(launch: Launch, rules: Rules) -> LayerRules:
+    """Return what holds for each layer of a launch."""
+    mine = [rules.collapse_of(layer.name) for layer in launch.layers]
+
+    def floats(attribute: str) -> Floats:
+        return np.array([getattr(rule, attribute) for rule in mine], np.float64)
+
+    def uses(evidence: str) -> Mask:
+        return np.array([rule.enabled and evidence in rule.evidence for rule in mine], np.bool_)
+
+    return LayerRules(
+        columns=np.array([layer.number for layer in launch.layers], np.int64),
+        shapes=np.array([crc32(repr(layer.shape).encode()) for layer in launch.layers], np.uint32),
+        enter=floats("enter"),
+        exit=floats("exit"),
+        by_fall=uses("fall"),
+        by_siblings=uses("siblings"),
+        by_threshold=uses("threshold"),
+        enabled=np.array([rule.enabled for rule in mine], np.bool_),
+        fall=floats("fall_decades"),
+        over_common=floats("over_common_decades"),
+        observations=np.array([rule.baseline_observations for rule in mine], np.int64),
+        siblings=floats("siblings_decades"),
+        fire_after=floats("fire_after_steps").astype(np.float32),
+        resolve_after=floats("resolve_after_steps").astype(np.float32),
+        families=_families(launch.layers, mine),
+    )
+
+
+def _families(layers: tuple[LayerFacts, ...], mine: list[Collapse]) -> tuple[NDArray[np.int64], ...]:
+    """Return the positions of layers with the same name but for numbers, the same module class and shape."""
+    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for position, layer in enumerate(layers):
+        found[_DIGITS.sub("#", layer.name), layer.module_class, layer.shape].append(position)
+    families = (np.array(positions, np.int64) for positions in found.values())
+    return tuple(
+        family for family in families if len(family) >= min(mine[position].siblings_min for position in family)
+    )

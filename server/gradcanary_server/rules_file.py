@@ -1,0 +1,149 @@
+"""Read ``rules.yaml``: every mistake in it is an error that names the line, the key and what is allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from gradcanary_server.errors import RulesError
+from gradcanary_server.pace import Pace
+from gradcanary_server.rules import EVIDENCE, Collapse, Grace, LayerRule, Nonfinite, Rules, ScaleDrop
+
+VERSION = 1
+
+Section = TypeVar("Section", Collapse, ScaleDrop, Nonfinite, Grace, Pace)
+
+
+class _Mapping(dict[str, Any]):
+    """A YAML mapping that remembers on which line each key stands."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__()
+        self.line = line
+        self.lines: dict[str, int] = {}
+
+
+class _Loader(yaml.SafeLoader):
+    """Builds plain data, without YAML 1.1's readings of dates or of ``1e-5`` as text."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> _Mapping:
+    found = _Mapping(node.start_mark.line + 1)
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in found:
+            raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", key_node.start_mark)
+        found[key] = loader.construct_object(value_node, deep=True)
+        found.lines[key] = key_node.start_mark.line + 1
+    return found
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def load(path: Path) -> Rules:
+    """Return the rules of a file; raises RulesError for what cannot be read or does not mean anything."""
+    try:
+        content = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506 -- a SafeLoader with line numbers
+    except OSError as error:
+        raise RulesError(f"--rules {path} cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RulesError(f"{path} is not YAML: {error}") from error
+    return _Reader(path).rules(content)
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def rules(self, content: object) -> Rules:
+        top = self._keys(content, 1, ("version", "rules", "grace", "layers", "pace"), "the file")
+        if type(top.get("version")) is not int or top["version"] != VERSION:
+            raise self._error(top.lines.get("version", 1), "version", top.get("version"), f"it is {VERSION}")
+        sections = self._keys(
+            top.get("rules", {}), _line(top, "rules"), ("collapse", "scale_drop", "nonfinite"), "rules"
+        )
+        collapse = self._section(Collapse(), sections, "collapse")
+        return Rules(
+            collapse=collapse,
+            scale_drop=self._section(ScaleDrop(), sections, "scale_drop"),
+            nonfinite=self._section(Nonfinite(), sections, "nonfinite"),
+            grace=self._section(Grace(), top, "grace"),
+            layers=self._layers(top, collapse),
+            pace=self._section(Pace(), top, "pace"),
+        )
+
+    def _layers(self, top: _Mapping, collapse: Collapse) -> tuple[LayerRule, ...]:
+        entries = top.get("layers", [])
+        if not isinstance(entries, list):
+            raise self._error(_line(top, "layers"), "layers", entries, "a list of entries with 'match'")
+        return tuple(self._layer(entry, _line(top, "layers"), collapse) for entry in entries)
+
+    def _layer(self, content: object, line: int, collapse: Collapse) -> LayerRule:
+        entry = self._keys(content, line, ("match", "collapse"), "an entry of layers")
+        match = entry.get("match")
+        try:
+            re.compile(match if isinstance(match, str) else "(")
+        except re.error as error:
+            allowed = f"a regular expression ({error})" if isinstance(match, str) else "a regular expression"
+            raise self._error(_line(entry, "match"), "match", match, allowed) from error
+        return LayerRule(str(match), self._section(collapse, entry, "collapse"))
+
+    def _section(self, default: Section, parent: _Mapping, name: str) -> Section:
+        allowed = {each.name: getattr(default, each.name) for each in fields(default)}
+        given = self._keys(parent.get(name, {}), _line(parent, name), tuple(allowed), name)
+        values: dict[str, Any] = {key: self._value(given, key, value, allowed[key]) for key, value in given.items()}
+        section = replace(default, **values)
+        if isinstance(section, Collapse) and section.exit < section.enter:
+            raise self._error(_line(parent, name), "exit", section.exit, f"at least enter, {section.enter:g}")
+        return section
+
+    def _value(self, given: _Mapping, key: str, value: object, default: object) -> object:
+        line = given.lines[key]
+        if isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise self._error(line, key, value, "true or false")
+            return value
+        if isinstance(default, tuple):
+            return self._evidence(line, key, value)
+        wanted = "a whole number over 0" if isinstance(default, int) else "a number over 0"
+        is_number = isinstance(value, int if isinstance(default, int) else (int, float))
+        if not is_number or isinstance(value, bool) or not 0 < float(str(value)) < float("inf"):
+            raise self._error(line, key, value, wanted)
+        return value if isinstance(default, int) else float(str(value))
+
+    def _evidence(self, line: int, key: str, value: object) -> tuple[str, ...]:
+        if value == "threshold":
+            return ("threshold",)
+        if isinstance(value, list) and value and all(each in EVIDENCE for each in value):
+            return tuple(each for each in EVIDENCE if each in value)
+        raise self._error(line, key, value, f"a list of {', '.join(EVIDENCE)}, or the word threshold")
+
+    def _keys(self, content: object, line: int, allowed: tuple[str, ...], where: str) -> _Mapping:
+        if content is None or content == {}:
+            content = _Mapping(line)
+        if not isinstance(content, _Mapping):
+            raise self._error(line, where, content, f"a mapping with the keys {', '.join(allowed)}")
+        for key in content:
+            if key not in allowed:
+                message = f"unknown key {key!r} in {where}; known are {', '.join(allowed)}"
+                raise RulesError(f"{self._path}, line {content.lines[key]}: {message}.")
+        return content
+
+    def _error(self, line: int, key: str, value: object, allowed: str) -> RulesError:
+        shown = repr(dict(value) if isinstance(value, Mapping) else value)
+        return RulesError(f"{self._path}, line {line}: {key} is {shown:.200}; allowed is {allowed}.")
+
+
+def _line(mapping: _Mapping, key: str) -> int:
+    return mapping.lines.get(key, mapping.line)

@@ -1,0 +1,94 @@
+"""The net count that decides: votes move a score, the score fires and resolves. Pure, vectorised over layers.
+
+Not firing, a good observation counts half, so that more than a third of bad ones fires in the end: a flapping
+collapse must not stay silent. A net count and not a streak: one lucky batch must not reset it. One observation
+weighs the agent's declared ``every``, but never so much that fewer than five could decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_WEIGHT_IDLE = 4
+MAX_WEIGHT_FIRING = 20
+"""Five observations each way at the default counts of 20 and 100 steps."""
+
+NEVER = -1
+"""``since`` of a score that does not count."""
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass
+class Scores:
+    """One score per track and layer: ``score`` float32[T, N], ``since`` int64[T, N], ``firing`` bool[T, N].
+
+    ``since`` is the first bad observation of the present count.
+    """
+
+    score: NDArray[np.float32]
+    since: NDArray[np.int64]
+    firing: Mask
+
+    @classmethod
+    def zeros(cls, tracks: int, layers: int) -> Scores:
+        """Return scores that never saw a vote."""
+        shape = (tracks, layers)
+        return cls(np.zeros(shape, np.float32), np.full(shape, NEVER, np.int64), np.zeros(shape, np.bool_))
+
+    def copy(self) -> Scores:
+        """Return scores that can be moved without moving these."""
+        return Scores(self.score.copy(), self.since.copy(), self.firing.copy())
+
+    def widen(self, layers: int) -> Scores:
+        """Return these scores with room for more layers."""
+        wider = Scores.zeros(len(self.score), layers)
+        width = self.score.shape[1]
+        wider.score[:, :width], wider.since[:, :width] = self.score, self.since
+        wider.firing[:, :width] = self.firing
+        return wider
+
+    def forget(self, layers: Mask) -> None:
+        """Take every count of these layers back; ``layers`` is bool[N]."""
+        self.score[:, layers], self.since[:, layers], self.firing[:, layers] = 0, NEVER, False
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The votes of one observation on one track, for the layers at ``columns`` (int[L]).
+
+    ``votes`` int8[L] holds +1, 0 or -1; ``fire_after`` and ``resolve_after`` are float32[L], in steps.
+    """
+
+    step: int
+    every: int
+    columns: NDArray[np.int64]
+    votes: NDArray[np.int8]
+    fire_after: NDArray[np.float32]
+    resolve_after: NDArray[np.float32]
+
+
+def count(scores: Scores, track: int, cast: Cast) -> None:
+    """Move the scores of a track by one observation.
+
+    1. Not firing: clip(score + weight * vote, 0, fire_after); a -1 counts half, a weight is at most 4.
+    2. At fire_after it fires and becomes resolve_after.
+    3. Firing: clip(score + weight * vote, 0, resolve_after), a weight is at most 20; at 0 it resolves.
+    """
+    before, firing = scores.score[track, cast.columns], scores.firing[track, cast.columns]
+    if not (cast.votes > 0).any() and not (before > 0).any():
+        return
+    idle = np.where(cast.votes < 0, 0.5, 1.0) * min(cast.every, MAX_WEIGHT_IDLE)
+    weights = np.where(firing, min(cast.every, MAX_WEIGHT_FIRING), idle)
+    ceiling = np.where(firing, cast.resolve_after, cast.fire_after)
+    after = np.clip(before + weights * cast.votes, 0, ceiling).astype(np.float32)
+    fires = ~firing & (after >= cast.fire_after)
+    resolves = firing & (after == 0)
+    began = (before == 0) & (after > 0)
+    since = np.where(began, cast.step, scores.since[track, cast.columns])
+    scores.since[track, cast.columns] = np.where(after > 0, since, NEVER)
+    scores.score[track, cast.columns] = np.where(fires, cast.resolve_after, after)
+    scores.firing[track, cast.columns] = (firing | fires) & ~resolves

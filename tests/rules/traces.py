@@ -1,0 +1,98 @@
+"""Synthetic gradients for the fold: a LoRA of some blocks, and how to cut and fold a stream."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gradcanary import wire
+from gradcanary_server.fold import FoldState, fold
+from gradcanary_server.observations import Change, Launch, LayerFacts, Samples
+from gradcanary_server.rules import Rules
+
+MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.STATES))
+ACCUMULATED, POST_CLIP = wire.PHASES.index("accumulated"), wire.PHASES.index("post_clip")
+
+
+def lora(blocks: int = 8) -> tuple[LayerFacts, ...]:
+    """Return lora_A and lora_B of each block, in model order: A of block b is layer 2 b."""
+    names = [f"blocks.{block}.lora_{part}" for block in range(blocks) for part in "AB"]
+    return tuple(LayerFacts(number, name, (8, 128), "float32", "Linear", 0) for number, name in enumerate(names))
+
+
+def launch(layers: tuple[LayerFacts, ...] | None = None, **changes: object) -> Launch:
+    return replace(Launch(1, 0, False, None, None, lora() if layers is None else layers), **changes)
+
+
+def healthy(steps: int, layers: int = 16, seed: int = 0, size: float = 5e-3) -> np.ndarray:
+    """Return absmax [steps, layers] that wanders by a few tenths of a decade."""
+    random = np.random.default_rng(seed)
+    return size * 10 ** random.normal(0, 0.1, (steps, layers))
+
+
+@dataclass
+class Trace:
+    """A run as arrays; ``absmax`` [n, L] holds 0 for exact zero, NaN for non-finite, -1 for no gradient."""
+
+    absmax: np.ndarray
+    every: int = 1
+    first: int = 0
+    loss: np.ndarray | None = None
+    lr: np.ndarray | None = None
+    phase: int = ACCUMULATED
+    skipped: np.ndarray | None = None
+    norm_factor: float = 3.0
+    extra_state: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def samples(self, start: int = 0, end: int | None = None) -> Samples:
+        """Return the part of the rows, with the losses of the steps from its first row to before the next part."""
+        absmax = self.absmax[start:end]
+        state = np.select(
+            [absmax == 0, np.isnan(absmax), absmax < 0], [ZERO, NONFINITE, NO_GRADIENT], MEASURED
+        ).astype(np.uint8)
+        for (row, column), value in self.extra_state.items():
+            if start <= row < start + len(absmax):
+                state[row - start, column] = value
+        known = np.where((state == MEASURED) | (state == ZERO), absmax, np.nan).astype(np.float32)
+        count = len(absmax)
+        steps = (self.first + self.every * np.arange(start, start + count)).astype(np.int64)
+        zeros = np.zeros(count)
+        loss = np.empty(0) if self.loss is None else self.loss[start * self.every : (start + count) * self.every]
+        return Samples(
+            steps=steps,
+            every=self.every,
+            phase=np.full(count, self.phase, np.uint8),
+            state=state,
+            values={"absmax": known, "norm": known * self.norm_factor},
+            skipped=zeros.astype(np.uint8) if self.skipped is None else self.skipped[start:end].astype(np.uint8),
+            clipped=zeros.astype(np.bool_),
+            micro_steps=np.full(count, 8, np.int16),
+            lr=np.full((count, 1), 1e-4, np.float32) if self.lr is None else self.lr[start:end].astype(np.float32),
+            loss_steps=(steps[0] + np.arange(len(loss))).astype(np.int64) if count else np.empty(0, np.int64),
+            loss=loss.astype(np.float64),
+        )
+
+
+def run(
+    trace: Trace,
+    of: Launch | None = None,
+    rules: Rules | None = None,
+    state: FoldState | None = None,
+    cuts: tuple[int, ...] = (),
+) -> tuple[FoldState, tuple[Change, ...]]:
+    """Fold a trace in one piece, or cut before these rows; the state is packed and unpacked between pieces."""
+    of, rules, state = of or launch(), rules or Rules(), state or FoldState.empty()
+    changes: list[Change] = []
+    borders = [0, *sorted(set(cuts)), len(trace.absmax)]
+    for start, end in zip(borders, borders[1:], strict=False):
+        state, found = fold(FoldState.unpack(state.pack()), of, trace.samples(start, end), rules)
+        changes += found
+    return state, tuple(changes)
+
+
+def fired(changes: tuple[Change, ...], rule: str = "collapse") -> dict[int | None, Change]:
+    """Return the first fired change of each layer."""
+    found: dict[int | None, Change] = {}
+    for change in changes:
+        if change.rule == rule and change.kind == "fired":
+            found.setdefault(change.layer, change)
+    return found
