@@ -82,6 +82,11 @@ class Case:
     def __post_init__(self) -> None:
         self._open = sum(member.until_step is None for member in self.members.values())
 
+    @property
+    def is_firing(self) -> bool:
+        """Whether a member, a layer or the whole run, fires."""
+        return self._open > 0
+
     def fire(self, change: Change) -> None:
         """Let a layer join, begin a new span, or rise in severity."""
         before = self.members.get(change.layer)

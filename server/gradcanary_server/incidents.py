@@ -9,14 +9,17 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, RowMapping, and_, or_, select
+from sqlalchemy import Connection, RowMapping, and_, func, or_, select
 
 from gradcanary.wire import Brief
 from gradcanary_server import incident_rows
 from gradcanary_server.incident_state import RANKS, Case, Origin, apply, close
 from gradcanary_server.observations import Change
 from gradcanary_server.pace import Pace
-from gradcanary_server.schema import incident, run
+from gradcanary_server.schema import incident, launch, run, session
+
+RESUME_STEPS = 200
+"""A healthy layer of a resumed run recovers within 100 steps by default; what still fires after these has not."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,21 @@ def record(
     now: float,
     reopen_s: float = Pace().reopen_s,
 ) -> None:
-    """Fold changes, in the order of their steps, into at most one open incident per rule."""
+    """Fold changes, in the order of their steps, into at most one open incident per rule.
+
+    What a run ended on is open again once a new launch of it has gone on for 200 steps without a recovery.
+    """
     by_rule: dict[str, list[Change]] = defaultdict(list)
     for change in changes:
         by_rule[change.rule].append(change)
-    if not by_rule:
+    unrecovered = _unrecovered(connection, run_id, launch_no)
+    if not by_rule and not unrecovered:
         return
     names = incident_rows.names(connection, run_id)
     origin = Origin(launch_no, len(names), now)
+    for case in unrecovered:
+        case.reopen(origin)
+        incident_rows.save(connection, run_id, case, names)
     for rule, changed in by_rule.items():
         for case in apply(incident_rows.latest(connection, run_id, rule), changed, origin, reopen_s):
             incident_rows.save(connection, run_id, case, names)
@@ -101,6 +111,23 @@ def marks(connection: Connection, run_id: int) -> list[Mark]:
         if row.resolved_step is not None:
             found.append(Mark(row.resolved_step, row.incident_id, "resolved"))
     return sorted(found, key=lambda mark: (mark.step, mark.incident))
+
+
+def _unrecovered(connection: Connection, run_id: int, launch_no: int) -> list[Case]:
+    """Return the incidents that an earlier launch ended on, once this launch is old enough to know better.
+
+    The fold keeps what fires over launches and says nothing new about it, so that nobody else would speak of them.
+    """
+    reached = select(func.max(session.c.last_step)).where(session.c.run_id == run_id, session.c.launch_no == launch_no)
+    first = select(launch.c.first_step).where(launch.c.run_id == run_id, launch.c.launch_no == launch_no)
+    rules = select(incident.c.rule).where(
+        incident.c.run_id == run_id,
+        incident.c.resolution == "run_finished",
+        incident.c.launch_no < launch_no,
+        reached.scalar_subquery() >= first.scalar_subquery() + RESUME_STEPS,
+    )
+    latest = [incident_rows.latest(connection, run_id, rule) for rule in set(connection.scalars(rules))]
+    return [case for case in latest if case and case.incident.resolution == "run_finished" and case.is_firing]
 
 
 def _brief(row: RowMapping, public_url: str) -> Brief:

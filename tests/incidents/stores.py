@@ -48,9 +48,9 @@ class Store:
             ]
             connection.execute(insert(layer), rows)
 
-    def record(self, *changes, shift_s=0.0):
+    def record(self, *changes, shift_s=0.0, launch_no=1):
         with self.database.write() as connection:
-            incidents.record(connection, self.run_id, 1, changes, self.database.now(connection) + shift_s)
+            incidents.record(connection, self.run_id, launch_no, changes, self.database.now(connection) + shift_s)
 
     def close_run(self, step=1000):
         with self.database.write() as connection:

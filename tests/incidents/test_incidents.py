@@ -2,10 +2,10 @@
 
 import pytest
 from changes import fired, resolved
-from sqlalchemy import event, select, update
+from sqlalchemy import event, insert, select, update
 
 from gradcanary_server import dossiers, incident_rows, incidents
-from gradcanary_server.schema import incident, incident_layer
+from gradcanary_server.schema import incident, incident_layer, launch, session
 
 URL = "http://127.0.0.1:8787"
 
@@ -79,6 +79,49 @@ def test_an_end_of_the_run_is_no_recovery(store):
     headline = read(store, incidents.headlines, [1])[1]
     assert (headline.open_incidents, headline.worst, headline.firing) == ([], None, {})
     assert headline.headline == "18 of 300 layers collapsed at step 340"
+
+
+def resume(store, last_step):
+    """Let a second launch of the run, begun at step 900, have reached a step."""
+    with store.database.write() as connection:
+        if not connection.execute(select(launch).where(launch.c.launch_no == 2)).all():
+            second = {"run_id": 1, "launch_no": 2, "launch": "b", "world_size": 1, "late": False, "first_step": 900}
+            connection.execute(insert(launch).values(**second))
+            its = {
+                "run_id": 1,
+                "session": "s",
+                "launch_no": 2,
+                "rank": 0,
+                "interval_s": 15.0,
+                "hello": "{}",
+                "layer_sets": "{}",
+            }
+            connection.execute(insert(session).values(**its, started=0.0, last_seen=0.0))
+        connection.execute(update(session).values(last_step=last_step))
+
+
+def test_what_a_resumed_run_does_not_recover_from_is_open_again(store):
+    store.record(fired(0), fired(2))
+    store.close_run(step=1000)
+    resume(store, 1050)
+    store.record(resolved(0, step=1050), launch_no=2)
+    assert store.rows(select(incident))[0]["state"] == "resolved"
+    resume(store, 1100)
+    store.record(launch_no=2)
+    [row] = store.rows(select(incident))
+    assert (row["state"], row["reopened"], row["firing"], row["ever"]) == ("open", 1, 1, 2)
+    store.record(launch_no=2)
+    assert store.rows(select(incident))[0]["reopened"] == 1
+
+
+def test_a_resumed_run_that_recovers_is_quiet(store):
+    store.record(fired(0))
+    store.close_run(step=1000)
+    resume(store, 1050)
+    store.record(resolved(0, step=1050), launch_no=2)
+    resume(store, 1500)
+    store.record(launch_no=2)
+    assert store.rows(select(incident))[0]["state"] == "resolved"
 
 
 def test_the_runs_list_speaks_of_the_worst(store):
