@@ -1,9 +1,8 @@
 """The body of a request as bytes, bounded while it arrives: a body is parsed only after its size is known."""
 
 import zlib
-from collections.abc import AsyncIterator
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from gradcanary_server.errors import RequestError
 from gradcanary_server.requests import LIMITS
@@ -14,18 +13,11 @@ MAX_GZIP = 2**20
 MAX_INFLATED = 16 * 2**20
 """Bytes that a compressed body may become."""
 
-MAX_DISCARDED = 128 * 2**20
-"""Bytes of a refused body that are still taken off the wire, so that its sender reads the answer and not a reset."""
-
 
 async def read(request: Request, *, gzip: bool = False) -> bytes:
     """Return the body, inflated where ``gzip`` is allowed and used; raises RequestError 400, 413 or 415."""
-    try:
-        encoding = _encoding(request, gzip=gzip)
-        raw = await _collect(request, MAX_GZIP if encoding == "gzip" else LIMITS.max_body)
-    except RequestError:
-        await _discard(request)
-        raise
+    encoding = _encoding(request, gzip=gzip)
+    raw = await _collect(request, MAX_GZIP if encoding == "gzip" else LIMITS.max_body)
     return inflate(raw) if encoding == "gzip" else raw
 
 
@@ -60,32 +52,15 @@ async def _collect(request: Request, limit: int) -> bytes:
         raise _too_large(limit, "bytes")
     parts: list[bytes] = []
     size = 0
-    async for part in _parts(request):
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit, "bytes")
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit, "bytes")
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise RequestError(400, "cut_short", "The sender hung up in the middle of the body.") from error
     return b"".join(parts)
-
-
-async def _parts(request: Request) -> AsyncIterator[bytes]:
-    # request.stream() cannot be taken up again after an error, which _discard does.
-    more = not request.scope.get("gradcanary.body_ended", False)
-    while more:
-        message = await request.receive()
-        more = message["type"] == "http.request" and message.get("more_body", False)
-        request.scope["gradcanary.body_ended"] = not more
-        if message["type"] == "http.disconnect":
-            raise RequestError(400, "cut_short", "The sender hung up in the middle of the body.")
-        yield message.get("body", b"")
-
-
-async def _discard(request: Request) -> None:
-    size = 0
-    async for part in _parts(request):
-        size += len(part)
-        if size > MAX_DISCARDED:
-            return
 
 
 def _too_large(limit: int, unit: str) -> RequestError:

@@ -54,13 +54,12 @@ launch = Table(
     metadata,
     Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), primary_key=True),
     Column("launch_no", Integer, primary_key=True),  # 1, 2, ... in the order of arrival
-    Column("launch", String(64), nullable=False),
+    Column("launch", String(64), nullable=False),  # the newest of equal ids is meant
     Column("world_size", Integer, nullable=False),
     Column("first_step", Integer),
     Column("late", Boolean, nullable=False),
     Column("absmax_below", Double),
     Column("norm_below", Double),
-    UniqueConstraint("run_id", "launch"),
 )
 
 session = Table(

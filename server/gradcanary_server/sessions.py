@@ -33,17 +33,18 @@ def lock(connection: Connection, run_name: str, session_id: str) -> tuple[Record
 def say_hello(connection: Connection, run_name: str, session_id: str, hello: wire.Hello, now: float) -> int:
     """Store a hello, the first or a fuller one, and return the session's next seq; raises RequestError 409."""
     run_id = _join_run(connection, run_name, hello, now)
-    launch_no = _join_launch(connection, run_id, hello)
     its = (session.c.run_id == run_id) & (session.c.session == session_id)
     known = connection.execute(select(session).where(its)).one_or_none()
     if known is None:
-        row = {"run_id": run_id, "session": session_id, "launch_no": launch_no, "rank": hello.rank, "started": now}
+        launch_no = _join_launch(connection, run_id, hello)
         sets = {item.id: layers.register(connection, run_id, item) for item in hello.layer_sets}
+        row = {"run_id": run_id, "session": session_id, "launch_no": launch_no, "rank": hello.rank, "started": now}
         row |= {"interval_s": hello.interval_s, "hello": _stored(hello), "layer_sets": json.dumps(sets)}
         connection.execute(insert(session).values(**row, last_seen=now))
         connection.execute(update(run).where(run.c.run_id == run_id).values(ended=None))
         return 0
     merged = _merged(_restored(known.hello), hello)
+    _fill_launch(connection, run_id, known.launch_no, merged.first_step)
     sets = json.loads(known.layer_sets)
     new = [item for item in hello.layer_sets if item.id not in sets]
     sets |= {item.id: layers.register(connection, run_id, item) for item in new}
@@ -110,14 +111,17 @@ def _join_run(connection: Connection, name: str, hello: wire.Hello, now: float) 
 
 
 def _join_launch(connection: Connection, run_id: int, hello: wire.Hello) -> int:
-    mine = (launch.c.run_id == run_id) & (launch.c.launch == hello.launch)
-    known = connection.execute(select(launch).where(mine)).one_or_none()
-    if known is not None:
-        if known.first_step is None and hello.first_step is not None:
-            connection.execute(update(launch).where(mine).values(first_step=hello.first_step))
-        return int(known.launch_no)
-    last = connection.execute(select(func.max(launch.c.launch_no)).where(launch.c.run_id == run_id)).scalar_one()
-    number = (last or 0) + 1
+    """Return the number of the launch of a new session.
+
+    A second process of the same rank is the job started again under an id that somebody fixed: the next launch.
+    """
+    newest = select(func.max(launch.c.launch_no)).where(launch.c.run_id == run_id)
+    mine = connection.execute(newest.where(launch.c.launch == hello.launch)).scalar_one()
+    same_rank = (session.c.run_id == run_id) & (session.c.launch_no == mine) & (session.c.rank == hello.rank)
+    if mine is not None and connection.execute(select(session.c.session).where(same_rank)).first() is None:
+        _fill_launch(connection, run_id, mine, hello.first_step)
+        return int(mine)
+    number = (connection.execute(newest).scalar_one() or 0) + 1
     values = {"run_id": run_id, "launch_no": number, "launch": hello.launch, "world_size": hello.world_size}
     values |= {"first_step": hello.first_step, "late": hello.late}
     values |= {"absmax_below": hello.absmax_below, "norm_below": hello.norm_below}
@@ -125,6 +129,11 @@ def _join_launch(connection: Connection, run_id: int, hello: wire.Hello) -> int:
     older = (session.c.run_id == run_id) & session.c.ended.is_(None)
     connection.execute(update(session).where(older).values(ended=SILENT))
     return number
+
+
+def _fill_launch(connection: Connection, run_id: int, launch_no: int, first_step: int | None) -> None:
+    unknown = (launch.c.run_id == run_id) & (launch.c.launch_no == launch_no) & launch.c.first_step.is_(None)
+    connection.execute(update(launch).where(unknown).values(first_step=first_step))
 
 
 def _stored(hello: wire.Hello) -> str:

@@ -6,6 +6,7 @@ its picture while it is extended.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from gradcanary import wire
 from gradcanary_server.batches import NO_PHASE, NONFINITE
 from gradcanary_server.log import Piece, later_wins
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -149,20 +152,23 @@ class _Gathered:
         nonfinite: NDArray[np.bool_],
     ) -> None:
         """Take values [step][row], NaN = none, of which step i belongs to bucket ``places[i]``."""
-        order = np.argsort(places, kind="stable")
-        starts = np.flatnonzero(np.diff(places[order], prepend=-1))
-        cells = np.ix_(places[order][starts], rows)
-        if not (np.diff(places) >= 0).all():
-            values, nonfinite = values[order], nonfinite[order]
+        if (np.diff(places) < 0).any():
+            order = np.argsort(places, kind="stable")
+            places, values, nonfinite = places[order], values[order], nonfinite[order]
+        starts = np.flatnonzero(np.diff(places, prepend=-1))
+        cells = np.ix_(places[starts], rows)
         absent = np.isnan(values)
-        self._low[cells] = np.minimum(self._low[cells], np.minimum.reduceat(np.where(absent, np.inf, values), starts))
-        self._high[cells] = np.maximum(
-            self._high[cells], np.maximum.reduceat(np.where(absent, -np.inf, values), starts)
+        # Most batches miss nothing, and filling holes in is most of the work.
+        low, high, terms = (
+            (np.where(absent, hole, values) for hole in (np.inf, -np.inf, 0.0)) if absent.any() else (values,) * 3
         )
+        self._low[cells] = np.minimum(self._low[cells], np.minimum.reduceat(low, starts))
+        self._high[cells] = np.maximum(self._high[cells], np.maximum.reduceat(high, starts))
         with np.errstate(over="ignore", invalid="ignore"):  # a mean of metrics near 1e308 is inf
-            self._sum[cells] += np.add.reduceat(np.where(absent, 0.0, values), starts, dtype=np.float64)
+            self._sum[cells] += np.add.reduceat(terms, starts, dtype=np.float64)
         self._count[cells] += np.add.reduceat(~absent, starts, dtype=np.int32)
-        self._nonfinite[cells] += np.add.reduceat(nonfinite, starts, dtype=np.int32)
+        if nonfinite.any():
+            self._nonfinite[cells] += np.add.reduceat(nonfinite, starts, dtype=np.int32)
 
     def envelope(self, dtype: type[np.floating]) -> Envelope:
         """Return what was taken."""
@@ -181,8 +187,15 @@ def _gather(gathered: _Gathered, piece: Piece, stat: str, layers: NDArray[np.int
     wanted, rows, columns = np.intersect1d(layers, piece.numbers, assume_unique=True, return_indices=True)
     if len(wanted) == 0:
         return
-    cells = np.ix_(piece.rows, columns)
-    state = piece.columns.state[cells]
     plane = piece.columns.values.get(stat)
-    values = np.full(state.shape, np.nan, np.float32) if plane is None else plane[cells]
+    state = _cells(piece.columns.state, piece.rows, columns)
+    values = np.full(state.shape, np.nan, np.float32) if plane is None else _cells(plane, piece.rows, columns)
     gathered.add(places, rows, values, state == NONFINITE)
+
+
+def _cells(plane: NDArray[Number], rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[Number]:
+    """Return some rows and columns of a plane, without a copy where they are all of it."""
+    whole = len(columns) == plane.shape[1] and bool((np.diff(columns) == 1).all())
+    if len(rows) < len(plane):
+        plane = plane[rows]
+    return plane if whole else plane[:, columns]

@@ -1,9 +1,12 @@
 """The answer table of the wire, on a real collector; after each bad request it still takes good ones."""
 
 import base64
+import contextlib
 import gzip
+import http.client
 import json
 import socket
+import tracemalloc
 import zlib
 from dataclasses import replace
 
@@ -13,6 +16,8 @@ import pytest
 import streams
 
 from gradcanary import wire
+from gradcanary_server import bodies, requests
+from gradcanary_server.errors import RequestError
 
 JSON = {"Content-Type": "application/json"}
 
@@ -297,13 +302,33 @@ def test_a_gzip_bomb(ready):
     assert refused(httpx.put(ready.path(), content=bomb, headers=headers, timeout=30), 413, "too_large")
 
 
+def test_a_body_of_errors_is_read_up_to_the_first_of_each_list():
+    with pytest.raises(RequestError) as refusal:
+        requests.batch(NO_JSON["a million errors"][0])
+    assert refusal.value.__cause__.error_count() < 50
+
+
+def test_a_gzip_bomb_never_becomes_its_size():
+    bomb = gzip.compress(b" " * 400_000_000, 9)
+    tracemalloc.start()
+    with pytest.raises(RequestError, match="inflated"):
+        bodies.inflate(bomb)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * bodies.MAX_INFLATED
+
+
 def test_100_mb_declared_and_not_declared(ready):
     def parts():
         for _ in range(100):
             yield b"x" * 1_000_000
 
-    declared = httpx.post(ready.path("/batches/1"), content=b"x" * 100_000_000, headers=JSON, timeout=60)
-    assert refused(declared, 413, "too_large")
+    # The agent's client, unlike httpx, reads no answer when it could not send all of its body.
+    url = httpx.URL(ready.path("/batches/1"))
+    with contextlib.closing(http.client.HTTPConnection(url.host, url.port, timeout=60)) as declared:
+        declared.request("POST", url.path, b"x" * 100_000_000, JSON)
+        answer = declared.getresponse()
+        assert (answer.status, json.loads(answer.read())["error"]["code"]) == (413, "too_large")
     assert refused(httpx.post(ready.path("/batches/1"), content=parts(), headers=JSON, timeout=60), 413, "too_large")
 
 

@@ -85,7 +85,7 @@ def test_no_acknowledged_batch_is_lost_or_doubled(collector_factory, stream, bod
         if seq in moments:
             attempt = Attempt(session, seq, raw)
             attempt.sent.wait()
-            time.sleep(rng.uniform(0, 0.012))
+            time.sleep(rng.uniform(0, 0.05))
             collector.kill()
             acknowledged = attempt.wait()
             unanswered += not acknowledged
@@ -106,5 +106,7 @@ def test_no_acknowledged_batch_is_lost_or_doubled(collector_factory, stream, bod
         assert other.post_batch(seq, raw).json()["status"] == "stored"
 
     collector.stop(), undisturbed.stop()
-    assert stored(collector) == stored(undisturbed)
-    assert [seq for seq, _ in stored(collector)[0]] == list(range(BATCHES))
+    log, packed, incidents = stored(collector)
+    assert (log, packed, incidents) == stored(undisturbed)
+    assert [seq for seq, _ in log] == list(range(BATCHES))
+    assert [(rule, ever) for rule, *_, ever in incidents] == [("collapse", 20)]

@@ -79,6 +79,21 @@ def test_a_killed_session_is_silent_when_the_next_launch_comes_and_lives_when_it
     assert [each["state"] for each in detail(session, module_collector)["sessions"]] == ["live", "live"]
 
 
+def test_a_launch_id_that_somebody_fixed_begins_the_next_launch(session, stream, module_collector):
+    session.send(stream, world_size=2)
+    again = streams.Session(session.url, session.run, "session-2")
+    again.send(streams.Stream(streams.healthy(5, 4, seed=3)), world_size=2)
+    other = streams.Session(session.url, session.run, "session-3")
+    other.put_hello(stream.hello(world_size=2, rank=1)).raise_for_status()
+    found = detail(session, module_collector)
+    assert [(each["session"], each["state"]) for each in found["sessions"]] == [
+        ("session-1", "silent"),
+        ("session-2", "live"),
+        ("session-3", "live"),
+    ]
+    assert found["step"] == 4
+
+
 def test_a_heartbeat_is_shown(session, stream, module_collector):
     session.send(stream)
     before = detail(session, module_collector)
@@ -113,15 +128,29 @@ def test_what_other_ranks_saw_is_kept_and_not_drawn(session, stream, module_coll
     assert all(layer["absmax"] < 1 for layer in layers)
 
 
-def test_everything_survives_a_restart(collector):
+def test_a_collapse_is_named_survives_a_restart_and_closes_with_its_run(collector):
     session = streams.Session(collector.url)
-    session.send(streams.Stream(streams.collapsed(300, 8, [2, 4], 150), loss=streams.falling_loss(300)))
-    paths = ["", "/layers", "/heatmap?order=worst", "/series?layer=2", "/metrics"]
-    before = [collector.get(f"/api/v1/runs/run-1{path}").json() for path in paths]
+    session.send(streams.Stream(streams.collapsed(300, 40, [2, 4], 150), loss=streams.falling_loss(300)))
+    questions = {"": {}, "/layers": {}, "/heatmap": {"order": "worst"}, "/series": {"layer": 2}, "/metrics": {}}
+
+    def answers():
+        return [collector.get(f"/api/v1/runs/run-1{path}", **params).json() for path, params in questions.items()]
+
+    before = answers()
+    run, layers, heatmap = before[0], before[1]["layers"], before[2]
+    assert (run["worst"], run["firing"]) == ("critical", {"collapse": 2})
+    assert [layer["layer"] for layer in layers if layer["rules"] == {"collapse": "firing"}] == [2, 4]
+    assert all(layer["baseline"] == pytest.approx(1e-3, rel=0.15) for layer in layers)
+    assert sorted(row["layers"][0] for row in heatmap["rows"][:2]) == [2, 4]
+    assert {(mark["kind"], mark["step"]) for mark in heatmap["marks"]} == {("fired", 150)}
+
     collector.stop()
     collector.start()
-    assert [collector.get(f"/api/v1/runs/run-1{path}").json() for path in paths] == before
-    assert session.heartbeat().json()["next_seq"] == 5
+    assert answers() == before
+    (brief,) = session.heartbeat().json()["incidents"]
+    assert (brief["rule"], brief["severity"], brief["layers"]) == ("collapse", "critical", 2)
+    assert session.end().json()["incidents"] == []
+    assert collector.get("/api/v1/runs/run-1").json()["open_incidents"] == []
 
 
 def test_a_new_database_asks_for_the_hello(collector_factory, stream):

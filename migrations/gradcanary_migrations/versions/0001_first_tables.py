@@ -117,7 +117,6 @@ def upgrade() -> None:
         sa.Column("norm_below", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(["run_id"], ["run.run_id"], name=op.f("fk_launch_run_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_id", "launch_no", name=op.f("pk_launch")),
-        sa.UniqueConstraint("run_id", "launch", name=op.f("uq_launch_run_id_launch")),
     )
     op.create_table(
         "layer",
