@@ -87,7 +87,7 @@ class Ingest:
         self._record(connection, run_row, row.launch_no, changes, now)
         _store_fold_state(connection, row.run_id, state)
         values: dict[str, object] = {"low": state.low_count()}
-        if len(columns.steps):
+        if len(columns.steps) and launched.number == state.progress.launch:  # not of a launch that was replaced
             values["step"] = int(columns.steps[-1])
         if "absmax" in columns.values:
             line = spark.Spark.unpack(run_row.spark)

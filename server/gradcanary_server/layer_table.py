@@ -70,7 +70,10 @@ def _fill(latest: dict[int, _Latest], piece: Piece) -> None:
         if known is None:
             state = wire.STATES[int(columns.state[-1, column])]
             known = latest[layer_no] = _Latest(int(columns.steps[-1]), state, int(columns.micro_steps[-1]))
-            known.values = {stat: number(values[column]) for stat, values in last.items()}
+            # The count is sent only of layers that have one.
+            counted: dict[str, float | None] = {} if state == "nonfinite" else {"nonfinite": 0}
+            sent = {stat: number(values[column]) for stat, values in last.items()}
+            known.values = counted | {stat: value for stat, value in sent.items() if value is not None}
         else:
             for stat, values in last.items():
                 if stat not in EACH_STEP and known.values.get(stat) is None:

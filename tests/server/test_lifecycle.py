@@ -1,12 +1,13 @@
 """How runs and sessions begin, live, fall silent, end, and come back; over restarts too."""
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import streams
-from sqlalchemy import make_url
+from sqlalchemy.exc import OperationalError
 
-from gradcanary_server.database import Database
+from gradcanary_server.database import Database, unavailable
 from gradcanary_server.life import run_state, session_state
 
 
@@ -75,8 +76,12 @@ def test_a_killed_session_is_silent_when_the_next_launch_comes_and_lives_when_it
     again = streams.Session(session.url, session.run, "session-2")
     again.put_hello(stream.hello(launch="launch-2")).raise_for_status()
     assert [each["state"] for each in detail(session, module_collector)["sessions"]] == ["silent", "live"]
-    session.heartbeat().raise_for_status()
-    assert [each["state"] for each in detail(session, module_collector)["sessions"]] == ["live", "live"]
+    again.post_batch(0, stream.batch(0, 5)).raise_for_status()
+    late = streams.Stream(streams.healthy(5, 4), first_step=20)
+    assert session.post_batch(1, late.batch(0, 5)).json()["status"] == "stored"
+    found = detail(session, module_collector)
+    assert [each["state"] for each in found["sessions"]] == ["live", "live"]
+    assert found["step"] == 4  # of the newest launch
 
 
 def test_a_launch_id_that_somebody_fixed_begins_the_next_launch(session, stream, module_collector):
@@ -178,8 +183,33 @@ def test_a_locked_database_is_503_and_comes_back(collector, stream):
     assert session.post_batch(0, stream.batch(0, 10)).json()["status"] == "stored"
 
 
+def test_many_sessions_at_once(collector):
+    stream = streams.Stream(streams.healthy(200, 30))
+
+    def send(number):
+        streams.Session(collector.url, run=f"run-{number}").send(stream, size=10)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(send, range(8))) == [None] * 8
+    runs = collector.get("/api/v1/runs").json()["runs"]
+    assert [(run["step"], run["layers"]) for run in runs] == [(199, 30)] * 8
+
+
+def test_a_full_disk_asks_the_sender_to_come_back(tmp_path):
+    database = Database(f"sqlite:///{tmp_path / 'x.db'}")
+    database.migrate()
+    with database.write() as connection:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1")
+        with pytest.raises(OperationalError) as full:
+            connection.exec_driver_sql("INSERT INTO fold_state VALUES (1, zeroblob(10000000))")
+    database.close()
+    answer = unavailable(full.value)
+    assert (answer.status, answer.code) == (503, "unavailable")
+    assert answer.retry_after_s >= 1
+
+
 def test_the_clock_is_the_databases(tmp_path):
-    database = Database(str(make_url(f"sqlite:///{tmp_path / 'x.db'}")))
+    database = Database(f"sqlite:///{tmp_path / 'x.db'}")
     with database.read() as connection:
         first = database.now(connection)
     with database.read() as connection:
