@@ -11,11 +11,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from gradcanary.demo.processes import Collector, NotListening, Training, new_secret
+from gradcanary.demo.processes import Collector, NotListeningError, Training, new_secret
 from gradcanary.demo.receiver import Message, Receiver
 from gradcanary.demo.verdict import FAULTY, TWIN, problems
 
@@ -38,11 +37,11 @@ def run(headless: bool, data: Path | None, port: int) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     with contextlib.ExitStack() as stack:
         folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradcanary-demo-")))
-        receiver = stack.enter_context(Receiver(new_secret(), _tell))
-        collector = stack.enter_context(_collector(folder, port, receiver))
-        trainings = [
-            stack.enter_context(Training(name, collector.url, faulty=name == FAULTY)) for name in (FAULTY, TWIN)
-        ]
+        receiver = stack.enter_context(contextlib.closing(Receiver(new_secret(), _tell)))
+        collector = stack.enter_context(contextlib.closing(_collector(folder, port, receiver)))
+        trainings = [Training(name, collector.url, faulty=name == FAULTY) for name in (FAULTY, TWIN)]
+        for training in trainings:
+            stack.enter_context(contextlib.closing(training))
         _introduce(collector.url)
         _watch(trainings, receiver)
         if headless:
@@ -51,16 +50,13 @@ def run(headless: bool, data: Path | None, port: int) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _collector(folder: Path, port: int, receiver: Receiver) -> Iterator[Collector]:
+def _collector(folder: Path, port: int, receiver: Receiver) -> Collector:
     """Start the collector on this port, or on a free one where it is taken."""
     try:
-        collector = Collector(folder, port, receiver.url, receiver.secret)
-    except NotListening as reason:
+        return Collector(folder, port, receiver.url, receiver.secret)
+    except NotListeningError as reason:
         _say(f"Port {port} cannot be used, so the page gets another one. ({reason})")
-        collector = Collector(folder, 0, receiver.url, receiver.secret)
-    with collector:
-        yield collector
+        return Collector(folder, 0, receiver.url, receiver.secret)
 
 
 def _introduce(url: str) -> None:

@@ -17,7 +17,7 @@ STARTUP_S = 60.0
 STOP_S = 10.0
 
 
-class NotListening(Exception):
+class NotListeningError(Exception):
     """The collector did not start; the message is what it said."""
 
 
@@ -27,7 +27,7 @@ def new_secret() -> str:
 
 
 class Process:
-    """A child that a ``with`` block ends."""
+    """A child that ends when it is closed."""
 
     def __init__(self, module: str, arguments: list[str], environment: dict[str, str]) -> None:
         # One thread each: two trainings, the collector and a browser share the machine.
@@ -36,10 +36,8 @@ class Process:
             [sys.executable, "-m", module, *arguments], env=environment, stdout=subprocess.PIPE, text=True
         )
 
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End it, politely first."""
         self._process.terminate()
         try:
             self._process.wait(STOP_S)
@@ -51,7 +49,7 @@ class Process:
 
 
 class Collector(Process):
-    """``gradcanary up`` with a webhook, ready to be used; raises NotListening."""
+    """``gradcanary up`` with a webhook, ready to be used; raises NotListeningError."""
 
     def __init__(self, folder: Path, port: int, webhook: str, secret: str) -> None:
         arguments = ["up", "--port", str(port), "--data", str(folder), "--webhook", webhook]
@@ -61,8 +59,8 @@ class Collector(Process):
         threading.Thread(target=self._read, args=(listening,), daemon=True).start()
         listening.wait(STARTUP_S)
         if not self.url:
-            self.__exit__()
-            raise NotListening(f"gradcanary up ended with status {self._process.returncode}")
+            self.close()
+            raise NotListeningError(f"gradcanary up ended with status {self._process.returncode}")
 
     def _read(self, listening: threading.Event) -> None:
         for line in self._process.stdout or ():
@@ -71,7 +69,7 @@ class Collector(Process):
                 listening.set()
         listening.set()
 
-    def read(self, path: str) -> Any:
+    def read(self, path: str) -> Any:  # noqa: ANN401 -- JSON
         """Return an answer of the read API."""
         with urllib.request.urlopen(f"{self.url}/api/v1{path}", timeout=30) as answer:  # noqa: S310 -- our own URL
             return json.load(answer)

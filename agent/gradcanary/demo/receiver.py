@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,20 +25,18 @@ class Message:
         return found
 
 
-@dataclass
 class Receiver:
     """Listens on a free port of this machine; ``refused`` counts bodies whose signature was wrong."""
 
-    secret: str
-    told: Callable[[Message], None]
-    messages: list[Message] = field(default_factory=list)
-    refused: int = 0
-
-    def __enter__(self) -> Receiver:
+    def __init__(self, secret: str, told: Callable[[Message], None]) -> None:
+        self.secret = secret
+        self.messages: list[Message] = []
+        self.refused = 0
+        self._told = told
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:  # noqa: N802 -- the name http.server calls
+            def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 self.send_response(204 if receiver.take(body, dict(self.headers.items())) else 401)
                 self.end_headers()
@@ -48,9 +46,9 @@ class Receiver:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Listen no more."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -70,5 +68,5 @@ class Receiver:
         lower = {name.lower(): value for name, value in headers.items()}
         message = Message(time.time(), lower["webhook-id"], json.loads(body))
         self.messages.append(message)
-        self.told(message)
+        self._told(message)
         return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,11 +77,18 @@ class Model(nn.Module):
 
     def __init__(self, width: int = WIDTH, correction: float = 0.0) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(LoraBlock(width, correction) for _ in range(BLOCKS)))
+        self.width = width
+        self.blocks = nn.ModuleList(LoraBlock(width, correction) for _ in range(BLOCKS))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [examples, width]."""
-        return self.blocks(x)  # type: ignore[no-any-return]  # nn.Module.__call__ is untyped
+        for block in self.lora_blocks():
+            x = block(x)
+        return x
+
+    def lora_blocks(self) -> list[LoraBlock]:
+        """Return the blocks in their order."""
+        return [block for block in self.blocks if isinstance(block, LoraBlock)]
 
 
 @dataclass(frozen=True)
@@ -96,19 +104,19 @@ class Job:
         """Return a job that does the same for the same seed."""
         torch.manual_seed(seed)
         model, teacher = Model(width), Model(width, correction=0.3)
-        for mine, other in zip(model.blocks, teacher.blocks, strict=True):
+        for mine, other in zip(model.lora_blocks(), teacher.lora_blocks(), strict=True):
             other.base.load_state_dict(mine.base.state_dict())
-        faulty = [model.blocks[block].lora_B.weight for block in FAULTY_BLOCKS]
+        faulty = [model.lora_blocks()[block].lora_B.weight for block in FAULTY_BLOCKS]
         known = set(map(id, faulty))
         others = [each for each in model.parameters() if each.requires_grad and id(each) not in known]
-        groups = [{"params": others}, {"params": faulty}]
+        groups: list[dict[str, Any]] = [{"params": others}, {"params": faulty}]
         return cls(model, teacher, torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=0.0))
 
     def accumulate(self) -> float:
         """Add up the gradients of one step, and return its loss."""
         total = 0.0
         for _ in range(MICRO_STEPS):
-            x = torch.randn(EXAMPLES, self.model.blocks[0].base.in_features)
+            x = torch.randn(EXAMPLES, self.model.width)
             with torch.no_grad():
                 wanted = self.teacher(x) + 0.3 * torch.randn_like(x)
             loss = (self.model(x) - wanted).square().sum(1).mean() / 32 / MICRO_STEPS
