@@ -36,6 +36,15 @@ class Process:
             [sys.executable, "-m", module, *arguments], env=environment, stdout=subprocess.PIPE, text=True
         )
 
+    @property
+    def status(self) -> int | None:
+        """The exit status, None while it runs."""
+        return self._process.poll()
+
+    def wait(self) -> int:
+        """Wait until it has ended, and return its exit status."""
+        return self._process.wait()
+
     def close(self) -> None:
         """End it, politely first."""
         self._process.terminate()
@@ -76,17 +85,9 @@ class Collector(Process):
 
 
 class Training(Process):
-    """One of the two trainings; ``status`` is its exit status."""
+    """One of the two trainings."""
 
     def __init__(self, name: str, url: str, faulty: bool) -> None:
         arguments = ["--run", name, *(["--fault"] if faulty else [])]
         super().__init__("gradcanary.demo.training", arguments, {"GRADCANARY_URL": url})
         self.name = name
-
-    @property
-    def status(self) -> int | None:
-        return self._process.returncode
-
-    def wait(self) -> None:
-        """Wait until it has ended."""
-        self._process.wait()
