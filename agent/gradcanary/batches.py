@@ -1,0 +1,102 @@
+"""From rows to a batch: cutting, columns, change records; pure."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from itertools import takewhile
+
+from gradcanary import wire
+from gradcanary.readings import Row, Series
+
+MAX_STEPS = 64
+BYTES_PER_VALUE = 4 * 4 / 3
+"""A float32 in base64."""
+
+_HEADROOM = 20_000
+"""Bytes of a batch that are no stat: its keys, steps and metrics."""
+
+
+def cut(rows: Sequence[Row], limits: wire.Limits, max_steps: int) -> int:
+    """Return how many of the first rows fit into one batch: at least one; all of one layer set."""
+    layer_set = rows[0].layer_set
+    alike = sum(1 for _ in takewhile(lambda row: row.layer_set is layer_set, rows[:max_steps]))
+    size, points = _HEADROOM, 0
+    for count, row in enumerate(rows[:alike]):
+        cells = sum(len(column.values) for column in row.columns.values())
+        # A block of some steps and all layers can be no larger than its cells; metrics take about 60 bytes each.
+        size += math.ceil(cells * BYTES_PER_VALUE + len(row.states or b"") * 4 / 3 + 60 * len(row.metrics))
+        points += cells
+        if count and (size > limits.max_body or points > limits.max_points):
+            return count
+    return alike
+
+
+def build(rows: Sequence[Row], every: int, stored: dict[int, str], dropped_steps: int) -> wire.Batch:
+    """Return the batch of rows of one layer set.
+
+    ``stored`` holds the accumulator dtype of each layer that the collector already knows; what differs is repeated.
+    """
+    sampled = [row for row in rows if row.states is not None]
+    return wire.Batch(
+        layer_set=rows[0].layer_set.id,
+        every=every,
+        steps=tuple(row.step for row in sampled),
+        times=wire.column("d", [row.time for row in sampled]),
+        micro_steps=tuple(min(row.micro_steps, 2**15 - 1) for row in sampled),
+        skipped=tuple(row.skipped for row in sampled),
+        clipped=tuple(row.clipped for row in sampled),
+        state=wire.column("B", b"".join(row.states or b"" for row in sampled)),
+        blocks=_blocks(sampled),
+        accumulators=_accumulators(stored_in(rows), stored),
+        metrics=_metrics(rows),
+        dropped_steps=dropped_steps,
+    )
+
+
+def stored_in(rows: Sequence[Row]) -> dict[int, str]:
+    """Return the last accumulator dtype of each layer that had a gradient in these rows."""
+    return {layer: dtype for row in rows for layer, dtype in enumerate(row.dtypes) if dtype is not None}
+
+
+def _blocks(rows: Sequence[Row]) -> tuple[wire.Block, ...]:
+    """Return one block per stat, phase and choice of layers."""
+    kinds: dict[tuple[str, str, tuple[int, ...] | None], list[tuple[int, array[float]]]] = {}
+    for row in rows:
+        for stat, column in row.columns.items():
+            kinds.setdefault((stat, column.phase, column.layers), []).append((row.step, column.values))
+    return tuple(
+        wire.Block(
+            stat=stat,
+            phase=phase,
+            steps=tuple(step for step, _ in values),
+            layers=layers,
+            values=wire.column("f", array("f", b"".join(column.tobytes() for _, column in values))),
+        )
+        for (stat, phase, layers), values in kinds.items()
+    )
+
+
+def _accumulators(present: dict[int, str], known: dict[int, str]) -> tuple[wire.Accumulator, ...]:
+    changed: dict[str, list[int]] = {}
+    for layer, dtype in present.items():
+        if known.get(layer) != dtype:
+            changed.setdefault(dtype, []).append(layer)
+    return tuple(
+        wire.Accumulator(layers=tuple(sorted(layers)), declared=None, stored=dtype, effective=None)
+        for dtype, layers in changed.items()
+    )
+
+
+def _metrics(rows: Sequence[Row]) -> tuple[wire.Metric, ...]:
+    series: dict[Series, list[tuple[int, float]]] = {}
+    for row in rows:
+        for key, step, value in row.metrics:
+            series.setdefault(key, []).append((step, value))
+    if rows:
+        series["agent_share", ()] = [(rows[-1].step, rows[-1].agent_share)]
+    return tuple(
+        wire.Metric(name, tags, tuple(step for step, _ in points), wire.column("d", [value for _, value in points]))
+        for (name, tags), points in series.items()
+    )

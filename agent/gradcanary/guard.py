@@ -1,0 +1,50 @@
+"""The wall between the agent and the training run: what fails in here is logged once, counted, and goes no further."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+log = logging.getLogger("gradcanary")
+
+
+class Guard:
+    """Counts what went wrong inside the agent; ``last`` is the most recent error."""
+
+    def __init__(self) -> None:
+        self.caught = 0
+        self.last: Exception | None = None
+        self._told: set[str] = set()
+
+    def catch(self, where: str, error: Exception) -> None:
+        """Count an error; log it with its stack the first time that it comes from ``where``."""
+        self.caught += 1
+        self.last = error
+        if where not in self._told:
+            self._told.add(where)
+            log.error("gradcanary: %s failed; the training goes on without it", where, exc_info=error)
+
+    def wrap(self, where: str, function: Callable[..., object]) -> Callable[..., None]:
+        """Return a hook that calls the function, returns None and never raises."""
+
+        @wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- torch's hooks take what they like
+            try:
+                function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 -- the one place: nothing of ours may reach the training loop
+                self.catch(where, error)
+
+        return guarded
+
+    def say(self, line: str) -> None:
+        """Print a line on stderr, once per session."""
+        if line in self._told:
+            return
+        self._told.add(line)
+        try:
+            print(f"gradcanary: {line}", file=sys.stderr, flush=True)  # noqa: T201 -- spoken to the person at the terminal
+        except Exception as error:  # noqa: BLE001 -- a closed stderr is no reason to stop a training
+            self.catch("stderr", error)

@@ -1,0 +1,210 @@
+"""Which parameters a watch follows, and what they are called."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from gradcanary import wire
+from gradcanary.settings import Settings
+
+Kind = TypeVar("Kind")
+
+_WRAPPERS = {
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
+    ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
+    ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
+    ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper"): "_checkpoint_wrapped_module",
+}
+"""Class (by module and name: importing FSDP takes a second) to the child that carries no meaning in a name."""
+
+_FRAMEWORKS = ("peft", "diffusers", "transformers", "lightning", "pytorch_lightning")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_MAX_LAYERS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """The layers of a session, in model order: the same index in all columns.
+
+    References are weak: a model that the user lets go of is freed, watched or not.
+    ``optimizers`` holds the position of the optimizer that steps each layer, None for one that nobody steps yet.
+    """
+
+    references: tuple[weakref.ref[nn.Parameter], ...]
+    optimizers: tuple[int | None, ...]
+    layer_set: wire.LayerSet
+    framework: str | None
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    def parameters(self) -> Iterator[nn.Parameter | None]:
+        """Yield the parameters, None for one that the training has let go of."""
+        return (reference() for reference in self.references)
+
+
+@dataclass(frozen=True)
+class _Place:
+    name: str
+    module_class: str | None
+
+
+def discover(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module | None, settings: Settings) -> Layers:
+    """Return the layers: all that the optimizers hold, and the trainable rest of the model.
+
+    Names are those of the model, else of ``param_groups[i]["param_names"]``, else of the modules that one pass over
+    the garbage collector's objects finds, else ``group0.1``.
+    """
+    grouped = _grouped(optimizers)
+    roots = [model] if model is not None else _roots(optimizers, grouped)
+    places = _places(roots)
+    named: dict[int, tuple[nn.Parameter, _Place]] = {}
+    for key, (parameter, place) in places.items():
+        if key in grouped or (model is not None and parameter.requires_grad):
+            named[key] = (parameter, place)
+    for key, (parameter, _, group, given) in grouped.items():
+        if key not in named or model is None:
+            module_class = named[key][1].module_class if key in named else None
+            name = given if given and not (key in named and _has_wrapper(given)) else None
+            name = name or (named[key][1].name if key in named else f"group{group}.{key_position(optimizers, key)}")
+            named[key] = (parameter, _Place(name, module_class))
+    return _layers(named, grouped, settings, _framework(roots))
+
+
+def key_position(optimizers: Sequence[torch.optim.Optimizer], key: int) -> int:
+    """Return the position of a parameter in its group: the only name of one that no module holds."""
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            if id(parameter) == key:
+                return position
+    return 0
+
+
+def living(kind: type[Kind]) -> list[Kind]:
+    """Return all objects of a kind. By type: ``isinstance`` asks the object, and raised on a dead proxy."""
+    return [found for found in gc.get_objects() if issubclass(type(found), kind)]
+
+
+def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:
+    """Yield name, parameter and class of the owner, in model order, without what wrappers add to the names."""
+    seen: set[int] = set()
+    left = [("", root)]
+    while left:
+        prefix, module = left.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        for name, parameter in module.named_parameters(recurse=False):
+            yield f"{prefix}{name}", parameter, type(module).__name__
+        hidden = _hidden_child(module)
+        for name, child in reversed(list(module.named_children())):
+            left.append((prefix if name == hidden else f"{prefix}{name}.", child))
+
+
+def _hidden_child(module: nn.Module) -> str | None:
+    for kind in type(module).__mro__:
+        if (child := _WRAPPERS.get((kind.__module__, kind.__name__))) is not None:
+            return child
+    return None
+
+
+def _has_wrapper(name: str) -> bool:
+    return any(part in _WRAPPERS.values() for part in name.split("."))
+
+
+def _grouped(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[nn.Parameter, int, int, str | None]]:
+    """Return per parameter id: parameter, optimizer, group (numbered over all optimizers), name in the group."""
+    grouped: dict[int, tuple[nn.Parameter, int, int, str | None]] = {}
+    number = 0
+    for position, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            names: Iterable[Any] = group.get("param_names") or [None] * len(group["params"])
+            for parameter, name in zip(group["params"], names, strict=False):
+                grouped.setdefault(id(parameter), (parameter, position, number, name))
+            number += 1
+    return grouped
+
+
+def _roots(optimizers: Sequence[torch.optim.Optimizer], grouped: dict[int, Any]) -> list[nn.Module]:
+    """Return the outermost modules that hold the parameters, the one with most of them first."""
+    names = [name for *_, name in grouped.values()]
+    if not optimizers or (all(names) and not any(map(_has_wrapper, names))):
+        return []
+    modules = living(nn.Module)
+    inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+    held = {id(module): _held(module, grouped) for module in modules if id(module) not in inner}
+    roots = [module for module in modules if held.get(id(module))]
+    return sorted(roots, key=lambda module: -held[id(module)])
+
+
+def _held(root: nn.Module, grouped: dict[int, Any]) -> int:
+    if "_modules" not in root.__dict__ or "_parameters" not in root.__dict__:
+        return 0  # a module whose __init__ has not run
+    return sum(id(parameter) in grouped for _, parameter, _ in named_parameters(root))
+
+
+def _places(roots: Iterable[nn.Module]) -> dict[int, tuple[nn.Parameter, _Place]]:
+    places: dict[int, tuple[nn.Parameter, _Place]] = {}
+    for root in roots:
+        for name, parameter, owner in named_parameters(root):
+            places.setdefault(id(parameter), (parameter, _Place(name, owner)))
+    return places
+
+
+def _layers(
+    named: dict[int, tuple[nn.Parameter, _Place]], grouped: dict[int, Any], settings: Settings, framework: str | None
+) -> Layers:
+    chosen = [(p, place) for p, place in named.values() if _is_wanted(p, place.name, settings)][:_MAX_LAYERS]
+    names = unique(place.name for _, place in chosen)
+    groups = [grouped.get(id(parameter), (None, None, None, None)) for parameter, _ in chosen]
+    layers = tuple(
+        wire.Layer(name, tuple(p.shape), p.numel(), dtype_name(p.dtype), group, place.module_class and place.module_class[:200])
+        for name, (p, place), (_, _, group, _) in zip(names, chosen, groups, strict=True)
+    )
+    return Layers(
+        references=tuple(weakref.ref(parameter) for parameter, _ in chosen),
+        optimizers=tuple(position for _, position, _, _ in groups),
+        layer_set=wire.LayerSet(wire.layer_set_id(layers), layers),
+        framework=framework,
+    )
+
+
+def _is_wanted(parameter: nn.Parameter, name: str, settings: Settings) -> bool:
+    if nn.parameter.is_lazy(parameter) or parameter.is_meta or parameter.numel() == 0:
+        return False
+    included = settings.include is None or settings.include.search(name) is not None
+    return included and (settings.exclude is None or settings.exclude.search(name) is None)
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Return names as the wire takes them: printable, at most 500 characters, equal ones with #2, #3."""
+    taken: set[str] = set()
+    result = []
+    for name in names:
+        plain = _UNPRINTABLE.sub("?", name)[: wire.MAX_NAME] or "?"
+        free, number = plain, 1
+        while free in taken:
+            number += 1
+            free = f"{plain[: wire.MAX_NAME - 8]}#{number}"
+        taken.add(free)
+        result.append(free)
+    return result
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype as the wire says it: ``bfloat16``, not ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _framework(roots: Iterable[nn.Module]) -> str | None:
+    owners = {kind.__module__.partition(".")[0] for root in roots for kind in type(root).__mro__}
+    return next((framework for framework in _FRAMEWORKS if framework in owners), None)

@@ -1,0 +1,71 @@
+"""The names a session goes by: run, launch, session, rank."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+MAX_RUN = 100
+MAX_ID = 64
+
+
+def run_name(script: str, date: str) -> str:
+    """Return ``<script>-<date>-<4 hex>`` for a run that was given no name."""
+    stem = Path(script).stem if script not in ("", "-c", "-m") else "python"
+    return f"{allowed(stem, MAX_RUN - 14)}-{date}-{secrets.token_hex(2)}"
+
+
+def allowed(name: str, longest: int = MAX_RUN) -> str:
+    """Return the name with all that a path of the collector does not take turned into ``-``."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:longest]
+    return re.sub(r"^\.", "-", plain) or "-"
+
+
+def launch_id(environ: Mapping[str, str], launcher_started: str) -> str:
+    """Return what all ranks of one start of a job agree on; random for a job that no launcher started.
+
+    ``launcher_started`` tells two starts of the same elastic job apart.
+    """
+    if given := environ.get("GRADCANARY_LAUNCH"):
+        return allowed(given, MAX_ID - 6)
+    if "SLURM_JOB_ID" in environ:
+        return _hashed(environ["SLURM_JOB_ID"], environ.get("SLURM_RESTART_COUNT", "0"))
+    if "TORCHELASTIC_RUN_ID" in environ:
+        keys = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+        return _hashed(*(environ.get(key, "") for key in keys), launcher_started)
+    return secrets.token_hex(8)
+
+
+def next_launch(launch: str) -> str:
+    """Return ``<id>.2`` after ``<id>``, ``<id>.3`` after ``<id>.2``."""
+    stem, dot, number = launch.rpartition(".")
+    return f"{stem}.{int(number) + 1}" if dot and number.isdigit() else f"{launch}.2"
+
+
+def started(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot; nothing where the system does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+    except (OSError, IndexError, UnicodeError):
+        return ""
+
+
+def rank(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Return rank and world size as launchers put them into the environment."""
+    numbers = (environ.get("RANK", "0"), environ.get("WORLD_SIZE", "1"))
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        return 0, 1
+    mine, world = int(numbers[0]), max(int(numbers[1]), 1)
+    return (mine, world) if mine < world else (0, 1)
+
+
+def session_id() -> str:
+    """Return a new random id; never from ``random``, whose state belongs to the training."""
+    return secrets.token_hex(8)
+
+
+def _hashed(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

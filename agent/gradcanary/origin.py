@@ -1,0 +1,43 @@
+"""Where the count of steps begins."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from gradcanary.records import Origin
+
+_LOOKED_AT = 8
+"""Parameters whose state is asked: they agree, but for those that have no gradient yet."""
+
+
+def origin_of(optimizer: torch.optim.Optimizer | None, given: int | None) -> Origin:
+    """Return the number of the first window.
+
+    What ``watch(step=)`` said; else what the optimizer counted (Adam and its family); else 0, and that is relative.
+    Reads the optimizer's counters: once, when the first window begins.
+    """
+    name = type(optimizer).__name__ if optimizer is not None else "unknown"
+    if given is not None:
+        return Origin(given, "given", late=False, optimizer=name)
+    counted = [] if optimizer is None else [_number(state["step"]) for state in _states(optimizer) if "step" in state]
+    if counted:
+        step = max(counted)
+        return Origin(step, "optimizer", late=step > 0, optimizer=name)
+    return Origin(0, "optimizer" if _counts(optimizer) else "relative", late=False, optimizer=name)
+
+
+def _states(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [state for state in itertools.islice(optimizer.state.values(), _LOOKED_AT) if isinstance(state, dict)]
+
+
+def _number(step: object) -> int:
+    return int(step) if isinstance(step, (int, float, torch.Tensor)) else 0
+
+
+def _counts(optimizer: torch.optim.Optimizer | None) -> bool:
+    """Say whether the optimizer is one that counts steps, and so has none behind it while its state is empty."""
+    kinds = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
+    return isinstance(optimizer, kinds) and not optimizer.state

@@ -1,0 +1,181 @@
+"""From tensors to numbers, on the sender thread: what a record says once its values are read."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gradcanary import wire
+from gradcanary.records import MEASURED, NONFINITE, SKIPPED_BY_SCALER, ZERO, Record, Sample, Wishes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradcanary.statistics import Numbers
+
+FLOAT32_MAX = 3.4028234663852886e38
+LOW = 1e-4
+"""An absmax under which the exact zeros of a layer are counted: the default of the rules' ``enter``."""
+
+CLIPPED_BELOW = 1 - 1e-5
+"""A ratio of norms under which a clip is meant; the same kernel measures both, so an untouched gradient gives 1."""
+
+COUNTED_AFTER_NONFINITE = 5
+"""Samples in which the non-finite elements of a layer are counted exactly, after it had one."""
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass
+class Column:
+    """One stat of a step: float32 values of all layers, or of some."""
+
+    phase: str
+    layers: tuple[int, ...] | None
+    values: array[float]
+
+
+@dataclass
+class Row:
+    """One closed window in numbers; ``states`` is None at steps that are not sampled."""
+
+    layer_set: wire.LayerSet
+    step: int
+    time: float
+    micro_steps: int
+    skipped: int
+    clipped: int
+    states: bytes | None
+    dtypes: tuple[str | None, ...]
+    agent_share: float
+    columns: dict[str, Column] = field(default_factory=dict)
+    metrics: list[tuple[Series, int, float]] = field(default_factory=list)
+
+
+class Reader:
+    """Reads the records of a session in their order, and knows what the next samples should count."""
+
+    def __init__(self, absmax_below: float | None) -> None:
+        self._low = max(LOW, absmax_below or 0.0)
+        self._skipped_total = 0
+        self._watched: dict[int, int] = {}
+        self.wishes = Wishes()
+
+    def read(self, record: Record) -> Row:
+        """Return the record's numbers; waits for its tensors."""
+        skipped = record.skipped
+        if not skipped and record.found_inf is not None and _number(record.found_inf) != 0:
+            skipped = SKIPPED_BY_SCALER
+        self._skipped_total += skipped > 0
+        row = Row(
+            layer_set=record.layers.layer_set,
+            step=record.step,
+            time=record.time,
+            micro_steps=record.micro_steps,
+            skipped=skipped,
+            clipped=0,
+            states=None,
+            dtypes=(),
+            agent_share=record.agent_share,
+        )
+        row.metrics += [((name, ()), record.step, value) for name, value in self._own_metrics(record)]
+        if record.sample is not None:
+            self._read_sample(record, record.sample, row)
+        row.metrics += [
+            ((logged.name, logged.tags), record.step if logged.step is None else logged.step, _number(logged.value))
+            for logged in record.logged
+        ]
+        return row
+
+    def _own_metrics(self, record: Record) -> Iterator[tuple[str, float]]:
+        scale = _number(record.loss_scale) if record.loss_scale is not None else 1.0
+        said = any(logged.name == "loss" and not logged.tags and logged.step in (None, record.step) for logged in record.logged)
+        if record.losses and not said:
+            yield "loss", sum(map(_number, record.losses)) / (scale or 1.0)
+        yield from ((f"lr{group}", _number(rate)) for group, rate in enumerate(record.lr))
+        if record.sample is None:
+            return
+        if record.step_time_s is not None:
+            yield "step_time_s", record.step_time_s
+        if record.loss_scale is not None:
+            yield "scaler_scale", scale
+        if self._skipped_total or record.loss_scale is not None:
+            yield "skipped_total", float(self._skipped_total)
+
+    def _read_sample(self, record: Record, sample: Sample, row: Row) -> None:
+        from gradcanary.statistics import read
+
+        numbers = read(sample.measured)
+        scale = _scale(sample.scale)
+        states = bytearray(sample.states)
+        absmax, norm = (array("f", [math.nan]) * len(states) for _ in range(2))
+        bad: dict[int, float] = {}
+        for layer, largest in numbers.absmax.items():
+            if not math.isfinite(largest):
+                states[layer] = NONFINITE
+                bad[layer] = numbers.nonfinite.get(layer) or 1.0
+                continue
+            if largest == 0:
+                states[layer] = ZERO
+            absmax[layer] = value = min(largest / scale, FLOAT32_MAX)
+            norm[layer] = _norm(numbers.norm[layer] / scale, value)
+        row.states, row.dtypes = bytes(states), sample.dtypes
+        row.columns["absmax"] = Column(sample.phase, None, absmax)
+        row.columns["norm"] = Column(sample.phase, None, norm)
+        self._add_counts(row, numbers, sample.phase, bad)
+        self._add_clip(record, numbers, scale, row)
+        self.wishes = self._next_wishes(absmax, norm, states, row.layer_set)
+
+    def _add_counts(self, row: Row, numbers: Numbers, phase: str, bad: dict[int, float]) -> None:
+        layers = row.layer_set.layers
+        fractions = {i: count / layers[i].local_numel for i, count in numbers.zeros.items()}
+        for stat, values in (("zero_fraction", fractions), ("nonfinite", bad)):
+            if values:
+                row.columns[stat] = Column(phase, tuple(sorted(values)), array("f", [values[i] for i in sorted(values)]))
+        self._watched = {layer: left - 1 for layer, left in self._watched.items() if left > 1}
+        self._watched.update(dict.fromkeys(bad, COUNTED_AFTER_NONFINITE))
+
+    def _add_clip(self, record: Record, numbers: Numbers, scale: float, row: Row) -> None:
+        """Add total norm and clip factor: of gradients before the clip, so never from a sample in the step hook."""
+        phase = row.columns["absmax"].phase
+        norms = [value / scale for value in numbers.norm.values()]
+        if phase == "post_clip" or not norms or not all(map(math.isfinite, norms)):
+            return
+        row.metrics.append((("total_norm", ()), record.step, math.sqrt(math.fsum(value * value for value in norms))))
+        probe = record.probe
+        before = numbers.norm.get(probe.layer, 0.0) / scale if probe is not None else 0.0
+        if probe is None or before == 0.0:
+            return
+        factor = _number(probe.norm) / _scale(probe.scale) / before
+        if factor < CLIPPED_BELOW:
+            row.clipped = 1
+        if factor <= 1 + 1e-3:
+            row.metrics.append((("clip_factor", ()), record.step, min(factor, 1.0)))
+
+    def _next_wishes(
+        self, absmax: array[float], norm: array[float], states: bytearray, layer_set: wire.LayerSet
+    ) -> Wishes:
+        measured = [layer for layer, state in enumerate(states) if state == MEASURED]
+        strength = {i: norm[i] / math.sqrt(layer_set.layers[i].local_numel) for i in measured}
+        return Wishes(
+            zeros=frozenset(i for i, state in enumerate(states) if state == ZERO or absmax[i] < self._low),
+            nonfinite=frozenset(self._watched),
+            probe=max(strength, key=strength.__getitem__, default=None),
+        )
+
+
+def _norm(norm: float, absmax: float) -> float:
+    """Return an L2 that float32 may have lost: at least the absmax where it underflowed, finite where it overflowed."""
+    return max(min(norm, FLOAT32_MAX), absmax)
+
+
+def _scale(scale: Tensor | None) -> float:
+    value = 1.0 if scale is None else _number(scale)
+    return value if math.isfinite(value) and value > 0 else 1.0
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value)

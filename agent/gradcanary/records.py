@@ -1,0 +1,88 @@
+"""What the training thread hands to the sender: tensors and plain numbers of one window, nothing read yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gradcanary import wire
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradcanary.layers import Layers
+    from gradcanary.statistics import Measured
+
+MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.STATES))
+"""Values of the state plane."""
+
+NOT_SKIPPED, SKIPPED_BY_SCALER, SKIPPED_BY_LOOP = range(3)
+
+
+@dataclass
+class Sample:
+    """The layers of a window, measured once. ``scale`` is the loss scale that the gradients carried then."""
+
+    phase: str
+    states: bytearray
+    dtypes: tuple[str | None, ...]
+    measured: Measured
+    scale: Tensor | None
+
+
+@dataclass
+class Probe:
+    """The norm of one layer's gradient at the step, to compare with its sample: the ratio is the clip factor."""
+
+    layer: int
+    norm: Tensor
+    scale: Tensor | None
+
+
+@dataclass
+class Logged:
+    """A number for a step that is not of the windows' own step where ``step`` is given."""
+
+    name: str
+    tags: tuple[tuple[str, str], ...]
+    step: int | None
+    value: float | Tensor
+
+
+@dataclass
+class Record:
+    """One closed window; ``sample`` is None at steps that are not sampled."""
+
+    layers: Layers
+    step: int
+    time: float
+    micro_steps: int
+    skipped: int
+    sample: Sample | None
+    probe: Probe | None
+    found_inf: Tensor | None
+    losses: list[Tensor]
+    loss_scale: Tensor | None
+    lr: tuple[float | Tensor, ...]
+    step_time_s: float | None
+    agent_share: float
+    logged: list[Logged] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a session began; ``source`` as in the wire's ``step_source``."""
+
+    first_step: int
+    source: str
+    late: bool
+    optimizer: str
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the sender, who sees the numbers, asks the training thread to measure next, by layer index."""
+
+    zeros: frozenset[int] = frozenset()
+    nonfinite: frozenset[int] = frozenset()
+    probe: int | None = None

@@ -1,0 +1,42 @@
+"""Where the training thread leaves its records for the sender: bounded, without a lock, never waited for."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+CAPACITY_BYTES = 64 * 2**20
+
+
+class Ring(Generic[Item]):
+    """One thread puts, another takes. A full ring drops what is put and counts it."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.dropped = 0
+        self._items: deque[Item] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: Item) -> bool:
+        """Store an item and return whether there was room."""
+        if len(self._items) >= self.capacity:
+            self.dropped += 1
+            return False
+        self._items.append(item)
+        return True
+
+    def take(self) -> Item | None:
+        """Return the oldest item, None when there is none."""
+        try:
+            return self._items.popleft()
+        except IndexError:
+            return None
+
+
+def capacity_for(layers: int) -> int:
+    """Return how many steps of so many layers fit: 8 to 4096; 16 bytes per layer and step is what a sample takes."""
+    return max(8, min(4096, CAPACITY_BYTES // (16 * max(layers, 1))))

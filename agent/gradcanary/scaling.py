@@ -1,0 +1,66 @@
+"""What is known of loss scaling: the scale that gradients carry, and whether a GradScaler skipped a step.
+
+Everything is a device tensor or an identity; no value is read. GradScaler's fields are private to torch, so a missing
+one means "not known", never an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradcanary.layers import living
+
+
+class Scaling:
+    """The GradScaler of one optimizer, found once among the living objects."""
+
+    def __init__(self) -> None:
+        self._found: list[weakref.ref[Any]] | None = None
+        self._mine: weakref.ref[Any] | None = None
+
+    def search(self) -> None:
+        """Look for scalers; the first call costs a pass over all objects, later ones nothing."""
+        if self._found is None:
+            self._found = [weakref.ref(scaler) for scaler in living(_kind())]
+
+    def learn(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember the scaler that is stepping this optimizer right now."""
+        for scaler in self._living():
+            if id(optimizer) in getattr(scaler, "_per_optimizer_states", {}):
+                self._mine = weakref.ref(scaler)
+
+    def scale(self) -> Tensor | None:
+        """Return a copy of the present scale: the one that the last backward pass was scaled with."""
+        scale = getattr(self._current(), "_scale", None)
+        return scale.detach().clone() if isinstance(scale, Tensor) else None
+
+    def round(self) -> object:
+        """Return an object that is another one after each ``GradScaler.update()``; None without a scaler."""
+        return getattr(self._current(), "_per_optimizer_states", None)
+
+    def at_step(self, optimizer: torch.optim.Optimizer) -> tuple[Tensor | None, Tensor | None]:
+        """Return the scale that gradients still carry in the step of a fused optimizer, and its ``found_inf``."""
+        if self._current() is None:
+            return None, None
+        scale, found = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        return scale if isinstance(scale, Tensor) else None, found if isinstance(found, Tensor) else None
+
+    def _current(self) -> Any:  # noqa: ANN401 -- three classes over the versions of torch
+        mine = self._mine() if self._mine is not None else None
+        if mine is not None:
+            return mine
+        used = [scaler for scaler in self._living() if getattr(scaler, "_scale", None) is not None]
+        return used[0] if len(used) == 1 else None
+
+    def _living(self) -> list[Any]:
+        return [scaler for reference in self._found or () if (scaler := reference()) is not None]
+
+
+def _kind() -> type[Any]:
+    """Return the class of all GradScalers: torch.amp's since 2.3, where torch.cuda.amp's is a subclass of it."""
+    kind: type[Any] = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+    return kind

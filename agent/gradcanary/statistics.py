@@ -1,0 +1,116 @@
+"""What is measured of a set of gradients: a few kernels on the training thread, and numbers read from them later.
+
+Nothing here waits for a value: :func:`measure` returns tensors, :func:`read` (on the sender thread) turns them into
+numbers. Two functions of tensors, no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Measured:
+    """Tensors that hold the statistics of some layers: per device and dtype one of [3, layers]: norm, -min, max.
+
+    ``counted`` holds per layer, where asked for, the number of exact zeros or of non-finite elements.
+    """
+
+    columns: list[tuple[list[int], Tensor]] = field(default_factory=list)
+    zeros: list[tuple[list[int], Tensor]] = field(default_factory=list)
+    nonfinite: list[tuple[list[int], Tensor]] = field(default_factory=list)
+
+
+@dataclass
+class Numbers:
+    """The numbers of a sample, by layer index; as stored in the accumulator, before any correction for a loss scale."""
+
+    absmax: dict[int, float] = field(default_factory=dict)
+    norm: dict[int, float] = field(default_factory=dict)
+    zeros: dict[int, float] = field(default_factory=dict)
+    nonfinite: dict[int, float] = field(default_factory=dict)
+
+
+def readable(gradient: Tensor) -> bool:
+    """Say whether a gradient can be measured here: a plain dense tensor (a shard of a DTensor is another thing)."""
+    return type(gradient) is Tensor and gradient.layout is torch.strided and gradient.numel() > 0
+
+
+def measure(
+    gradients: dict[int, Tensor], count_zeros: Sequence[int] = (), count_nonfinite: Sequence[int] = ()
+) -> Measured:
+    """Launch the kernels for readable gradients by layer index; the tensors of the result are new ones."""
+    measured = Measured()
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for layer, gradient in gradients.items():
+        groups.setdefault((gradient.device, gradient.dtype), []).append(layer)
+    with torch.no_grad():
+        for layers in groups.values():
+            values = [_real(gradients[layer]) for layer in layers]
+            measured.columns.append((layers, _columns(values)))
+        for layers in _by_device(gradients, count_zeros):
+            counts = [torch.count_nonzero(gradients[layer]) for layer in layers]
+            sizes = [gradients[layer].numel() for layer in layers]
+            measured.zeros.append((layers, torch.tensor(sizes).to(counts[0].device) - torch.stack(counts)))
+        for layers in _by_device(gradients, count_nonfinite):
+            counts = [(~torch.isfinite(gradients[layer])).sum() for layer in layers]
+            measured.nonfinite.append((layers, torch.stack(counts)))
+    return measured
+
+
+def read(measured: Measured) -> Numbers:
+    """Return the numbers; this waits for the device."""
+    numbers = Numbers()
+    for layers, columns in measured.columns:
+        norms, minus_min, maxima = columns.tolist()
+        numbers.norm.update(zip(layers, norms, strict=True))
+        # max() of Python would lose a NaN in its second argument: a NaN minimum comes with a NaN maximum.
+        numbers.absmax.update(zip(layers, map(max, minus_min, maxima), strict=True))
+    for target, counted in ((numbers.zeros, measured.zeros), (numbers.nonfinite, measured.nonfinite)):
+        for layers, counts in counted:
+            target.update(zip(layers, counts.tolist(), strict=True))
+    return numbers
+
+
+def norm_of(gradient: Tensor) -> Tensor:
+    """Return the L2 norm of one gradient by the same kernel as :func:`measure`, so that equal inputs give equal norms."""
+    with torch.no_grad():
+        return _norms([_real(gradient)])[0]
+
+
+def _columns(values: list[Tensor]) -> Tensor:
+    if values[0].device.type == "cpu":
+        bounds = [torch.aminmax(value) for value in values]  # the inf-norm takes 16 times as long on a CPU
+        lows, highs = torch.stack([low for low, _ in bounds]), torch.stack([high for _, high in bounds])
+    else:
+        highs = torch.stack(torch._foreach_norm(values, float("inf")))  # noqa: SLF001 -- torch's own optimizers use it
+        lows = -highs
+    return torch.stack([torch.stack(_norms(values)), -lows.to(torch.float32), highs.to(torch.float32)])
+
+
+def _norms(values: list[Tensor]) -> list[Tensor]:
+    if values[0].dtype in _LOW_PRECISION or values[0].dtype is torch.float64:
+        return [torch.linalg.vector_norm(value, dtype=_norm_dtype(value)).to(torch.float32) for value in values]
+    return list(torch._foreach_norm(values, 2))  # noqa: SLF001 -- torch's own optimizers use it
+
+
+def _norm_dtype(value: Tensor) -> torch.dtype:
+    return torch.float64 if value.dtype is torch.float64 else torch.float32
+
+
+def _real(gradient: Tensor) -> Tensor:
+    return torch.view_as_real(gradient.detach()) if gradient.is_complex() else gradient.detach()
+
+
+def _by_device(gradients: dict[int, Tensor], wanted: Sequence[int]) -> list[list[int]]:
+    devices: dict[torch.device, list[int]] = {}
+    for layer in wanted:
+        if layer in gradients:
+            devices.setdefault(gradients[layer].device, []).append(layer)
+    return list(devices.values())

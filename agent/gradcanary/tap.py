@@ -1,0 +1,70 @@
+"""Where a loss can be seen without code in the loop: what ``backward()`` is called on.
+
+``torch.autograd.backward`` is the one function that ``Tensor.backward`` and direct calls go through. While somebody
+listens it is replaced by a function that tells the listeners first; when the last one leaves, the original is put back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Listener = Callable[[list[Tensor]], None]
+
+_listeners: tuple[Listener, ...] = ()
+_original: Callable[..., Any] | None = None
+_installed: Callable[..., Any] | None = None
+_lock = threading.Lock()
+
+
+def listen(listener: Listener) -> None:
+    """Call the listener with the single-element roots of each outermost backward pass, before it runs."""
+    global _listeners, _original, _installed
+    with _lock:
+        _listeners = (*_listeners, listener)
+        if _installed is None:
+            _original = torch.autograd.backward
+            _installed = _tapped(_original)
+            torch.autograd.backward = _installed
+
+
+def leave(listener: Listener) -> None:
+    """Stop calling the listener; the last one to leave restores ``torch.autograd.backward``."""
+    global _listeners, _original, _installed
+    with _lock:
+        _listeners = tuple(other for other in _listeners if other != listener)
+        # Where somebody else wrapped our function meanwhile, theirs stays, and ours in it only passes calls on.
+        if not _listeners and _installed is not None and torch.autograd.backward is _installed:
+            torch.autograd.backward = _original
+            _original = _installed = None
+
+
+def _tapped(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- torch's own signature, passed on as it is
+        if _listeners and _is_outermost():
+            roots = _single_elements(args[0] if args else kwargs.get("tensors"))
+            for listener in _listeners:
+                listener(roots)
+        return original(*args, **kwargs)
+
+    return backward
+
+
+def _is_outermost() -> bool:
+    """Reentrant checkpointing calls backward from inside a backward; those roots are no losses."""
+    task = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001 -- asked for politely: it may be absent
+    return task is None or bool(task() == -1)
+
+
+def _single_elements(tensors: object) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        tensors = (tensors,)
+    if not isinstance(tensors, (tuple, list)):
+        return []  # an iterator must reach torch unread
+    return [root for root in tensors if isinstance(root, Tensor) and root.numel() == 1 and root.is_floating_point()]

@@ -1,0 +1,72 @@
+"""The micro-steps of one optimizer step, counted, and whether gradients were cleared since the last one."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from gradcanary.records import Probe, Sample
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SAME, TOUCHED, NEW = range(3)
+
+
+class Window:
+    """What is known of the present window; ``counts`` holds per layer how often it accumulated."""
+
+    def __init__(self, layers: int) -> None:
+        self.counts = [0] * layers
+        self.passes = 0
+        self.begun = False
+        self.stepping = False
+        self.stepped = False
+        self.scaler_round: object = None
+        self.sample: Sample | None = None
+        self.probe: Probe | None = None
+        self.found_inf: Tensor | None = None
+        self.losses: list[Tensor] = []
+        self.loss_scale: Tensor | None = None
+        self.lr: tuple[float | Tensor, ...] = ()
+        self.step_time_s: float | None = None
+        self.consumed: set[int] = set()
+
+    @property
+    def micro_steps(self) -> int:
+        """Return K: passes through the layer that had most (a checkpointed block may take several engine passes)."""
+        return max(self.counts, default=0)
+
+    def restart(self) -> None:
+        """Forget the passes so far: a closure clears the gradients inside the step."""
+        self.counts[:] = [0] * len(self.counts)
+        self.passes = 0
+        self.losses = []
+        self.sample = None
+
+
+class Sentinel:
+    """One gradient that tells what happened to all of them between two backward passes, without reading it.
+
+    ``.grad`` is another tensor once it was set to None; its version rises by one with each write in place.
+    """
+
+    def __init__(self) -> None:
+        self.layer: int | None = None
+        self._gradient: weakref.ref[Tensor] | None = None
+        self._version = 0
+
+    def mark(self, layer: int, gradient: Tensor | None) -> None:
+        """Remember the gradient as it is now."""
+        self.layer = layer
+        self._gradient = None if gradient is None else weakref.ref(gradient)
+        self._version = 0 if gradient is None else gradient._version  # noqa: SLF001 -- documented only by its name
+
+    def change(self, gradient: Tensor | None, writes: int = 0) -> int:
+        """Return SAME, TOUCHED or NEW; ``writes`` are those that are accounted for."""
+        if self._gradient is None or gradient is None or self._gradient() is not gradient:
+            # With create_graph=True each accumulation makes a new tensor.
+            return SAME if gradient is not None and gradient.grad_fn is not None else NEW
+        if gradient._is_view():  # noqa: SLF001 -- views of a bucket share one version
+            return SAME
+        return SAME if gradient._version == self._version + writes else TOUCHED  # noqa: SLF001 -- as above
