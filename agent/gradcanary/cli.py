@@ -93,6 +93,7 @@ def _up(arguments: argparse.Namespace) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     import platformdirs
     import uvicorn
+
     from gradcanary_dashboard.app import mount
     from gradcanary_server.app import create_app
     from gradcanary_server.errors import CollectorError

@@ -19,8 +19,8 @@ def has_callbacks() -> bool:
     try:
         with torch.inference_mode(False), torch.enable_grad():
             tried = torch.zeros((), device="cpu", requires_grad=True)
-            tried.register_post_accumulate_grad_hook(queue)
-            tried.backward()
+            tried.register_post_accumulate_grad_hook(queue)  # type: ignore[no-untyped-call]  # untyped in torch
+            tried.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         return len(called) == 2 and called[0] >= 0
     except Exception:  # noqa: BLE001 -- whatever a version of torch does here, the answer is no
         return False
@@ -31,6 +31,6 @@ def current_pass() -> int:
     return int(torch._C._current_graph_task_id())  # noqa: SLF001 -- tried by has_callbacks
 
 
-def at_end(callback: Callable[[], object]) -> None:
+def at_end(callback: Callable[[], None]) -> None:
     """Call the callback when the present backward pass has ended, after callbacks that were queued before."""
     Variable._execution_engine.queue_callback(callback)  # noqa: SLF001 -- tried by has_callbacks

@@ -22,7 +22,7 @@ Optimizer = torch.optim.Optimizer
 class Hooks:
     """Finds the optimizers that a watch follows and leads what torch calls to its observer.
 
-    The step hooks are global: they also fire for optimizers that were made earlier, for subclasses, and inside wrappers.
+    The step hooks are global: they also fire for optimizers made earlier, for subclasses, and inside wrappers.
     """
 
     def __init__(self, observer: Observer, settings: Settings, guard: Guard) -> None:
@@ -70,6 +70,10 @@ class Hooks:
     def follows(self, optimizer: Optimizer) -> bool:
         """Say whether the optimizer is one of this watch."""
         return any(reference() is optimizer for reference in self._optimizers)
+
+    def watches(self, model: nn.Module) -> bool:
+        """Say whether the model is the one that this watch was given."""
+        return self._model() is model
 
     def _main(self) -> Optimizer | None:
         return max(self.optimizers(), key=_elements, default=None)
@@ -126,7 +130,7 @@ class Hooks:
                 frozen.append(layer)
             else:
                 counter = self.observer.counter(layer)
-                self._counters.append(parameter.register_post_accumulate_grad_hook(counter))
+                self._counters.append(parameter.register_post_accumulate_grad_hook(counter))  # type: ignore[no-untyped-call]  # untyped in torch
         self._unhooked = frozen
 
     def _uncount(self) -> None:

@@ -67,10 +67,11 @@ def discover(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module | Non
     grouped = _grouped(optimizers)
     roots = [model] if model is not None else _roots(optimizers, grouped)
     places = _places(roots)
-    named: dict[int, tuple[nn.Parameter, _Place]] = {}
-    for key, (parameter, place) in places.items():
-        if key in grouped or (model is not None and parameter.requires_grad):
-            named[key] = (parameter, place)
+    named = {
+        key: (parameter, place)
+        for key, (parameter, place) in places.items()
+        if key in grouped or (model is not None and parameter.requires_grad)
+    }
     for key, (parameter, _, group, given) in grouped.items():
         if key not in named or model is None:
             module_class = named[key][1].module_class if key in named else None
@@ -167,7 +168,9 @@ def _layers(
     names = unique(place.name for _, place in chosen)
     groups = [grouped.get(id(parameter), (None, None, None, None)) for parameter, _ in chosen]
     layers = tuple(
-        wire.Layer(name, tuple(p.shape), p.numel(), dtype_name(p.dtype), group, place.module_class and place.module_class[:200])
+        wire.Layer(
+            name, tuple(p.shape), p.numel(), dtype_name(p.dtype), group, place.module_class and place.module_class[:200]
+        )
         for name, (p, place), (_, _, group, _) in zip(names, chosen, groups, strict=True)
     )
     return Layers(

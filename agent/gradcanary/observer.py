@@ -32,7 +32,6 @@ from gradcanary.settings import Settings
 from gradcanary.statistics import norm_of, readable
 from gradcanary.window import NEW, TOUCHED, Sentinel, Window
 
-
 _ROOTS_BEFORE_LAYERS = 64
 """Losses kept while no optimizer has stepped yet: as many micro-steps as the first window has, hardly more."""
 
@@ -145,6 +144,11 @@ class Observer:
         """Hand over the last window if it had its step."""
         if self._window.stepped:
             self._close_window()
+
+    def share(self) -> float:
+        """Return the part of the time since the first window that the agent's hooks took, the counters left out."""
+        elapsed = 0.0 if self._since is None else time.perf_counter() - self._since
+        return self._spent_s / elapsed if elapsed > 0 else 0.0
 
     # -- backward passes -----------------------------------------------------------------------------------------
 
@@ -267,7 +271,7 @@ class Observer:
             loss_scale=window.loss_scale,
             lr=window.lr,
             step_time_s=window.step_time_s,
-            agent_share=self._share(),
+            agent_share=self.share(),
             logged=logged,
         )
 
@@ -316,11 +320,6 @@ class Observer:
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         return (group for optimizer in self.optimizers() for group in optimizer.param_groups)
-
-    def _share(self) -> float:
-        """Return the part of the time since the first window that the agent's hooks took, the counters left out."""
-        elapsed = 0.0 if self._since is None else time.perf_counter() - self._since
-        return self._spent_s / elapsed if elapsed > 0 else 0.0
 
 
 def _copied(number: float | Tensor) -> float | Tensor:

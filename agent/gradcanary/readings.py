@@ -92,7 +92,9 @@ class Reader:
 
     def _own_metrics(self, record: Record) -> Iterator[tuple[str, float]]:
         scale = _number(record.loss_scale) if record.loss_scale is not None else 1.0
-        said = any(logged.name == "loss" and not logged.tags and logged.step in (None, record.step) for logged in record.logged)
+        said = any(
+            logged.name == "loss" and not logged.tags and logged.step in (None, record.step) for logged in record.logged
+        )
         if record.losses and not said:
             yield "loss", sum(map(_number, record.losses)) / (scale or 1.0)
         yield from ((f"lr{group}", _number(rate)) for group, rate in enumerate(record.lr))
@@ -134,7 +136,9 @@ class Reader:
         fractions = {i: count / layers[i].local_numel for i, count in numbers.zeros.items()}
         for stat, values in (("zero_fraction", fractions), ("nonfinite", bad)):
             if values:
-                row.columns[stat] = Column(phase, tuple(sorted(values)), array("f", [values[i] for i in sorted(values)]))
+                row.columns[stat] = Column(
+                    phase, tuple(sorted(values)), array("f", [values[i] for i in sorted(values)])
+                )
         self._watched = {layer: left - 1 for layer, left in self._watched.items() if left > 1}
         self._watched.update(dict.fromkeys(bad, COUNTED_AFTER_NONFINITE))
 

@@ -53,7 +53,8 @@ def take_sample(
 
 def is_capturing() -> bool:
     """Say whether a CUDA graph is being recorded: our kernels must not become part of it."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # untyped in torch
+    return is_used and torch.cuda.is_current_stream_capturing()
 
 
 def _idle(parameter: nn.Parameter | None, earlier: int) -> int:

@@ -15,7 +15,7 @@ INTERVALS = (1, 10, 100, 1000)
 
 @dataclass(frozen=True)
 class Settings:
-    """Checked settings; ``every`` is "auto" or the sampling interval in steps, ``include`` and ``exclude`` search layer names."""
+    """Checked settings; ``every`` is "auto" or an interval in steps, ``include`` and ``exclude`` search layer names."""
 
     url: str
     run: str | None

@@ -79,7 +79,7 @@ def read(measured: Measured) -> Numbers:
 
 
 def norm_of(gradient: Tensor) -> Tensor:
-    """Return the L2 norm of one gradient by the same kernel as :func:`measure`, so that equal inputs give equal norms."""
+    """Return the L2 norm of one gradient by the kernel of :func:`measure`: equal inputs give equal norms."""
     with torch.no_grad():
         return _norms([_real(gradient)])[0]
 

@@ -40,7 +40,7 @@ def leave(listener: Listener) -> None:
         _listeners = tuple(other for other in _listeners if other != listener)
         # Where somebody else wrapped our function meanwhile, theirs stays, and ours in it only passes calls on.
         if not _listeners and _installed is not None and torch.autograd.backward is _installed:
-            torch.autograd.backward = _original
+            torch.autograd.backward = _original  # type: ignore[assignment]  # what it was before
             _original = _installed = None
 
 

@@ -1,0 +1,87 @@
+"""What a session says of itself, as it comes to be known: at first hardly anything, then the layers."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from gradcanary import wire
+from gradcanary.observer import Observer
+from gradcanary.version import __version__
+
+INTERVAL_S = 15.0
+"""Between two heartbeats."""
+
+
+class Greeting:
+    """Knows what a hello would say now and what the collector was told already."""
+
+    def __init__(
+        self, launch: str, rank: int, world_size: int, facts: tuple[wire.Fact, ...], observer: Observer
+    ) -> None:
+        self._launch, self._rank, self._world_size, self._facts = launch, rank, world_size, facts
+        self._settings = observer.settings
+        self._sets: dict[str, wire.LayerSet] = {}
+        self._framework: str | None = None
+        self._first_step: int | None = None
+        self._step_source: str | None = None
+        self._optimizer: str | None = None
+        self._late: bool | None = None
+        self._said: wire.Hello | None = None
+        self.was_said = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the first window has begun and the layers are known."""
+        return bool(self._sets) and self._first_step is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the collector does not know what we know."""
+        return self._said is None or self.hello() != self._said
+
+    def learn(self, observer: Observer, layer_set: wire.LayerSet | None) -> None:
+        """Take over what the training thread has found out."""
+        origin, layers = observer.origin, observer.layers
+        if origin is not None and self._first_step is None:
+            self._first_step, self._step_source, self._optimizer = origin.first_step, origin.source, origin.optimizer
+        if origin is not None and self._late is None:
+            self._late = origin.late
+        if layers is not None:
+            self._framework = self._framework or layers.framework
+        if layer_set is not None:
+            self._sets.setdefault(layer_set.id, layer_set)
+
+    def hello(self) -> wire.Hello:
+        """Return the hello of now."""
+        return wire.Hello(
+            protocol=wire.PROTOCOL,
+            launch=self._launch,
+            rank=self._rank,
+            world_size=self._world_size,
+            sharded=False if self._sets else None,
+            first_step=self._first_step,
+            step_source=self._step_source,
+            late=bool(self._late),
+            agent=__version__,
+            python=platform.python_version(),
+            torch=str(torch.__version__),
+            framework=self._framework,
+            optimizer=self._optimizer,
+            interval_s=INTERVAL_S,
+            absmax_below=self._settings.absmax_below,
+            norm_below=self._settings.norm_below,
+            layer_sets=tuple(self._sets.values()),
+            facts=self._facts,
+        )
+
+    def said(self) -> None:
+        """Note that the collector has it; whether the watch came late cannot be said differently from now on."""
+        self._said = self.hello()
+        self._late = self._said.late
+        self.was_said = True
+
+    def forgotten(self) -> None:
+        """Note that the collector does not know the session (any more): everything is said again."""
+        self._said = None

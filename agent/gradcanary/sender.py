@@ -1,0 +1,234 @@
+"""The agent's one thread: reads the records of the training thread, sends them, and hears of incidents.
+
+The training never waits for it. Nothing here raises; what the collector refuses is counted and set aside, what it
+cannot take now is sent again later, byte for byte.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from gradcanary import wire
+from gradcanary.greeting import INTERVAL_S, Greeting
+from gradcanary.guard import Guard
+from gradcanary.observer import Observer
+from gradcanary.outbox import Outbox, Parcel
+from gradcanary.readings import Reader
+from gradcanary.records import Record
+from gradcanary.ring import Ring
+from gradcanary.transport import Answer, Transport, UnreachableError
+
+FLUSH_S = 0.5
+ORIGIN_WAIT_S = 2.0
+"""How long the first hello waits for the first window, which knows more."""
+
+RETRY_S = (1.0, 60.0)
+LIMITS = wire.Limits(max_body=4 * 2**20, max_points=2_000_000, max_layers=20_000)
+"""Until the collector has told its own."""
+
+Alerted = Callable[[wire.Brief], None]
+
+
+class Sender:
+    """Sends a session: hello, batches, heartbeats, end."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        ring: Ring[Record],
+        transport: Transport,
+        greeting: Greeting,
+        guard: Guard,
+        on_alert: Alerted | None,
+        *,
+        is_silent: bool,
+    ) -> None:
+        self.incidents: tuple[wire.Brief, ...] = ()
+        self._observer, self._ring, self._transport = observer, ring, transport
+        self._greeting, self._guard, self._on_alert = greeting, guard, on_alert
+        self._is_silent = is_silent
+        self._reader = Reader(observer.settings.absmax_below)
+        self._outbox = Outbox(observer.settings.interval)
+        self._limits = LIMITS
+        self._told: dict[int, str] = {}
+        self._end: wire.End | None = None
+        self._is_over = False
+        self._step: int | None = None
+        self._forgiven: int | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._beat_at = time.monotonic() + INTERVAL_S
+        self._began = time.monotonic()
+        # An own generator: the global one belongs to the training.
+        self._random = random.Random()  # noqa: S311 -- jitter
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gradcanary-sender", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def stop(self, end: wire.End, timeout_s: float) -> bool:
+        """Send what is left and the end, for so long at most; tell whether all of it went out."""
+        self._end = end
+        self._retry_at = 0.0
+        self._stopping.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive() and self._outbox.is_empty
+
+    def _run(self) -> None:
+        while not self._stopping.wait(FLUSH_S):
+            self._guarded(self._round)
+        self._guarded(self._finish)
+        self._transport.close()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 -- a thread that dies would be a silent end of the monitoring
+            self._guard.catch("the sender", error)
+
+    def _round(self) -> None:
+        self._read_records()
+        if self._is_over or time.monotonic() < self._retry_at:
+            return
+        self._flush()
+        if time.monotonic() >= max(self._beat_at, self._retry_at):
+            self._beat()
+
+    def _finish(self) -> None:
+        self._read_records()
+        if not self._is_over:
+            self._flush()
+        if not self._is_over and self._outbox.is_empty and self._end is not None and self._greet():
+            body = wire.dump(wire.End(self._end.state, self._step, self._end.error))
+            self._request("POST", "/end", body)
+
+    def _read_records(self) -> None:
+        while (record := self._ring.take()) is not None:
+            try:
+                row = self._reader.read(record)
+            except Exception as error:  # noqa: BLE001 -- one bad step must not hold up the others
+                self._guard.catch("reading a step", error)
+                self._outbox.lost += 1
+                continue
+            self._observer.wishes = self._reader.wishes
+            self._step = row.step
+            self._greeting.learn(self._observer, row.layer_set)
+            if not self._is_silent:
+                self._outbox.add(row)
+
+    def _flush(self) -> None:
+        if not self._greet():
+            return
+        while (parcel := self._outbox.next(self._limits, self._ring.dropped)) is not None:
+            if not self._greet() or not self._deliver(parcel):
+                return
+
+    def _greet(self) -> bool:
+        """Say hello where the collector does not know yet what we know; tell whether it does now."""
+        greeting = self._greeting
+        greeting.learn(self._observer, None)
+        is_early = not greeting.is_complete and time.monotonic() - self._began < ORIGIN_WAIT_S
+        if not greeting.is_due or (is_early and self._end is None):
+            return greeting.was_said
+        answer = self._request("PUT", "", wire.dump(greeting.hello()), compress=True)
+        if answer is not None and answer.status == 200:
+            greeting.said()
+            return True
+        if answer is not None and answer.status in (400, 409, 413, 415, 422):
+            self._guard.say(f"the collector refuses this session: {answer.message}. Nothing is sent.")
+            self._is_over = True
+        return False
+
+    def _deliver(self, parcel: Parcel) -> bool:
+        """Send a batch; tell whether the next one may follow."""
+        answer = self._request("POST", f"/batches/{parcel.seq}", parcel.body)
+        if answer is None:
+            return False
+        if answer.status == 200:
+            self._outbox.taken()
+            self._forgiven = None
+        elif answer.status == 404 or answer.code == "unknown_layer_set":
+            return self._greet_again(parcel)
+        elif answer.status == 413:
+            if not self._outbox.halve():
+                self._guard.say("a step was too large for the collector and is lost")
+        else:
+            self._guard.say(f"the collector refused a batch, which is lost ({answer.status}: {answer.message})")
+            self._outbox.set_aside()
+        return not self._is_over
+
+    def _greet_again(self, parcel: Parcel) -> bool:
+        """Say hello to a collector that does not know us; once per batch, so that we do not go round in circles."""
+        self._greeting.forgotten()
+        if self._forgiven == parcel.seq:
+            self._retry_later(None)
+            return False
+        self._forgiven = parcel.seq
+        return self._greet()
+
+    def _beat(self) -> None:
+        self._beat_at = time.monotonic() + INTERVAL_S
+        if not self._greeting.was_said:
+            return
+        share = self._observer.share()
+        body = wire.dump(wire.Heartbeat(self._step, 0, self._ring.dropped + self._outbox.lost, share))
+        answer = self._request("POST", "/heartbeat", body)
+        if answer is not None and answer.status == 404:
+            self._greeting.forgotten()
+
+    def _request(self, method: str, path: str, body: bytes, *, compress: bool = False) -> Answer | None:
+        """Return an answer that settles the request, None where it has to be made again later."""
+        try:
+            answer = self._transport.send(method, path, body, compress=compress)
+        except UnreachableError as error:
+            self._guard.say(
+                f"no collector at {self._observer.settings.url} ({error}); the training goes on, still trying"
+            )
+            self._retry_later(None)
+            return None
+        if answer.status == 200:
+            self._hear(answer)
+        elif answer.status == 410:
+            self._guard.say("this run was deleted in the collector; nothing more is sent")
+            self._is_over = True
+        elif answer.status in (401, 403):
+            self._guard.say("the collector refuses our token: set GRADCANARY_TOKEN, or watch(token=)")
+            self._retry_later(RETRY_S[1])
+            return None
+        elif answer.status == 426:
+            self._guard.say(f"the collector is too old or too new for this agent: {answer.message}")
+            self._retry_later(RETRY_S[1])
+            return None
+        elif answer.status in (408, 429) or answer.status >= 500:
+            self._retry_later(answer.retry_after_s)
+            return None
+        return answer
+
+    def _hear(self, answer: Answer) -> None:
+        try:
+            reply = wire.load_reply(answer.body)
+        except (ValueError, KeyError, TypeError) as error:
+            self._guard.catch("reading a reply", error)
+            return
+        self._failures = 0
+        self._limits = reply.limits
+        self.incidents = reply.incidents
+        for brief in reply.incidents:
+            if self._told.get(brief.id) != brief.severity:
+                self._told[brief.id] = brief.severity
+                self._alert(brief)
+
+    def _alert(self, brief: wire.Brief) -> None:
+        if self._on_alert is not None:
+            self._guard.wrap("on_alert", self._on_alert)(brief)
+
+    def _retry_later(self, wish_s: float | None) -> None:
+        low, high = RETRY_S
+        wait_s = min(low * 2.0**self._failures, high) if wish_s is None else min(max(wish_s, low), high)
+        self._failures = min(self._failures + 1, 10)
+        self._retry_at = time.monotonic() + wait_s * self._random.uniform(1.0, 1.25)

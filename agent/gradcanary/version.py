@@ -1,0 +1,3 @@
+"""The version of the agent, as it tells it to the collector."""
+
+__version__ = "0.1.0"

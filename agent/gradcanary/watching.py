@@ -1,0 +1,266 @@
+"""``watch()``: the one call a training makes, and what it gets back."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from gradcanary import naming, wire
+from gradcanary.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+Alert = wire.Brief
+
+RESERVED = re.compile(
+    r"lr\d+|step_time_s|scaler_scale|total_norm|clip_factor|peak_memory_bytes|skipped_total|agent_share"
+)
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+MAX_METRIC_NAME = 200
+
+_lock = threading.Lock()
+_open: list[Watch] = []
+_last_launch: dict[str, str] = {}
+_unnamed_run: str | None = None
+
+
+def watch(
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    run: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    every: int | Literal["auto"] = "auto",
+    budget: float = 0.01,
+    include: str | None = None,
+    exclude: str | None = None,
+    absmax_below: float | None = None,
+    norm_below: float | None = None,
+    step: int | None = None,
+    on_alert: Callable[[Alert], None] | None = None,
+) -> Watch:
+    """Watch the gradients of a training from now on, and return the handle of it.
+
+    Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
+    before they exist. Each setting can also be given as ``GRADCANARY_<NAME>``; arguments come first. ``every`` is the
+    sampling interval in steps (1, 10, 100, 1000 or "auto"); ``budget`` the share of the step time that "auto" may
+    take; ``include`` and ``exclude`` are regular expressions over layer names; ``absmax_below`` and ``norm_below``
+    are thresholds that alert at their word; ``step`` is the number of the next step where the job was resumed.
+
+    A second call for the same optimizer returns the first watch. Raises TypeError or ValueError on wrong arguments,
+    and nothing else, now or later.
+    """
+    _check(model, optimizer, budget, on_alert)
+    settings = Settings.resolve(
+        os.environ,
+        url=url,
+        run=run,
+        token=token,
+        every=None if every == "auto" else every,
+        include=include,
+        exclude=exclude,
+        absmax_below=absmax_below,
+        norm_below=norm_below,
+        step=step,
+    )
+    with _lock:
+        for earlier in _open:
+            if earlier.serves(model, optimizer):
+                return earlier
+            if model is None and optimizer is None:
+                earlier.close()
+            else:
+                earlier.yield_to_next()
+        return Watch(settings, model, optimizer, on_alert)
+
+
+class Watch:
+    """A training being watched. Nothing raises but wrong arguments; closing it leaves no trace in the process."""
+
+    run: str
+    url: str
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+        on_alert: Callable[[Alert], None] | None,
+    ) -> None:
+        from gradcanary.session import Session
+
+        self.run = _run_of(settings)
+        self.url = f"{settings.url}/runs/{self.run}"
+        self._is_named = model is not None or optimizer is not None
+        self._is_closed = False
+        self._pid = os.getpid()
+        self._session = Session(settings, self.run, _launch_of(self.run), model, optimizer, on_alert)
+        _open.append(self)
+        atexit.register(self._at_exit)
+
+    @property
+    def incidents(self) -> tuple[Alert, ...]:
+        """The incidents of the run that were open when the collector last answered."""
+        return self._session.sender.incidents
+
+    def log(
+        self,
+        *,
+        loss: object = None,
+        lr: object = None,
+        step: int | None = None,
+        tags: Mapping[str, str] | None = None,
+        **metrics: object,
+    ) -> None:
+        """Store numbers of your own beside the gradients, for the present step or a given one.
+
+        Numbers or tensors of one element (read later, by another thread); ``tags`` tell series of one name apart.
+        A loss given here replaces the one that was captured. Raises TypeError or ValueError on wrong arguments.
+        """
+        values = {"loss": loss, "lr0": lr, **metrics}
+        labels = _tags(tags)
+        number = _step(step)
+        for name, value in values.items():
+            if value is None:
+                continue
+            _check_name(name, is_own=name in ("loss", "lr0"))
+            self._session.log(name, labels, number, _number(name, value))
+
+    def pause(self) -> None:
+        """Look away until the next optimizer step: an evaluation that runs backward, for example."""
+        self._session.observer.paused = True
+
+    def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:
+        """End the watch: send what is left, for ``timeout_s`` at most, and leave no hook or thread behind."""
+        if state not in ("finished", "crashed"):
+            raise ValueError(f"close(state={state!r}): it must be 'finished' or 'crashed'")
+        self._close(state, None, timeout_s)
+
+    def __enter__(self) -> Watch:  # noqa: PYI034 -- typing.Self came with Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _stack: TracebackType | None
+    ) -> None:
+        self._close("finished" if error is None else "crashed", error, 5.0)
+
+    def serves(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
+        """Tell whether a new ``watch()`` with these arguments means this watch."""
+        if optimizer is not None or model is not None:
+            return self._session.covers(model, optimizer)
+        # A cell of a notebook that runs again begins a new launch; elsewhere a second watch() is the first.
+        return not (_is_notebook() and self._session.has_stepped)
+
+    def yield_to_next(self) -> None:
+        """End because another model or optimizer is watched from now on."""
+        self._session.guard.say(
+            "a new watch() for another model or optimizer ends the earlier one; "
+            "watch() without arguments follows all optimizers of a process"
+        )
+        self.close()
+
+    def _at_exit(self) -> None:
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if hasattr(sys, "ps1") or _is_notebook():
+            error = None  # the last error of an interactive session did not end it
+        self._close("finished" if error is None else "crashed", error, 5.0)
+
+    def _close(self, state: str, error: BaseException | None, timeout_s: float) -> None:
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        atexit.unregister(self._at_exit)
+        if self in _open:
+            _open.remove(self)
+        self._session.close(wire.End(state, None, _told(error)), timeout_s)
+
+
+def _check(model: object, optimizer: object, budget: float, on_alert: Callable[[Alert], None] | None) -> None:
+    import torch
+
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise TypeError(f"watch(model=) is a {type(model).__name__}: it must be a torch.nn.Module")
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise TypeError(f"watch(optimizer=) is a {type(optimizer).__name__}: it must be a torch optimizer")
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget <= 1:
+        raise ValueError(f"watch(budget={budget!r}): it must be a share of the step time above 0, at most 1")
+    if on_alert is not None and not callable(on_alert):
+        raise TypeError(f"watch(on_alert=) is a {type(on_alert).__name__}: it must be callable")
+
+
+def _run_of(settings: Settings) -> str:
+    """Return the name of the run; one that nobody named keeps its name as long as the process lives."""
+    global _unnamed_run
+    if settings.run is None:
+        _unnamed_run = _unnamed_run or naming.run_name(sys.argv[0] if sys.argv else "", time.strftime("%Y%m%d"))
+        return _unnamed_run
+    name = naming.allowed(settings.run)
+    if name != settings.run:
+        print(f"gradcanary: the run is called {name!r}: a name has letters, digits, '.', '_' and '-'", file=sys.stderr)  # noqa: T201 -- said once, where the name was given
+    return name
+
+
+def _launch_of(run: str) -> str:
+    """Return the launch: the launcher's for the first watch of a run, the next one for each later watch."""
+    before = _last_launch.get(run)
+    launch = (
+        naming.launch_id(os.environ, naming.started(os.getppid())) if before is None else naming.next_launch(before)
+    )
+    _last_launch[run] = launch
+    return launch
+
+
+def _is_notebook() -> bool:
+    return hasattr(sys.modules.get("__main__"), "get_ipython") or "ipykernel" in sys.modules
+
+
+def _told(error: BaseException | None) -> str | None:
+    return None if error is None else _UNPRINTABLE.sub(" ", f"{type(error).__name__}: {error}")[:1000]
+
+
+def _check_name(name: str, *, is_own: bool) -> None:
+    if not is_own and RESERVED.fullmatch(name):
+        raise ValueError(f"log({name}=): this name is taken by what gradcanary measures itself")
+    if len(name) > MAX_METRIC_NAME or _UNPRINTABLE.search(name):
+        raise ValueError(f"log({name[:50]!r}=): a name has at most {MAX_METRIC_NAME} printable characters")
+
+
+def _number(name: str, value: object) -> Any:  # noqa: ANN401 -- a float, or a tensor that the sender reads
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise ValueError(f"log({name}=) is a tensor of shape {tuple(value.shape)}: it must have one element")
+        return value.detach().clone()
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"log({name}=) is a {type(value).__name__}: it must be a number or a tensor of one element")
+    return float(value)
+
+
+def _tags(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    pairs = tuple(sorted((tags or {}).items()))
+    for key, value in pairs:
+        if not (isinstance(key, str) and isinstance(value, str) and key):
+            raise TypeError(f"log(tags=) holds {key!r}: {value!r}; both must be texts")
+        if max(len(key), len(value)) > MAX_METRIC_NAME or _UNPRINTABLE.search(key + value):
+            raise ValueError(
+                f"log(tags=): {key[:50]!r} and its value have at most {MAX_METRIC_NAME} printable characters"
+            )
+    return pairs
+
+
+def _step(step: int | None) -> int | None:
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31):
+        raise ValueError(f"log(step={step!r}): it must be a whole number of steps, 0 or more")
+    return step
