@@ -1,0 +1,88 @@
+"""A training that uses what could give an agent away, and ends with a digest of everything it left behind.
+
+Run as a script: ``identical_training.py MODE URL`` with the modes bare, watched, and sabotaged, in which the agent
+draws one random number.
+"""
+
+import hashlib
+import random
+import sys
+
+import torch
+from torch import nn
+
+STEPS, MICRO_STEPS, WIDTH = 200, 8, 32
+
+
+class Lora(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(requires_grad=False)
+        self.lora_A = nn.Linear(WIDTH, 4, bias=False)
+        self.lora_B = nn.Linear(4, WIDTH, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.base(x) + self.lora_B(self.lora_A(self.dropout(x))))
+
+
+def train() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(Lora(), Lora(), Lora())
+    trainable = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=1e-3)
+    for _ in range(STEPS):
+        for _ in range(MICRO_STEPS):
+            x = torch.randn(8, WIDTH)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = (model(x) - x.roll(1, 1)).square().mean() / MICRO_STEPS
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(trainable, 0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Return a hash of parameters, optimizer state and both random generators."""
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        found.update(name.encode() + tensor.numpy().tobytes())
+    for key, state in sorted(optimizer.state_dict()["state"].items()):
+        for name, tensor in sorted(state.items()):
+            found.update(f"{key}{name}".encode() + tensor.numpy().tobytes())
+    found.update(torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode())
+    return found.hexdigest()
+
+
+def sabotage() -> None:
+    """Let the agent draw one random number per sample."""
+    from gradcanary import observer
+
+    honest = observer.take_sample
+
+    def drawing(*args: object, **kwargs: object) -> object:
+        torch.rand(1)
+        return honest(*args, **kwargs)
+
+    observer.take_sample = drawing
+
+
+def main(mode: str, url: str) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    random.seed(0)
+    if mode == "bare":
+        print(digest(*train()))
+        return
+    import gradcanary
+
+    if mode == "sabotaged":
+        sabotage()
+    with gradcanary.watch(run=f"identical-{mode}", url=url):
+        found = digest(*train())
+    print(found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
