@@ -47,6 +47,19 @@ class Baselines:
         wider.block[:width, :length] = self.block
         return wider
 
+    def levels(self, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return log10 of the baselines of these layers, NaN = none yet."""
+        return self.level[columns].astype(np.float64)
+
+    def absmax(self, layer: int) -> float | None:
+        """Return the baseline of a layer as an absmax, None while it has none."""
+        level = float(self.level[layer])
+        return None if np.isnan(level) else 10.0**level
+
+    def forget(self, columns: NDArray[np.int64]) -> None:
+        """Forget everything of these layers."""
+        self.level[columns], self.block[columns], self.filled[columns] = np.nan, 0, 0
+
     def drop_blocks(self) -> None:
         """Begin every block anew, as a launch does; the levels stay."""
         self.filled[:] = 0
@@ -59,25 +72,33 @@ def observe(
     levels: NDArray[np.float64],
     observations: NDArray[np.int64],
     every: int,
-) -> NDArray[np.bool_]:
-    """Add one observation of some layers, in log10, and tell whose baseline rose.
+) -> int:
+    """Add one observation of the layers at ``columns`` (int64[L]) and return how many baselines rose.
 
-    ``columns`` int64[k], ``levels`` float64[k] (-inf = exact zero), ``observations`` int64[k] is how many make a block.
-    Blocks do not overlap; one is closed by its last observation and its median becomes the baseline if it is higher.
+    ``levels`` float64[L] is log10: -inf = exact zero, NaN = nothing was seen, which is no observation.
+    ``observations`` int64[L] is how many make a block. Blocks do not overlap; one is closed by its last observation,
+    and its median becomes the baseline if it is higher.
     """
-    milli = np.clip(np.round(levels * 1000), LOWEST, -LOWEST).astype(np.int16)
+    seen = ~np.isnan(levels)
+    if not seen.all():
+        columns, levels, observations = columns[seen], levels[seen], observations[seen]
     filled = baselines.filled[columns]
-    baselines.block[columns, filled] = milli
+    baselines.block[columns, filled] = np.clip(np.round(levels * 1000), LOWEST, -LOWEST).astype(np.int16)
     filled = filled + 1
     needed = np.minimum(observations, COARSE_OBSERVATIONS) if every >= COARSE_EVERY else observations
     full = filled >= needed
-    rose = np.zeros(len(columns), np.bool_)
-    for length in np.unique(filled[full]):
-        closing = np.flatnonzero(full & (filled == length))
-        median = (np.median(baselines.block[columns[closing], :length], axis=1) / 1000).astype(np.float32)
-        known = baselines.level[columns[closing]]
-        rose[closing] = np.isnan(known) | (median > known)
-        baselines.level[columns[closing]] = np.fmax(known, median)
-        baselines.block[columns[closing]] = 0
     baselines.filled[columns] = np.where(full, 0, filled)
-    return rose
+    closing = ((columns[full & (filled == length)], int(length)) for length in np.unique(filled[full]))
+    return sum(_close(baselines, layers, length) for layers, length in closing)
+
+
+def _close(baselines: Baselines, layers: NDArray[np.int64], length: int) -> int:
+    """Take the medians of these layers' blocks of so many observations; return how many baselines rose."""
+    median = np.median(baselines.block[layers, :length], axis=1)
+    baselines.block[layers] = 0
+    # What was exactly zero at its best has nothing to fall from: else zeros would be an infinite fall under zero.
+    median = np.where(median > LOWEST, median / 1000, np.nan).astype(np.float32)
+    known = baselines.level[layers]
+    rose = (median > known) | (np.isnan(known) & ~np.isnan(median))
+    baselines.level[layers] = np.fmax(known, median)
+    return int(rose.sum())

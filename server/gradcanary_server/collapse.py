@@ -72,19 +72,21 @@ def by_threshold(moment: Moment, view: LayerRules, launch: Launch) -> Votes:
     norm_below = launch.norm_below or 0.0
     under = (moment.absmax < absmax_below) | (moment.norm < norm_below)
     over = (moment.absmax > absmax_below * ratio) & ~(moment.norm <= norm_below * ratio)
-    given = moment.seen & ((absmax_below > 0) | (norm_below > 0))
+    # A rule that was switched off for a layer is the narrower word.
+    given = view.enabled & moment.seen & ((absmax_below > 0) | (norm_below > 0))
     return ((under & given).astype(np.int8) - (over & given)).astype(np.int8)
 
 
 def sibling_quartiles(moment: Moment, view: LayerRules) -> Floats:
-    """Return the upper quartile of each low layer's siblings, NaN where it has too few or is not low."""
+    """Return the upper quartile of each low layer's siblings, NaN where too few were seen or none is low."""
     quartiles = np.full(len(moment.absmax), np.nan)
     low = moment.seen & (moment.absmax < view.enter)
     for family in view.families:
-        if not low[family].any():
+        if not low[family.members].any():
             continue
-        seen = family[moment.seen[family]]
-        if len(seen) >= min(4, len(family)):
+        seen = family.members[moment.seen[family.members]]
+        if len(seen) >= family.least:
+            # A value that some layer has, not one between two: where three of four are low, that is how they are.
             quartiles[seen] = np.quantile(moment.absmax[seen], 0.75, method="lower")
     return quartiles
 

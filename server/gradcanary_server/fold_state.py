@@ -115,11 +115,10 @@ class FoldState:
         collapse = _state(self.scores, COLLAPSE, layer, float(self.resolve_after[layer]))
         nonfinite = _state(self.scores, slice(NONFINITE, NONFINITE + 1), layer, float(self.resolve_after[layer]))
         found = {"collapse": collapse, "nonfinite": nonfinite}
-        level = float(self.baselines.level[layer])
         return Verdict(
             rules={rule: state for rule, state in found.items() if state is not None},
             low=bool(self.low[layer]),
-            baseline=None if np.isnan(level) else 10.0**level,
+            baseline=self.baselines.absmax(layer),
         )
 
     def low_count(self) -> int:

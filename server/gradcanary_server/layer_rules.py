@@ -6,12 +6,13 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server.observations import Launch, LayerFacts
+from gradcanary_server.observations import LayerFacts
 from gradcanary_server.rules import Collapse, Rules
 
 _DIGITS = re.compile(r"\d+")
@@ -20,13 +21,20 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
+class Family(NamedTuple):
+    """Siblings: ``members`` int64[k] are positions in the launch, ``least`` is how many of them must be seen."""
+
+    members: NDArray[np.int64]
+    least: int
+
+
 @dataclass(frozen=True)
 class LayerRules:
     """Each array belongs to the launch's layers, in their order.
 
     ``columns`` int64[L] are their layer numbers, ``shapes`` uint32[L] a checksum of their shapes; ``enter_level`` and
     ``exit_level`` are log10; ``by_fall``, ``by_siblings``, ``by_threshold`` tell which evidence counts where;
-    ``families`` are the siblings, as positions.
+    ``families`` are the siblings.
     """
 
     columns: NDArray[np.int64]
@@ -43,7 +51,7 @@ class LayerRules:
     siblings: Floats
     fire_after: NDArray[np.float32]
     resolve_after: NDArray[np.float32]
-    families: tuple[NDArray[np.int64], ...]
+    families: tuple[Family, ...]
 
     @property
     def enter_level(self) -> Floats:
@@ -52,9 +60,9 @@ class LayerRules:
 
 
 @lru_cache(maxsize=256)
-def compile_rules(launch: Launch, rules: Rules) -> LayerRules:
+def compile_rules(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
     """Return what holds for each layer of a launch."""
-    mine = [rules.collapse_of(layer.name) for layer in launch.layers]
+    mine = [rules.collapse_of(layer.name) for layer in layers]
 
     def floats(attribute: str) -> Floats:
         return np.array([getattr(rule, attribute) for rule in mine], np.float64)
@@ -63,8 +71,8 @@ def compile_rules(launch: Launch, rules: Rules) -> LayerRules:
         return np.array([rule.enabled and evidence in rule.evidence for rule in mine], np.bool_)
 
     return LayerRules(
-        columns=np.array([layer.number for layer in launch.layers], np.int64),
-        shapes=np.array([crc32(repr(layer.shape).encode()) for layer in launch.layers], np.uint32),
+        columns=np.array([layer.number for layer in layers], np.int64),
+        shapes=np.array([crc32(repr(layer.shape).encode()) for layer in layers], np.uint32),
         enter=floats("enter"),
         exit=floats("exit"),
         by_fall=uses("fall"),
@@ -77,16 +85,17 @@ def compile_rules(launch: Launch, rules: Rules) -> LayerRules:
         siblings=floats("siblings_decades"),
         fire_after=floats("fire_after_steps").astype(np.float32),
         resolve_after=floats("resolve_after_steps").astype(np.float32),
-        families=_families(launch.layers, mine),
+        families=_families(layers, mine),
     )
 
 
-def _families(layers: tuple[LayerFacts, ...], mine: list[Collapse]) -> tuple[NDArray[np.int64], ...]:
-    """Return the positions of layers with the same name but for numbers, the same module class and shape."""
+def _families(layers: tuple[LayerFacts, ...], mine: list[Collapse]) -> tuple[Family, ...]:
+    """Return the layers with the same name but for numbers, the same module class and shape."""
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for position, layer in enumerate(layers):
         found[_DIGITS.sub("#", layer.name), layer.module_class, layer.shape].append(position)
-    families = (np.array(positions, np.int64) for positions in found.values())
-    return tuple(
-        family for family in families if len(family) >= min(mine[position].siblings_min for position in family)
+    families = (
+        Family(np.array(positions, np.int64), min(mine[position].siblings_min for position in positions))
+        for positions in found.values()
     )
+    return tuple(family for family in families if len(family.members) >= family.least)

@@ -15,6 +15,7 @@ from gradcanary_server.pace import Pace
 from gradcanary_server.rules import EVIDENCE, Collapse, Grace, LayerRule, Nonfinite, Rules, ScaleDrop
 
 VERSION = 1
+MAX_OBSERVATIONS = 1_000
 
 Section = TypeVar("Section", Collapse, ScaleDrop, Nonfinite, Grace, Pace)
 
@@ -29,12 +30,14 @@ class _Mapping(dict[str, Any]):
 
 
 class _Loader(yaml.SafeLoader):
-    """Builds plain data, without YAML 1.1's readings of dates or of ``1e-5`` as text."""
+    """Builds plain data that knows its lines; ``1e-5`` is a number, which YAML 1.1 reads as text."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> _Mapping:
     found = _Mapping(node.start_mark.line + 1)
     for key_node, value_node in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key is a word", key_node.start_mark)
         key = loader.construct_object(key_node, deep=True)
         if key in found:
             raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", key_node.start_mark)
@@ -57,7 +60,7 @@ def load(path: Path) -> Rules:
         content = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506 -- a SafeLoader with line numbers
     except OSError as error:
         raise RulesError(f"--rules {path} cannot be read: {error.strerror}.") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:  # a ValueError: no UTF-8, the 30th of February, 5,000 digits
         raise RulesError(f"{path} is not YAML: {error}") from error
     return _Reader(path).rules(content)
 
@@ -104,8 +107,9 @@ class _Reader:
         given = self._keys(parent.get(name, {}), _line(parent, name), tuple(allowed), name)
         values: dict[str, Any] = {key: self._value(given, key, value, allowed[key]) for key, value in given.items()}
         section = replace(default, **values)
-        if isinstance(section, Collapse) and section.exit < section.enter:
-            raise self._error(_line(parent, name), "exit", section.exit, f"at least enter, {section.enter:g}")
+        for key, value, is_possible, allowed_value in _limits(section):
+            if not is_possible:
+                raise self._error(given.lines.get(key, given.line), key, value, allowed_value)
         return section
 
     def _value(self, given: _Mapping, key: str, value: object, default: object) -> object:
@@ -147,3 +151,25 @@ class _Reader:
 
 def _line(mapping: _Mapping, key: str) -> int:
     return mapping.lines.get(key, mapping.line)
+
+
+def _limits(section: Section) -> list[tuple[str, float, bool, str]]:
+    """Return what a section's numbers promise each other: key, value, whether it holds, and what is allowed."""
+    match section:
+        case Collapse(enter=enter, exit=leave, baseline_observations=observations):
+            # Each observation of an open block is remembered, per layer.
+            return [
+                ("exit", leave, leave >= enter, f"at least enter, {enter:g}"),
+                (
+                    "baseline_observations",
+                    observations,
+                    observations <= MAX_OBSERVATIONS,
+                    f"at most {MAX_OBSERVATIONS}",
+                ),
+            ]
+        case Grace(steps=steps, max_steps=longest):
+            return [("max_steps", longest, longest >= steps, f"at least steps, {steps}")]
+        case Pace(growth=growth):
+            return [("growth", growth, growth > 1, "a number over 1")]
+        case _:
+            return []

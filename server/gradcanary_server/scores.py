@@ -71,16 +71,17 @@ class Cast:
     resolve_after: NDArray[np.float32]
 
 
-def count(scores: Scores, track: int, cast: Cast) -> None:
-    """Move the scores of a track by one observation.
+def count(scores: Scores, track: int, cast: Cast) -> bool:
+    """Move the scores of a track by one observation; tell whether any began or ceased to fire.
 
     1. Not firing: clip(score + weight * vote, 0, fire_after); a -1 counts half, a weight is at most 4.
     2. At fire_after it fires and becomes resolve_after.
     3. Firing: clip(score + weight * vote, 0, resolve_after), a weight is at most 20; at 0 it resolves.
     """
-    before, firing = scores.score[track, cast.columns], scores.firing[track, cast.columns]
-    if not (cast.votes > 0).any() and not (before > 0).any():
-        return
+    before = scores.score[track, cast.columns]
+    if not before.any() and not (cast.votes > 0).any():
+        return False
+    firing = scores.firing[track, cast.columns]
     idle = np.where(cast.votes < 0, 0.5, 1.0) * min(cast.every, MAX_WEIGHT_IDLE)
     weights = np.where(firing, min(cast.every, MAX_WEIGHT_FIRING), idle)
     ceiling = np.where(firing, cast.resolve_after, cast.fire_after)
@@ -92,3 +93,4 @@ def count(scores: Scores, track: int, cast: Cast) -> None:
     scores.since[track, cast.columns] = np.where(after > 0, since, NEVER)
     scores.score[track, cast.columns] = np.where(fires, cast.resolve_after, after)
     scores.firing[track, cast.columns] = (firing | fires) & ~resolves
+    return bool((fires | resolves).any())

@@ -1,0 +1,153 @@
+"""What began or ended between two looks at the scores, as changes with the numbers behind them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server.fold_state import (
+    FALL,
+    LATE,
+    NONFINITE,
+    NONFINITE_LOSS,
+    SCALE_DROP,
+    SIBLINGS,
+    THRESHOLD,
+    FoldState,
+)
+from gradcanary_server.moment import Floats
+from gradcanary_server.observations import Change, Evidence, Severity
+
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""In rising order; the fold counts with their indices, and -1 is none."""
+
+INFORMATION, _, CRITICAL = range(len(SEVERITIES))
+NOTHING = -1
+
+EVIDENCE: dict[int, tuple[Evidence, Severity]] = {
+    LATE: ("late", "information"),
+    SIBLINGS: ("siblings", "warning"),
+    THRESHOLD: ("threshold", "critical"),
+    FALL: ("fall", "critical"),
+}
+"""What each track of collapse shows and how bad that is, in rising order; of equals the last one speaks."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The severities of what fires, as indices into SEVERITIES: per rule int8[N] of layers, and of the whole run."""
+
+    layers: dict[str, NDArray[np.int8]]
+    run: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What was seen at a step: ``absmax`` and ``siblings`` (the upper quartile of each layer's) belong to the layers at
+    ``columns``, NaN = unknown; ``common`` is the decades that all layers fell.
+    """
+
+    step: int
+    columns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    absmax: Floats = field(default_factory=lambda: np.zeros(0))
+    siblings: Floats = field(default_factory=lambda: np.zeros(0))
+    common: float | None = None
+
+    def of(self, layer: int) -> tuple[float | None, float | None]:
+        """Return absmax and siblings of a layer by its number."""
+        place = int(np.flatnonzero(self.columns == layer)[0])
+        return _known(self.absmax[place]), _known(self.siblings[place])
+
+
+def standing(state: FoldState) -> Standing:
+    """Return what fires now; of a layer's evidence the most severe counts."""
+    firing = state.scores.firing
+    collapse = np.full(firing.shape[1], NOTHING, np.int8)
+    for track, (_, severity) in EVIDENCE.items():
+        collapse[firing[track]] = SEVERITIES.index(severity)
+    return Standing(
+        layers={"collapse": collapse, "nonfinite": np.where(firing[NONFINITE], CRITICAL, NOTHING).astype(np.int8)},
+        run={
+            "scale_drop": state.progress.scale_severity,
+            "nonfinite": CRITICAL if state.of_run.firing[NONFINITE_LOSS, 0] else NOTHING,
+        },
+    )
+
+
+def between(before: Standing, after: Standing, state: FoldState, sight: Sight) -> Iterator[Change]:
+    """Return what fired, rose in severity or resolved at a step, the whole run first; ``state`` is the one after.
+
+    A severity that falls while something still fires is no news: an incident keeps the highest it had.
+    """
+    for rule, now in after.run.items():
+        then = before.run[rule]
+        if now > then:
+            yield _run_fired(rule, now, state, sight)
+        elif now == NOTHING != then:
+            yield Change(sight.step, rule, None, "resolved", SEVERITIES[then], sight.step, resolution="recovered")
+    for rule, severities in after.layers.items():
+        for layer in np.flatnonzero(severities != before.layers[rule]).tolist():
+            then, now = int(before.layers[rule][layer]), int(severities[layer])
+            if now > then:
+                yield _fired(rule, layer, state, sight)
+            elif now == NOTHING:
+                yield _resolved(rule, layer, then, sight)
+
+
+def leaving(state: FoldState, leaves: NDArray[np.bool_], step: int) -> tuple[Change, ...]:
+    """Return the resolutions of layers that go (``leaves`` bool[N]) while they fire."""
+    found = []
+    for rule, severities in standing(state).layers.items():
+        for layer in np.flatnonzero(leaves & (severities != NOTHING)).tolist():
+            severity = SEVERITIES[severities[layer]]
+            found.append(Change(step, rule, layer, "resolved", severity, step, resolution="layer_gone"))
+    return tuple(found)
+
+
+def _run_fired(rule: str, severity: int, state: FoldState, sight: Sight) -> Change:
+    track, value = (SCALE_DROP, sight.common) if rule == "scale_drop" else (NONFINITE_LOSS, None)
+    since = int(state.of_run.since[track, 0])
+    return Change(sight.step, rule, None, "fired", SEVERITIES[severity], since, value)
+
+
+def _fired(rule: str, layer: int, state: FoldState, sight: Sight) -> Change:
+    track, evidence, severity = NONFINITE, None, SEVERITIES[CRITICAL]
+    if rule == "collapse":
+        track = [each for each in EVIDENCE if state.scores.firing[each, layer]][-1]
+        evidence, severity = EVIDENCE[track]
+    value, siblings = sight.of(layer)
+    return Change(
+        step=sight.step,
+        rule=rule,
+        layer=layer,
+        kind="fired",
+        severity=severity,
+        since_step=int(state.scores.since[track, layer]),
+        value=value,
+        baseline=state.baselines.absmax(layer),
+        siblings=siblings,
+        evidence=evidence,
+    )
+
+
+def _resolved(rule: str, layer: int, severity: int, sight: Sight) -> Change:
+    value, _ = sight.of(layer)
+    return Change(
+        step=sight.step,
+        rule=rule,
+        layer=layer,
+        kind="resolved",
+        severity=SEVERITIES[severity],
+        since_step=sight.step,
+        value=value,
+        resolution="recovered",
+    )
+
+
+def _known(number: float) -> float | None:
+    return None if math.isnan(number) else float(number)

@@ -1,0 +1,48 @@
+"""Which layers a launch has: who comes, who goes, and what is remembered of them. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradcanary_server import changes
+from gradcanary_server.fold_state import FoldState, Progress
+from gradcanary_server.layer_rules import LayerRules
+from gradcanary_server.observations import Change, Launch
+
+UNKNOWN_SHAPE = 0
+"""The checksum of the shape of a layer that never came."""
+
+
+def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ...]:
+    """Make the state one of this launch and its layers; return what resolved because layers are gone.
+
+    1. A layer that a new launch does not have leaves its incidents; its baseline waits, should it come back.
+    2. A layer in another shape is another layer: it leaves, and everything of it is forgotten.
+    3. Of the others, scores and baselines go on over a new launch, because missing data never resolves; grace, open
+       blocks, losses and learning rates begin anew.
+    """
+    columns = view.columns
+    state.make_room(int(columns.max(initial=-1)) + 1, int(view.observations.max(initial=0)))
+    is_new = launch.number > state.progress.launch
+    reshaped = (state.shapes[columns] != UNKNOWN_SHAPE) & (state.shapes[columns] != view.shapes)
+    leaves = state.present.copy() if is_new else np.zeros_like(state.present)
+    leaves[columns] = reshaped
+    gone = changes.leaving(state, leaves, launch.first_step)
+    state.scores.forget(leaves)
+    state.low[leaves] = False
+    state.baselines.forget(columns[reshaped])
+    state.alive[columns[reshaped]] = False
+    if is_new:
+        _begin(state, launch)
+    state.present[columns] = True
+    state.shapes[columns] = view.shapes
+    state.resolve_after[columns] = view.resolve_after
+    return gone
+
+
+def _begin(state: FoldState, launch: Launch) -> None:
+    state.present[:] = False
+    state.baselines.drop_blocks()
+    state.losses = np.zeros(0)
+    known = state.progress
+    state.progress = Progress(launch.number, loss_level=known.loss_level, scale_severity=known.scale_severity)

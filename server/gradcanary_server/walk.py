@@ -1,0 +1,188 @@
+"""The state of a run while it moves through the steps and losses of one batch. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server import baselines, changes, collapse, roster, scale_drop
+from gradcanary_server.changes import INFORMATION, NOTHING, SEVERITIES, Sight
+from gradcanary_server.fold_state import (
+    COLLAPSE,
+    FALL,
+    LATE,
+    NONFINITE,
+    NONFINITE_LOSS,
+    SCALE_DROP,
+    SIBLINGS,
+    THRESHOLD,
+    FoldState,
+    Progress,
+)
+from gradcanary_server.layer_rules import compile_rules
+from gradcanary_server.moment import BY_SCALER, Floats, Moment
+from gradcanary_server.observations import Change, Launch
+from gradcanary_server.rules import Grace, Rules
+from gradcanary_server.scores import MAX_WEIGHT_IDLE, Cast, count
+
+AT_ONCE = 1.0
+"""``fire_after`` of a rule that one observation decides."""
+
+_WHOLE_RUN = np.zeros(1, np.int64)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of a step, and whether a GradScaler skipped that step."""
+
+    step: int
+    value: float
+    by_scaler: bool
+
+
+class Walk:
+    """Moves ``state`` event by event; ``gone`` is what left before the first one."""
+
+    def __init__(self, state: FoldState, launch: Launch, rules: Rules) -> None:
+        self.state = state
+        self._launch = launch
+        self._rules = rules
+        self._view = compile_rules(launch.layers, rules)
+        self.gone = roster.call(state, launch, self._view)
+        self._standing = changes.standing(state)
+        self._tipped = False
+        self._at_once = np.full(len(launch.layers), AT_ONCE, np.float32)
+        self._no_siblings = np.full(len(launch.layers), np.nan)
+        self._has_threshold = bool(launch.absmax_below or launch.norm_below or self._view.by_threshold.any())
+
+    def take(self, event: Moment | Loss) -> Iterator[Change]:
+        """Fold one event and return what it changed."""
+        self._tipped = False
+        sight = self._hear(event) if isinstance(event, Loss) else self._observe(event)
+        if self._tipped:
+            before, self._standing = self._standing, changes.standing(self.state)
+            yield from changes.between(before, self._standing, self.state, sight)
+
+    def _hear(self, loss: Loss) -> Sight:
+        state, rule = self.state, self._rules.nonfinite
+        state.progress = replace(state.progress, last_loss_step=loss.step)
+        state.losses = scale_drop.remember(state.losses, loss.value)
+        # The step itself comes after its loss, so the row it belongs to is one longer than known.
+        counts = not loss.by_scaler or state.progress.skipped + 1 >= rule.skipped_in_row
+        if math.isfinite(loss.value):
+            self._count_run(NONFINITE_LOSS, loss.step, 1, -1, AT_ONCE)
+        elif counts and rule.enabled:
+            self._count_run(NONFINITE_LOSS, loss.step, 1, 1, AT_ONCE)
+        return Sight(loss.step)
+
+    def _observe(self, moment: Moment) -> Sight:
+        state, view = self.state, self._view
+        state.progress = _advance(state.progress, moment, self._launch, self._rules.grace)
+        self._count_nonfinite(moment)
+        if moment.skipped:
+            return Sight(moment.step, view.columns, moment.absmax, self._no_siblings)
+        low = moment.absmax < view.enter
+        shared = self._watch_falls(moment) if moment.can_fall and state.progress.grace_over else None
+        siblings = self._no_siblings
+        if self._has_threshold:
+            self._count(THRESHOLD, moment, collapse.by_threshold(moment, view, self._launch))
+        # On healthy steps there is nothing to vote about, and no score that a vote could move.
+        if moment.can_fall and (low.any() or state.scores.score[COLLAPSE].any()):
+            siblings = self._count_evidence(moment, shared)
+        # A layer that was not seen is as low as it was: missing data decides nothing.
+        state.low[view.columns] = np.where(moment.seen, low, state.low[view.columns])
+        state.low[view.columns] &= ~state.scores.firing[COLLAPSE][:, view.columns].any(axis=0)
+        return Sight(moment.step, view.columns, moment.absmax, siblings, shared)
+
+    def _count_nonfinite(self, moment: Moment) -> None:
+        rule, progress = self._rules.nonfinite, self.state.progress
+        by_scaler = moment.skipped == BY_SCALER
+        counts = rule.enabled and (not by_scaler or progress.skipped >= rule.skipped_in_row)
+        good = moment.seen & (moment.skipped == 0)
+        votes = ((moment.nonfinite & counts).astype(np.int8) - good).astype(np.int8)
+        self._count(NONFINITE, moment, votes, self._at_once, progress.skipped_since if by_scaler else moment.step)
+
+    def _watch_falls(self, moment: Moment) -> float | None:
+        """Move the baselines and count scale_drop; return the common fall, None while it is not known."""
+        state, columns, view = self.state, self._view.columns, self._view
+        state.alive[columns] |= moment.seen & ~moment.zero
+        rose = baselines.observe(state.baselines, columns, moment.level, view.observations, moment.every)
+        baseline = state.baselines.levels(columns)
+        # The loss that belongs to the baselines is the one of the moment when most of them were set.
+        if rose and 2 * rose >= int((~np.isnan(baseline)).sum()):
+            state.progress = replace(state.progress, loss_level=scale_drop.level(state.losses))
+        fall = collapse.falls(moment, baseline)
+        shared = collapse.common(fall, moment, state.alive[columns], baseline, view)
+        if shared is not None and self._rules.scale_drop.enabled:
+            self._count_scale_drop(moment, shared)
+        return shared
+
+    def _count_scale_drop(self, moment: Moment, shared: float) -> None:
+        state = self.state
+        vote = scale_drop.vote(shared, self._rules.scale_drop.common_decades)
+        self._count_run(SCALE_DROP, moment.step, moment.every, vote, self._rules.collapse.fire_after_steps)
+        severity = NOTHING
+        if state.of_run.firing[SCALE_DROP, 0]:
+            severity = state.progress.scale_severity
+            if vote > 0:  # Between the two limits nothing is decided, so the severity stays too.
+                found = scale_drop.severity(shared, state.losses, state.progress.loss_level)
+                severity = max(severity, SEVERITIES.index(found))
+        if severity != state.progress.scale_severity:
+            state.progress = replace(state.progress, scale_severity=severity)
+            self._tipped = True
+
+    def _count_evidence(self, moment: Moment, shared: float | None) -> Floats:
+        """Count what shows that low layers were higher before; return the upper quartiles of siblings."""
+        state, view, launch = self.state, self._view, self._launch
+        siblings = collapse.sibling_quartiles(moment, view)
+        if state.progress.scale_severity == INFORMATION:
+            return siblings  # The loss explains why all gradients are small.
+        baseline = state.baselines.levels(view.columns)
+        self._count(FALL, moment, collapse.by_fall(moment, view, collapse.falls(moment, baseline), shared))
+        self._count(SIBLINGS, moment, collapse.by_siblings(moment, view, siblings))
+        # As long as grace, and long enough for the observations that fire, however few are sampled.
+        joined = launch.late and moment.step - launch.first_step < max(self._rules.grace.steps, 10 * moment.every)
+        self._count(LATE, moment, collapse.by_lateness(moment, view, baseline, joined))
+        return siblings
+
+    def _count(
+        self,
+        track: int,
+        moment: Moment,
+        votes: NDArray[np.int8],
+        fire_after: NDArray[np.float32] | None = None,
+        since: int | None = None,
+    ) -> None:
+        view, step = self._view, moment.step if since is None else since
+        limit = view.fire_after if fire_after is None else fire_after
+        cast = Cast(step, moment.every, view.columns, votes, limit, view.resolve_after)
+        self._tipped |= count(self.state.scores, track, cast)
+
+    def _count_run(self, track: int, step: int, every: int, vote: int, fire_after: float) -> None:
+        votes = np.array([vote], np.int8)
+        limits = np.array([fire_after, self._rules.collapse.resolve_after_steps], np.float32)
+        self._tipped |= count(self.state.of_run, track, Cast(step, every, _WHOLE_RUN, votes, limits[:1], limits[1:]))
+
+
+def _advance(progress: Progress, moment: Moment, launch: Launch, grace: Grace) -> Progress:
+    """Return where the launch is at this step; a learning rate that is not known is the last one that was."""
+    rates = moment.lr.tolist()
+    last = progress.lr if len(progress.lr) == len(rates) else (math.nan,) * len(rates)
+    rates = tuple(then if math.isnan(now) else now for now, then in zip(rates, last, strict=True))
+    rising = any(now > then for now, then in zip(rates, last, strict=True))
+    age = moment.step - launch.first_step
+    is_over = age >= grace.max_steps or (age >= grace.steps and not rising)
+    by_scaler = moment.skipped == BY_SCALER
+    begun = progress.skipped_since if progress.skipped else moment.step
+    return replace(
+        progress,
+        last_step=moment.step,
+        lr=rates,
+        grace_over=progress.grace_over or is_over,
+        skipped=progress.skipped + min(moment.every, MAX_WEIGHT_IDLE) if by_scaler else 0,
+        skipped_since=begun if by_scaler else -1,
+    )
