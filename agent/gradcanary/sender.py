@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from gradcanary import wire
 from gradcanary.greeting import INTERVAL_S, Greeting
@@ -26,6 +27,9 @@ ORIGIN_WAIT_S = 2.0
 """How long the first hello waits for the first window, which knows more."""
 
 RETRY_S = (1.0, 60.0)
+LAST_RETRY_S = 0.25
+"""Between two tries while the process waits to end."""
+
 LIMITS = wire.Limits(max_body=4 * 2**20, max_points=2_000_000, max_layers=20_000)
 """Until the collector has told its own."""
 
@@ -55,6 +59,7 @@ class Sender:
         self._limits = LIMITS
         self._told: dict[int, str] = {}
         self._end: wire.End | None = None
+        self._deadline = 0.0
         self._is_over = False
         self._step: int | None = None
         self._forgiven: int | None = None
@@ -74,7 +79,7 @@ class Sender:
     def stop(self, end: wire.End, timeout_s: float) -> bool:
         """Send what is left and the end, for so long at most; tell whether all of it went out."""
         self._end = end
-        self._retry_at = 0.0
+        self._deadline = time.monotonic() + timeout_s
         self._stopping.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive() and self._outbox.is_empty
@@ -100,12 +105,19 @@ class Sender:
             self._beat()
 
     def _finish(self) -> None:
+        """Send what is left and the end, again and again until the time given is over."""
         self._read_records()
-        if not self._is_over:
-            self._flush()
-        if not self._is_over and self._outbox.is_empty and self._end is not None and self._greet():
-            body = wire.dump(wire.End(self._end.state, self._step, self._end.error))
-            self._request("POST", "/end", body)
+        while self._end is not None and not self._is_over and not self._is_said(self._end):
+            # A collector that never answered is not waited for.
+            if time.monotonic() + LAST_RETRY_S > self._deadline or not self._greeting.was_said:
+                return
+            time.sleep(LAST_RETRY_S)
+
+    def _is_said(self, end: wire.End) -> bool:
+        self._flush()
+        if not self._outbox.is_empty or not self._greet():
+            return False
+        return self._request("POST", "/end", wire.dump(replace(end, last_step=self._step))) is not None
 
     def _read_records(self) -> None:
         while (record := self._ring.take()) is not None:
