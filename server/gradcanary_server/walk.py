@@ -169,11 +169,11 @@ class Walk:
 
 
 def _advance(progress: Progress, moment: Moment, launch: Launch, grace: Grace) -> Progress:
-    """Return where the launch is at this step; a learning rate that is not known is the last one that was."""
-    rates = moment.lr.tolist()
-    last = progress.lr if len(progress.lr) == len(rates) else (math.nan,) * len(rates)
-    rates = tuple(then if math.isnan(now) else now for now, then in zip(rates, last, strict=True))
-    rising = any(now > then for now, then in zip(rates, last, strict=True))
+    """Return where the launch is at this step; a learning rate that was not logged here may still be rising."""
+    given = moment.lr.tolist()
+    last = progress.lr if len(progress.lr) == len(given) else (math.nan,) * len(given)
+    rates = tuple(then if math.isnan(now) else now for now, then in zip(given, last, strict=True))
+    rising = any(now > then or math.isnan(now) > math.isnan(then) for now, then in zip(given, last, strict=True))
     age = moment.step - launch.first_step
     is_over = age >= grace.max_steps or (age >= grace.steps and not rising)
     by_scaler = moment.skipped == BY_SCALER

@@ -1,6 +1,7 @@
 """Synthetic gradients for the fold: a LoRA of some blocks, and how to cut and fold a stream."""
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -46,9 +47,9 @@ class Trace:
     def samples(self, start: int = 0, end: int | None = None) -> Samples:
         """Return the part of the rows, with the losses of the steps from its first row to before the next part."""
         absmax = self.absmax[start:end]
-        state = np.select(
-            [absmax == 0, np.isnan(absmax), absmax < 0], [ZERO, NONFINITE, NO_GRADIENT], MEASURED
-        ).astype(np.uint8)
+        state = np.select([absmax == 0, np.isnan(absmax), absmax < 0], [ZERO, NONFINITE, NO_GRADIENT], MEASURED).astype(
+            np.uint8
+        )
         for (row, column), value in self.extra_state.items():
             if start <= row < start + len(absmax):
                 state[row - start, column] = value
@@ -83,7 +84,7 @@ def run(
     of, rules, state = of or launch(), rules or Rules(), state or FoldState.empty()
     changes: list[Change] = []
     borders = [0, *sorted(set(cuts)), len(trace.absmax)]
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in pairwise(borders):
         state, found = fold(FoldState.unpack(state.pack()), of, trace.samples(start, end), rules)
         changes += found
     return state, tuple(changes)

@@ -1,0 +1,118 @@
+"""What holds for every stream: cutting, replay, order of layers, bounds of scores, fired before resolved."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow_score import history
+from traces import Trace, launch, lora, run
+
+from gradcanary_server.fold import FoldState
+from gradcanary_server.rules import Collapse, Grace, Nonfinite, Rules
+from gradcanary_server.scores import Cast, Scores, count
+
+# Short counts, so that short streams come to everything.
+QUICK = Rules(
+    collapse=Collapse(baseline_observations=5, fire_after_steps=6, resolve_after_steps=12),
+    grace=Grace(steps=5, max_steps=20),
+    nonfinite=Nonfinite(skipped_in_row=3),
+)
+LAYERS = 6
+
+
+@st.composite
+def traces(draw: st.DrawFn, layers: int = LAYERS) -> Trace:
+    """A stream of phases, each with its own level per layer, with gaps, zeros, skips and losses."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    levels = st.sampled_from([1e-2, 3e-3, 2e-4, 5e-5, 1e-7, 0.0, np.nan, -1.0])
+    parts = []
+    for _ in range(draw(st.integers(1, 5))):
+        level = np.array(draw(st.lists(levels, min_size=layers, max_size=layers)))
+        noise = 10 ** random.normal(0, 0.2, (draw(st.integers(1, 25)), layers))
+        parts.append(np.where(level < 0, level, level * noise))
+    absmax = np.concatenate(parts)
+    every, rows = draw(st.sampled_from([1, 10, 100])), len(absmax)
+    loss = 10.0 ** -random.integers(0, 4, rows * every) * random.choice([1, 1, 1, 1, 1, 1, np.nan, -1], rows * every)
+    return Trace(
+        absmax,
+        every=every,
+        loss=loss if draw(st.booleans()) else None,
+        lr=np.cumsum(random.integers(0, 2, (rows, 2)), axis=0) * 1e-5,
+        skipped=random.choice([0, 0, 0, 0, 1, 2], rows) if draw(st.booleans()) else None,
+        extra_state={(int(random.integers(rows)), int(random.integers(layers))): 5 for _ in range(3)},
+    )
+
+
+launches = st.builds(
+    lambda late, absmax, norm: launch(lora(LAYERS // 2), late=late, absmax_below=absmax, norm_below=norm),
+    st.booleans(),
+    st.sampled_from([None, 1e-4]),
+    st.sampled_from([None, 1e-6]),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(traces(), launches, st.lists(st.integers(0, 125), max_size=8))
+def test_any_cutting_gives_the_same_bytes_and_changes(trace, of, cuts):
+    whole, changes = run(trace, of, QUICK)
+    cut, found = run(trace, of, QUICK, cuts=tuple(each for each in cuts if each < len(trace.absmax)))
+    assert cut.pack() == whole.pack()
+    assert found == changes
+
+
+@settings(deadline=None, max_examples=30)
+@given(traces(), launches)
+def test_a_replay_changes_nothing(trace, of):
+    once, _ = run(trace, of, QUICK)
+    again, changes = run(trace, of, QUICK, state=once)
+    assert again.pack() == once.pack()
+    assert changes == ()
+
+
+@settings(deadline=None, max_examples=40)
+@given(traces(), launches, st.permutations(range(LAYERS)))
+def test_the_order_of_columns_does_not_matter(trace, of, order):
+    _, changes = run(trace, of, QUICK)
+    mixed = replace(
+        trace,
+        absmax=trace.absmax[:, order],
+        extra_state={(row, order.index(column)): state for (row, column), state in trace.extra_state.items()},
+    )
+    _, found = run(mixed, replace(of, layers=tuple(of.layers[each] for each in order)), QUICK)
+    assert found == changes
+
+
+@settings(deadline=None, max_examples=60)
+@given(traces(), launches)
+def test_scores_keep_their_bounds_and_nothing_resolves_that_did_not_fire(trace, of):
+    state = FoldState.empty()
+    open_severity: dict[tuple[str, int | None], int] = defaultdict(lambda: -1)
+    ranks = ["information", "warning", "critical"]
+    state, changes = run(trace, of, QUICK)
+    for change in changes:
+        key = (change.rule, change.layer)
+        if change.kind == "fired":
+            assert change.since_step <= change.step
+            open_severity[key] = ranks.index(change.severity)
+        else:
+            assert open_severity[key] >= 0
+            open_severity[key] = -1
+    scores = state.scores
+    assert ((scores.score >= 0) & (scores.score <= np.where(scores.firing, 12, 6))).all()
+    assert (scores.score[scores.firing] > 0).all()
+    firing = {(rule, n) for n in range(LAYERS) for rule, said in state.verdict(n).rules.items() if said != "suspect"}
+    assert firing == {key for key, rank in open_severity.items() if rank >= 0 and key[1] is not None}
+
+
+@given(st.lists(st.sampled_from([-1, 0, 1, 1]), max_size=200), st.sampled_from([1, 10, 100, 1000]))
+def test_the_score_is_the_one_of_the_design(votes, every):
+    scores, column, found = Scores.zeros(1, 1), np.zeros(1, np.int64), []
+    limits = np.array([20], np.float32), np.array([100], np.float32)
+    for step, vote in enumerate(votes):
+        was = bool(scores.firing[0, 0])
+        tipped = count(scores, 0, Cast(step, every, column, np.array([vote], np.int8), *limits))
+        assert tipped == (was != bool(scores.firing[0, 0]))
+        found.append((float(scores.score[0, 0]), bool(scores.firing[0, 0])))
+    assert found == history(votes, every)

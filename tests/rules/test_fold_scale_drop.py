@@ -1,0 +1,63 @@
+"""All gradients fall together: one incident of the run, as bad as the loss says."""
+
+import numpy as np
+import pytest
+from traces import Trace, fired, healthy, run
+
+from gradcanary_server.rules import Rules, ScaleDrop
+
+
+def dropped(rows: int = 500, at: int = 250, by: float = 1e-3) -> np.ndarray:
+    absmax = healthy(rows)
+    absmax[at:] *= by
+    return absmax
+
+
+def losses(then: float, rows: int = 500, at: int = 250) -> np.ndarray:
+    return np.where(np.arange(rows) < at, 2.0, then)
+
+
+@pytest.mark.parametrize(
+    ("loss", "severity"),
+    [
+        (losses(2e-3), "information"),
+        (losses(0.05), "information"),
+        (losses(1.5), "warning"),
+        (None, "warning"),
+        (losses(-1.0), "warning"),
+        (losses(2.0), "critical"),
+        (losses(3.0), "critical"),
+    ],
+)
+def test_severity_is_what_the_loss_says(loss, severity):
+    _, changes = run(Trace(dropped(), loss=loss))
+    last = [change for change in changes if change.rule == "scale_drop"][-1]
+    assert (last.layer, last.severity, last.kind) == (None, severity, "fired")
+    assert {change.rule for change in changes} == {"scale_drop"}
+    assert last.value == pytest.approx(3, abs=0.4)
+
+
+def test_severity_rises_and_never_falls():
+    loss = losses(2e-3, 900)
+    loss[400:600], loss[600:] = 2.5, 2e-3
+    _, changes = run(Trace(dropped(900), loss=loss))
+    ranks = [change.severity for change in changes]
+    assert ranks[0] == "information"
+    assert ranks[-1] == "critical"
+    assert ranks == sorted(ranks, key=["information", "warning", "critical"].index)
+
+
+@pytest.mark.parametrize(("loss", "named"), [(losses(2e-3, 700), False), (losses(2.0, 700), True)])
+def test_collapse_does_not_vote_while_the_loss_explains(loss, named):
+    absmax = dropped(700)
+    absmax[400:, 6] *= 1e-3
+    _, changes = run(Trace(absmax, loss=loss))
+    assert set(fired(changes)) == ({6} if named else set())
+
+
+def test_it_resolves_when_all_came_back_and_can_be_switched_off():
+    absmax = dropped(600)
+    absmax[350:] *= 1e3
+    _, changes = run(Trace(absmax))
+    assert [(change.kind, change.severity) for change in changes] == [("fired", "warning"), ("resolved", "warning")]
+    assert run(Trace(absmax), rules=Rules(scale_drop=ScaleDrop(enabled=False)))[1] == ()

@@ -1,0 +1,86 @@
+"""rules.yaml: what it moves, and the line of every mistake."""
+
+import pytest
+
+from gradcanary_server.errors import RulesError
+from gradcanary_server.rules import Rules
+from gradcanary_server.rules_file import load
+
+EXAMPLE = r"""version: 1
+rules:
+  collapse: {enter: 1.0e-4, exit: 3.0e-4, evidence: [fall, siblings], fall_decades: 1.5, over_common_decades: 1.0,
+             baseline_observations: 50, siblings_min: 4, siblings_decades: 2.0, fire_after_steps: 20,
+             resolve_after_steps: 100}
+  scale_drop: {common_decades: 1.5}
+  nonfinite: {}
+grace: {steps: 50, max_steps: 1000}
+layers:
+  - match: '\.k_proj\.bias$'
+    collapse: {enabled: false}
+  - match: 'lora_A'
+    collapse: {enter: 1e-5, evidence: threshold}
+pace: {wait_s: 10, interval_s: 900, growth: 2, remind_s: 86400, reopen_s: 21600}
+"""
+
+
+def read(tmp_path, text):
+    path = tmp_path / "rules.yaml"
+    path.write_text(text, "utf-8")
+    return load(path)
+
+
+def test_the_example_loads_and_says_the_defaults(tmp_path):
+    rules = read(tmp_path, EXAMPLE)
+    assert rules == Rules(layers=rules.layers)
+    assert not rules.collapse_of("blocks.1.k_proj.bias").enabled
+    assert rules.collapse_of("blocks.1.lora_A").evidence == ("threshold",)
+    assert rules.collapse_of("blocks.1.lora_A").enter == 1e-5
+    assert rules.collapse_of("blocks.1.lora_A").exit == 3e-4
+    assert rules.collapse_of("blocks.1.mlp") == rules.collapse
+
+
+def test_the_first_entry_that_matches_wins(tmp_path):
+    text = "version: 1\nlayers:\n- {match: a, collapse: {enter: 1e-6}}\n- {match: ab, collapse: {enter: 1e-7}}\n"
+    assert read(tmp_path, text).collapse_of("ab").enter == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "says"),
+    [
+        ("rules:\n  colapse: {}\n", 3, "unknown key 'colapse'"),
+        ("grace:\n  steps: 50\n  max: 3\n", 4, "unknown key 'max'"),
+        ("rules:\n  collapse:\n    enter: small\n", 4, "a number over 0"),
+        ("rules:\n  collapse:\n    enter: true\n", 4, "a number over 0"),
+        ("rules:\n  collapse:\n    enter: -1\n", 4, "a number over 0"),
+        ("rules:\n  collapse:\n    enter: .nan\n", 4, "a number over 0"),
+        ("rules:\n  collapse:\n    exit: .inf\n", 4, "a number over 0"),
+        ("rules:\n  collapse:\n    fire_after_steps: 2.5\n", 4, "a whole number over 0"),
+        ("rules:\n  collapse:\n    enabled: 1\n", 4, "true or false"),
+        ("rules:\n  collapse:\n    evidence: [guess]\n", 4, "threshold"),
+        ("rules:\n  collapse:\n    enter: 1e-3\n    exit: 1e-4\n", 5, "at least enter"),
+        ("rules:\n  collapse:\n    baseline_observations: 1000000\n", 4, "at most 1000"),
+        ("grace:\n  steps: 5000\n", 3, "at least steps"),
+        ("pace:\n  growth: 1\n", 3, "a number over 1"),
+        ("rules: 3\n", 2, "a mapping"),
+        ("layers:\n- match: '('\n", 3, "a regular expression"),
+        ("layers:\n- collapse: {}\n", 3, "a regular expression"),
+        ("layers: {}\n", 2, "a list"),
+        ("grace: {}\ngrace: {}\n", 3, "twice"),
+        ("? [a]\n: 1\n", 2, "a key is a word"),
+    ],
+)
+def test_every_mistake_names_its_line(tmp_path, body, line, says):
+    with pytest.raises(RulesError, match=rf"line {line}\b") as caught:
+        read(tmp_path, "version: 1\n" + body)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "version: 2\n", "version: '1'\n", "[", "version: 2020-02-30\n", "version: 1\x00"])
+def test_what_cannot_be_read_is_a_rules_error(tmp_path, text):
+    with pytest.raises(RulesError):
+        read(tmp_path, text)
+
+
+def test_no_file_is_a_rules_error(tmp_path):
+    with pytest.raises(RulesError, match="cannot be read"):
+        load(tmp_path / "none.yaml")
