@@ -84,7 +84,7 @@ class Observer:
     def backward_called(self, roots: list[Tensor]) -> None:
         """Keep what a backward pass starts from until a layer of ours takes part in it."""
         self._open.clear()  # a pass that raised has left its number
-        self._calls += 1
+        self._calls += not self.paused
         copies = [] if self.paused else [root.detach().clone() for root in roots]
         self._roots = copies if self.layers is not None else [*self._roots, *copies][-_ROOTS_BEFORE_LAYERS:]
 
@@ -223,6 +223,7 @@ class Observer:
         if not self._window.begun:
             self._begin_window()
             self._window.losses, self._roots = self._roots, []
+        self._window.calls, self._calls = self._calls, 0
         self._find_origin(even_unknown=False)
         return self._window
 
@@ -253,7 +254,6 @@ class Observer:
             self._earlier = [a + b for a, b in zip(self._earlier, window.counts, strict=True)]
         self.put(self._record(window, layers))
         self.step += 1
-        self._calls = 0
         self._window = Window(len(layers))
 
     def _record(self, window: Window, layers: Layers) -> Record:
@@ -262,7 +262,7 @@ class Observer:
             layers=layers,
             step=self.step,
             time=time.time(),
-            micro_steps=window.micro_steps or self._calls,
+            micro_steps=window.micro_steps or window.calls,
             skipped=self._why_skipped(window),
             sample=window.sample,
             probe=window.probe,

@@ -14,10 +14,15 @@ SAME, TOUCHED, NEW = range(3)
 
 
 class Window:
-    """What is known of the present window; ``counts`` holds per layer how often it accumulated."""
+    """What is known of the present window.
+
+    ``counts`` holds per layer how often it accumulated; ``calls`` how often ``backward()`` was called since the last
+    step, which is all that is known of a window whose layers had no hooks yet.
+    """
 
     def __init__(self, layers: int) -> None:
         self.counts = [0] * layers
+        self.calls = 0
         self.passes = 0
         self.begun = False
         self.stepping = False

@@ -1,0 +1,360 @@
+"""What the layers are called, which ones are followed, and that a watch leaves nothing behind."""
+
+import gc
+import re
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import Recorded, recording
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gradcanary
+from gradcanary import layers, tap, wire
+
+
+@pytest.fixture
+def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
+    with recording() as recorded:
+        yield recorded
+    assert capsys.readouterr().err == ""
+
+
+class Block(nn.Module):
+    """A user's own module whose attribute has the name that a wrapper would use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(4, 4)
+        self.out = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.module(x))
+
+
+BLOCK = ["module.weight", "module.bias", "out.weight", "out.bias"]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> None:
+    for _ in range(steps):
+        model(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_names_of_a_model_made_before_watch(collector: Recorded) -> None:
+    model = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(url=collector.url, run="found"):
+        train(model, optimizer)
+    assert collector.names == [f"{block}.{name}" for block in (0, 1) for name in BLOCK]
+    assert {layer["module_class"] for layer in collector.layers} == {"Linear"}
+    assert collector.layers[0]["shape"] == [4, 4]
+    assert collector.layers[0]["local_numel"] == 16
+    (layer_set,) = collector.hellos[-1]["layer_sets"]
+    said = tuple(wire.Layer(**{**layer, "shape": tuple(layer["shape"])}) for layer in layer_set["layers"])
+    assert wire.layer_set_id(said) == layer_set["id"]
+
+
+def test_names_and_first_step_of_a_model_made_after_watch(collector: Recorded) -> None:
+    """The first micro-steps pass before any hook sits on a parameter; the first step still gets its values."""
+    with gradcanary.watch(url=collector.url, run="later"):
+        model = nn.Sequential(Block(), nn.Linear(4, 4))
+        optimizer = torch.optim.AdamW(model.parameters())
+        losses = [model(torch.randn(2, 4)).square().mean() for _ in range(2)]
+        for loss in losses:
+            loss.backward()
+        largest = {name: float(each.grad.double().abs().max()) for name, each in model.named_parameters()}
+        optimizer.step()
+        optimizer.zero_grad()
+        train(model, optimizer)
+    assert collector.names == [name for name, _ in model.named_parameters()]
+    assert collector.steps() == [0, 1, 2]
+    assert collector.per_step("micro_steps") == [2, 1, 1]
+    assert collector.stat("absmax")[0] == pytest.approx(largest, rel=1e-6)
+    assert collector.metric("loss")[0] == pytest.approx(sum(float(loss.detach()) for loss in losses))
+    assert collector.hellos[-1]["optimizer"] == "AdamW"
+    assert collector.hellos[-1]["first_step"] == 0
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_compiled_model_has_the_names_of_the_model(collector: Recorded, is_given: bool) -> None:
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    compiled = torch.compile(Block(), backend="eager")
+    assert isinstance(compiled, OptimizedModule)
+    assert next(iter(dict(compiled.named_parameters()))) == "_orig_mod.module.weight"
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
+    with gradcanary.watch(compiled if is_given else None, url=collector.url, run="compiled"):
+        train(compiled._orig_mod, optimizer)
+    assert collector.names == BLOCK
+
+
+def test_data_parallel_and_checkpoint_wrappers_are_left_out_of_names(collector: Recorded) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = nn.DataParallel(nn.Sequential(checkpoint_wrapper(Block()), nn.Linear(4, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(model, url=collector.url, run="wrapped"):
+        train(model, optimizer)
+    assert collector.names == [*(f"0.{name}" for name in BLOCK), "1.weight", "1.bias"]
+
+
+def test_names_in_param_groups_are_taken(collector: Recorded) -> None:
+    weight, bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+    optimizer = torch.optim.SGD([("mine.weight", weight), ("mine.bias", bias)], lr=0.1)
+    with gradcanary.watch(optimizer=optimizer, url=collector.url, run="given"):
+        train(lambda x: x @ weight + bias, optimizer)
+    assert collector.names == ["mine.weight", "mine.bias"]
+
+
+def test_parameters_that_no_module_holds_have_their_place_as_name(collector: Recorded) -> None:
+    loose = [nn.Parameter(torch.randn(4, 4)) for _ in range(3)]
+    optimizer = torch.optim.SGD([{"params": loose[:1]}, {"params": loose[1:]}], lr=0.1)
+    with gradcanary.watch(url=collector.url, run="loose"):
+        train(lambda x: x @ loose[0] @ loose[1] @ loose[2], optimizer)
+    assert collector.names == ["group0.0", "group1.0", "group1.1"]
+    assert {layer["module_class"] for layer in collector.layers} == {None}
+
+
+def test_equal_names_of_two_models_are_told_apart(collector: Recorded) -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    with gradcanary.watch(url=collector.url, run="twins"):
+        train(lambda x: second(first(x)), optimizer)
+    assert sorted(collector.names) == ["bias", "bias#2", "weight", "weight#2"]
+
+
+def test_include_and_exclude(collector: Recorded) -> None:
+    model = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(model, url=collector.url, run="chosen", include=r"weight$", exclude=r"^1\.out"):
+        train(model, optimizer)
+    assert collector.names == ["0.module.weight", "0.out.weight", "1.module.weight"]
+
+
+def test_a_tied_parameter_is_one_layer(collector: Recorded) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(model, url=collector.url, run="tied"):
+        train(model, optimizer)
+    assert collector.names == ["0.weight", "0.bias", "1.bias"]
+    assert collector.per_step("micro_steps") == [1, 1]
+
+
+def test_a_trainable_layer_that_no_optimizer_has_is_followed_too(collector: Recorded) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[2].requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with gradcanary.watch(model, url=collector.url, run="forgotten"):
+        for _ in range(2):
+            model(torch.randn(2, 4)).square().mean().backward()
+            optimizer.step()
+            model.zero_grad()
+    assert collector.names == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert [layer["group"] for layer in collector.layers] == [0, 0, None, None]
+
+
+def test_layers_that_are_unfrozen_and_added_later(collector: Recorded) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD([*model[0].parameters(), *model[1].parameters()], lr=0.1)
+    with gradcanary.watch(optimizer=optimizer, url=collector.url, run="growing"):
+        train(model, optimizer)
+        model[1].requires_grad_(requires_grad=True)
+        train(model, optimizer)
+        optimizer.add_param_group({"params": model[2].parameters()})
+        train(model, optimizer)
+    states = collector.states()
+    assert collector.steps() == list(range(6))
+    assert states[1]["1.weight"] == "not_trainable"
+    assert states[3]["1.weight"] == "measured"
+    assert "2.weight" not in states[3]
+    assert states[5]["2.weight"] == "measured"
+    assert collector.per_step("micro_steps") == [1] * 6
+    assert len(collector.sets()) == 2
+
+
+def test_a_model_that_is_let_go_of_is_freed_while_watched(collector: Recorded) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watched = gradcanary.watch(model, optimizer, url=collector.url, run="freed")
+    train(model, optimizer)
+    gone = [weakref.ref(each) for each in (model, optimizer, model.weight)]
+    del model, optimizer
+    gc.collect()
+    try:
+        assert [each() for each in gone] == [None] * 3
+    finally:
+        watched.close()
+
+
+class NoRead(TorchDispatchMode):
+    """Counts reads of a tensor's value by the thread in which it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if re.search(r"_local_scalar_dense|aten\.(item|equal|is_nonzero|nonzero|_to_copy\.cpu)", name):
+            self.reads.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("phase", ["accumulated", "post_clip"])
+def test_the_training_thread_reads_no_value(collector: Recorded, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+    """On a GPU each read would stop the training until the device is done."""
+    if phase == "post_clip":
+        monkeypatch.setattr("gradcanary.engine.has_callbacks", lambda: False)
+    model = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1), foreach=True)
+    train(model, optimizer, 1)
+    optimizer.param_groups[0]["lr"] = 0.1  # torch reads the value of a tensor itself
+    mode = NoRead()
+    with gradcanary.watch(url=collector.url, run="reads") as watched, mode:
+        for _ in range(4):
+            for _ in range(2):
+                model(torch.randn(2, 4)).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+            watched.log(mine=torch.ones(()))
+    assert mode.reads == []
+    assert collector.steps() == [0, 1, 2, 3]
+    assert collector.phases("absmax") <= {"accumulated", "post_clip"}
+    assert phase in collector.phases("absmax")
+    assert collector.metric("mine") == dict.fromkeys(range(4), 1.0)
+    with mode:
+        float(torch.ones(()) + 1)
+    assert mode.reads  # a read would have been seen
+
+
+def hooks_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[object]:
+    """Everything in reach of a watch that could hold a hook of it."""
+    import torch.optim.optimizer as optim
+
+    return [
+        torch.autograd.backward,
+        torch.Tensor.backward,
+        *(dict(each) for each in (optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks)),
+        *(dict(getattr(optimizer, name)) for name in vars(optimizer) if name.endswith("_hooks")),
+        *(
+            dict(value)
+            for name, value in vars(nn.modules.module).items()
+            if name.startswith("_global_") and "hooks" in name and isinstance(value, dict)
+        ),
+        *(dict(each._backward_hooks or {}) for each in model.parameters()),
+        *(dict(each._post_accumulate_grad_hooks or {}) for each in model.parameters()),
+        *(dict(value) for module in model.modules() for name, value in vars(module).items() if "hooks" in name),
+        type(optimizer).step,
+        sys.excepthook,
+        threading.excepthook,
+    ]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_close_leaves_nothing_behind(collector: Recorded, is_told: bool) -> None:
+    model = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer)
+    before, threads = hooks_of(model, optimizer), set(threading.enumerate())
+    watched = gradcanary.watch(*((model, optimizer) if is_told else ()), url=collector.url, run="traces")
+    train(model, optimizer)
+    during = hooks_of(model, optimizer)
+    assert during != before
+    assert sum(len(each) for each in during if isinstance(each, dict)) == 2 + len(list(model.parameters()))
+    assert "gradcanary-sender" in {thread.name for thread in threading.enumerate()}
+    watched.close()
+    assert hooks_of(model, optimizer) == before
+    names = {thread.name for thread in set(threading.enumerate()) - threads}
+    assert "gradcanary-sender" not in names
+    sent = len(collector.batches)
+    train(model, optimizer)
+    watched.close()
+    assert len(collector.batches) == sent
+    assert [end["state"] for end in collector.ends] == ["finished"]
+    assert collector.ends[0]["last_step"] == 1
+
+
+def test_a_backward_that_somebody_wrapped_meanwhile_stays_theirs() -> None:
+    original, heard = torch.autograd.backward, []
+    tap.listen(heard.append)
+    ours = torch.autograd.backward
+    torch.autograd.backward = theirs = lambda *args, **kwargs: ours(*args, **kwargs)
+    try:
+        tap.leave(heard.append)
+        assert torch.autograd.backward is theirs
+        torch.ones((), requires_grad=True).backward()
+        assert heard == []
+    finally:
+        torch.autograd.backward = ours
+        tap.listen(heard.append)
+        tap.leave(heard.append)
+    assert torch.autograd.backward is original
+
+
+def test_wrappers_are_known_by_their_class_not_by_their_name() -> None:
+    class DataParallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(2, 2, bias=False)
+
+    assert [name for name, _, _ in layers.named_parameters(DataParallel())] == ["module.weight"]
+    assert [name for name, _, _ in layers.named_parameters(nn.DataParallel(DataParallel()))] == ["module.weight"]
+
+
+def test_an_object_that_raises_when_it_is_asked_stops_no_search() -> None:
+    """A dead weak proxy raises from ``isinstance``; one killed a job."""
+
+    class Target:
+        pass
+
+    target = Target()
+    proxy = weakref.proxy(target)
+    holder = [proxy]
+    del target
+    with pytest.raises(ReferenceError):
+        isinstance(holder[0], nn.Module)
+    model = nn.Linear(2, 2)
+    assert any(found is model for found in layers.living(nn.Module))
+
+
+def test_a_search_wakes_no_lazy_module() -> None:
+    """Frameworks hang modules into ``sys.modules`` whose attributes import or warn."""
+    touched = []
+
+    class Lazy(types.ModuleType):
+        def __getattribute__(self, name: str) -> object:
+            touched.append(name)
+            return super().__getattribute__(name)
+
+    lazy = Lazy("lazy")
+    touched.clear()
+    layers.living(nn.Module)
+    assert touched == []
+    assert lazy is not None
+
+
+@given(
+    st.lists(st.text(max_size=8) | st.sampled_from(["a", "a#2", "x" * 600, "x" * 500, "x" * 499 + "y"]), max_size=12)
+)
+def test_sent_names_are_unique_short_and_printable(names: list[str]) -> None:
+    sent = layers.unique(names)
+    assert len(sent) == len(set(sent)) == len(names)
+    for name, given_name in zip(sent, names, strict=True):
+        assert 0 < len(name) <= wire.MAX_NAME
+        assert not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", name)
+        name.encode()
+        if given_name.isascii() and given_name.isprintable() and 0 < len(given_name) < 490:
+            assert name == given_name or name.startswith(f"{given_name}#")
