@@ -1,0 +1,246 @@
+"""The numbers of a sample against float64, at the edges of float32, and what a record is read as."""
+
+import math
+import struct
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradcanary import wire
+from gradcanary.layers import Layers
+from gradcanary.readings import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader, Row
+from gradcanary.records import MEASURED, NONFINITE, ZERO, Probe, Record, Sample
+from gradcanary.sampling import take_sample
+from gradcanary.statistics import measure, norm_of, read, readable
+from gradcanary.window import NEW, SAME, TOUCHED, Sentinel
+
+TINY, HUGE = 2.0**-149, FLOAT32_MAX
+"""The smallest and the largest float32 above zero."""
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+MODERATE = st.floats(-(2.0**60), 2.0**60, width=32).map(lambda x: 0.0 if abs(x) < 2.0**-60 else x)
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
+
+
+def layers_of(parameters: list[torch.nn.Parameter]) -> Layers:
+    described = tuple(
+        wire.Layer(f"p{i}", tuple(each.shape), each.numel(), "float32", 0, None) for i, each in enumerate(parameters)
+    )
+    layer_set = wire.LayerSet(wire.layer_set_id(described), described)
+    return Layers(tuple(map(weakref.ref, parameters)), (0,) * len(parameters), layer_set, None)
+
+
+def record_of(
+    gradients: list[torch.Tensor], *, scale: float | None = None, reader: Reader | None = None, **known: object
+) -> Record:
+    """Return the record of a window with these gradients, sampled as the reader wishes."""
+    parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    layers = layers_of(parameters)
+    wishes = (reader or Reader(None)).wishes
+    earlier = [0] * len(gradients)
+    carried = None if scale is None else torch.tensor(scale)
+    sample = take_sample(
+        layers, None, earlier, (), phase="accumulated", scale=carried, number=1, wishes=wishes
+    )  # number 1: no sample in which the zeros of all layers are counted
+    defaults: dict[str, object] = {"probe": None, "found_inf": None, "losses": [], "loss_scale": carried, "skipped": 0}
+    return Record(
+        layers=layers,
+        step=7,
+        time=0.0,
+        micro_steps=1,
+        sample=sample,
+        lr=(),
+        step_time_s=None,
+        agent_share=0.0,
+        **{**defaults, **known},
+    )
+
+
+def metrics_of(row: Row) -> dict[str, float]:
+    return {name: value for (name, _), _, value in row.metrics}
+
+
+def float32(value: float) -> float:
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+# -- measure and read ----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(DTYPES, st.lists(MODERATE, min_size=1, max_size=40)), min_size=1, max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_norm_and_absmax_are_those_of_float64(given_gradients: list[tuple[torch.dtype, list[float]]]) -> None:
+    """Mixed dtypes are measured in groups and come back under their own index."""
+    tensors = {3 * i: torch.tensor(values).to(dtype) for i, (dtype, values) in enumerate(given_gradients)}
+    finite = {i: tensor for i, tensor in tensors.items() if bool(torch.isfinite(tensor).all())}
+    numbers = read(measure(finite, list(finite), list(finite)))
+    for i, tensor in finite.items():
+        exact = tensor.double()
+        assert numbers.absmax[i] == float32(float(exact.abs().max()))
+        assert numbers.norm[i] == pytest.approx(float(exact.square().sum().sqrt()), rel=1e-6)
+        assert numbers.zeros[i] == int((tensor == 0).sum())
+        assert numbers.nonfinite[i] == 0
+    assert set(numbers.absmax) == set(numbers.norm) == set(finite)
+
+
+@given(st.lists(FLOATS | st.sampled_from([math.nan, math.inf, -math.inf]), min_size=1, max_size=20), DTYPES)
+@settings(max_examples=150, deadline=None)
+def test_an_absmax_is_finite_exactly_where_every_element_is(values: list[float], dtype: torch.dtype) -> None:
+    tensor = torch.tensor(values).to(dtype)
+    numbers = read(measure({0: tensor}, [0], [0]))
+    bad = int((~torch.isfinite(tensor)).sum())
+    assert math.isfinite(numbers.absmax[0]) == (bad == 0)
+    assert numbers.nonfinite[0] == bad
+    assert numbers.zeros[0] == int((tensor == 0).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_long_norm_of_low_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
+    """torch sums in float32 lanes on a CPU: 6e-5 off here, where a sum in the dtype itself would be off by half."""
+    same = torch.full((100_000,), 0.01, dtype=dtype)
+    assert float(norm_of(same)) == pytest.approx(float(same.double().square().sum().sqrt()), rel=1e-4)
+
+
+@given(st.lists(MODERATE, min_size=1, max_size=30), DTYPES)
+@settings(max_examples=50, deadline=None)
+def test_the_norm_of_one_is_the_norm_of_many_bit_for_bit(values: list[float], dtype: torch.dtype) -> None:
+    """A clip is told from equal norms: measured in a group or alone must not differ."""
+    tensor = torch.tensor(values).to(dtype)
+    together = read(measure({0: torch.ones(3), 1: tensor, 2: torch.ones(5)}))
+    alone = float(norm_of(tensor))
+    assert together.norm[1] == alone or (math.isnan(alone) and math.isnan(together.norm[1]))
+
+
+def test_what_can_be_measured() -> None:
+    assert readable(torch.ones(2))
+    assert not readable(torch.ones(0))
+    assert not readable(torch.eye(2).to_sparse())
+
+    class Shard(torch.Tensor):
+        pass
+
+    assert not readable(torch.ones(2).as_subclass(Shard))
+    assert read(measure({})).absmax == {}
+
+
+# -- reading a record ----------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.lists(FLOATS, min_size=1, max_size=10), min_size=1, max_size=4), st.sampled_from([None, 1.0, 65536.0])
+)
+@settings(max_examples=150, deadline=None)
+def test_a_row_is_finite_and_its_norm_never_under_its_absmax(values: list[list[float]], scale: float | None) -> None:
+    """A float32 L2 underflows under 1e-19 and overflows over 1e19; the row says something true there too."""
+    row = Reader(None).read(record_of([torch.tensor(each) for each in values], scale=scale))
+    assert row.states is not None
+    for layer, each in enumerate(values):
+        largest = max(map(abs, each))
+        absmax, norm = row.columns["absmax"].values[layer], row.columns["norm"].values[layer]
+        assert absmax == pytest.approx(min(largest / (scale or 1.0), HUGE), rel=1e-6, abs=TINY)
+        assert row.states[layer] == (ZERO if largest == 0 else MEASURED)
+        assert absmax <= norm <= HUGE
+
+
+def test_a_gradient_too_large_for_float32_is_finite_on_the_wire() -> None:
+    row = Reader(None).read(
+        record_of([torch.tensor([HUGE, HUGE]), torch.tensor([1e300], dtype=torch.float64)], scale=0.5)
+    )
+    assert row.columns["absmax"].values[0] == row.columns["norm"].values[0] == pytest.approx(HUGE)
+    assert row.states == bytes([MEASURED, NONFINITE])  # past float32, it is no number that anybody trains with
+
+
+def test_an_underflowed_scale_of_zero_divides_nothing() -> None:
+    row = Reader(None).read(record_of([torch.tensor([2.0])], scale=0.0, losses=[torch.tensor(3.0)]))
+    assert row.columns["absmax"].values[0] == 2.0
+    assert metrics_of(row)["loss"] == 3.0
+
+
+def test_nonfinite_elements_are_counted_for_five_more_samples() -> None:
+    reader = Reader(None)
+    bad, good = torch.tensor([1.0, math.nan, math.inf]), torch.ones(2)
+    first = reader.read(record_of([good, bad], reader=reader))
+    assert (first.columns["nonfinite"].layers, list(first.columns["nonfinite"].values)) == ((1,), [1.0])
+    second = reader.read(record_of([good, bad], reader=reader))
+    assert list(second.columns["nonfinite"].values) == [2.0]
+    assert list(second.states or b"") == [MEASURED, NONFINITE]
+    assert "total_norm" not in metrics_of(second)
+    for left in range(COUNTED_AFTER_NONFINITE, 0, -1):
+        assert reader.wishes.nonfinite == {1}, left
+        reader.read(record_of([good, good], reader=reader))
+    assert reader.wishes.nonfinite == frozenset()
+
+
+def test_zeros_are_wished_of_low_layers_and_of_those_under_the_threshold() -> None:
+    gradients = [torch.tensor([value, 0.0]) for value in (1.0, 2e-4, 0.5e-4, 0.0)]
+    for threshold, low in ((None, {2, 3}), (1e-3, {1, 2, 3}), (1e-9, {2, 3})):
+        reader = Reader(threshold)
+        first = reader.read(record_of(gradients, reader=reader))
+        assert "zero_fraction" not in first.columns
+        assert reader.wishes.zeros == low
+        second = reader.read(record_of(gradients, reader=reader))
+        assert second.columns["zero_fraction"].layers == tuple(sorted(low))
+        assert second.columns["zero_fraction"].values[-1] == 1.0
+
+
+@pytest.mark.parametrize(("after", "clipped", "told"), [(0.5, 1, 0.5), (1.0, 0, 1.0), (2.0, 0, None), (0.0, 1, 0.0)])
+def test_the_clip_factor_is_a_ratio_of_two_norms(after: float, clipped: int, told: float | None) -> None:
+    """Larger at the step than at the sample is no clip: somebody added to the gradient."""
+    gradient = torch.tensor([3.0, 4.0])
+    row = Reader(None).read(record_of([gradient], probe=Probe(0, norm_of(gradient * after), None)))
+    assert row.clipped == clipped
+    assert metrics_of(row).get("clip_factor") == (None if told is None else pytest.approx(told))
+    assert metrics_of(row)["total_norm"] == pytest.approx(5.0)
+
+
+def test_a_fused_optimizer_says_through_found_inf_that_it_skipped() -> None:
+    reader = Reader(None)
+    for found, skipped in ((0.0, 0), (1.0, 1)):
+        assert reader.read(record_of([torch.ones(1)], found_inf=torch.tensor(found))).skipped == skipped
+    assert metrics_of(reader.read(record_of([torch.ones(1)])))["skipped_total"] == 1.0
+
+
+def test_a_sample_says_less_of_what_another_step_consumed() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    layers = layers_of(parameters)
+    taken: Sample = take_sample(
+        Layers(layers.references, (0, 1), layers.layer_set, None),
+        [1, 1],
+        [0, 0],
+        {1},
+        phase="accumulated",
+        scale=None,
+        number=0,
+        wishes=Reader(None).wishes,
+    )
+    assert [wire.STATES[state] for state in taken.states] == ["measured", "partial"]
+    assert taken.dtypes == ("float32", None)
+
+
+# -- the sentinel --------------------------------------------------------------------------------------------------
+
+
+def test_the_sentinel_tells_added_from_written_from_new() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    sentinel = Sentinel()
+    assert sentinel.change(None) == NEW
+    weight.sum().backward()
+    sentinel.mark(0, weight.grad)
+    assert sentinel.change(weight.grad) == SAME
+    weight.sum().backward()
+    assert sentinel.change(weight.grad, writes=1) == SAME
+    assert sentinel.change(weight.grad) == TOUCHED
+    sentinel.mark(0, weight.grad)
+    weight.grad.zero_()
+    assert sentinel.change(weight.grad) == TOUCHED
+    weight.grad = None
+    assert sentinel.change(weight.grad) == NEW
+    weight.sum().backward()
+    assert sentinel.change(weight.grad, writes=1) == NEW
