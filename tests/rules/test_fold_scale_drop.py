@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from traces import Trace, fired, healthy, run
+from traces import Trace, fired, healthy, launch, lora, run
 
 from gradcanary_server.rules import Rules, ScaleDrop
 
@@ -61,3 +61,21 @@ def test_it_resolves_when_all_came_back_and_can_be_switched_off():
     _, changes = run(Trace(absmax))
     assert [(change.kind, change.severity) for change in changes] == [("fired", "warning"), ("resolved", "warning")]
     assert run(Trace(absmax), rules=Rules(scale_drop=ScaleDrop(enabled=False)))[1] == ()
+
+
+def test_one_healthy_layer_of_forty_does_not_make_it_a_collapse_of_the_others():
+    # The second smallest fall is the common one: one layer that has a life of its own does not pin it at 0.
+    absmax = healthy(400, 40)
+    absmax[250:, 1:] *= 1e-3
+    _, changes = run(Trace(absmax), launch(lora(20)))
+    assert {change.rule for change in changes} == {"scale_drop"}
+
+
+def test_a_loss_that_explains_later_does_not_lower_the_severity():
+    loss = losses(2e-3, 900)
+    loss[250:350] = 2.5
+    absmax = dropped(900)
+    absmax[600:, 6] *= 1e-3
+    _, changes = run(Trace(absmax, loss=loss))
+    assert set(fired(changes)) == {6}
+    assert [change.severity for change in changes if change.rule == "scale_drop"] == ["critical"]
