@@ -47,6 +47,10 @@ class Layers:
     def __len__(self) -> int:
         return len(self.references)
 
+    def are_those_of(self, other: Layers) -> bool:
+        """Say whether both hold the same parameters. By identity: equal references compare their tensors."""
+        return [*map(id, self.references)] == [*map(id, other.references)]
+
     def parameters(self) -> Iterator[nn.Parameter | None]:
         """Yield the parameters, None for one that the training has let go of."""
         return (reference() for reference in self.references)

@@ -74,7 +74,7 @@ class Observer:
         if self._window.stepped:
             self._close_window()
         before, self.layers = self.layers, layers
-        if before is not None and before.references == layers.references:
+        if before is not None and layers.are_those_of(before):
             return
         self._window = Window(len(layers))
         self._sentinel = Sentinel()
@@ -110,11 +110,11 @@ class Observer:
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Take what only the moment before the step shows: a late sample, the clip, the learning rates."""
         began = time.perf_counter()
-        self.scaling.search()
-        self.scaling.learn(optimizer)
         if optimizer is not self.main():
             return
         window = self._begun_window()
+        if not self.scaling.learn(optimizer):
+            self._unscale(window)
         window.stepping = True
         window.lr = tuple(_copied(group["lr"]) for group in self._groups() if "lr" in group)
         scale, window.found_inf = self.scaling.at_step(optimizer)
@@ -213,6 +213,13 @@ class Observer:
         if self._sentinel.layer is not None:
             self._sentinel.mark(self._sentinel.layer, self._gradient(self._sentinel.layer))
         self._spent_s += time.perf_counter() - began
+
+    @staticmethod
+    def _unscale(window: Window) -> None:
+        """Take back a guess: the scaler that lives in this process is not of this training."""
+        window.loss_scale = window.scaler_round = None
+        if window.sample is not None:
+            window.sample.scale = None
 
     # -- windows -------------------------------------------------------------------------------------------------
 

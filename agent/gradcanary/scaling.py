@@ -21,17 +21,25 @@ class Scaling:
     def __init__(self) -> None:
         self._found: list[weakref.ref[Any]] | None = None
         self._mine: weakref.ref[Any] | None = None
+        self._is_settled = False
 
     def search(self) -> None:
         """Look for scalers; the first call costs a pass over all objects, later ones nothing."""
         if self._found is None:
             self._found = [weakref.ref(scaler) for scaler in living(_kind())]
 
-    def learn(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remember the scaler that is stepping this optimizer right now."""
-        for scaler in self._living():
-            if id(optimizer) in getattr(scaler, "_per_optimizer_states", {}):
-                self._mine = weakref.ref(scaler)
+    def learn(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Settle which scaler steps this optimizer right now; False where none does.
+
+        Until the first step the only living scaler is taken for ours. It may be one that an earlier training left
+        behind; but only a scaler in use knows optimizers between its ``step()`` and its ``update()``.
+        """
+        used = [scaler for scaler in self._living() if getattr(scaler, "_per_optimizer_states", None)]
+        # A wrapper may be what the scaler steps, and our optimizer inside it.
+        ours = [scaler for scaler in used if id(optimizer) in scaler._per_optimizer_states] or used  # noqa: SLF001 -- as said above
+        self._mine = weakref.ref(ours[0]) if len(ours) == 1 else None
+        self._is_settled = True
+        return self._mine is not None
 
     def scale(self) -> Tensor | None:
         """Return a copy of the present scale: the one that the last backward pass was scaled with."""
@@ -50,9 +58,8 @@ class Scaling:
         return scale if isinstance(scale, Tensor) else None, found if isinstance(found, Tensor) else None
 
     def _current(self) -> Any:  # noqa: ANN401 -- three classes over the versions of torch
-        mine = self._mine() if self._mine is not None else None
-        if mine is not None:
-            return mine
+        if self._is_settled:
+            return self._mine() if self._mine is not None else None
         used = [scaler for scaler in self._living() if getattr(scaler, "_scale", None) is not None]
         return used[0] if len(used) == 1 else None
 

@@ -184,6 +184,24 @@ def test_layers_that_are_unfrozen_and_added_later(collector: Recorded) -> None:
     assert len(collector.sets()) == 2
 
 
+def test_a_second_optimizer_that_is_found_later(collector: Recorded) -> None:
+    """Its layers come before those known, so that two parameters of one shape share a place."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    last, first = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model[1], model[0]))
+    with gradcanary.watch(url=collector.url, run="second"):
+        train(model, last)
+        for _ in range(2):
+            model(torch.randn(2, 4)).square().mean().backward()
+            first.step()
+            last.step()
+            model.zero_grad()
+    assert [[layer["name"] for layer in layers] for layers in collector.sets().values()] == [
+        ["1.weight", "1.bias"],
+        ["0.weight", "0.bias", "1.weight", "1.bias"],
+    ]
+    assert set(collector.states()[max(collector.steps())].values()) == {"measured"}
+
+
 def test_a_model_that_is_let_go_of_is_freed_while_watched(collector: Recorded) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -180,6 +180,55 @@ def test_grad_scaler_values_are_unscaled_and_overflows_are_skipped(
     assert collector.metric("skipped_total")[8] == 3
 
 
+def test_a_scaler_of_an_earlier_training_scales_nothing(collector: Recorded) -> None:
+    """In a notebook the last cell's scaler is alive while this one trains without."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    earlier = mlp()
+    train_with_scaler(earlier, scaler, torch.optim.SGD(earlier.parameters(), lr=0.1))
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference, losses = Reference(model), {}
+    with gradcanary.watch(model, optimizer, url=collector.url, run="leftover"):
+        for step in range(3):
+            loss = loss_of(model)
+            losses[step] = float(loss.detach())
+            loss.backward()
+            reference.read()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert scaler.get_scale() == 2.0**16
+    reference.assert_sent(collector)
+    assert collector.metric("loss") == pytest.approx(losses, rel=EXACT)
+    assert collector.metric("scaler_scale") == {}
+
+
+def test_a_scaler_that_steps_a_wrapper_of_the_optimizer_is_ours(collector: Recorded) -> None:
+    class Wrapper:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer, self.param_groups, self.step = optimizer, optimizer.param_groups, optimizer.step
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="wrapped"):
+        largest = train_with_scaler(model, scaler, optimizer, Wrapper(optimizer))
+    assert [each["0.weight"] for each in collector.stat("absmax").values()] == pytest.approx(largest, rel=EXACT)
+
+
+def train_with_scaler(
+    model: nn.Module, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, stepped: object = None
+) -> list[float]:
+    """Make three steps; return the unscaled absmax of the first weight."""
+    largest = []
+    for _ in range(3):
+        scaler.scale(loss_of(model)).backward()
+        largest.append(float(model[0].weight.grad.double().abs().max()) / scaler.get_scale())
+        scaler.step(optimizer if stepped is None else stepped)
+        scaler.update()
+        optimizer.zero_grad()
+    return largest
+
+
 def test_an_unused_a_frozen_and_a_zero_layer(collector: Recorded) -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({name: nn.Linear(16, 16, bias=False) for name in ("used", "unused", "frozen", "zero")})
