@@ -11,6 +11,9 @@ from gradcanary import wire
 from gradcanary.readings import Row, Series
 
 MAX_STEPS = 64
+MAX_SERIES = 1000
+"""Of metrics in one batch: the collector refuses more; one is the agent's own."""
+
 BYTES_PER_VALUE = 4 * 4 / 3
 """A float32 in base64."""
 
@@ -23,12 +26,14 @@ def cut(rows: Sequence[Row], limits: wire.Limits, max_steps: int) -> int:
     layer_set = rows[0].layer_set
     alike = sum(1 for _ in takewhile(lambda row: row.layer_set is layer_set, rows[:max_steps]))
     size, points = _HEADROOM, 0
+    series: set[Series] = set()
     for count, row in enumerate(rows[:alike]):
         cells = sum(len(column.values) for column in row.columns.values())
         # A block of some steps and all layers can be no larger than its cells; metrics take about 60 bytes each.
         size += math.ceil(cells * BYTES_PER_VALUE + len(row.states or b"") * 4 / 3 + 60 * len(row.metrics))
         points += cells
-        if count and (size > limits.max_body or points > limits.max_points):
+        series.update(key for key, _, _ in row.metrics)
+        if count and (size > limits.max_body or points > limits.max_points or len(series) >= MAX_SERIES):
             return count
     return alike
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable
@@ -16,15 +17,17 @@ class Guard:
 
     def __init__(self) -> None:
         self.caught = 0
-        self.last: Exception | None = None
+        self.last: BaseException | None = None
         self._told: set[str] = set()
 
-    def catch(self, where: str, error: Exception) -> None:
+    def catch(self, where: str, error: BaseException) -> None:
         """Count an error; log it with its stack the first time that it comes from ``where``."""
         self.caught += 1
         self.last = error
-        if where not in self._told:
-            self._told.add(where)
+        if where in self._told:
+            return
+        self._told.add(where)
+        with contextlib.suppress(Exception):  # the host's logging is not ours to trust
             log.error("gradcanary: %s failed; the training goes on without it", where, exc_info=error)
 
     def wrap(self, where: str, function: Callable[..., object]) -> Callable[..., None]:

@@ -39,10 +39,9 @@ def launch_id(environ: Mapping[str, str], launcher_started: str) -> str:
     return secrets.token_hex(8)
 
 
-def next_launch(launch: str) -> str:
-    """Return ``<id>.2`` after ``<id>``, ``<id>.3`` after ``<id>.2``."""
-    stem, dot, number = launch.rpartition(".")
-    return f"{stem}.{int(number) + 1}" if dot and number.isdigit() else f"{launch}.2"
+def numbered(launch: str, number: int) -> str:
+    """Return the id of the launch of that number, from 1, that one process makes: ``<id>``, ``<id>.2``, ``<id>.3``."""
+    return launch if number == 1 else f"{launch}.{number}"
 
 
 def started(pid: int) -> str:

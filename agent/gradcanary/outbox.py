@@ -18,6 +18,12 @@ CAPACITY_BYTES = 128 * 2**20
 BYTES_PER_LAYER = 64
 """Of a row, roughly: two columns, states, dtypes."""
 
+BYTES_PER_METRIC = 256
+"""Of a row, roughly: a key, a step and a value, as Python objects."""
+
+BYTES_PER_ROW = 2048
+"""Of a row without layers and metrics, roughly."""
+
 
 @dataclass(frozen=True)
 class Parcel:
@@ -26,6 +32,7 @@ class Parcel:
     seq: int
     body: bytes
     rows: tuple[Row, ...]
+    dropped_steps: int
 
 
 class Outbox:
@@ -51,8 +58,8 @@ class Outbox:
     def add(self, row: Row) -> None:
         """Keep a row; the oldest one goes where memory is full."""
         self._rows.append(row)
-        layers = max(len(row.layer_set.layers), 1)
-        while len(self._rows) > max(MAX_STEPS, CAPACITY_BYTES // (BYTES_PER_LAYER * layers)):
+        size = BYTES_PER_ROW + BYTES_PER_LAYER * len(row.layer_set.layers) + BYTES_PER_METRIC * len(row.metrics)
+        while len(self._rows) > max(MAX_STEPS, CAPACITY_BYTES // size):
             self._lose((self._rows.popleft(),))
 
     def next(self, limits: wire.Limits, dropped_steps: int) -> Parcel | None:
@@ -60,7 +67,12 @@ class Outbox:
         if self._parcel is None and self._rows:
             count = cut(self._rows_ahead(), limits, self._max_steps)
             rows = tuple(self._rows.popleft() for _ in range(count))
-            self._pack(rows, dropped_steps)
+            try:
+                self._pack(self._seq, rows, dropped_steps + self.lost)
+            except Exception:
+                self._lose(rows)
+                raise
+            self._seq += 1
         return self._parcel
 
     def taken(self) -> None:
@@ -68,7 +80,20 @@ class Outbox:
         if self._parcel is not None:
             self._layer_set = self._parcel.rows[0].layer_set.id
             self._stored.update(stored_in(self._parcel.rows))
-        self._parcel, self._max_steps = None, MAX_STEPS
+        # Grows slowly after a halving: what was too large once would be so again.
+        self._parcel, self._max_steps = None, min(self._max_steps + 1, MAX_STEPS)
+
+    def repeat(self) -> None:
+        """Note that the collector knows nothing of this session (any more): changes told before are told again."""
+        self._stored = {}
+        if self._parcel is not None:
+            self._pack(self._parcel.seq, self._parcel.rows, self._parcel.dropped_steps)
+
+    def clear(self) -> None:
+        """Give everything up: nobody will take it."""
+        self.set_aside()
+        self._lose(tuple(self._rows))
+        self._rows.clear()
 
     def halve(self) -> bool:
         """Cut the batch in two after the collector found it too large; False when it is a single step, which is lost.
@@ -80,7 +105,7 @@ class Outbox:
             self.set_aside()
             return False
         self._rows.extendleft(reversed(parcel.rows))
-        self._max_steps = len(parcel.rows) // 2
+        self._max_steps = (len(parcel.rows) + 1) // 2
         self._parcel, self._seq = None, parcel.seq
         return True
 
@@ -93,12 +118,11 @@ class Outbox:
     def _rows_ahead(self) -> list[Row]:
         return list(islice(self._rows, MAX_STEPS))
 
-    def _pack(self, rows: tuple[Row, ...], dropped_steps: int) -> None:
+    def _pack(self, seq: int, rows: tuple[Row, ...], dropped_steps: int) -> None:
         if rows[0].layer_set.id != self._layer_set:
             self._stored = {}  # the first batch of a layer set repeats all
-        batch = build(rows, self._every, self._stored, dropped_steps + self.lost)
-        self._parcel = Parcel(self._seq, wire.dump(batch), rows)
-        self._seq += 1
+        batch = build(rows, self._every, self._stored, dropped_steps)
+        self._parcel = Parcel(seq, wire.dump(batch), rows, dropped_steps)
 
     def _lose(self, rows: tuple[Row, ...]) -> None:
         self.lost += sum(row.states is not None for row in rows)

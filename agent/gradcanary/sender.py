@@ -27,8 +27,14 @@ ORIGIN_WAIT_S = 2.0
 """How long the first hello waits for the first window, which knows more."""
 
 RETRY_S = (1.0, 60.0)
+REFUSED = (401, 403, 426)
+"""Answers that only a person changes."""
+
 LAST_RETRY_S = 0.25
 """Between two tries while the process waits to end."""
+
+ABORT_S = 0.2
+"""For a request that was cut off to fail."""
 
 LIMITS = wire.Limits(max_body=4 * 2**20, max_points=2_000_000, max_layers=20_000)
 """Until the collector has told its own."""
@@ -65,6 +71,8 @@ class Sender:
         self._forgiven: int | None = None
         self._failures = 0
         self._retry_at = 0.0
+        self._asked_until = 0.0
+        self._is_there = False
         self._beat_at = time.monotonic() + INTERVAL_S
         self._began = time.monotonic()
         # An own generator: the global one belongs to the training.
@@ -76,13 +84,22 @@ class Sender:
         """Begin to send."""
         self._thread.start()
 
-    def stop(self, end: wire.End, timeout_s: float) -> bool:
-        """Send what is left and the end, for so long at most; tell whether all of it went out."""
+    @property
+    def is_done(self) -> bool:
+        """Whether all that was to be sent went out, or nothing is to be sent any more."""
+        return self._is_over or (not len(self._ring) and self._outbox.is_empty)
+
+    def stop(self, end: wire.End, timeout_s: float) -> None:
+        """Send what is left and the end, for so long at most."""
         self._end = end
         self._deadline = time.monotonic() + timeout_s
         self._stopping.set()
+        if threading.current_thread() is self._thread:
+            return  # on_alert closed the watch: the rest is sent when it returns
         self._thread.join(timeout_s)
-        return not self._thread.is_alive() and self._outbox.is_empty
+        if self._thread.is_alive():
+            self._transport.abort()
+            self._thread.join(ABORT_S)
 
     def _run(self) -> None:
         while not self._stopping.wait(FLUSH_S):
@@ -108,16 +125,21 @@ class Sender:
         """Send what is left and the end, again and again until the time given is over."""
         self._read_records()
         while self._end is not None and not self._is_over and not self._is_said(self._end):
+            wait_s = max(LAST_RETRY_S, self._asked_until - time.monotonic())
             # A collector that never answered is not waited for.
-            if time.monotonic() + LAST_RETRY_S > self._deadline or not self._greeting.was_said:
+            if not self._is_there or time.monotonic() + wait_s > self._deadline:
                 return
-            time.sleep(LAST_RETRY_S)
+            time.sleep(wait_s)
 
     def _is_said(self, end: wire.End) -> bool:
         self._flush()
         if not self._outbox.is_empty or not self._greet():
             return False
-        return self._request("POST", "/end", wire.dump(replace(end, last_step=self._step))) is not None
+        answer = self._request("POST", "/end", wire.dump(replace(end, last_step=self._step)))
+        if answer is not None and answer.status == 404:
+            self._forget()
+            return False
+        return answer is not None
 
     def _read_records(self) -> None:
         while (record := self._ring.take()) is not None:
@@ -130,7 +152,7 @@ class Sender:
             self._observer.wishes = self._reader.wishes
             self._step = row.step
             self._greeting.learn(self._observer, row.layer_set)
-            if not self._is_silent:
+            if not self._is_silent and not self._is_over:
                 self._outbox.add(row)
 
     def _flush(self) -> None:
@@ -153,7 +175,7 @@ class Sender:
             return True
         if answer is not None and answer.status in (400, 409, 413, 415, 422):
             self._guard.say(f"the collector refuses this session: {answer.message}. Nothing is sent.")
-            self._is_over = True
+            self._give_up()
         return False
 
     def _deliver(self, parcel: Parcel) -> bool:
@@ -164,6 +186,8 @@ class Sender:
         if answer.status == 200:
             self._outbox.taken()
             self._forgiven = None
+        elif answer.status == 410:
+            return False
         elif answer.status == 404 or answer.code == "unknown_layer_set":
             return self._greet_again(parcel)
         elif answer.status == 413:
@@ -172,11 +196,11 @@ class Sender:
         else:
             self._guard.say(f"the collector refused a batch, which is lost ({answer.status}: {answer.message})")
             self._outbox.set_aside()
-        return not self._is_over
+        return True
 
     def _greet_again(self, parcel: Parcel) -> bool:
         """Say hello to a collector that does not know us; once per batch, so that we do not go round in circles."""
-        self._greeting.forgotten()
+        self._forget()
         if self._forgiven == parcel.seq:
             self._retry_later(None)
             return False
@@ -191,7 +215,16 @@ class Sender:
         body = wire.dump(wire.Heartbeat(self._step, 0, self._ring.dropped + self._outbox.lost, share))
         answer = self._request("POST", "/heartbeat", body)
         if answer is not None and answer.status == 404:
-            self._greeting.forgotten()
+            self._forget()
+
+    def _forget(self) -> None:
+        """The collector has nothing of this session: say everything again."""
+        self._greeting.forgotten()
+        self._outbox.repeat()
+
+    def _give_up(self) -> None:
+        self._is_over = True
+        self._outbox.clear()
 
     def _request(self, method: str, path: str, body: bytes, *, compress: bool = False) -> Answer | None:
         """Return an answer that settles the request, None where it has to be made again later."""
@@ -203,30 +236,41 @@ class Sender:
             )
             self._retry_later(None)
             return None
-        if answer.status == 200:
-            self._hear(answer)
-        elif answer.status == 410:
-            self._guard.say("this run was deleted in the collector; nothing more is sent")
-            self._is_over = True
-        elif answer.status in (401, 403):
-            self._guard.say("the collector refuses our token: set GRADCANARY_TOKEN, or watch(token=)")
-            self._retry_later(RETRY_S[1])
-            return None
-        elif answer.status == 426:
-            self._guard.say(f"the collector is too old or too new for this agent: {answer.message}")
-            self._retry_later(RETRY_S[1])
-            return None
-        elif answer.status in (408, 429) or answer.status >= 500:
-            self._retry_later(answer.retry_after_s)
-            return None
-        return answer
+        if self._is_settled(answer, is_hello=method == "PUT"):
+            return answer
+        self._retry_later(answer.retry_after_s or (RETRY_S[1] if answer.status in REFUSED else None))
+        return None
 
-    def _hear(self, answer: Answer) -> None:
+    def _is_settled(self, answer: Answer, *, is_hello: bool) -> bool:
+        """Tell whether the answer is the last word on its request."""
+        status = answer.status
+        if status == 200:
+            return self._hear(answer)
+        if status == 410:
+            self._guard.say("this run was deleted in the collector; nothing more is sent")
+            self._give_up()
+            return True
+        if status in (401, 403):
+            self._guard.say("the collector refuses our token: set GRADCANARY_TOKEN, or watch(token=); still trying")
+            return False
+        if status == 426:
+            self._guard.say(f"the collector does not speak this agent's protocol: {answer.message}; still trying")
+            return False
+        if status in (400, 404, 409, 413, 415, 422) and not (is_hello and status == 404):
+            self._is_there = True
+            return True
+        self._is_there = status in (408, 429) or status >= 500
+        if not self._is_there:
+            self._guard.say(f"{self._observer.settings.url} answers {status}, which no collector does; still trying")
+        return False
+
+    def _hear(self, answer: Answer) -> bool:
         try:
             reply = wire.load_reply(answer.body)
-        except (ValueError, KeyError, TypeError) as error:
-            self._guard.catch("reading a reply", error)
-            return
+        except ValueError:
+            self._guard.say(f"{self._observer.settings.url} does not answer as a collector does; still trying")
+            return False
+        self._is_there = True
         self._failures = 0
         self._limits = reply.limits
         self.incidents = reply.incidents
@@ -234,13 +278,19 @@ class Sender:
             if self._told.get(brief.id) != brief.severity:
                 self._told[brief.id] = brief.severity
                 self._alert(brief)
+        return True
 
     def _alert(self, brief: wire.Brief) -> None:
-        if self._on_alert is not None:
-            self._guard.wrap("on_alert", self._on_alert)(brief)
+        if self._on_alert is None:
+            return
+        try:
+            self._on_alert(brief)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- not ours; an exit() would end only this thread
+            self._guard.catch("on_alert", error)
 
     def _retry_later(self, wish_s: float | None) -> None:
         low, high = RETRY_S
         wait_s = min(low * 2.0**self._failures, high) if wish_s is None else min(max(wish_s, low), high)
+        self._asked_until = 0.0 if wish_s is None else time.monotonic() + wait_s
         self._failures = min(self._failures + 1, 10)
         self._retry_at = time.monotonic() + wait_s * self._random.uniform(1.0, 1.25)

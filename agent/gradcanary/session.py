@@ -52,7 +52,7 @@ class Session:
         self.sender = Sender(self.observer, self._ring, transport, greeting, self.guard, on_alert, is_silent=rank > 0)
         self._hooks = Hooks(self.observer, settings, self.guard)
         self.guard.wrap("attaching", self._hooks.attach)(model, optimizer)
-        self.sender.start()
+        self.guard.wrap("starting the sender", self.sender.start)()
 
     @property
     def has_stepped(self) -> bool:
@@ -73,8 +73,13 @@ class Session:
         """Detach, send what is left, and end."""
         self.guard.wrap("the last window", self.observer.close)()
         self.guard.wrap("detaching", self._hooks.detach)()
-        if not self.sender.stop(end, timeout_s):
+        self.guard.wrap("ending the sender", self.sender.stop)(end, timeout_s)
+        if not self.sender.is_done:
             self.guard.say("the collector did not take everything in time; the last steps are lost")
+
+    def forked(self) -> None:
+        """In a forked child: leave no hook, and nothing to send with; the parent goes on."""
+        self.guard.wrap("detaching", self._hooks.detach)()
 
     def _put(self, record: Record) -> None:
         if os.getpid() != self._pid:

@@ -55,6 +55,8 @@ def _read(read: Callable[[Any], Any], given: object, where: str) -> object:
 
 
 def _url(given: str) -> str:
+    if not _text(given).isascii() or not given.isprintable() or " " in given:
+        raise ValueError("it must be printable ASCII without spaces")
     parts = urlsplit(given)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"it must be the address of a collector, such as {DEFAULT_URL}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import json
+import socket
 import ssl
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
@@ -53,6 +55,7 @@ class Transport:
         self._base = f"{parts.path.rstrip('/')}/api/v1/runs/{quote(run)}/sessions/{quote(session)}"
         self._token = token
         self._connection: http.client.HTTPConnection | None = None
+        self._is_aborted = False
 
     def send(self, method: str, path: str, body: bytes, *, compress: bool = False) -> Answer:
         """Return the answer; raises UnreachableError."""
@@ -76,6 +79,14 @@ class Transport:
             self.close()
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
 
+    def abort(self) -> None:
+        """Make the request that is under way in another thread fail now, and each one after it."""
+        self._is_aborted = True
+        sock = None if self._connection is None else self._connection.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the connection; the next request opens another one."""
         if self._connection is not None:
@@ -83,6 +94,8 @@ class Transport:
             self._connection = None
 
     def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+        if self._is_aborted:
+            raise ConnectionAbortedError("the watch has ended")
         if self._connection is None:
             self._connection = self._connect()
         self._connection.request(method, self._base + path, body, headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import re
 import sys
@@ -27,10 +28,13 @@ RESERVED = re.compile(
 )
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 MAX_METRIC_NAME = 200
+MAX_TIMEOUT_S = 86_400
+MAX_ERROR = 1000
+MAX_TAGS = 2000
 
 _lock = threading.Lock()
 _open: list[Watch] = []
-_last_launch: dict[str, str] = {}
+_launches: dict[str, tuple[str, int]] = {}
 _unnamed_run: str | None = None
 
 
@@ -75,7 +79,7 @@ def watch(
         step=step,
     )
     with _lock:
-        for earlier in _open:
+        for earlier in tuple(_open):
             if earlier.serves(model, optimizer):
                 return earlier
             if model is None and optimizer is None:
@@ -106,6 +110,10 @@ class Watch:
         self._is_closed = False
         self._pid = os.getpid()
         self._session = Session(settings, self.run, _launch_of(self.run), model, optimizer, on_alert)
+        if settings.run not in (None, self.run):
+            self._session.guard.say(
+                f"the run is called {self.run!r}: a name has up to {naming.MAX_RUN} letters, digits, '.', '_' and '-'"
+            )
         _open.append(self)
         atexit.register(self._at_exit)
 
@@ -145,6 +153,12 @@ class Watch:
         """End the watch: send what is left, for ``timeout_s`` at most, and leave no hook or thread behind."""
         if state not in ("finished", "crashed"):
             raise ValueError(f"close(state={state!r}): it must be 'finished' or 'crashed'")
+        if (
+            isinstance(timeout_s, bool)
+            or not isinstance(timeout_s, (int, float))
+            or not 0 <= timeout_s <= MAX_TIMEOUT_S
+        ):
+            raise ValueError(f"close(timeout_s={timeout_s!r}): it must be 0 to {MAX_TIMEOUT_S} seconds")
         self._close(state, None, timeout_s)
 
     def __enter__(self) -> Watch:  # noqa: PYI034 -- typing.Self came with Python 3.11
@@ -153,6 +167,8 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _stack: TracebackType | None
     ) -> None:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = None
         self._close("finished" if error is None else "crashed", error, 5.0)
 
     def serves(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
@@ -205,20 +221,14 @@ def _run_of(settings: Settings) -> str:
     if settings.run is None:
         _unnamed_run = _unnamed_run or naming.run_name(sys.argv[0] if sys.argv else "", time.strftime("%Y%m%d"))
         return _unnamed_run
-    name = naming.allowed(settings.run)
-    if name != settings.run:
-        print(f"gradcanary: the run is called {name!r}: a name has letters, digits, '.', '_' and '-'", file=sys.stderr)  # noqa: T201 -- said once, where the name was given
-    return name
+    return naming.allowed(settings.run)
 
 
 def _launch_of(run: str) -> str:
     """Return the launch: the launcher's for the first watch of a run, the next one for each later watch."""
-    before = _last_launch.get(run)
-    launch = (
-        naming.launch_id(os.environ, naming.started(os.getppid())) if before is None else naming.next_launch(before)
-    )
-    _last_launch[run] = launch
-    return launch
+    launch, number = _launches.get(run) or (naming.launch_id(os.environ, naming.started(os.getppid())), 0)
+    _launches[run] = launch, number + 1
+    return naming.numbered(launch, number + 1)
 
 
 def _is_notebook() -> bool:
@@ -226,14 +236,33 @@ def _is_notebook() -> bool:
 
 
 def _told(error: BaseException | None) -> str | None:
-    return None if error is None else _UNPRINTABLE.sub(" ", f"{type(error).__name__}: {error}")[:1000]
+    if error is None:
+        return None
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 -- an error that cannot be told must not hide itself behind another one
+        text = type(error).__name__
+    return _UNPRINTABLE.sub(" ", text)[:MAX_ERROR]
+
+
+def _forked() -> None:
+    """In a forked child: the watches of the parent are not ours, their hooks and the lock stay behind."""
+    global _lock
+    _lock = threading.Lock()
+    for watch in _open:
+        watch._session.forked()  # noqa: SLF001 -- the fork takes over from the watch
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _check_name(name: str, *, is_own: bool) -> None:
     if not is_own and RESERVED.fullmatch(name):
         raise ValueError(f"log({name}=): this name is taken by what gradcanary measures itself")
-    if len(name) > MAX_METRIC_NAME or _UNPRINTABLE.search(name):
-        raise ValueError(f"log({name[:50]!r}=): a name has at most {MAX_METRIC_NAME} printable characters")
+    if not 0 < len(name) <= MAX_METRIC_NAME or _UNPRINTABLE.search(name):
+        raise ValueError(f"log({name[:50]!r}=): a name has 1 to {MAX_METRIC_NAME} printable characters")
 
 
 def _number(name: str, value: object) -> Any:  # noqa: ANN401 -- a float, or a tensor that the sender reads
@@ -242,14 +271,21 @@ def _number(name: str, value: object) -> Any:  # noqa: ANN401 -- a float, or a t
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
             raise ValueError(f"log({name}=) is a tensor of shape {tuple(value.shape)}: it must have one element")
+        if value.is_meta:
+            raise ValueError(f"log({name}=) is a tensor without a value, on the meta device")
         return value.detach().clone()
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"log({name}=) is a {type(value).__name__}: it must be a number or a tensor of one element")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"log({name}=): the number is too large for a float") from error
 
 
 def _tags(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    pairs = tuple(sorted((tags or {}).items()))
+    if not isinstance(tags, (Mapping, type(None))):
+        raise TypeError(f"log(tags=) is a {type(tags).__name__}: it must be a mapping of texts to texts")
+    pairs = tuple((tags or {}).items())
     for key, value in pairs:
         if not (isinstance(key, str) and isinstance(value, str) and key):
             raise TypeError(f"log(tags=) holds {key!r}: {value!r}; both must be texts")
@@ -257,7 +293,9 @@ def _tags(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
             raise ValueError(
                 f"log(tags=): {key[:50]!r} and its value have at most {MAX_METRIC_NAME} printable characters"
             )
-    return pairs
+    if len(json.dumps(dict(pairs))) > MAX_TAGS:
+        raise ValueError(f"log(tags=): as JSON they have at most {MAX_TAGS} characters")
+    return tuple(sorted(pairs))
 
 
 def _step(step: int | None) -> int | None:

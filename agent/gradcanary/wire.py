@@ -213,14 +213,26 @@ def dump(message: object) -> bytes:
 
 
 def load_reply(raw: bytes) -> Reply:
-    """Return the reply in a body; raises ValueError, KeyError or TypeError on anything else."""
-    body = json.loads(raw)
+    """Return the reply in a body; raises ValueError on anything else."""
+    try:
+        return _reply(json.loads(raw))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
+        raise ValueError(f"This is no reply of a collector ({type(error).__name__}: {error}).") from error
+
+
+def _reply(body: Mapping[str, Any]) -> Reply:
     return Reply(
         status=str(body["status"]),
         next_seq=int(body["next_seq"]),
         limits=Limits(**{key: int(body["limits"][key]) for key in ("max_body", "max_points", "max_layers")}),
-        incidents=tuple(Brief(**{key: brief[key] for key in Brief.__annotations__}) for brief in body["incidents"]),
+        incidents=tuple(map(_brief, body["incidents"])),
     )
+
+
+def _brief(body: Mapping[str, Any]) -> Brief:
+    numbers = {key: int(body[key]) for key in ("id", "opened_step", "layers")}
+    texts = {key: str(body[key]) for key in ("rule", "severity", "state", "summary", "url")}
+    return Brief(**numbers, **texts)  # type: ignore[arg-type]  # each key is of its kind
 
 
 def layer_set_id(layers: Iterable[Layer]) -> str:
