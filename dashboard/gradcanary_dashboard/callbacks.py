@@ -181,5 +181,4 @@ def _register_browser(app: Dash) -> None:
         at_click=True,
     )
     browser("read_out", Output("readout", "children"), Input("heatmap", "hoverData"), State("heatmap", "figure"))
-    browser("layer_rows", Input("layer-rows-data", "data"))
     browser("title", Input("title", "data"))

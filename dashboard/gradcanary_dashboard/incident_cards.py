@@ -43,7 +43,7 @@ def card(incident: Mapping[str, Any], named: bool) -> html.Article:
         ),
         html.P(incident["summary"], className="summary"),
         html.P(_when(incident), className="dim"),
-        *(_explanation(incident) if is_open or named else []),
+        *(_explanation(incident) if named or is_open or incident["resolution"] == "run_finished" else []),
         *_told(incident),
     ]
     classes = ["incident", incident["state"], *(["named"] if named else [])]

@@ -25,7 +25,7 @@ SLOTS = {
     "incidents": "children",
     "incident-tally": "children",
     "notes": "children",
-    "layer-rows-data": "data",
+    "layer-rows": "children",
     "layer-tally": "children",
     "zoom-note": "children",
 }
@@ -54,7 +54,6 @@ def frame(run: str, contents: Mapping[str, Any]) -> list[Any]:
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
         dcc.Location(id="run-url", refresh=False),
-        dcc.Store(id="layer-rows-data", data=contents.get("layer-rows-data")),
         dcc.Store(id="run-name", data=run),
         dcc.Store(id="run-shown", data=contents.get("shown")),
         dcc.Store(id="run-pulse"),
@@ -91,7 +90,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "incidents": incident_cards.panel(data.incidents, view.incident),
         "incident-tally": incident_cards.tally(data.incidents),
         "notes": _notes(data.run),
-        "layer-rows-data": {"rows": [layers.row(layer) for layer in rows], "chosen": data.layer and data.layer["name"]},
+        "layer-rows": [_layer_row(layer, layer is data.layer) for layer in rows],
         "layer-tally": _layer_tally(len(data.layers), len(rows)),
         "zoom-note": _zoom_note(view, data.heatmap["bucket_steps"]),
         **_trend(data, span),
@@ -149,7 +148,7 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
     table = html.Table(
         [
             html.Thead(html.Tr([html.Th(head, scope="col", role="columnheader") for head in heads], role="row")),
-            html.Tbody(id="layer-rows"),
+            html.Tbody(contents.get("layer-rows"), id="layer-rows"),
         ],
         # The narrow layout is a grid, which would take a table's meaning away.
         role="table",
@@ -174,6 +173,34 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
             ),
         ],
         className="beside",
+    )
+
+
+def _layer_row(layer: layers.Layer, is_chosen: bool) -> html.Tr:
+    texts = layers.row(layer)
+    name = html.Button(
+        texts["name"],
+        type="button",
+        className="layer",
+        title=texts["name"],
+        **parts.attributes(data_layer=texts["name"], aria_current=str(is_chosen).lower()),
+    )
+    cells = {
+        "number absmax": texts["absmax"],
+        "number norm": texts["norm"],
+        "state": texts["state"],
+        "stored": texts["stored"],
+        "number k": texts["k"],
+        "rule": texts["rule"] or ("low" if texts["low"] else ""),
+    }
+    return html.Tr(
+        [
+            html.Td(name, className="name", role="cell"),
+            *(html.Td(text, className=kind, role="cell") for kind, text in cells.items()),
+        ],
+        key=texts["name"],
+        className=f"tone-{texts['tone']}{' chosen' if is_chosen else ''}",
+        role="row",
     )
 
 

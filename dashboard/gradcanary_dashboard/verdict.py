@@ -30,7 +30,7 @@ def verdict(run: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> V
     unrecovered = [incident for incident in incidents if incident["resolution"] == "run_finished"]
     if unrecovered:
         worst = max(unrecovered, key=lambda incident: SEVERITIES.index(incident["severity"]))
-        return Verdict(worst["severity"], f"{worst['summary'].rstrip('.')}. It had not recovered when the run ended.")
+        return Verdict(worst["severity"], worst["summary"])
     if not run["layers"] or run["step"] is None:
         return Verdict("waiting", "Waiting for the first step")
     low = f", {wording.integer(run['low'])} of them low" if run["low"] else ""

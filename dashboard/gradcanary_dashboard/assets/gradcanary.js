@@ -4,7 +4,6 @@
   "use strict";
 
   const root = document.documentElement;
-  let chosen = null;
 
   // ---- numbers and times
 
@@ -92,58 +91,6 @@
     window.scrollTo(0, 0);
   }
 
-  // ---- the table of layers
-
-  function newCell(row) {
-    const td = row.insertCell();
-    td.setAttribute("role", "cell");
-    return td;
-  }
-
-  function cell(row, index, text, className) {
-    const td = row.cells[index] || newCell(row);
-    if (td.className !== className) td.className = className;
-    if (td.dataset.text !== text) {
-      td.dataset.text = text;
-      td.textContent = text;
-    }
-    return td;
-  }
-
-  function nameCell(row, layer) {
-    const td = row.cells[0] || newCell(row);
-    td.className = "name";
-    const button = td.querySelector("button") || td.appendChild(document.createElement("button"));
-    button.type = "button";
-    button.className = "layer";
-    if (button.dataset.layer !== layer.name) {
-      button.dataset.layer = layer.name;
-      button.textContent = layer.name;
-      button.title = layer.name;
-    }
-    button.setAttribute("aria-current", String(layer.name === chosen));
-  }
-
-  function layerRow(row, layer) {
-    row.setAttribute("role", "row");
-    row.className = "tone-" + layer.tone + (layer.name === chosen ? " chosen" : "");
-    nameCell(row, layer);
-    cell(row, 1, layer.absmax, "number absmax");
-    cell(row, 2, layer.norm, "number norm");
-    cell(row, 3, layer.state, "state");
-    cell(row, 4, layer.stored, "stored");
-    cell(row, 5, layer.k, "number k");
-    cell(row, 6, layer.rule || (layer.low ? "low" : ""), "rule");
-  }
-
-  function layerRows(data) {
-    const body = document.getElementById("layer-rows");
-    if (!body || !data) return;
-    chosen = data.chosen;
-    data.rows.forEach((layer, index) => layerRow(body.rows[index] || body.insertRow(), layer));
-    while (body.rows.length > data.rows.length) body.deleteRow(-1);
-  }
-
   // ---- the dashboard's own server: when it is gone, nobody but the browser can say so
 
   function showLink(connected) {
@@ -208,6 +155,6 @@
   setInterval(wordTimes, 500);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    gradcanary: { pulse, zoom, choose, read_out: readOut, layer_rows: layerRows, title: setTitle },
+    gradcanary: { pulse, zoom, choose, read_out: readOut, title: setTitle },
   });
 })();
