@@ -24,7 +24,10 @@ RESUME_STEPS = 200
 
 @dataclass(frozen=True)
 class Headline:
-    """A run's incidents in a line: ids and layers firing per rule (1 for the whole run) of those that are open."""
+    """A run's incidents in a line: ids of the open ones, and layers firing per rule (1 for the whole run).
+
+    What fired when the run ended counts as firing still.
+    """
 
     open_incidents: list[int] = field(default_factory=list)
     worst: str | None = None
@@ -151,6 +154,6 @@ def _headline(rows: list[RowMapping]) -> Headline:
     return Headline(
         open_incidents=[row["incident_id"] for row in live],
         worst=worst["severity"] if live else None,
-        firing={row["rule"]: max(row["firing"], 1) for row in live},
+        firing={row["rule"]: max(row["firing"], 1) for row in live or rows},
         headline=worst["headline"],
     )

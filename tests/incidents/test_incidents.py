@@ -77,7 +77,7 @@ def test_an_end_of_the_run_is_no_recovery(store):
     )
     assert {member["until_step"] for member in store.rows(select(incident_layer))} == {None}
     headline = read(store, incidents.headlines, [1])[1]
-    assert (headline.open_incidents, headline.worst, headline.firing) == ([], None, {})
+    assert (headline.open_incidents, headline.worst, headline.firing) == ([], None, {"collapse": 18})
     assert headline.headline == "18 of 300 layers collapsed at step 340"
 
 
