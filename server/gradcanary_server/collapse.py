@@ -29,14 +29,15 @@ def common(fall: Floats, moment: Moment, alive: Mask, baseline: Floats, view: La
 
     The 5th percentile, at least the second smallest, over alive layers that are not zero now (a common factor never
     makes an exact zero) and whose baseline is above ``enter`` (a layer under it at its best shows noise, and noise
-    would pin the percentile at 0). Without any such layer nothing is shared: 0.
+    would pin the percentile at 0). None too when there is no such layer: then nobody can tell a fall from a rescaled
+    loss. Of two layers the smallest: the second one would be the layer that fell.
     """
     if not alive.any() or 2 * int((alive & ~np.isnan(baseline)).sum()) < int(alive.sum()):
         return None
     counted = fall[alive & moment.seen & ~moment.zero & (baseline > view.enter_level)]
     if not len(counted):
-        return 0.0
-    rank = min(max(1, int(COMMON_QUANTILE * (len(counted) - 1))), len(counted) - 1)
+        return None
+    rank = max(1, int(COMMON_QUANTILE * (len(counted) - 1))) if len(counted) > 2 else 0
     return float(np.partition(counted, rank)[rank])
 
 
@@ -49,11 +50,19 @@ def by_fall(moment: Moment, view: LayerRules, fall: Floats, shared: float | None
     return _votes(is_low & fell, moment, view, view.by_fall)
 
 
-def by_siblings(moment: Moment, view: LayerRules, quartiles: Floats) -> Votes:
-    """Vote +1 where a layer is low and far under the upper quartile of its siblings."""
+def by_siblings(moment: Moment, view: LayerRules, quartiles: Floats, fall: Floats, shared: float | None) -> Votes:
+    """Vote +1 where a layer is low and far under the upper quartile of its siblings, without an own fall.
+
+    An own fall is judged as such, once falls are looked for. A layer that was exactly zero ever since is unused, not
+    collapsed.
+    """
+    own = view.by_fall & (fall >= view.fall) & (shared is not None)
+    unused = moment.zero & np.isnan(fall)
     with np.errstate(divide="ignore", invalid="ignore"):
         under = np.log10(quartiles) - moment.level >= view.siblings
-    return _votes((moment.absmax < view.enter) & under & (quartiles > 0), moment, view, view.by_siblings)
+    return _votes(
+        (moment.absmax < view.enter) & under & (quartiles > 0) & ~own & ~unused, moment, view, view.by_siblings
+    )
 
 
 def by_lateness(moment: Moment, view: LayerRules, baseline: Floats, joined: bool) -> Votes:
@@ -68,8 +77,8 @@ def by_threshold(moment: Moment, view: LayerRules, launch: Launch) -> Votes:
     It recovers over the same multiple of it that ``exit`` is of ``enter``.
     """
     ratio = view.exit / view.enter
-    absmax_below = np.where(view.by_threshold, view.enter, launch.absmax_below or 0.0)
-    norm_below = launch.norm_below or 0.0
+    absmax_below = np.where(view.by_threshold, view.enter, np.float32(launch.absmax_below or 0.0))
+    norm_below = float(np.float32(launch.norm_below or 0.0))
     under = (moment.absmax < absmax_below) | (moment.norm < norm_below)
     over = (moment.absmax > absmax_below * ratio) & ~(moment.norm <= norm_below * ratio)
     # A rule that was switched off for a layer is the narrower word.

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from gradcanary_server.fold_state import FoldState, Progress, Verdict
-from gradcanary_server.moment import BY_SCALER, Moment, moments
+from gradcanary_server.moment import Moment, moments
 from gradcanary_server.observations import Change, Launch, Samples
 from gradcanary_server.rules import Rules
 from gradcanary_server.walk import Loss, Walk
@@ -49,6 +51,7 @@ def _events(samples: Samples, progress: Progress) -> Iterator[Moment | Loss]:
 
 def _losses(samples: Samples, heard: int) -> Iterator[Loss]:
     skipped = dict(zip(samples.steps.tolist(), samples.skipped.tolist(), strict=True))
-    for step, value in zip(samples.loss_steps.tolist(), samples.loss.tolist(), strict=True):
+    order = np.argsort(samples.loss_steps, kind="stable")
+    for step, value in zip(samples.loss_steps[order].tolist(), samples.loss[order].tolist(), strict=True):
         if step > heard:
-            yield Loss(step, value, skipped.get(step) == BY_SCALER)
+            yield Loss(step, value, skipped.get(step, 0))

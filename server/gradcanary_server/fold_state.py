@@ -22,8 +22,8 @@ FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE = range(5)
 for one kind of evidence says nothing about another."""
 COLLAPSE = slice(FALL, LATE + 1)
 
-SCALE_DROP, NONFINITE_LOSS = range(2)
-"""The tracks of the whole run."""
+SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = _RUN_TRACKS = range(3)
+"""The tracks of the whole run; SCALE_WORSE counts what speaks for a higher severity of an open scale_drop."""
 
 LOSSES = 50
 """Losses kept: as many as observations make a block, so that a baseline knows the loss of its time."""
@@ -73,7 +73,7 @@ class FoldState:
     losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, np.float64))
     baselines: Baselines = field(default_factory=lambda: Baselines.none(0, 0))
     scores: Scores = field(default_factory=lambda: Scores.zeros(5, 0))
-    of_run: Scores = field(default_factory=lambda: Scores.zeros(2, 1))
+    of_run: Scores = field(default_factory=lambda: Scores.zeros(len(_RUN_TRACKS), 1))
     resolve_after: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     """float32[N], the score of a layer that fires and shows no sign of recovery."""
 
@@ -162,7 +162,7 @@ class FoldState:
         level, filled = reader.take(np.float32, layers), reader.take(np.uint16, layers)
         baselines = Baselines(level, reader.take(np.int16, layers * block).reshape(layers, block), filled)
         scores = reader.scores(len(_TRACKS), layers, head["counting"][0])
-        of_run = reader.scores(2, 1, head["counting"][1])
+        of_run = reader.scores(len(_RUN_TRACKS), 1, head["counting"][1])
         return cls(progress, present, alive, low, shapes, losses, baselines, scores, of_run, resolve_after)
 
 

@@ -18,8 +18,8 @@ def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ..
 
     1. A layer that a new launch does not have leaves its incidents; its baseline waits, should it come back.
     2. A layer in another shape is another layer: it leaves, and everything of it is forgotten.
-    3. Of the others, scores and baselines go on over a new launch, because missing data never resolves; grace, open
-       blocks, losses and learning rates begin anew.
+    3. Of the others, baselines and what fires go on over a new launch, because missing data never resolves; counts
+       that did not fire, grace, open blocks, losses and learning rates begin anew.
     """
     columns = view.columns
     state.make_room(int(columns.max(initial=-1)) + 1, int(view.observations.max(initial=0)))
@@ -43,6 +43,8 @@ def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ..
 def _begin(state: FoldState, launch: Launch) -> None:
     state.present[:] = False
     state.baselines.drop_blocks()
+    state.scores.calm()
+    state.of_run.calm()
     state.losses = np.zeros(0)
     known = state.progress
     state.progress = Progress(launch.number, loss_level=known.loss_level, scale_severity=known.scale_severity)

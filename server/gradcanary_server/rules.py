@@ -2,7 +2,7 @@
 
 Rules are data. In the file, unknown keys, wrong types and impossible values are errors that name the line; of
 ``layers`` the first entry whose expression is found in a layer's name wins, and what it leaves out falls back to
-``rules``. The file is read by :mod:`gradcanary_server.rules_file`.
+``rules``, but an ``enter`` without an ``exit`` keeps their ratio. :mod:`gradcanary_server.rules_file` reads it.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from gradcanary_server.rules import EVIDENCE, Collapse, Grace, LayerRule, Nonfin
 
 VERSION = 1
 MAX_OBSERVATIONS = 1_000
+MAX_DECADES = 60
+"""More than float32 has."""
 
 Section = TypeVar("Section", Collapse, ScaleDrop, Nonfinite, Grace, Pace)
 
@@ -106,6 +108,9 @@ class _Reader:
         allowed = {each.name: getattr(default, each.name) for each in fields(default)}
         given = self._keys(parent.get(name, {}), _line(parent, name), tuple(allowed), name)
         values: dict[str, Any] = {key: self._value(given, key, value, allowed[key]) for key, value in given.items()}
+        if isinstance(default, Collapse) and "enter" in values:
+            # Half a decade of hysteresis stays half a decade, without anybody having to write it down twice.
+            values.setdefault("exit", values["enter"] * default.exit / default.enter)
         section = replace(default, **values)
         for key, value, is_possible, allowed_value in _limits(section):
             if not is_possible:
@@ -120,6 +125,8 @@ class _Reader:
             return value
         if isinstance(default, tuple):
             return self._evidence(line, key, value)
+        if key.endswith("_decades") and isinstance(value, float | int) and value > MAX_DECADES:
+            raise self._error(line, key, value, f"at most {MAX_DECADES}")
         wanted = "a whole number over 0" if isinstance(default, int) else "a number over 0"
         is_number = isinstance(value, int if isinstance(default, int) else (int, float))
         if not is_number or isinstance(value, bool) or not 0 < float(str(value)) < float("inf"):
@@ -129,7 +136,11 @@ class _Reader:
     def _evidence(self, line: int, key: str, value: object) -> tuple[str, ...]:
         if value == "threshold":
             return ("threshold",)
-        if isinstance(value, list) and value and all(each in EVIDENCE for each in value):
+        if (
+            isinstance(value, list)
+            and 0 < len(value) == len({*map(str, value)})
+            and all(each in EVIDENCE for each in value)
+        ):
             return tuple(each for each in EVIDENCE if each in value)
         raise self._error(line, key, value, f"a list of {', '.join(EVIDENCE)}, or the word threshold")
 

@@ -51,6 +51,15 @@ class Scores:
         wider.firing[:, :width] = self.firing
         return wider
 
+    def calm(self) -> None:
+        """Take back every count that does not fire."""
+        idle = ~self.firing
+        self.score[idle], self.since[idle] = 0, NEVER
+
+    def drop(self, track: int) -> None:
+        """Take back every count of a track."""
+        self.score[track], self.since[track], self.firing[track] = 0, NEVER, False
+
     def forget(self, layers: Mask) -> None:
         """Take every count of these layers back; ``layers`` is bool[N]."""
         self.score[:, layers], self.since[:, layers], self.firing[:, layers] = 0, NEVER, False

@@ -18,6 +18,7 @@ from gradcanary_server.fold_state import (
     NONFINITE,
     NONFINITE_LOSS,
     SCALE_DROP,
+    SCALE_WORSE,
     SIBLINGS,
     THRESHOLD,
     FoldState,
@@ -37,11 +38,11 @@ _WHOLE_RUN = np.zeros(1, np.int64)
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of a step, and whether a GradScaler skipped that step."""
+    """A loss of a step, and who skipped that step: 0 nobody, or not known."""
 
     step: int
     value: float
-    by_scaler: bool
+    skipped: int
 
 
 class Walk:
@@ -70,9 +71,10 @@ class Walk:
     def _hear(self, loss: Loss) -> Sight:
         state, rule = self.state, self._rules.nonfinite
         state.progress = replace(state.progress, last_loss_step=loss.step)
-        state.losses = scale_drop.remember(state.losses, loss.value)
+        if not loss.skipped:  # A skipped window feeds only nonfinite.
+            state.losses = scale_drop.remember(state.losses, loss.value)
         # The step itself comes after its loss, so the row it belongs to is one longer than known.
-        counts = not loss.by_scaler or state.progress.skipped + 1 >= rule.skipped_in_row
+        counts = loss.skipped != BY_SCALER or state.progress.skipped + 1 >= rule.skipped_in_row
         if math.isfinite(loss.value):
             self._count_run(NONFINITE_LOSS, loss.step, 1, -1, AT_ONCE)
         elif counts and rule.enabled:
@@ -85,7 +87,7 @@ class Walk:
         self._count_nonfinite(moment)
         if moment.skipped:
             return Sight(moment.step, view.columns, moment.absmax, self._no_siblings)
-        low = moment.absmax < view.enter
+        low = (moment.absmax < view.enter) & view.enabled
         shared = self._watch_falls(moment) if moment.can_fall and state.progress.grace_over else None
         siblings = self._no_siblings
         if self._has_threshold:
@@ -124,16 +126,31 @@ class Walk:
     def _count_scale_drop(self, moment: Moment, shared: float) -> None:
         state = self.state
         vote = scale_drop.vote(shared, self._rules.scale_drop.common_decades)
-        self._count_run(SCALE_DROP, moment.step, moment.every, vote, self._rules.collapse.fire_after_steps)
-        severity = NOTHING
-        if state.of_run.firing[SCALE_DROP, 0]:
-            severity = state.progress.scale_severity
-            if vote > 0:  # Between the two limits nothing is decided, so the severity stays too.
-                found = scale_drop.severity(shared, state.losses, state.progress.loss_level)
-                severity = max(severity, SEVERITIES.index(found))
+        fire_after = self._rules.collapse.fire_after_steps
+        self._count_run(SCALE_DROP, moment.step, moment.every, vote, fire_after)
+        severity = self._rank_scale_drop(moment, shared, vote, fire_after)
         if severity != state.progress.scale_severity:
             state.progress = replace(state.progress, scale_severity=severity)
             self._tipped = True
+
+    def _rank_scale_drop(self, moment: Moment, shared: float, vote: int, fire_after: int) -> int:
+        """Return the severity of the scale_drop, NOTHING while it does not fire.
+
+        What the loss does not explain is counted like the drop itself, from its first bad step on: one noisy step at
+        the border raises nothing. Between the two limits of the drop nothing is decided, so the severity stays too.
+        """
+        state, fires = self.state, bool(self.state.of_run.firing[SCALE_DROP, 0])
+        current = max(state.progress.scale_severity, INFORMATION)
+        found = SEVERITIES.index(scale_drop.severity(shared, state.losses, state.progress.loss_level))
+        if vote > 0 or not fires:
+            worse = 1 if vote > 0 and found > current else -1
+            self._count_run(SCALE_WORSE, moment.step, moment.every, worse, fire_after)
+        if not fires:
+            return NOTHING
+        if vote > 0 and state.of_run.firing[SCALE_WORSE, 0]:
+            state.of_run.drop(SCALE_WORSE)
+            return max(current, found)
+        return current
 
     def _count_evidence(self, moment: Moment, shared: float | None) -> Floats:
         """Count what shows that low layers were higher before; return the upper quartiles of siblings."""
@@ -142,8 +159,9 @@ class Walk:
         if state.progress.scale_severity == INFORMATION:
             return siblings  # The loss explains why all gradients are small.
         baseline = state.baselines.levels(view.columns)
-        self._count(FALL, moment, collapse.by_fall(moment, view, collapse.falls(moment, baseline), shared))
-        self._count(SIBLINGS, moment, collapse.by_siblings(moment, view, siblings))
+        fall = collapse.falls(moment, baseline)
+        self._count(FALL, moment, collapse.by_fall(moment, view, fall, shared))
+        self._count(SIBLINGS, moment, collapse.by_siblings(moment, view, siblings, fall, shared))
         # As long as grace, and long enough for the observations that fire, however few are sampled.
         joined = launch.late and moment.step - launch.first_step < max(self._rules.grace.steps, 10 * moment.every)
         self._count(LATE, moment, collapse.by_lateness(moment, view, baseline, joined))
@@ -169,20 +187,25 @@ class Walk:
 
 
 def _advance(progress: Progress, moment: Moment, launch: Launch, grace: Grace) -> Progress:
-    """Return where the launch is at this step; a learning rate that was not logged here may still be rising."""
+    """Return where the launch is at this step."""
+    by_scaler = moment.skipped == BY_SCALER
+    begun = progress.skipped_since if progress.skipped else moment.step
+    moved = replace(
+        progress,
+        last_step=moment.step,
+        skipped=progress.skipped + min(moment.every, MAX_WEIGHT_IDLE) if by_scaler else 0,
+        skipped_since=begun if by_scaler else -1,
+    )
+    # A scheduler does not move on in a skipped window, and that does not end a warm-up.
+    return moved if moment.skipped else _age(moved, moment, launch, grace)
+
+
+def _age(progress: Progress, moment: Moment, launch: Launch, grace: Grace) -> Progress:
+    """Return whether grace is over; a learning rate that was not logged here may still be rising."""
     given = moment.lr.tolist()
     last = progress.lr if len(progress.lr) == len(given) else (math.nan,) * len(given)
     rates = tuple(then if math.isnan(now) else now for now, then in zip(given, last, strict=True))
     rising = any(now > then or math.isnan(now) > math.isnan(then) for now, then in zip(given, last, strict=True))
     age = moment.step - launch.first_step
     is_over = age >= grace.max_steps or (age >= grace.steps and not rising)
-    by_scaler = moment.skipped == BY_SCALER
-    begun = progress.skipped_since if progress.skipped else moment.step
-    return replace(
-        progress,
-        last_step=moment.step,
-        lr=rates,
-        grace_over=progress.grace_over or is_over,
-        skipped=progress.skipped + min(moment.every, MAX_WEIGHT_IDLE) if by_scaler else 0,
-        skipped_since=begun if by_scaler else -1,
-    )
+    return replace(progress, lr=rates, grace_over=progress.grace_over or is_over)

@@ -35,7 +35,7 @@ def test_the_example_loads_and_says_the_defaults(tmp_path):
     assert not rules.collapse_of("blocks.1.k_proj.bias").enabled
     assert rules.collapse_of("blocks.1.lora_A").evidence == ("threshold",)
     assert rules.collapse_of("blocks.1.lora_A").enter == 1e-5
-    assert rules.collapse_of("blocks.1.lora_A").exit == 3e-4
+    assert rules.collapse_of("blocks.1.lora_A").exit == pytest.approx(3e-5)  # keeps the ratio
     assert rules.collapse_of("blocks.1.mlp") == rules.collapse
 
 
@@ -59,6 +59,8 @@ def test_the_first_entry_that_matches_wins(tmp_path):
         ("rules:\n  collapse:\n    evidence: [guess]\n", 4, "threshold"),
         ("rules:\n  collapse:\n    enter: 1e-3\n    exit: 1e-4\n", 5, "at least enter"),
         ("rules:\n  collapse:\n    baseline_observations: 1000000\n", 4, "at most 1000"),
+        ("rules:\n  collapse:\n    fall_decades: 1000\n", 4, "at most 60"),
+        ("rules:\n  collapse:\n    evidence: [fall, fall]\n", 4, "threshold"),
         ("grace:\n  steps: 5000\n", 3, "at least steps"),
         ("pace:\n  growth: 1\n", 3, "a number over 1"),
         ("rules: 3\n", 2, "a mapping"),
