@@ -71,10 +71,13 @@ class Recorded:
         return {block["phase"] for _, block in self._blocks(stat)}
 
     def metric(self, name: str) -> dict[int, float]:
-        found = {}
+        """A series by step; a step that was sent twice is an error."""
+        found: dict[int, float] = {}
         for batch in self.batches:
             for metric in batch["metrics"]:
                 if metric["name"] == name:
+                    assert len(set(metric["steps"])) == len(metric["steps"])
+                    assert not found.keys() & set(metric["steps"])
                     found.update(zip(metric["steps"], wire.uncolumn("d", metric["values"]), strict=True))
         return found
 

@@ -180,6 +180,25 @@ def test_grad_scaler_values_are_unscaled_and_overflows_are_skipped(
     assert collector.metric("skipped_total")[8] == 3
 
 
+def test_overflows_before_the_first_step_with_gradients_cleared_in_place(collector: Recorded) -> None:
+    """The scale begins too high as a rule; only the scaler's update tells these windows apart."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**13)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="early"):
+        for step in range(4):
+            for _ in range(2):
+                factor = math.inf if step < 2 else 1.0
+                handle = model[0].weight.register_hook(lambda gradient, factor=factor: gradient * factor)
+                scaler.scale(loss_of(model)).backward()
+                handle.remove()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=False)
+    assert collector.per_step("skipped") == [1, 1, 0, 0]
+    assert collector.per_step("micro_steps") == [2, 2, 2, 2]
+
+
 def test_a_scaler_of_an_earlier_training_scales_nothing(collector: Recorded) -> None:
     """In a notebook the last cell's scaler is alive while this one trains without."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
@@ -478,6 +497,26 @@ def test_a_closure_is_sampled_in_its_last_evaluation(collector: Recorded) -> Non
     assert collector.steps() == [0, 1, 2, 3]
     assert collector.per_step("micro_steps")[1:] == [2, 2, 2]
     reference.assert_sent(collector, [1, 2, 3])
+
+
+def test_lbfgs_is_one_window_however_often_it_evaluates(collector: Recorded) -> None:
+    model, x, evaluations = mlp(), torch.randn(8, 16), []
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        evaluations.append(float(loss.detach()))
+        return loss
+
+    with gradcanary.watch(model, optimizer, url=collector.url, run="lbfgs"):
+        for _ in range(3):
+            optimizer.step(closure)
+    assert len(evaluations) > 3
+    assert collector.steps() == [0, 1, 2]
+    assert collector.per_step("micro_steps") == [1, 1, 1]
+    assert collector.metric("loss")[2] == pytest.approx(evaluations[-1], rel=1e-9)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
