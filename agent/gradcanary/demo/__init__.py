@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
 from types import FrameType
 
-from gradcanary.demo.processes import Collector, NotListeningError, Training, new_secret
-from gradcanary.demo.receiver import Message, Receiver
-from gradcanary.demo.verdict import FAULTY, TWIN, problems
+from gradcanary.demo.processes import Collector, NotListeningError, Training, is_free, new_secret
+from gradcanary.demo.receiver import Receiver
+from gradcanary.demo.story import Story, introduce, say, tell
+from gradcanary.demo.verdict import Runs, problems
 
 NEEDED = ("torch", "fastapi", "dash", "standardwebhooks")
 
@@ -24,95 +24,101 @@ MISSING = """\
 gradcanary demo needs torch, the collector and the dashboard, and {missing} is not installed. Install them with:
   pip install torch 'gradcanary[server,dashboard]'"""
 
-MESSAGE_WAIT_S = 30.0
+TRAININGS_S = 300.0
+"""How long the trainings may take; alone on two cores it is about a tenth of it."""
+MESSAGE_S = 30.0
 """How long a message may take behind the last training: 10 s of gathering, and a slow machine."""
+LOOK_EACH_S = 0.5
 
 
 def run(headless: bool, data: Path | None, port: int) -> int:
     """Show a collapse being caught, and return an exit status: headless, 0 only if the right thing was caught."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        _say(MISSING.format(missing=missing[0]))
+        say(MISSING.format(missing=missing[0]))
         return 2
-    signal.signal(signal.SIGTERM, _interrupt)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _interrupt)
     with contextlib.ExitStack() as stack:
         folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradcanary-demo-")))
-        receiver = stack.enter_context(contextlib.closing(Receiver(new_secret(), _tell)))
-        collector = stack.enter_context(contextlib.closing(_collector(folder, port, receiver)))
-        trainings = [Training(name, collector.url, faulty=name == FAULTY) for name in (FAULTY, TWIN)]
-        for training in trainings:
-            stack.enter_context(contextlib.closing(training))
-        _introduce(collector.url)
-        _watch(trainings, receiver)
-        if headless:
-            return _judge(collector, trainings, receiver)
-        _linger(collector.url)
-    return 0
+        receiver = stack.enter_context(contextlib.closing(Receiver(new_secret(), tell)))
+        try:
+            collector = stack.enter_context(contextlib.closing(_collector(folder, port, receiver)))
+        except NotListeningError:
+            say("The collector did not start, so there is nothing to show.")
+            return 1
+        return _show(stack, collector, receiver, headless)
 
 
 def _collector(folder: Path, port: int, receiver: Receiver) -> Collector:
     """Start the collector on this port, or on a free one where it is taken."""
-    try:
-        return Collector(folder, port, receiver.url, receiver.secret)
-    except NotListeningError as reason:
-        _say(f"Port {port} cannot be used, so the page gets another one. ({reason})")
-        return Collector(folder, 0, receiver.url, receiver.secret)
+    if not is_free(port):
+        say(f"Port {port} is taken (another collector?), so the pages get another one.")
+        port = 0
+    return Collector(folder, port, receiver.url, receiver.secret)
 
 
-def _introduce(url: str) -> None:
-    _say(
-        f"""\
-Two LoRA trainings have started on this machine, {FAULTY} and {TWIN}: the same model, data and seed.
-In {FAULTY} the schedule of lora_B in blocks 3-5 is wrong from step 200 on. Its loss will look fine.
+def _show(stack: contextlib.ExitStack, collector: Collector, receiver: Receiver, headless: bool) -> int:
+    runs = _new_runs(collector)
+    trainings = []
+    for name in (runs.faulty, runs.twin):
+        training = Training(name, collector.url, is_faulty=name == runs.faulty)
+        trainings.append(stack.enter_context(contextlib.closing(training)))
+    introduce(collector.url, runs)
+    wrong = _watch(collector, trainings, runs)
+    _await_message(receiver)
+    if headless:
+        wrong += problems(collector.read, runs, receiver.messages, receiver.refused)
+    for line in wrong:
+        say(f"wrong: {line}")
+    if not headless:
+        _linger(collector.url)
+    elif not wrong:
+        say("Exactly the right thing was caught: three layers, one incident, one webhook; the healthy twin is quiet.")
+    return 1 if wrong else 0
 
-  watch them live:  {url}/runs/{FAULTY}
-                    {url}/runs/{TWIN}
-"""
-    )
+
+def _new_runs(collector: Collector) -> Runs:
+    """Return names that this collector does not have yet: data that was kept holds the runs of earlier demos."""
+    known = {run["run"] for run in collector.read("/runs")["runs"]}
+    number = 1
+    while True:
+        suffix = f"-{number}" if number > 1 else ""
+        runs = Runs(f"lora-wrong-schedule{suffix}", f"lora-healthy{suffix}")
+        if not {runs.faulty, runs.twin} & known:
+            return runs
+        number += 1
 
 
-def _watch(trainings: list[Training], receiver: Receiver) -> None:
-    """Wait until both trainings ended and a message came, or is not to be expected any more."""
-    for training in trainings:
-        training.wait()
-    _say("Both trainings have ended.")
-    deadline = time.monotonic() + MESSAGE_WAIT_S
+def _watch(collector: Collector, trainings: list[Training], runs: Runs) -> list[str]:
+    """Tell what happens until all trainings have ended; return what went wrong with them, in words."""
+    story, running, wrong = Story(runs), list(trainings), []
+    deadline = time.monotonic() + TRAININGS_S
+    while running and time.monotonic() < deadline:
+        time.sleep(LOOK_EACH_S)
+        ended = [training for training in running if training.status is not None]
+        running = [training for training in running if training not in ended]
+        story.look(collector.read)
+        for training in ended:
+            if training.status:
+                wrong.append(f"{training.name} ended with status {training.status}")
+            else:
+                story.ended(collector.read, training.name)
+    return wrong + [f"{training.name} did not end within {TRAININGS_S:.0f} s" for training in running]
+
+
+def _await_message(receiver: Receiver) -> None:
+    deadline = time.monotonic() + MESSAGE_S
     while not receiver.messages and time.monotonic() < deadline:
         time.sleep(0.2)
 
 
-def _judge(collector: Collector, trainings: list[Training], receiver: Receiver) -> int:
-    wrong = [f"{each.name} ended with status {each.status}" for each in trainings if each.status]
-    wrong += problems(collector.read, receiver)
-    for line in wrong:
-        _say(f"wrong: {line}")
-    if not wrong:
-        _say("Exactly the right thing was caught: three layers, one incident, one webhook; the healthy twin is quiet.")
-    return 1 if wrong else 0
-
-
 def _linger(url: str) -> None:
-    _say(f"The pages stay up at {url} until Ctrl-C.")
-    while True:
-        time.sleep(3600)
-
-
-def _tell(message: Message) -> None:
-    said = message.data
-    _say(
-        f"""
-A webhook arrived and its signature is right: {message.content["type"]}
-  what   {said["summary"]}
-  why    {said["likely_cause"]}
-  fix    {said["fix"]}
-  page   {said["url"]}
-"""
-    )
+    say(f"The pages stay up at {url} until Ctrl-C.")
+    with contextlib.suppress(KeyboardInterrupt):  # the way this is meant to end
+        while True:
+            time.sleep(3600)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stdout, flush=True)  # noqa: T201 -- the demo is a story told on stdout

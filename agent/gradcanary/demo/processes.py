@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import threading
@@ -16,9 +17,12 @@ from typing import Any
 STARTUP_S = 60.0
 STOP_S = 10.0
 
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""The collector is on this machine: a proxy of the environment does not reach it."""
+
 
 class NotListeningError(Exception):
-    """The collector did not start; the message is what it said."""
+    """The collector did not start; it has said on stderr why."""
 
 
 def new_secret() -> str:
@@ -26,15 +30,36 @@ def new_secret() -> str:
     return "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
 
 
+def is_free(port: int) -> bool:
+    """Tell whether a collector could listen on this port of this machine; 0, any port, always is."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 class Process:
     """A child that ends when it is closed."""
 
-    def __init__(self, module: str, arguments: list[str], environment: dict[str, str]) -> None:
-        # One thread each: two trainings, the collector and a browser share the machine.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    def __init__(
+        self, module: str, arguments: list[str], environment: dict[str, str], stdout: int | None = None
+    ) -> None:
         self._process = subprocess.Popen(  # noqa: S603 -- our own modules
-            [sys.executable, "-m", module, *arguments], env=environment, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", module, *arguments],
+            env=_environment(environment),
+            stdout=stdout,
+            text=True,
+            # A Ctrl-C at the terminal is the demo's alone: it ends its children in order.
+            start_new_session=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
 
     @property
     def status(self) -> int | None:
@@ -53,8 +78,13 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+
+
+def _environment(own: dict[str, str]) -> dict[str, str]:
+    """Return ours without settings of the user's own trainings: the demo shows the defaults."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRADCANARY_")}
+    # One thread each: two trainings, the collector and a browser share the machine.
+    return {**inherited, "OMP_NUM_THREADS": "1", **own}
 
 
 class Collector(Process):
@@ -62,32 +92,40 @@ class Collector(Process):
 
     def __init__(self, folder: Path, port: int, webhook: str, secret: str) -> None:
         arguments = ["up", "--port", str(port), "--data", str(folder), "--webhook", webhook]
-        super().__init__("gradcanary.cli", arguments, {"GRADCANARY_WEBHOOK_SECRET": secret})
+        super().__init__("gradcanary.cli", arguments, {"GRADCANARY_WEBHOOK_SECRET": secret}, subprocess.PIPE)
         self.url = ""
+        try:
+            self._await_url()
+        except BaseException:  # an interrupt too: nobody else knows of this process yet
+            self.close()
+            raise
+
+    def _await_url(self) -> None:
         listening = threading.Event()
-        threading.Thread(target=self._read, args=(listening,), daemon=True).start()
+        threading.Thread(target=self._follow, args=(listening,), daemon=True).start()
         listening.wait(STARTUP_S)
         if not self.url:
-            self.close()
-            raise NotListeningError(f"gradcanary up ended with status {self._process.returncode}")
+            raise NotListeningError
 
-    def _read(self, listening: threading.Event) -> None:
-        for line in self._process.stdout or ():
-            if "listening on" in line:
-                self.url = line.split()[-1]
-                listening.set()
+    def _follow(self, listening: threading.Event) -> None:
+        assert self._process.stdout is not None  # noqa: S101 -- asked for in __init__
+        with self._process.stdout as lines:
+            for line in lines:
+                if "listening on" in line:
+                    self.url = line.split()[-1]
+                    listening.set()
         listening.set()
 
     def read(self, path: str) -> Any:  # noqa: ANN401 -- JSON
         """Return an answer of the read API."""
-        with urllib.request.urlopen(f"{self.url}/api/v1{path}", timeout=30) as answer:  # noqa: S310 -- our own URL
+        with _direct.open(f"{self.url}/api/v1{path}", timeout=30) as answer:
             return json.load(answer)
 
 
 class Training(Process):
     """One of the two trainings."""
 
-    def __init__(self, name: str, url: str, faulty: bool) -> None:
-        arguments = ["--run", name, *(["--fault"] if faulty else [])]
+    def __init__(self, name: str, url: str, is_faulty: bool) -> None:
+        arguments = ["--run", name, *(["--fault"] if is_faulty else [])]
         super().__init__("gradcanary.demo.training", arguments, {"GRADCANARY_URL": url})
         self.name = name

@@ -1,0 +1,73 @@
+"""What the demo says while it happens: told once each, from what the read API knows."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from gradcanary.demo.receiver import Message
+from gradcanary.demo.verdict import Read, Runs, losses_of
+
+FAULT_STEP = 200
+
+
+def say(text: str) -> None:
+    """Tell people."""
+    print(text, file=sys.stdout, flush=True)  # noqa: T201 -- the demo is a story told on stdout
+
+
+def introduce(url: str, runs: Runs) -> None:
+    """Say what is going to happen, and where to see it."""
+    say(
+        f"""\
+Two LoRA trainings have started on this machine: the same model, data and seed.
+In {runs.faulty} the schedule of lora_B in blocks 3-5 goes wrong at step {FAULT_STEP}. Its loss will look fine.
+
+  watch them live:  {url}/runs/{runs.faulty}
+                    {url}/runs/{runs.twin}
+"""
+    )
+
+
+def tell(message: Message) -> None:
+    """Show a webhook."""
+    said = message.data
+    say(
+        f"""
+A webhook arrived and its signature is right: {message.content["type"]}
+  what   {said["summary"]}
+  why    {said["likely_cause"]}
+  fix    {said["fix"]}
+  page   {said["url"]}
+"""
+    )
+
+
+class Story:
+    """Follows the faulty run; ``look`` says what is new since the last time."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._is_faulty = False
+        self._is_caught = False
+
+    def look(self, read: Read) -> None:
+        """Say that the fault began, and that it was noticed."""
+        for run in read("/runs")["runs"]:
+            if run["run"] == self._runs.faulty:
+                self._follow(run)
+
+    def _follow(self, run: dict[str, Any]) -> None:
+        step = run["step"] or 0
+        if step >= FAULT_STEP and not self._is_faulty:
+            self._is_faulty = True
+            say(f"Step {step}: the schedule of {run['run']} has gone wrong. No error, no warning from the training.")
+        if run["open_incidents"] and not self._is_caught:
+            self._is_caught = True
+            say(f"Step {step}: gradcanary noticed: {run['headline']}. The webhook follows when 10 s are gathered.")
+
+    def ended(self, read: Read, name: str) -> None:
+        """Say that a training has ended well."""
+        losses = losses_of(read, name)
+        fell = f": its loss fell from {losses[0]:.2f} to {losses[-1]:.2f}" if losses else ""
+        say(f"{name} has ended{fell}.")
