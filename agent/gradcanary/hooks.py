@@ -37,6 +37,7 @@ class Hooks:
         self._counters: list[Any] = []
         self._unhooked: list[int] = []
         self._steps: list[Any] = []
+        self._listener = guard.wrap("capturing the loss", observer.backward_called)
 
     def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
@@ -53,7 +54,6 @@ class Hooks:
             self._follow()
         self._steps.append(register_optimizer_step_pre_hook(wrap("the step hook", self._step_begins)))
         self._steps.append(register_optimizer_step_post_hook(wrap("the step hook", self._step_ended)))
-        self._listener = wrap("capturing the loss", observer.backward_called)
         tap.listen(self._listener)
 
     def detach(self) -> None:

@@ -1,0 +1,186 @@
+"""Rows are cut, packed, halved and given up: nothing is lost unseen, and the order stays."""
+
+import json
+from array import array
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import LIMITS
+
+from gradcanary import batches, outbox, wire
+from gradcanary.outbox import Outbox
+from gradcanary.readings import Column, Row
+
+ROOMY = wire.Limits(**LIMITS)
+SETS = [
+    wire.LayerSet(name, tuple(wire.Layer(f"{name}.{i}", (2,), 2, "float32", 0, "Linear") for i in range(width)))
+    for name, width in (("a", 3), ("b", 5))
+]
+
+
+def row(step: int, layer_set: wire.LayerSet = SETS[0], *, sampled: bool = True, dtype: str = "float32") -> Row:
+    width = len(layer_set.layers)
+    made = Row(layer_set, step, float(step), 2, 0, 0, bytes(width) if sampled else None, (dtype,) * width, 0.01)
+    if sampled:
+        made.columns["absmax"] = Column("accumulated", None, array("f", [step + i / 8 for i in range(width)]))
+        if step % 3 == 0:
+            made.columns["zero_fraction"] = Column("accumulated", (1,), array("f", [0.5]))
+    made.metrics.append((("loss", ()), step, step / 2))
+    return made
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[Row]:
+    """Rows of rising steps, some not sampled, with a change of layers on the way."""
+    kinds = draw(st.lists(st.tuples(st.booleans(), st.sampled_from(["float32", "bfloat16"])), min_size=1, max_size=90))
+    change = draw(st.integers(0, len(kinds)))
+    return [
+        row(step, SETS[step >= change], sampled=sampled, dtype=dtype) for step, (sampled, dtype) in enumerate(kinds)
+    ]
+
+
+def sampled_steps(rows: list[Row]) -> list[int]:
+    return [each.step for each in rows if each.states is not None]
+
+
+def accumulators(bodies: list[dict]) -> dict[tuple[str, int], str]:
+    """Return what a collector believes after these batches: the last record of each layer."""
+    known: dict[tuple[str, int], str] = {}
+    for body in bodies:
+        for record in body["accumulators"]:
+            known.update({(body["layer_set"], layer): record["stored"] for layer in record["layers"]})
+    return known
+
+
+@given(streams(), st.integers(1, 64), st.integers(1, 40), st.integers(20_000, 30_000))
+def test_a_cut_takes_at_least_one_row_of_one_layer_set_and_keeps_the_limits(rows, max_steps, max_points, max_body):
+    limits = wire.Limits(max_body=max_body, max_points=max_points, max_layers=9)
+    count = batches.cut(rows, limits, max_steps)
+    assert 1 <= count <= min(max_steps, len(rows))
+    batch = batches.build(rows[:count], 1, {}, 0)
+    assert {each.layer_set.id for each in rows[:count]} == {batch.layer_set}
+    if count > 1:
+        points = sum(len(wire.uncolumn("f", block.values)) for block in batch.blocks)
+        assert points <= max_points
+        assert len(wire.dump(batch)) <= max_body
+
+
+@given(streams())
+def test_a_batch_says_every_value_of_its_rows_once(rows):
+    rows = rows[: batches.cut(rows, ROOMY, 64)]
+    batch = batches.build(rows, 1, {}, 3)
+    assert list(batch.steps) == sampled_steps(rows)
+    assert batch.dropped_steps == 3
+    said = {}
+    for block in batch.blocks:
+        values = iter(wire.uncolumn("f", block.values))
+        for step in block.steps:
+            for layer in block.layers or range(len(rows[0].layer_set.layers)):
+                assert (block.stat, step, layer) not in said
+                said[block.stat, step, layer] = next(values)
+        assert next(values, None) is None
+    assert said == {
+        (stat, each.step, layer): value
+        for each in rows
+        for stat, column in each.columns.items()
+        for layer, value in zip(column.layers or range(99), column.values, strict=False)
+    }
+    [loss] = [metric for metric in batch.metrics if metric.name == "loss"]
+    assert loss.steps == tuple(each.step for each in rows)
+
+
+def test_a_batch_holds_no_more_series_than_a_collector_takes():
+    rows = [row(step) for step in range(10)]
+    for each in rows:
+        each.metrics += [((f"m{i}", (("step", str(each.step)),)), each.step, 0.0) for i in range(300)]
+    count = batches.cut(rows, ROOMY, 64)
+    assert count == 3
+    assert len(batches.build(rows[:count], 1, {}, 0).metrics) <= batches.MAX_SERIES
+
+
+@given(streams(), st.data())
+def test_whatever_is_answered_steps_come_in_order_or_are_counted(rows, data):
+    box, bodies, seqs, taken, waiting = Outbox(1), [], [], [], list(rows)
+    while waiting or not box.is_empty:
+        for _ in range(data.draw(st.integers(1, 30)) if waiting else 0):
+            if waiting:
+                box.add(waiting.pop(0))
+        while (parcel := box.next(ROOMY, 0)) is not None:
+            assert box.next(ROOMY, 0) is parcel
+            answer = data.draw(st.sampled_from(["taken", "taken", "halve", "aside", "repeat"]))
+            if answer == "taken":
+                body = json.loads(parcel.body)
+                assert body["dropped_steps"] <= box.lost
+                bodies.append(body)
+                seqs.append(parcel.seq)
+                taken += sampled_steps(list(parcel.rows))
+                box.taken()
+            elif answer == "halve":
+                box.halve()
+            elif answer == "aside":
+                box.set_aside()
+            else:
+                box.repeat()
+                again = box.next(ROOMY, 0)
+                assert (again.seq, again.rows) == (parcel.seq, parcel.rows)
+    assert taken == sorted(taken)
+    assert len(taken) + box.lost == len(sampled_steps(rows))
+    assert all(before < after for before, after in pairwise(seqs))
+    assert [step for body in bodies for step in body["steps"]] == taken
+
+
+@given(streams(), st.data())
+def test_a_collector_knows_the_last_dtype_of_every_layer(rows, data):
+    box, bodies, waiting = Outbox(1), [], list(rows)
+    while waiting:
+        for _ in range(data.draw(st.integers(1, 30))):
+            if waiting:
+                box.add(waiting.pop(0))
+        while (parcel := box.next(ROOMY, 0)) is not None:
+            if len(parcel.rows) > 1 and data.draw(st.booleans()):
+                box.halve()
+                continue
+            bodies.append(json.loads(parcel.body))
+            box.taken()
+    expected = {(each.layer_set.id, layer): dtype for each in rows for layer, dtype in enumerate(each.dtypes) if dtype}
+    assert accumulators(bodies) == expected
+
+
+def test_halves_take_the_number_of_the_refused_batch_and_the_next():
+    box = Outbox(1)
+    for step in range(9):
+        box.add(row(step))
+    box.next(ROOMY, 0)
+    assert box.halve()
+    sent = []
+    while (parcel := box.next(ROOMY, 0)) is not None:
+        sent.append((parcel.seq, [each.step for each in parcel.rows]))
+        box.taken()
+    assert sent == [(0, [0, 1, 2, 3, 4]), (1, [5, 6, 7, 8])]
+
+
+def test_a_repeat_tells_a_new_database_what_the_old_one_knew():
+    box = Outbox(1)
+    box.add(row(0))
+    first = box.next(ROOMY, 0)
+    box.repeat()
+    assert box.next(ROOMY, 0) == first, "nothing was known: the same bytes"
+    box.taken()
+    box.add(row(1))
+    assert json.loads(box.next(ROOMY, 0).body)["accumulators"] == []
+    box.repeat()
+    assert json.loads(box.next(ROOMY, 0).body)["accumulators"] != []
+
+
+def test_memory_is_bounded_the_oldest_go_and_are_counted(monkeypatch):
+    monkeypatch.setattr(outbox, "CAPACITY_BYTES", 250_000)
+    box = Outbox(1)
+    for step in range(1000):
+        box.add(row(step))
+    assert len(box) + box.lost == 1000
+    assert batches.MAX_STEPS < len(box) < 120
+    assert json.loads(box.next(ROOMY, 5).body)["dropped_steps"] == box.lost + 5
+    box.clear()
+    assert box.is_empty
+    assert box.lost == 1000
