@@ -141,9 +141,11 @@ class Walk:
         """
         state, fires = self.state, bool(self.state.of_run.firing[SCALE_DROP, 0])
         current = max(state.progress.scale_severity, INFORMATION)
-        found = SEVERITIES.index(scale_drop.severity(shared, state.losses, state.progress.loss_level))
+        found = NOTHING
+        if vote > 0:
+            found = SEVERITIES.index(scale_drop.severity(shared, state.losses, state.progress.loss_level))
         if vote > 0 or not fires:
-            worse = 1 if vote > 0 and found > current else -1
+            worse = 1 if found > current else -1
             self._count_run(SCALE_WORSE, moment.step, moment.every, worse, fire_after)
         if not fires:
             return NOTHING
