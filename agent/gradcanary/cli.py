@@ -100,29 +100,37 @@ def _serve(arguments: argparse.Namespace) -> int:
     from gradcanary_server.settings import Settings
 
     class Server(uvicorn.Server):
+        """Opens and closes the app itself: uvicorn would turn a refusal of ours into a stack trace."""
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await lifetime.enter_async_context(app.router.lifespan_context(app))
             await super().startup(sockets)
             if self.started:
                 _announce(url, app.state.new_webhook_secret)
 
-    listener = _listen(arguments.host, arguments.port)
-    url = f"http://{_in_url(arguments.host)}:{listener.getsockname()[1]}"
-    try:
-        settings = Settings.from_env(
-            os.environ,
-            data=arguments.data or platformdirs.user_data_path("gradcanary"),
-            db=arguments.db,
-            rules=arguments.rules,
-            webhook=arguments.webhook,
-            url=url,
-        )
-        app = create_app(settings)
-    except CollectorError as error:
-        raise UsageError(f"gradcanary: {error}") from error
-    mount(app, url)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
-    with contextlib.suppress(KeyboardInterrupt):
-        Server(config).run(sockets=[listener])
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().shutdown(sockets)
+            await lifetime.aclose()
+
+    lifetime = contextlib.AsyncExitStack()
+    with contextlib.closing(_listen(arguments.host, arguments.port)) as listener:
+        url = f"http://{_in_url(arguments.host)}:{listener.getsockname()[1]}"
+        try:
+            settings = Settings.from_env(
+                os.environ,
+                data=arguments.data or platformdirs.user_data_path("gradcanary"),
+                db=arguments.db,
+                rules=arguments.rules,
+                webhook=arguments.webhook,
+                url=url,
+            )
+            app = create_app(settings)
+            mount(app, url)
+            config = uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=5)
+            with contextlib.suppress(KeyboardInterrupt):
+                Server(config).run(sockets=[listener])
+        except CollectorError as error:
+            raise UsageError(f"gradcanary: {error}") from error
     return 0
 
 

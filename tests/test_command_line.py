@@ -1,0 +1,106 @@
+"""``gradcanary up`` says in a sentence why it does not start, and never with a traceback."""
+
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from gradcanary import cli
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return what the command says on stderr as it ends with status 2."""
+    try:
+        status = cli.main(arguments)
+    except SystemExit as end:  # argparse's own way
+        status = end.code
+    said = capsys.readouterr()
+    assert status == 2
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return said.err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
+def test_a_host_that_others_reach_is_refused_with_the_reason(capsys, host):
+    said = refused(capsys, "up", "--host", host, "--port", "9999")
+    assert f"--host {host} would let everybody" in said
+    assert "ssh -L 9999:127.0.0.1:9999" in said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_is_not(host):
+    assert cli._is_loopback(host)
+
+
+def test_a_port_in_use_is_named_with_what_to_do(capsys, tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        said = refused(capsys, "up", "--port", port, "--data", str(tmp_path))
+    assert f"cannot listen on 127.0.0.1:{port}" in said
+    assert "--port" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("port", ["x", "-1", "65536", "²"])
+def test_a_port_that_is_none(capsys, port):
+    assert "is not a port: 0 to 65535" in refused(capsys, "up", f"--port={port}")
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ("version: 1\nrules:\n  collapse: {entr: 1.0e-4}\n", "line 3"),
+        ("version: 1\nrules: [\n", "line"),
+        ("version: 9\n", "version"),
+    ],
+)
+def test_a_bad_rules_file_is_named_with_the_line(capsys, tmp_path, rules, said):
+    file = tmp_path / "rules.yaml"
+    file.write_text(rules)
+    error = refused(capsys, "up", "--port", "0", "--data", str(tmp_path / "data"), "--rules", str(file))
+    assert str(file) in error
+    assert said in error
+
+
+def test_a_rules_file_that_is_not_there(capsys, tmp_path):
+    file = tmp_path / "none.yaml"
+    error = refused(capsys, "up", "--port", "0", "--data", str(tmp_path / "data"), "--rules", str(file))
+    assert str(file) in error
+
+
+@pytest.mark.parametrize("webhook", ["mail@example.org", "ftp://example.org/", "http://"])
+def test_a_webhook_that_is_no_address(tmp_path, webhook):
+    """In a process of its own: the collector refuses it as it starts."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gradcanary.cli", "up", "--port=0", f"--data={tmp_path}", f"--webhook={webhook}"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "webhook" in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+    assert "listening" not in done.stdout
+
+
+def test_a_database_address_that_is_none(capsys):
+    assert "nonsense" in refused(capsys, "up", "--port", "0", "--db", "nonsense")
+
+
+def test_data_and_db_exclude_each_other(capsys, tmp_path):
+    assert "not allowed with" in refused(capsys, "up", "--data", str(tmp_path), "--db", "sqlite://")
+
+
+def test_without_the_extras_it_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    said = refused(capsys, "up", "--port", "0")
+    assert "uvicorn is not installed" in said
+    assert "pip install 'gradcanary[server,dashboard]'" in said
+
+
+def test_without_a_command_it_names_them(capsys):
+    said = refused(capsys)
+    assert re.search(r"usage: gradcanary .*COMMAND", said)
