@@ -33,8 +33,8 @@ def _reader(rows: list[list[float]]) -> Callable[[int, Model], None]:
     return read
 
 
-def collapsed(absmax: np.ndarray) -> dict[int, int]:
-    """Return each collapsed layer and its true step: the first from which it meets the condition and stays.
+def meets_condition(absmax: np.ndarray) -> np.ndarray:
+    """Return bool [steps, layers]: where a layer meets the condition of a collapse.
 
     The condition: absmax under 1e-4, 1.5 decades under the layer's baseline, and 1 decade more than the common fall.
     The baseline is the largest median over blocks of 50 steps after a grace of 50; common is the 5th percentile of
@@ -48,7 +48,12 @@ def collapsed(absmax: np.ndarray) -> dict[int, int]:
     fall = baseline - levels
     rank = max(1, int(0.05 * (absmax.shape[1] - 1)))
     common = np.sort(fall, axis=1)[:, rank]
-    bad = (absmax < ENTER) & (fall >= FALL_DECADES) & (fall - common[:, None] >= OVER_COMMON_DECADES)
+    return (absmax < ENTER) & (fall >= FALL_DECADES) & (fall - common[:, None] >= OVER_COMMON_DECADES)
+
+
+def collapsed(absmax: np.ndarray) -> dict[int, int]:
+    """Return each collapsed layer and its true step: the first from which it meets the condition and stays."""
+    bad = meets_condition(absmax)
     found = {}
     for layer in range(absmax.shape[1]):
         good = np.flatnonzero(~bad[:, layer])
