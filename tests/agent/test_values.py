@@ -526,17 +526,21 @@ def test_checkpointed_blocks_count_once_per_micro_step(collector: Recorded, use_
     torch.manual_seed(0)
     model = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    reference = Reference(model)
+    reference, losses = Reference(model), {}
     with gradcanary.watch(model, optimizer, url=collector.url, run="checkpointed"):
-        for _ in range(4):
+        for step in range(4):
             for _ in range(2):
                 x = torch.randn(4, 16, requires_grad=True)
                 for block in model:
                     x = checkpoint(block, x, use_reentrant=use_reentrant)
-                x.square().mean().backward()
+                # The inner pass of this block starts from one element, and is no loss.
+                loss = checkpoint(lambda x: x.square().mean(), x, use_reentrant=use_reentrant)
+                losses[step] = losses.get(step, 0.0) + float(loss.detach())
+                loss.backward()
             reference.read()
             optimizer.step()
             optimizer.zero_grad()
     reference.assert_sent(collector)
     assert collector.per_step("micro_steps") == [2] * 4
+    assert collector.metric("loss") == pytest.approx(losses, rel=1e-9)
     assert collector.phases("absmax") == {"accumulated"}
