@@ -5,7 +5,7 @@ import base64
 import numpy as np
 import pytest
 import torch
-from conftest import Collector
+from collectors import Collector
 from torch import nn
 
 import gradcanary

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import Collector
+from collectors import Collector
 
 SCRIPT = Path(__file__).parent / "identical_training.py"
 NOBODY = "http://127.0.0.1:9"

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Collector
+from collectors import Collector
 from detection.truth import collapsed, read_gradients
 
-from gradcanary.demo import training
+from gradcanary.demo import story, training
 from gradcanary.demo.processes import new_secret
 from gradcanary.demo.receiver import Receiver
+from gradcanary.demo.verdict import COLLAPSED, MAX_STEPS_TO_DETECT, TRUE_STEP
 
-FELL = {f"blocks.{block}.lora_A.weight" for block in (3, 4, 5)}
 STEPS = 420
 
 
@@ -33,8 +33,11 @@ def one_thread() -> Iterator[None]:
 def test_the_fault_is_real_without_the_agent() -> None:
     names, absmax, loss = read_gradients(STEPS, training.Fault())
     fell = collapsed(absmax)
-    assert {names[layer] for layer in fell} == FELL
+    assert {names[layer] for layer in fell} == COLLAPSED
     assert all(training.FAULT_STEP < step <= training.FAULT_STEP + 20 for step in fell.values())
+    # Another build of torch rounds otherwise, and may cross the threshold a step or two earlier or later.
+    assert abs(min(fell.values()) - TRUE_STEP) <= 2
+    assert story.FAULT_STEP == training.FAULT_STEP
     healthy = [layer for layer in range(len(names)) if layer not in fell]
     assert (absmax[60:, healthy] > 1e-3).all()
     assert (absmax[-100:, list(fell)] < 1e-5).all()
@@ -70,8 +73,11 @@ def test_a_collector_that_restarts_in_the_middle_tells_it_once(tmp_path: Path, c
         wait_for(lambda: receiver.messages, 30)
         time.sleep(2)
         assert [message.content["type"] for message in receiver.messages] == ["gradient.collapse.opened"]
-        assert {layer["name"] for layer in receiver.messages[0].data["worst"]} == FELL
+        assert {layer["name"] for layer in receiver.messages[0].data["worst"]} == COLLAPSED
         assert collector.get("/api/v1/runs/faulty").json()["step"] == 899
+        incidents = collector.get("/api/v1/incidents", run="faulty").json()["incidents"]
+        assert [each["rule"] for each in incidents if each["severity"] != "information"] == ["collapse"]
+        assert 0 <= incidents[0]["opened_step"] - TRUE_STEP <= MAX_STEPS_TO_DETECT
 
 
 def wait_for_step(collector: Collector, step: int) -> None:

@@ -3,9 +3,9 @@
 Every row is a real LoRA training under ``gradcanary.watch()`` on default rules, a collector of its own schedule, and
 a webhook receiver that checks signatures. What is true comes from the same training read in float64 without
 gradcanary. A fall is caught if one collapse names exactly the layers that fell, at most 30 steps late, and one message
-says so; a fall that stays over 1e-4 must be quiet. The delay of a slow fall may be negative: its gradients cross 1e-4 to
-and fro before they stay under it, and the rule counts from the first crossing; before that it must be quiet. A row whose truth is not the fall that it is about is a miss, too:
-it would prove nothing. Ends with status 1 on a miss.
+says so; a fall that stays over 1e-4 must be quiet. The delay of a slow fall may be negative: its gradients cross 1e-4
+to and fro before they stay under it, and the rule counts from the first crossing; before that it must be quiet. A row
+whose truth is not the fall that it is about is a miss, too: it would prove nothing. Ends with status 1 on a miss.
 """
 
 import argparse

@@ -1,0 +1,77 @@
+"""A real collector process, started as a user starts it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import pytest
+
+STARTUP_S = 60
+
+
+class Collector:
+    """A ``gradcanary up`` process; after the first start it keeps its port, so it can come back."""
+
+    def __init__(self, data: Path, arguments: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> None:
+        self.data = data
+        self.arguments = arguments
+        self.env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        self.port = 0
+        self.secret: str | None = None
+        self.output: list[str] = []
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> "Collector":
+        command = [sys.executable, "-m", "gradcanary.cli", "up", "--port", str(self.port)]
+        where = [] if "--db" in self.arguments else ["--data", str(self.data)]
+        self.process = subprocess.Popen(
+            [*command, *where, *self.arguments],
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        listening = threading.Event()
+        threading.Thread(target=self._read, args=(self.process, listening), daemon=True).start()
+        if not listening.wait(STARTUP_S) or self.process.poll() is not None:
+            self.kill()
+            pytest.fail("the collector did not start:\n" + "".join(self.output))
+        return self
+
+    def _read(self, process: "subprocess.Popen[str]", listening: threading.Event) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                self.output.append(line)
+                if "listening on" in line:
+                    self.port = int(line.rsplit(":", 1)[1])
+                    listening.set()
+                elif line.startswith("webhook secret"):
+                    self.secret = line.rsplit(" ", 1)[1].strip()
+        listening.set()
+
+    def get(self, path: str, **params: object) -> httpx.Response:
+        return httpx.get(self.url + path, params=params, timeout=30)
+
+    def stop(self) -> int:
+        """End it as Ctrl-C does and return its exit status."""
+        return self._end(signal.SIGINT)
+
+    def kill(self) -> int:
+        """End it as ``kill -9`` does."""
+        return self._end(signal.SIGKILL)
+
+    def _end(self, signal_number: int) -> int:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        return self.process.wait(30)

@@ -1,0 +1,136 @@
+"""The verdict of the headless demo passes what is right, and names each thing that is not."""
+
+import base64
+import copy
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gradcanary.demo.receiver import Message
+from gradcanary.demo.verdict import COLLAPSED, Runs, problems
+
+RUNS = Runs("faulty", "twin")
+
+OPENED_UNIX = 1_700_000_000.0
+
+Answers = dict[str, Any]
+
+
+def doubles(*values: float) -> dict[str, Any]:
+    data = base64.b64encode(struct.pack(f"<{len(values)}d", *values)).decode()
+    return {"dtype": "float64", "shape": [len(values)], "data": data}
+
+
+def right() -> Answers:
+    incident = {"id": 1, "run": "faulty", "rule": "collapse", "severity": "critical", "summary": "fell"}
+    layers = [{"name": name, "since_step": 207} for name in sorted(COLLAPSED)]
+    return {
+        "/incidents?run=faulty": {"incidents": [incident]},
+        "/incidents/1": {**incident, "opened_step": 226, "opened": "2023-11-14T22:13:20Z", "layers": layers},
+        "/incidents?run=twin": {"incidents": []},
+        "/runs/twin": {"step": 599},
+        "/runs/faulty/metrics?name=loss&points=100": {"metrics": [{"mean": doubles(3.0, float("nan"), 1.3)}]},
+    }
+
+
+def message(**changed: Any) -> Message:
+    data = {"incident": 1, "run": "faulty", "worst": [{"name": name} for name in sorted(COLLAPSED)], **changed}
+    return Message(OPENED_UNIX + 10, "msg_1_1", {"type": "gradient.collapse.opened", "data": data})
+
+
+def test_what_is_right_has_no_problem() -> None:
+    assert problems(right().__getitem__, RUNS, [message()]) == []
+
+
+def test_information_is_quiet() -> None:
+    answers = right()
+    answers["/incidents?run=twin"]["incidents"] = [{"id": 2, "severity": "information", "summary": "converged"}]
+    assert problems(answers.__getitem__, RUNS, [message()]) == []
+
+
+def no_incident(answers: Answers) -> None:
+    answers["/incidents?run=faulty"]["incidents"] = []
+
+
+def another_incident(answers: Answers) -> None:
+    answers["/incidents?run=faulty"]["incidents"].append({"id": 2, "rule": "nonfinite", "severity": "critical"})
+
+
+def a_layer_too_few(answers: Answers) -> None:
+    answers["/incidents/1"]["layers"].pop()
+
+
+def a_layer_too_many(answers: Answers) -> None:
+    answers["/incidents/1"]["layers"].append({"name": "blocks.2.lora_A.weight"})
+
+
+def only_a_warning(answers: Answers) -> None:
+    answers["/incidents/1"]["severity"] = "warning"
+
+
+def late(answers: Answers) -> None:
+    answers["/incidents/1"]["opened_step"] = 238
+
+
+def before_the_fall(answers: Answers) -> None:
+    answers["/incidents/1"]["opened_step"] = 150
+
+
+def slow_webhook(answers: Answers) -> None:
+    answers["/incidents/1"]["opened"] = "2023-11-14T22:13:00Z"
+
+
+def noisy_twin(answers: Answers) -> None:
+    answers["/incidents?run=twin"]["incidents"] = [{"id": 2, "severity": "warning", "summary": "a false one"}]
+
+
+def short_twin(answers: Answers) -> None:
+    answers["/runs/twin"]["step"] = 400
+
+
+def rising_loss(answers: Answers) -> None:
+    answers["/runs/faulty/metrics?name=loss&points=100"]["metrics"][0]["mean"] = doubles(3.0, 2.9)
+
+
+def no_loss(answers: Answers) -> None:
+    answers["/runs/faulty/metrics?name=loss&points=100"]["metrics"] = []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (no_incident, "not one collapse"),
+        (another_incident, "not one collapse"),
+        (a_layer_too_few, "names"),
+        (a_layer_too_many, "names"),
+        (only_a_warning, "not critical"),
+        (late, "opened at step 238"),
+        (before_the_fall, "opened at step 150"),
+        (slow_webhook, "30 s after"),
+        (noisy_twin, "not quiet"),
+        (short_twin, "500 steps"),
+        (rising_loss, "did not fall"),
+        (no_loss, "did not fall"),
+    ],
+)
+def test_one_wrong_thing_is_named(spoil: Callable[[Answers], None], word: str) -> None:
+    answers = copy.deepcopy(right())
+    spoil(answers)
+    wrong = problems(answers.__getitem__, RUNS, [message()])
+    assert len(wrong) == 1
+    assert word in wrong[0]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], [message(), message()], [message(incident=2)], [message(worst=[])]],
+    ids=["none", "twice", "of another incident", "of no layers"],
+)
+def test_webhooks_must_be_one_about_the_collapse(messages: list[Message]) -> None:
+    assert len(problems(right().__getitem__, RUNS, messages)) == 1
+
+
+def test_a_wrong_signature_is_named() -> None:
+    assert "wrong signature" in problems(right().__getitem__, RUNS, [message()], refused=1)[0]
