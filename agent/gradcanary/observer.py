@@ -235,13 +235,13 @@ class Observer:
         return self._window
 
     def _begin_window(self) -> None:
+        if self._since is None:
+            self._since = time.perf_counter()
         self._find_origin(even_unknown=False)
         self.scaling.search()
         self._window.begun = True
         self._window.scaler_round = self.scaling.round()
         self._window.loss_scale = self.scaling.scale()
-        if self._since is None:
-            self._since = time.perf_counter()
 
     def _find_origin(self, *, even_unknown: bool) -> None:
         if self.origin is None and (even_unknown or self.main() is not None):

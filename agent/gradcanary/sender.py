@@ -36,7 +36,7 @@ LAST_RETRY_S = 0.25
 ABORT_S = 0.2
 """For a request that was cut off to fail."""
 
-LIMITS = wire.Limits(max_body=4 * 2**20, max_points=2_000_000, max_layers=20_000)
+LIMITS = wire.Limits(max_body=4 * 2**20, max_points=1_000_000, max_layers=20_000)
 """Until the collector has told its own."""
 
 Alerted = Callable[[wire.Brief], None]

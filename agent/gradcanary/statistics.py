@@ -71,7 +71,8 @@ def read(measured: Measured) -> Numbers:
         norms, minus_min, maxima = columns.tolist()
         numbers.norm.update(zip(layers, norms, strict=True))
         # max() of Python would lose a NaN in its second argument: a NaN minimum comes with a NaN maximum.
-        numbers.absmax.update(zip(layers, map(max, minus_min, maxima), strict=True))
+        # abs(): of two zeros it takes the first, which may be the negative one.
+        numbers.absmax.update(zip(layers, map(abs, map(max, minus_min, maxima)), strict=True))
     for target, counted in ((numbers.zeros, measured.zeros), (numbers.nonfinite, measured.nonfinite)):
         for layers, counts in counted:
             target.update(zip(layers, counts.tolist(), strict=True))

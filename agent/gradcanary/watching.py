@@ -57,13 +57,14 @@ def watch(
     """Watch the gradients of a training from now on, and return the handle of it.
 
     Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
-    before they exist. Each setting can also be given as ``GRADCANARY_<NAME>``; arguments come first. ``every`` is the
-    sampling interval in steps (1, 10, 100, 1000 or "auto"); ``budget`` the share of the step time that "auto" may
-    take; ``include`` and ``exclude`` are regular expressions over layer names; ``absmax_below`` and ``norm_below``
-    are thresholds that alert at their word; ``step`` is the number of the next step where the job was resumed.
+    before they exist. Settings from ``run`` to ``step``, but ``budget``, can also be given as ``GRADCANARY_<NAME>``;
+    arguments come first. ``every`` is the sampling interval in steps (1, 10, 100, 1000 or "auto", which is 1 so far);
+    ``budget`` the share of the step time that "auto" may take, of no effect as long as it is 1; ``include`` and
+    ``exclude`` are regular expressions over layer names; ``absmax_below`` and ``norm_below`` are thresholds that alert
+    at their word; ``step`` is the number of the next step where the job was resumed.
 
-    A second call for the same optimizer returns the first watch. Raises TypeError or ValueError on wrong arguments,
-    and nothing else, now or later.
+    A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
+    ValueError on wrong arguments, and nothing else, now or later.
     """
     _check(model, optimizer, budget, on_alert)
     settings = Settings.resolve(
@@ -80,9 +81,10 @@ def watch(
     )
     with _lock:
         for earlier in tuple(_open):
-            if earlier.serves(model, optimizer):
+            is_same_run = settings.run is None or naming.allowed(settings.run) == earlier.run
+            if is_same_run and earlier.serves(model, optimizer):
                 return earlier
-            if model is None and optimizer is None:
+            if not is_same_run or (model is None and optimizer is None):
                 earlier.close()
             else:
                 earlier.yield_to_next()

@@ -11,7 +11,7 @@ from starlette.routing import Match
 from gradcanary_server import answers, incident_routes, ingest_routes, read_routes, rules, rules_file
 from gradcanary_server.database import Database
 from gradcanary_server.deliverer import Deliverer
-from gradcanary_server.endpoints import ensure_operator_endpoint
+from gradcanary_server.endpoints import disable_others, ensure_operator_endpoint
 from gradcanary_server.errors import RequestError
 from gradcanary_server.ingest import Ingest
 from gradcanary_server.layers import KnownSets
@@ -64,10 +64,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _ensure_endpoint(database: Database, settings: Settings) -> str | None:
-    if settings.webhook is None:
-        return None
     with database.write() as connection:
         now = database.now(connection)
+        disable_others(connection, settings.webhook, now)
+        if settings.webhook is None:
+            return None
         return ensure_operator_endpoint(connection, settings.webhook, settings.webhook_secret, now)
 
 

@@ -7,6 +7,8 @@ own past (*fall*), against its siblings, or against a threshold that somebody ga
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,9 @@ Votes = NDArray[np.int8]
 
 COMMON_QUANTILE = 0.05
 
+FEW = 4
+"""Layers, of which all but one are not yet all."""
+
 
 def falls(moment: Moment, baseline: Floats) -> Floats:
     """Return decades under the baseline: NaN without one or where nothing was seen, infinite at exact zero."""
@@ -27,24 +32,26 @@ def falls(moment: Moment, baseline: Floats) -> Floats:
 def common(fall: Floats, moment: Moment, alive: Mask, baseline: Floats, view: LayerRules) -> float | None:
     """Return the decades that (nearly) all layers fell; None until half of the layers alive have a baseline.
 
-    The 5th percentile, at least the second smallest, over alive layers that are not zero now (a common factor never
-    makes an exact zero) and whose baseline is above ``enter`` (a layer under it at its best shows noise, and noise
-    would pin the percentile at 0). None too when there is no such layer: then nobody can tell a fall from a rescaled
-    loss. Of two layers the smallest: the second one would be the layer that fell.
+    The 5th percentile, at least the second smallest, over alive layers that are not zero now (few common factors make
+    an exact zero) and whose baseline is above ``enter`` (a layer under it at its best shows noise, and noise would pin
+    the percentile at 0). Infinite where all of these are exactly zero: the one factor that does is 0. None when there
+    is no such layer: then nobody can tell a fall from a rescaled loss. Of few layers the smallest: the second one
+    would be a layer that fell.
     """
     if not alive.any() or 2 * int((alive & ~np.isnan(baseline)).sum()) < int(alive.sum()):
         return None
-    counted = fall[alive & moment.seen & ~moment.zero & (baseline > view.enter_level)]
+    told = alive & moment.seen & (baseline > view.enter_level)
+    counted = fall[told & ~moment.zero]
     if not len(counted):
-        return None
-    rank = max(1, int(COMMON_QUANTILE * (len(counted) - 1))) if len(counted) > 2 else 0
+        return math.inf if told.any() else None
+    rank = max(1, int(COMMON_QUANTILE * (len(counted) - 1))) if len(counted) > FEW else 0
     return float(np.partition(counted, rank)[rank])
 
 
 def by_fall(moment: Moment, view: LayerRules, fall: Floats, shared: float | None) -> Votes:
     """Vote +1 where a layer is low, far under its baseline, and farther than all fell together."""
     is_low = moment.absmax < view.enter
-    if shared is None:
+    if shared is None or math.isinf(shared):
         return _votes(np.zeros(len(fall), np.bool_), moment, view, view.by_fall)
     fell = (fall >= view.fall) & (fall - shared >= view.over_common)
     return _votes(is_low & fell, moment, view, view.by_fall)

@@ -50,6 +50,13 @@ def ensure_operator_endpoint(connection: Connection, url: str, secret: str | Non
     return None if secret else made
 
 
+def disable_others(connection: Connection, url: str | None, now: float) -> None:
+    """Disable every endpoint but the one given on the command line: leaving it out is how an operator removes it."""
+    query = select(endpoint.c.endpoint_id).where(endpoint.c.disabled.is_(None), endpoint.c.url != (url or ""))
+    for endpoint_id in connection.scalars(query).all():
+        _disable(connection, endpoint_id, now, "--webhook did not name it at the last start")
+
+
 def check(url: str, secret: str | None) -> None:
     """Raise SettingsError unless messages can be sent to this address and signed with this secret."""
     _check_url(url)
@@ -75,9 +82,14 @@ def failed(connection: Connection, endpoint_id: int, now: float, why: str, perma
     since = connection.execute(select(endpoint.c.failing_since).where(mine)).scalar_one()
     if permanent or now - since >= GIVE_UP_S:
         reason = why if permanent else f"no success for {GIVE_UP_S / 86_400:.0f} days; last: {why}"
-        connection.execute(update(endpoint).where(mine).values(disabled=now, disabled_why=reason))
-        waiting = (delivery.c.endpoint_id == endpoint_id, delivery.c.state == "pending")
-        connection.execute(update(delivery).where(*waiting).values(state="disabled", lease_until=None))
+        _disable(connection, endpoint_id, now, reason)
+
+
+def _disable(connection: Connection, endpoint_id: int, now: float, why: str) -> None:
+    mine = endpoint.c.endpoint_id == endpoint_id
+    connection.execute(update(endpoint).where(mine).values(disabled=now, disabled_why=why))
+    waiting = (delivery.c.endpoint_id == endpoint_id, delivery.c.state == "pending")
+    connection.execute(update(delivery).where(*waiting).values(state="disabled", lease_until=None))
 
 
 def _check_url(url: str) -> None:

@@ -24,7 +24,7 @@ RESUME_STEPS = 200
 
 @dataclass(frozen=True)
 class Headline:
-    """A run's incidents in a line: ids of the open ones, and layers firing per rule (1 for the whole run).
+    """A run's incidents in a line: ids of the open ones, and layers firing per rule (0 where the whole run fires).
 
     What fired when the run ended counts as firing still.
     """
@@ -154,6 +154,6 @@ def _headline(rows: list[RowMapping]) -> Headline:
     return Headline(
         open_incidents=[row["incident_id"] for row in live],
         worst=worst["severity"] if live else None,
-        firing={row["rule"]: max(row["firing"], 1) for row in live or rows},
+        firing={row["rule"]: row["firing"] for row in live or rows},
         headline=worst["headline"],
     )

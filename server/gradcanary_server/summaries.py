@@ -126,7 +126,7 @@ def _collapse(incident: Incident, members: Mapping[int | None, Member], names: M
 
 def _scale_drop(incident: Incident, members: Mapping[int | None, Member], _names: Mapping[int, str]) -> str:
     decades = members[None].value if None in members else None
-    far = "" if decades is None else f" by {decades:.1f} decades"
+    far = " to exactly zero" if decades is None else f" by {decades:.1f} decades"
     since = step(incident.since_step)
     return f"the gradients of all layers fell together{far} at step {since}, {_LOSS[incident.severity]}"
 

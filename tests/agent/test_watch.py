@@ -131,6 +131,15 @@ def test_a_second_watch_is_the_first(collector, training):
     assert gradcanary.watch(optimizer=training.optimizer) is watch
 
 
+def test_a_second_watch_under_another_name_is_another_run(collector, training):
+    first = gradcanary.watch(run="sweep-a")
+    training.steps(3)
+    second = gradcanary.watch(run="sweep-b")
+    assert (first.run, second.run) == ("sweep-a", "sweep-b")
+    assert collector.of("end")[0].body["state"] == "finished"
+    assert gradcanary.watch(run="sweep-b") is second
+
+
 def test_a_watch_of_another_model_ends_the_earlier_one(collector, training, capsys):
     first = gradcanary.watch(training.model, training.optimizer, run="two")
     training.steps(2)

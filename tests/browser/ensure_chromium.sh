@@ -3,25 +3,26 @@
 set -u
 playwright=$1
 
-command -v chromium >/dev/null 2>&1 && exit 0
-"$(dirname "$playwright")/python" - <<'EOP' && exit 0
-import pathlib, sys
+starts() {
+    "$(dirname "$playwright")/python" - 2>/dev/null <<'EOP'
+import shutil
 from playwright.sync_api import sync_playwright
 with sync_playwright() as playwright:
-    sys.exit(not pathlib.Path(playwright.chromium.executable_path).exists())
+    playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"]).close()
 EOP
+}
+
+starts && exit 0
 
 if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
 if command -v apt-get >/dev/null 2>&1 && $as_root true 2>/dev/null; then
     echo "installing Debian's Chromium for the browser tests"
     export DEBIAN_FRONTEND=noninteractive
-    if $as_root apt-get update -qq && $as_root apt-get install -y -qq chromium >/dev/null; then
-        command -v chromium >/dev/null 2>&1 && exit 0
-    fi
+    $as_root apt-get update -qq && $as_root apt-get install -y -qq chromium >/dev/null && starts && exit 0
 fi
 
 echo "downloading Playwright's Chromium for the browser tests"
-"$playwright" install chromium && exit 0
+"$playwright" install chromium && starts && exit 0
 
-echo "No browser for the tests. Install one and try again: apt-get install chromium" >&2
+echo "No browser starts here, and the tests need one. Install it and try again: apt-get install chromium" >&2
 exit 1

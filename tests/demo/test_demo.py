@@ -14,10 +14,10 @@ import torch
 from collectors import Collector
 from detection.truth import collapsed, read_gradients
 
-from gradcanary.demo import story, training
+from gradcanary.demo import training
 from gradcanary.demo.processes import new_secret
 from gradcanary.demo.receiver import Receiver
-from gradcanary.demo.verdict import COLLAPSED, MAX_STEPS_TO_DETECT, TRUE_STEP
+from gradcanary.demo.verdict import COLLAPSED, FAULT_STEP, MAX_STEPS_TO_DETECT, TRUE_STEP
 
 STEPS = 420
 
@@ -34,10 +34,9 @@ def test_the_fault_is_real_without_the_agent() -> None:
     names, absmax, loss = read_gradients(STEPS, training.Fault())
     fell = collapsed(absmax)
     assert {names[layer] for layer in fell} == COLLAPSED
-    assert all(training.FAULT_STEP < step <= training.FAULT_STEP + 20 for step in fell.values())
+    assert all(FAULT_STEP < step <= FAULT_STEP + 20 for step in fell.values())
     # Another build of torch rounds otherwise, and may cross the threshold a step or two earlier or later.
     assert abs(min(fell.values()) - TRUE_STEP) <= 2
-    assert story.FAULT_STEP == training.FAULT_STEP
     healthy = [layer for layer in range(len(names)) if layer not in fell]
     assert (absmax[60:, healthy] > 1e-3).all()
     assert (absmax[-100:, list(fell)] < 1e-5).all()

@@ -39,6 +39,17 @@ def test_the_operator_enables_an_endpoint_again(store):
         assert [target.url for target in endpoints.enabled(connection)] == ["http://127.0.0.1:9/hook"]
 
 
+def test_an_endpoint_that_is_not_given_any_more_is_told_no_more(store):
+    ensure(store, "http://127.0.0.1:9/old")
+    ensure(store, "http://127.0.0.1:9/new")
+    with store.database.write() as connection:
+        endpoints.disable_others(connection, "http://127.0.0.1:9/new", 2.0)
+        assert [target.url for target in endpoints.enabled(connection)] == ["http://127.0.0.1:9/new"]
+        endpoints.disable_others(connection, None, 3.0)
+        assert endpoints.enabled(connection) == []
+    assert [row["disabled"] for row in store.rows(select(endpoint).order_by(endpoint.c.endpoint_id))] == [2.0, 3.0]
+
+
 @pytest.mark.parametrize(
     "url",
     [

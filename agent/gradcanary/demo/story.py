@@ -6,9 +6,7 @@ import sys
 from typing import Any
 
 from gradcanary.demo.receiver import Message
-from gradcanary.demo.verdict import Read, Runs, losses_of
-
-FAULT_STEP = 200
+from gradcanary.demo.verdict import FAULT_STEP, Read, Runs, losses_of
 
 
 def say(text: str) -> None:

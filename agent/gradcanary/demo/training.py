@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradcanary.demo.verdict import FAULT_STEP
+
 BLOCKS = 8
 WIDTH = 128
 RANK = 8
@@ -24,7 +26,6 @@ EXAMPLES = 16
 """Of one micro-step."""
 
 FAULTY_BLOCKS = (3, 4, 5)
-FAULT_STEP = 200
 LEARNING_RATE = 1e-3
 
 

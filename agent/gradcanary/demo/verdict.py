@@ -14,6 +14,7 @@ from gradcanary.demo.receiver import Message
 
 COLLAPSED = {f"blocks.{block}.lora_A.weight" for block in (3, 4, 5)}
 
+FAULT_STEP = 200
 TRUE_STEP = 207
 """From here on the three layers are collapsed, in float64 readings without gradcanary (tests/demo)."""
 
