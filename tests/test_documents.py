@@ -1,0 +1,19 @@
+"""What the documents point at is there."""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_relative_links_lead_somewhere() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    documents = [ROOT / name for name in listed.split()]
+    assert len(documents) > 5
+    for document in documents:
+        text = document.read_text("utf-8")
+        for target in re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", text):
+            link = "".join(target).partition("#")[0]
+            if link and "://" not in link:
+                assert (document.parent / link).exists(), f"{document.name} points at {link}"
