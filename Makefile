@@ -9,7 +9,7 @@ SUBSET ?=
 .PHONY: demo test check detection benchmarks browser clean
 
 demo: $(VENV)/.product
-	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless)
+	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
 
 test: $(VENV)/.development browser
 	$(BIN)/pytest $(ARGS)

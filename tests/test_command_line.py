@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 
+import httpx
 import pytest
 
 from gradcanary import cli
@@ -98,9 +99,17 @@ def test_without_the_extras_it_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     said = refused(capsys, "up", "--port", "0")
     assert "uvicorn is not installed" in said
-    assert "pip install 'gradcanary[server,dashboard]'" in said
+    assert "pip install '.[all]'" in said
 
 
 def test_without_a_command_it_names_them(capsys):
     said = refused(capsys)
     assert re.search(r"usage: gradcanary .*COMMAND", said)
+
+
+def test_a_browser_that_was_sent_here_by_a_strangers_dns_is_refused(collector_factory):
+    collector = collector_factory(env={"GRADCANARY_HOSTS": "proxy.example"})
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8787", "proxy.example"):
+        assert httpx.get(f"{collector.url}/api/v1/runs", headers={"Host": host}).status_code == 200, host
+    for path in ("/api/v1/runs", "/"):
+        assert httpx.get(collector.url + path, headers={"Host": "evil.example"}).status_code == 400

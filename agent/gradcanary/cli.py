@@ -11,11 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gradcanary.version import __version__
+
 DEFAULT_PORT = 8787
 
 NO_EXTRAS = """\
 gradcanary: {command} needs the collector and the dashboard, and {missing} is not installed.
-Install them with: pip install 'gradcanary[server,dashboard]'"""
+Install them with, in a clone of gradcanary: pip install '.[all]'"""
 
 NOT_LOOPBACK = """\
 gradcanary: --host {host} would let everybody who reaches this machine read and write runs: this version has no
@@ -42,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands."""
     top = argparse.ArgumentParser(prog="gradcanary", description="Gradient health of PyTorch trainings, watched live.")
+    top.add_argument("--version", action="version", version=f"gradcanary {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_up(commands)
     _add_demo(commands)
@@ -106,7 +109,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             await lifetime.enter_async_context(app.router.lifespan_context(app))
             await super().startup(sockets)
             if self.started:
-                _announce(url, app.state.new_webhook_secret)
+                _announce(url, settings.webhook, app.state.new_webhook_secret)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             await super().shutdown(sockets)
@@ -134,7 +137,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _announce(url: str, new_webhook_secret: str | None) -> None:
+def _announce(url: str, webhook: str | None, new_webhook_secret: str | None) -> None:
+    if webhook is not None:
+        print(f"incidents are told to {webhook}")  # noqa: T201 -- the command line speaks to the operator
     if new_webhook_secret is not None:
         print(f"webhook secret (shown once): {new_webhook_secret}")  # noqa: T201 -- likewise
     print(f"gradcanary is listening on {url}", flush=True)  # noqa: T201 -- what the operator waits for

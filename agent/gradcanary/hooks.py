@@ -46,6 +46,8 @@ class Hooks:
         self._takes_any = model is None and optimizer is None
         if model is not None:
             self._model = weakref.ref(model)
+            if optimizer is not None and not self._shares(optimizer):
+                self.guard.say("the optimizer has no parameter of the model: watch() was given two that do not belong")
         if optimizer is not None:
             self._optimizers.append(weakref.ref(optimizer))
         elif model is not None:

@@ -66,8 +66,8 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "unknown_fall": Cause(
         "Other layers of the same blocks are healthy, and nothing else was reported around these steps. Check first: "
-        "learning rate and weight decay of the parameters these layers are multiplied with (in a LoRA pair lora_A "
-        "needs a lora_B that is not zero), weights driven to zero further up, and branches that were detached.",
+        "learning rate and weight decay of the parameters these layers are multiplied with (a factor of zero leaves "
+        "no gradient to the others), weights driven to zero further up, and branches that were detached.",
         "group_settings",
     ),
     "under_siblings": Cause(

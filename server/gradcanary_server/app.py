@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Match
 
 from gradcanary_server import answers, incident_routes, ingest_routes, read_routes, rules, rules_file
@@ -17,6 +18,9 @@ from gradcanary_server.ingest import Ingest
 from gradcanary_server.layers import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.settings import Settings
+
+LOOPBACK = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
+"""Names a browser may ask for: any other one leads here through a stranger's DNS (rebinding)."""
 
 METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 
@@ -30,6 +34,8 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(title="gradcanary", lifespan=_lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     _fill(app, settings)
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
+    # The last one added is the first one asked.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, *settings.hosts], www_redirect=False)
     answers.install(app)
     for router in (ingest_routes.router, read_routes.router, incident_routes.router):
         app.include_router(router)

@@ -90,11 +90,17 @@ def plan(connection: Connection, pace: Pace, now: float) -> list[Step]:
     steps: list[Step] = []
     for row in connection.execute(select(incident).where(incident.c.settled.is_(False))).mappings():
         what = incident_rows.parsed(row)
-        verdicts = [_next(what, target, told.get((row["incident_id"], target.id), []), pace, now) for target in targets]
+        heard = [(target, told.get((row["incident_id"], target.id), [])) for target in targets]
+        verdicts = [_next(what, each, sent, pace, now) for each, sent in heard if sent or not _is_past(row, each)]
         steps += [verdict for verdict in verdicts if isinstance(verdict, Expire | Seal)]
         if what.state == "resolved" and all(verdict is None for verdict in verdicts):
             steps.append(Settle(row["incident_id"]))
     return steps
+
+
+def _is_past(row: RowMapping, target: Endpoint) -> bool:
+    """Tell whether an incident was over before there was anybody to tell: nobody wants to hear old stories."""
+    return row["state"] == "resolved" and bool(row["resolved"] < target.since)
 
 
 def carry_out(connection: Connection, step: Step, public_url: str, now: float) -> None:

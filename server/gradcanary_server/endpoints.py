@@ -24,12 +24,13 @@ _SECRET_RANGE = range(16, 129)
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An enabled endpoint; incidents under ``min_severity`` are not its business."""
+    """An enabled endpoint; incidents under ``min_severity``, or over before ``since``, are not its business."""
 
     id: int
     url: str
     secret: str
     min_severity: Severity
+    since: float
 
 
 def ensure_operator_endpoint(connection: Connection, url: str, secret: str | None, now: float) -> str | None:
@@ -39,11 +40,12 @@ def ensure_operator_endpoint(connection: Connection, url: str, secret: str | Non
     Loopback and private addresses are fine here. Raises SettingsError on an address or secret that cannot work.
     """
     check(url, secret)
-    known = connection.execute(select(endpoint.c.endpoint_id).where(endpoint.c.url == url)).scalar_one_or_none()
+    known = connection.execute(select(endpoint).where(endpoint.c.url == url)).one_or_none()
     if known is not None:
-        again = {"disabled": None, "disabled_why": None, "failing_since": None}
-        changed = again if secret is None else {**again, "secret": secret}
-        connection.execute(update(endpoint).where(endpoint.c.endpoint_id == known).values(**changed))
+        changed: dict[str, object] = {"disabled": None, "disabled_why": None, "failing_since": None}
+        changed["created"] = known.created if known.disabled is None else now
+        changed["secret"] = secret or known.secret
+        connection.execute(update(endpoint).where(endpoint.c.url == url).values(**changed))
         return None
     made = secret or _PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
     connection.execute(insert(endpoint).values(url=url, secret=made, min_severity="warning", created=now))
@@ -67,7 +69,10 @@ def check(url: str, secret: str | None) -> None:
 def enabled(connection: Connection) -> list[Endpoint]:
     """Return the endpoints that are to be told, in the order of their creation."""
     query = select(endpoint).where(endpoint.c.disabled.is_(None)).order_by(endpoint.c.endpoint_id)
-    return [Endpoint(row.endpoint_id, row.url, row.secret, row.min_severity) for row in connection.execute(query)]
+    return [
+        Endpoint(row.endpoint_id, row.url, row.secret, row.min_severity, row.created)
+        for row in connection.execute(query)
+    ]
 
 
 def succeeded(connection: Connection, endpoint_id: int) -> None:

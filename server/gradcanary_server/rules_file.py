@@ -63,7 +63,8 @@ def load(path: Path) -> Rules:
     except OSError as error:
         raise RulesError(f"--rules {path} cannot be read: {error.strerror}.") from error
     except (ValueError, yaml.YAMLError) as error:  # a ValueError: no UTF-8, the 30th of February, 5,000 digits
-        raise RulesError(f"{path} is not YAML: {error}") from error
+        words = str(error).replace("<unicode string>", str(path))
+        raise RulesError(f"{path} is not YAML: {words}") from error
     return _Reader(path).rules(content)
 
 
@@ -74,7 +75,7 @@ class _Reader:
     def rules(self, content: object) -> Rules:
         top = self._keys(content, 1, ("version", "rules", "grace", "layers", "pace"), "the file")
         if type(top.get("version")) is not int or top["version"] != VERSION:
-            raise self._error(top.lines.get("version", 1), "version", top.get("version"), f"it is {VERSION}")
+            raise self._error(top.lines.get("version", 1), "version", top.get("version"), str(VERSION))
         sections = self._keys(
             top.get("rules", {}), _line(top, "rules"), ("collapse", "scale_drop", "nonfinite"), "rules"
         )

@@ -187,7 +187,7 @@ endpoint = Table(
     Column("url", Text, nullable=False, unique=True),
     Column("secret", String(200), nullable=False),  # whsec_...
     Column("min_severity", String(12), nullable=False, default="warning"),
-    Column("created", Double, nullable=False),
+    Column("created", Double, nullable=False),  # or enabled again
     Column("disabled", Double),
     Column("disabled_why", Text),
     Column("failing_since", Double),

@@ -19,6 +19,7 @@ class Settings:
     webhook: str | None = None
     webhook_secret: str | None = None
     public_url: str = DEFAULT_PUBLIC_URL
+    hosts: tuple[str, ...] = ()
 
     @classmethod
     def from_env(
@@ -31,7 +32,10 @@ class Settings:
         webhook: str | None = None,
         url: str = DEFAULT_PUBLIC_URL,
     ) -> "Settings":
-        """Return the settings of these arguments; secrets come from ``GRADCANARY_WEBHOOK_SECRET`` or its ``_FILE``."""
+        """Return the settings of these arguments; secrets come from ``GRADCANARY_WEBHOOK_SECRET`` or its ``_FILE``.
+
+        ``GRADCANARY_HOSTS`` lists host names, with commas, under which the collector may be asked beside loopback ones.
+        """
         data = data.expanduser().absolute()
         return cls(
             data=data,
@@ -40,6 +44,7 @@ class Settings:
             webhook=webhook,
             webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
             public_url=url.rstrip("/"),
+            hosts=tuple(name.strip() for name in environ.get("GRADCANARY_HOSTS", "").split(",") if name.strip()),
         )
 
 

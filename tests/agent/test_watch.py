@@ -131,6 +131,11 @@ def test_a_second_watch_is_the_first(collector, training):
     assert gradcanary.watch(optimizer=training.optimizer) is watch
 
 
+def test_a_model_and_an_optimizer_that_do_not_belong_are_told(collector, training, capsys):
+    gradcanary.watch(Training().model, training.optimizer)
+    assert "two that do not belong" in capsys.readouterr().err
+
+
 def test_a_second_watch_under_another_name_is_another_run(collector, training):
     first = gradcanary.watch(run="sweep-a")
     training.steps(3)

@@ -31,7 +31,7 @@ def right() -> Answers:
         "/incidents/1": {**incident, "opened_step": 226, "opened": "2023-11-14T22:13:20Z", "layers": layers},
         "/incidents?run=twin": {"incidents": []},
         "/runs/twin": {"step": 599},
-        "/runs/faulty/metrics?name=loss&points=100": {"metrics": [{"mean": doubles(3.0, float("nan"), 1.3)}]},
+        "/runs/faulty/metrics?name=loss&points=1000": {"metrics": [{"mean": doubles(3.0, float("nan"), 1.3)}]},
     }
 
 
@@ -91,11 +91,11 @@ def short_twin(answers: Answers) -> None:
 
 
 def rising_loss(answers: Answers) -> None:
-    answers["/runs/faulty/metrics?name=loss&points=100"]["metrics"][0]["mean"] = doubles(3.0, 2.9)
+    answers["/runs/faulty/metrics?name=loss&points=1000"]["metrics"][0]["mean"] = doubles(3.0, 2.9)
 
 
 def no_loss(answers: Answers) -> None:
-    answers["/runs/faulty/metrics?name=loss&points=100"]["metrics"] = []
+    answers["/runs/faulty/metrics?name=loss&points=1000"]["metrics"] = []
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,18 @@ def test_the_story_of_an_incident_reaches_the_receiver(store, receiver_factory):
     assert gaps[2] >= 2 * QUICK.interval_s - 0.1
 
 
+def test_a_new_endpoint_hears_of_what_is_open_and_not_of_what_was(store, receiver_factory):
+    store.record(fired(0))
+    store.close_run()
+    store.record(fired(1, rule="nonfinite"), launch_no=1)
+    receiver = receiver_factory()
+    secret = listen(store, receiver)
+    with delivering(store, SLOW):
+        receiver.wait(1)
+        eventually(lambda: {row["settled"] for row in store.rows(select(incident.c.settled))} == {True, False})
+    assert [message["type"] for message in receiver.verified(secret)] == ["gradient.nonfinite.opened"]
+
+
 def test_information_is_not_sent(store, receiver_factory):
     receiver = receiver_factory()
     listen(store, receiver)

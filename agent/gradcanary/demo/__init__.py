@@ -21,8 +21,8 @@ from gradcanary.demo.verdict import Runs, problems
 NEEDED = ("torch", "fastapi", "dash", "standardwebhooks")
 
 MISSING = """\
-gradcanary demo needs torch, the collector and the dashboard, and {missing} is not installed. Install them with:
-  pip install torch 'gradcanary[server,dashboard]'"""
+gradcanary demo needs torch, the collector and the dashboard, and {missing} is not installed. Install them with,
+in a clone of gradcanary: pip install torch '.[all]'"""
 
 TRAININGS_S = 300.0
 """How long the trainings may take; alone on two cores it is about a tenth of it."""

@@ -19,7 +19,8 @@ def introduce(url: str, runs: Runs) -> None:
     say(
         f"""\
 Two LoRA trainings have started on this machine: the same model, data and seed.
-In {runs.faulty} the schedule of lora_B in blocks 3-5 goes wrong at step {FAULT_STEP}. Its loss will look fine.
+In {runs.faulty} the schedule of lora_B in blocks 3-5 goes wrong at step {FAULT_STEP}. Its loss
+will bump, and go on falling.
 
   watch them live:  {url}/runs/{runs.faulty}
                     {url}/runs/{runs.twin}
@@ -59,7 +60,7 @@ class Story:
         step = run["step"] or 0
         if step >= FAULT_STEP and not self._is_faulty:
             self._is_faulty = True
-            say(f"Step {step}: the schedule of {run['run']} has gone wrong. No error, no warning from the training.")
+            say(f"The schedule of {run['run']} has gone wrong. No error, no warning from the training.")
         if run["open_incidents"] and not self._is_caught:
             self._is_caught = True
             say(f"Step {step}: gradcanary noticed: {run['headline']}. The webhook follows when 10 s are gathered.")

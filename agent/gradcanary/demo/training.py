@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(description="A LoRA training that gradcanary watches.")
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--fault", action="store_true", help="leave lora_B of blocks 3-5 on a wrong schedule")

@@ -100,7 +100,7 @@ def _of_loss(read: Read, run: str) -> Iterator[str]:
 
 def losses_of(read: Read, run: str) -> list[float]:
     """Return the mean loss of each bucket of steps; a bucket without data has none."""
-    metrics = read(f"/runs/{run}/metrics?name=loss&points=100")["metrics"]
+    metrics = read(f"/runs/{run}/metrics?name=loss&points=1000")["metrics"]
     typecodes = {"float32": "f", "float64": "d"}
     for metric in metrics:
         values = array(typecodes[metric["mean"]["dtype"]])
