@@ -10,6 +10,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Match
 
 from gradcanary_server import answers, incident_routes, ingest_routes, read_routes, rules, rules_file
+from gradcanary_server.archive import Archive
+from gradcanary_server.compactor import Compactor
 from gradcanary_server.database import Database
 from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.endpoints import disable_others, ensure_operator_endpoint
@@ -18,6 +20,7 @@ from gradcanary_server.ingest import Ingest
 from gradcanary_server.layers import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.settings import Settings
+from gradcanary_server.tiles import Tiles
 
 LOOPBACK = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 """Names a browser may ask for: any other one leads here through a stranger's DNS (rebinding)."""
@@ -50,7 +53,9 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.settings = settings
     state.rules = rules.Rules() if settings.rules is None else rules_file.load(settings.rules)
     state.database = Database(settings.db)
-    state.log = Log(sets)
+    log, tiles = Log(sets), Tiles()
+    state.archive = Archive(log, tiles)
+    state.compactor = Compactor(state.database, log, tiles)
     state.ingest = Ingest(state.database, state.rules, sets, settings.public_url)
     state.new_webhook_secret = None
 
@@ -62,9 +67,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.new_webhook_secret = await run_in_threadpool(_ensure_endpoint, database, app.state.settings)
     deliverer = Deliverer(database, app.state.rules.pace, app.state.settings.public_url)
     deliverer.start()
+    app.state.compactor.start()
     try:
         yield
     finally:
+        await run_in_threadpool(app.state.compactor.stop)
         await run_in_threadpool(deliverer.stop)
         await run_in_threadpool(database.close)
 

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -13,16 +13,16 @@ from gradcanary_server.log import Piece
 _FORMULA = ("=", "+", "-", "@")
 
 
-def lines(pieces: Sequence[Piece], stat: str, layers: Sequence[Record]) -> Iterator[str]:
+def lines(pieces: Iterable[Piece], stat: str, layers: Sequence[Record]) -> Iterator[str]:
     """Yield CSV: step, time, then a column per layer; a cell is empty where there is no finite value."""
     yield _line(["step", "time", *(_title(layer.name) for layer in layers)])
     column_of = {layer.layer_no: column for column, layer in enumerate(layers)}
-    for piece in sorted((piece for piece in pieces if len(piece.rows)), key=lambda piece: int(piece.steps()[0])):
+    for piece in pieces:
         plane = piece.columns.values.get(stat)
         if plane is None:
             continue
         pairs = [(column_of[n], i) for i, n in enumerate(piece.numbers.tolist()) if n in column_of]
-        for row in piece.rows:
+        for row in range(len(piece.columns.steps)):
             cells = [""] * len(layers)
             for column, index in pairs:
                 value = plane[row, index]

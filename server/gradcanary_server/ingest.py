@@ -172,6 +172,8 @@ def _note_progress(connection: Connection, row: Record, seq: int, columns: Colum
     values: dict[str, object] = {"next_seq": seq + 1, "dropped_steps": columns.dropped_steps}
     if len(columns.steps):
         values |= {"last_step": int(columns.steps[-1]), "every": columns.every}
+        if row.first_sample is None:
+            values["first_sample"] = int(columns.steps[0])
         values["gaps"] = note_gaps(row, columns)
     phases = columns.phases.get("absmax", np.empty(0, np.uint8))
     seen = phases[phases != batches.NO_PHASE]

@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from gradcanary import wire
+from gradcanary_server.archive import Archive
 from gradcanary_server.arrays import number
 from gradcanary_server.database import Record
 from gradcanary_server.fold import FoldState
 from gradcanary_server.heatmap import block
-from gradcanary_server.log import Log, Piece
+from gradcanary_server.log import Piece
 from gradcanary_server.schema import fold_state, layer
+from gradcanary_server.tiles import ABSENT
 
 SHOWN = (
     "absmax",
@@ -50,10 +52,10 @@ def folded(connection: Connection, run_id: int) -> FoldState:
     return FoldState.empty() if packed is None else FoldState.unpack(packed)
 
 
-def table(connection: Connection, log: Log, run_id: int) -> list[Json]:
+def table(connection: Connection, archive: Archive, run_id: int) -> list[Json]:
     """Return a run's layers with their last values."""
     latest: dict[int, _Latest] = {}
-    for piece in log.newest(connection, run_id):
+    for piece in archive.newest(connection, run_id):
         _fill(latest, piece)
     state = folded(connection, run_id)
     return [_entry(row, latest.get(row.layer_no), state) for row in described(connection, run_id)]
@@ -66,6 +68,8 @@ def _fill(latest: dict[int, _Latest], piece: Piece) -> None:
         return
     last = {stat: _last_values(plane, stat) for stat, plane in columns.values.items() if stat in SHOWN}
     for column, layer_no in enumerate(piece.numbers.tolist()):
+        if columns.state[-1, column] == ABSENT:
+            continue
         known = latest.get(layer_no)
         if known is None:
             state = wire.STATES[int(columns.state[-1, column])]

@@ -1,13 +1,13 @@
-"""The batch log as its readers see it: decoded once, one winner per step."""
+"""The batch log as its readers see it: what is not in tiles yet, decoded once."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, select
 
 from gradcanary_server import batches, requests
 from gradcanary_server.batches import Columns
@@ -18,25 +18,16 @@ from gradcanary_server.schema import batch, session
 CACHE_BYTES = 256 * 2**20
 """Decoded batches that are kept; a batch never changes, so one second later only the newest is decoded."""
 
-NEWEST_BATCHES = 8
-"""How far back :meth:`Log.newest` looks for the last values of a layer."""
-
 
 @dataclass(frozen=True)
 class Piece:
-    """The rows of a batch that a reader may use; column i belongs to layer ``numbers[i]`` (int32[L]).
+    """A batch of rank 0; column i of its planes belongs to layer ``numbers[i]`` (int32[L])."""
 
-    ``rows`` are the indices of the steps that no later launch measured again.
-    """
-
-    priority: tuple[int, float, str]
+    launch_no: int
+    session: str
+    seq: int
     numbers: NDArray[np.int32]
     columns: Columns
-    rows: NDArray[np.intp]
-
-    def steps(self) -> NDArray[np.int64]:
-        """Return the steps of the usable rows."""
-        return self.columns.steps[self.rows]
 
 
 class Log:
@@ -48,21 +39,24 @@ class Log:
         self._decoded: OrderedDict[tuple[int, str, int], Columns] = OrderedDict()
         self._room = cache_bytes
 
-    def pieces(self, connection: Connection, run_id: int, from_step: int | None, to_step: int | None) -> list[Piece]:
-        """Return every measurement of a run from ``from_step`` to ``to_step``, both included; None is no bound."""
-        query = _choice(run_id)
-        if from_step is not None:
-            query = query.where(batch.c.last_step >= from_step)
-        if to_step is not None:
-            query = query.where(batch.c.first_step <= to_step)
-        found = self._read(connection, run_id, connection.execute(query).all())
-        return _winners([_inside(piece, from_step, to_step) for piece in found])
+    def pieces(self, connection: Connection, run_id: int) -> list[Piece]:
+        """Return the batches of a run that are not wholly in tiles, by launch and seq."""
+        query = (
+            select(batch.c.session, batch.c.seq, batch.c.launch_no)
+            .join(session, (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session))
+            .where(batch.c.run_id == run_id, session.c.rank == 0, batch.c.seq >= session.c.sealed_seq)
+            .order_by(batch.c.launch_no, batch.c.session, batch.c.seq)
+        )
+        return self._read(connection, run_id, connection.execute(query).all())
 
-    def newest(self, connection: Connection, run_id: int) -> list[Piece]:
-        """Return the last few batches of a run, the newest first."""
-        query = _choice(run_id).where(batch.c.first_step.is_not(None))
-        newest_first = (batch.c.launch_no.desc(), batch.c.last_step.desc(), batch.c.seq.desc())
-        query = query.order_by(None).order_by(*newest_first).limit(NEWEST_BATCHES)
+    def of_session(self, connection: Connection, run_id: int, session_id: str, seq: int, most: int) -> list[Piece]:
+        """Return up to ``most`` batches of a session from a seq on."""
+        query = (
+            select(batch.c.session, batch.c.seq, batch.c.launch_no)
+            .where(batch.c.run_id == run_id, batch.c.session == session_id, batch.c.seq >= seq)
+            .order_by(batch.c.seq)
+            .limit(most)
+        )
         return self._read(connection, run_id, connection.execute(query).all())
 
     def _read(self, connection: Connection, run_id: int, rows: Sequence[Record]) -> list[Piece]:
@@ -71,8 +65,7 @@ class Log:
     def _piece(self, connection: Connection, run_id: int, row: Record) -> Piece:
         columns = self._columns(connection, run_id, row)
         known = self._sets.find(connection, run_id, row.session, columns.layer_set)
-        priority = (row.launch_no, row.started, row.session)
-        return Piece(priority, known.numbers, columns, np.arange(len(columns.steps)))
+        return Piece(row.launch_no, row.session, row.seq, known.numbers, columns)
 
     def _columns(self, connection: Connection, run_id: int, row: Record) -> Columns:
         key = (run_id, row.session, row.seq)
@@ -96,41 +89,3 @@ class Log:
             while self._room < 0:
                 _, oldest = self._decoded.popitem(last=False)
                 self._room += oldest.nbytes()
-
-
-def later_wins(
-    parts: Iterable[tuple[tuple[int, float, str], NDArray[np.int64]]],
-) -> list[NDArray[np.intp]]:
-    """Return, for each (priority, steps), the rows whose step no higher priority has."""
-    listed = list(parts)
-    rows = [np.arange(len(steps)) for _, steps in listed]
-    taken = np.empty(0, np.int64)
-    for priority in sorted({priority for priority, _ in listed}, reverse=True):
-        mine = [index for index, (other, _) in enumerate(listed) if other == priority]
-        if len(taken):
-            for index in mine:
-                rows[index] = np.flatnonzero(~np.isin(listed[index][1], taken))
-        taken = np.concatenate([taken, *(listed[index][1] for index in mine)])
-    return rows
-
-
-def _winners(pieces: list[Piece]) -> list[Piece]:
-    won = later_wins((piece.priority, piece.steps()) for piece in pieces)
-    return [replace(piece, rows=piece.rows[rows]) for piece, rows in zip(pieces, won, strict=True)]
-
-
-def _inside(piece: Piece, from_step: int | None, to_step: int | None) -> Piece:
-    steps = piece.columns.steps
-    begin = 0 if from_step is None else int(np.searchsorted(steps, from_step, "left"))
-    end = len(steps) if to_step is None else int(np.searchsorted(steps, to_step, "right"))
-    return replace(piece, rows=piece.rows[begin:end])
-
-
-def _choice(run_id: int) -> Select[tuple[str, int, int, float]]:
-    joined = (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session)
-    return (
-        select(batch.c.session, batch.c.seq, batch.c.launch_no, session.c.started)
-        .join(session, joined)
-        .where(batch.c.run_id == run_id, session.c.rank == 0)
-        .order_by(batch.c.launch_no, batch.c.session, batch.c.seq)
-    )

@@ -1,7 +1,7 @@
 """What pages and scripts read: JSON that says 304 as long as nothing changed."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Annotated, Literal, get_args
 
@@ -11,11 +11,12 @@ from sqlalchemy import Connection
 
 from gradcanary import wire
 from gradcanary_server import export, layer_table, runs, views
+from gradcanary_server.archive import Archive
 from gradcanary_server.database import Database
 from gradcanary_server.heatmap import Order, Value
-from gradcanary_server.log import Log
 from gradcanary_server.requests import MAX_STEP
 from gradcanary_server.rules import Rules
+from gradcanary_server.window import Range
 
 router = APIRouter(prefix="/api/v1")
 
@@ -47,7 +48,7 @@ class Reader:
         state = request.app.state
         self._request = request
         self.database: Database = state.database
-        self.log: Log = state.log
+        self.archive: Archive = state.archive
         self.rules: Rules = state.rules
 
     def of_run(self, name: str, build: Callable[[Connection, runs.Seen], Mapping[str, object]]) -> Response:
@@ -93,7 +94,7 @@ def list_layers(reader: Reading, run: str) -> Response:
     """Answer the layers of a run with their last values."""
 
     def build(connection: Connection, seen: runs.Seen) -> runs.Json:
-        return {"revision": seen.row.revision, "layers": layer_table.table(connection, reader.log, seen.row.run_id)}
+        return {"revision": seen.row.revision, "layers": layer_table.table(connection, reader.archive, seen.row.run_id)}
 
     return reader.of_run(run, build)
 
@@ -109,10 +110,10 @@ def series(
     points: Points = 600,
 ) -> Response:
     """Answer the envelope of a stat for some layers, by number or name."""
-    span = views.Range(begin, to, points)
+    span = Range(begin, to, points)
 
     def build(connection: Connection, seen: runs.Seen) -> views.Json:
-        return views.series(connection, reader.log, reader.rules, seen.row, stat, layer, span)
+        return views.series(connection, reader.archive, reader.rules, seen.row, stat, layer, span)
 
     return reader.of_run(run, build)
 
@@ -131,10 +132,10 @@ def heatmap(
     match: str | None = None,
 ) -> Response:
     """Answer the picture layer x step of a stat."""
-    wanted, span = views.Picture(value, order, match, rows), views.Range(begin, to, columns)
+    wanted, span = views.Picture(value, order, match, rows), Range(begin, to, columns)
 
     def build(connection: Connection, seen: runs.Seen) -> views.Json:
-        return views.picture(connection, reader.log, reader.rules, seen.row, stat, wanted, span)
+        return views.picture(connection, reader.archive, reader.rules, seen.row, stat, wanted, span)
 
     return reader.of_run(run, build)
 
@@ -149,10 +150,10 @@ def metrics(
     points: Points = 600,
 ) -> Response:
     """Answer the envelopes of the metrics of these names, or of all."""
-    span = views.Range(begin, to, points)
+    span = Range(begin, to, points)
 
     def build(connection: Connection, seen: runs.Seen) -> views.Json:
-        return views.metrics(connection, reader.log, seen.row, name, span)
+        return views.metrics(connection, reader.archive, seen.row, name, span)
 
     return reader.of_run(run, build)
 
@@ -163,9 +164,13 @@ def export_csv(reader: Reading, run: str, stat: Stat = "absmax", match: str | No
     with reader.database.read() as connection:
         seen = runs.one(connection, run, reader.database.now(connection))
         layers = views.matching(layer_table.described(connection, seen.row.run_id), match)
-        pieces = reader.log.pieces(connection, seen.row.run_id, None, None)
+
+    def lines() -> Iterator[str]:
+        with reader.database.read() as connection:
+            yield from export.lines(views.samples(connection, reader.archive, seen.row.run_id), stat, layers)
+
     headers = {"Content-Disposition": f'attachment; filename="{run}-{stat}.csv"'}
-    return StreamingResponse(export.lines(pieces, stat, layers), media_type="text/csv", headers=headers)
+    return StreamingResponse(lines(), media_type="text/csv", headers=headers)
 
 
 @router.get("/rules")

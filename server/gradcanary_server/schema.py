@@ -1,7 +1,7 @@
 """The tables. Times are unix seconds by the database's clock; text holds no NUL; the words are those of DESIGN.md.
 
 Two families, so that the store can be spread over machines later (DESIGN.md, Store): *heavy* tables (batch,
-fold_state, metric) whose every key leads with ``run_id``, and *coordination* tables (all others). No foreign key
+chain, tile, fold_state, metric) whose every key leads with ``run_id``, and *coordination* tables (all others). No foreign key
 leads from one family into the other.
 """
 
@@ -76,6 +76,7 @@ session = Table(
     Column("sealed_seq", Integer, nullable=False, default=0),  # batches below it left the log
     Column("every", Integer),
     Column("phase", String(20)),
+    Column("first_sample", Integer),  # the first and the last step that was measured
     Column("last_step", Integer),
     Column("started", Double, nullable=False),
     Column("last_seen", Double, nullable=False),
@@ -117,6 +118,32 @@ batch = Table(
     Column("body", LargeBinary, nullable=False),  # the request as received
     # Covers what a reader needs to choose batches, so that choosing touches no body.
     Index("ix_batch_choice", "run_id", "launch_no", "session", "seq", "first_step", "last_step"),
+)
+
+chain = Table(
+    "chain",
+    metadata,
+    Column("run_id", Integer, primary_key=True),
+    Column("launch_no", Integer, primary_key=True),
+    Column("every", Integer, primary_key=True),  # 0: the metrics
+    Column("sealed", Integer, nullable=False),  # samples of steps under it are in tiles, and not in the log
+    Column("raw_from", Integer, nullable=False, default=0),  # of older ones only the pyramid is kept
+    Column("rolled", Text, nullable=False, default="[]"),  # JSON: up to which step each level of the pyramid goes
+)
+
+tile = Table(
+    "tile",
+    metadata,
+    Column("run_id", Integer, primary_key=True),
+    Column("level", Integer, primary_key=True),  # 0: samples, 1 and up: nodes of 8 ** level samples
+    Column("kind", String(20), primary_key=True),  # steps | state | metrics | a stat
+    Column("launch_no", Integer, primary_key=True),
+    Column("every", Integer, primary_key=True),
+    Column("number", Integer, primary_key=True),  # of the range of 256 * every * 8 ** level steps
+    Column("shelf", Integer, primary_key=True),  # layer_no // 128
+    Column("part", Integer, primary_key=True),  # a range that was sealed in several parts
+    Column("stored", Double, nullable=False),
+    Column("body", LargeBinary, nullable=False),  # packing.pack()
 )
 
 fold_state = Table(

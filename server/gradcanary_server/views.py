@@ -1,23 +1,24 @@
 """Windows as the read API sends them: series, heatmap and metrics of a run."""
 
 import json
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from gradcanary_server import heatmap, incidents, layer_table, runs
+from gradcanary_server.archive import Archive
 from gradcanary_server.arrays import array
 from gradcanary_server.database import Record
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.expressions import Expression, ExpressionError
 from gradcanary_server.fold import FoldState
-from gradcanary_server.log import Log
+from gradcanary_server.log import Piece
 from gradcanary_server.rules import Rules
-from gradcanary_server.window import Envelope, MetricPart, metric_window, window
+from gradcanary_server.schema import metric
+from gradcanary_server.window import Envelope, Range, metric_window, window
 
 Json = dict[str, object]
 
@@ -25,15 +26,6 @@ MAX_SERIES = 100
 """Layers or metrics of one answer."""
 
 MAX_CELLS = 4_000_000
-
-
-@dataclass(frozen=True)
-class Range:
-    """Steps from ``begin`` to ``end``, both included, None = no bound; at most ``points`` buckets."""
-
-    begin: int | None
-    end: int | None
-    points: int
 
 
 @dataclass(frozen=True)
@@ -47,12 +39,11 @@ class Picture:
 
 
 def series(
-    connection: Connection, log: Log, rules: Rules, run: Record, stat: str, wanted: Sequence[str], span: Range
+    connection: Connection, archive: Archive, rules: Rules, run: Record, stat: str, wanted: Sequence[str], span: Range
 ) -> Json:
     """Return the envelope of a stat for some layers, given by number or name."""
     chosen = _named(layer_table.described(connection, run.run_id), wanted)
-    pieces = log.pieces(connection, run.run_id, span.begin, span.end)
-    found = window(pieces, stat, _numbers(chosen), span.points)
+    found = window(archive, connection, run.run_id, stat, _numbers(chosen), span)
     return {
         "run": run.name,
         "stat": stat,
@@ -71,14 +62,14 @@ def series(
 
 
 def picture(
-    connection: Connection, log: Log, rules: Rules, run: Record, stat: str, wanted: Picture, span: Range
+    connection: Connection, archive: Archive, rules: Rules, run: Record, stat: str, wanted: Picture, span: Range
 ) -> Json:
     """Return the heatmap of a stat."""
     if wanted.rows * span.points > MAX_CELLS:
         raise invalid(f"rows x columns is at most {MAX_CELLS}.", "rows")
     chosen = matching(layer_table.described(connection, run.run_id), wanted.match)
     names = [row.name for row in chosen]
-    found = window(log.pieces(connection, run.run_id, span.begin, span.end), stat, _numbers(chosen), span.points)
+    found = window(archive, connection, run.run_id, stat, _numbers(chosen), span)
     states = _states(layer_table.folded(connection, run.run_id), chosen) if wanted.order == "worst" else []
     columns = heatmap.ordered(wanted.order, names, states, found.envelope)
     rows = heatmap.rows(columns, names, wanted.rows)
@@ -102,13 +93,14 @@ def picture(
     }
 
 
-def metrics(connection: Connection, log: Log, run: Record, names: Sequence[str], span: Range) -> Json:
+def metrics(connection: Connection, archive: Archive, run: Record, names: Sequence[str], span: Range) -> Json:
     """Return the envelopes of the metrics with these names, all of them when none is given."""
-    found = _metric_parts(connection, log, run.run_id, names, span)
-    if len(found) > MAX_SERIES:
+    query = select(metric.c.name, metric.c.tags).where(metric.c.run_id == run.run_id)
+    known = connection.execute(query.where(metric.c.name.in_(names)) if names else query).all()
+    if len(known) > MAX_SERIES:
         raise invalid(f"At most {MAX_SERIES} metrics in one answer: give name=.", "name")
-    keys = sorted(found)
-    drawn = metric_window([found[key] for key in keys], span.points)
+    keys = sorted((row.name, row.tags) for row in known)
+    drawn = metric_window(archive, connection, run.run_id, keys, span)
     return {
         "run": run.name,
         "revision": run.revision,
@@ -120,6 +112,12 @@ def metrics(connection: Connection, log: Log, run: Record, names: Sequence[str],
             for row, (name, tags) in enumerate(keys)
         ],
     }
+
+
+def samples(connection: Connection, archive: Archive, run_id: int) -> Iterator[Piece]:
+    """Yield every sample of a run that is still there, by step as far as launches and intervals allow."""
+    for of in sorted(archive.stretches(connection, run_id, None, None), key=lambda of: (of.begin, of.chain.every)):
+        yield from archive.samples(connection, run_id, of)
 
 
 def matching(rows: Sequence[Record], expression: str | None) -> Sequence[Record]:
@@ -162,22 +160,3 @@ def _lines(envelope: Envelope, column: int) -> Json:
         "count": array(envelope.count[:, column]),
         "nonfinite": array(envelope.nonfinite[:, column]),
     }
-
-
-def _metric_parts(
-    connection: Connection, log: Log, run_id: int, names: Sequence[str], span: Range
-) -> dict[tuple[str, str], list[MetricPart]]:
-    """Return the points of each series, by name and tags, inside the range."""
-    parts: dict[tuple[str, str], list[MetricPart]] = defaultdict(list)
-    low, high = span.begin or 0, np.iinfo(np.int64).max if span.end is None else span.end
-    for piece in log.pieces(connection, run_id, span.begin, span.end):
-        columns = piece.columns
-        sampled = dict(zip(columns.steps.tolist(), columns.times.tolist(), strict=True))
-        for metric in columns.metrics:
-            if names and metric.name not in names:
-                continue
-            inside = (metric.steps >= low) & (metric.steps <= high)
-            steps = metric.steps[inside]
-            times = np.array([sampled.get(step, np.nan) for step in steps.tolist()])
-            parts[metric.name, metric.tags].append(MetricPart(piece.priority, steps, metric.values[inside], times))
-    return parts

@@ -1,21 +1,29 @@
-"""Measurements over a range of steps, in at most so many buckets, such that no dip is ever lost; pure.
+"""Measurements over a range of steps, in at most so many buckets, such that no dip is ever lost.
 
-The only way from the log to a picture. Buckets are aligned to multiples of their width, so that a growing run keeps
-its picture while it is extended.
+The only way from the archive to a picture. Buckets are aligned to multiples of their width, so that a growing run
+keeps its picture while it is extended, and made of the widest nodes that fit into them.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import Connection
 
 from gradcanary import wire
-from gradcanary_server.batches import NO_PHASE, NONFINITE
-from gradcanary_server.log import Piece, later_wins
+from gradcanary_server.archive import Archive, Stretch
+from gradcanary_server.entries import Entries
+from gradcanary_server.nodes import Nodes, Ticks
 
-Number = TypeVar("Number", bound=np.generic)
+
+@dataclass(frozen=True)
+class Range:
+    """Steps from ``begin`` to ``end``, both included, None = no bound; at most ``points`` buckets."""
+
+    begin: int | None
+    end: int | None
+    points: int
 
 
 @dataclass(frozen=True)
@@ -62,33 +70,6 @@ class Window:
     envelope: Envelope
 
 
-def window(pieces: Sequence[Piece], stat: str, layers: NDArray[np.int32], points: int) -> Window:
-    """Return a stat of these layers over all steps of the pieces, in at most ``points`` buckets."""
-    used = [piece for piece in pieces if len(piece.rows)]
-    buckets = _buckets([piece.steps() for piece in used], max((p.columns.every for p in used), default=1), points)
-    gathered = _Gathered(buckets.count, len(layers))
-    times = np.full(buckets.count, np.inf)
-    phases: set[int] = set()
-    for piece in used:
-        places = buckets.places(piece.steps())
-        np.minimum.at(times, places, piece.columns.times[piece.rows])
-        if stat in piece.columns.phases:
-            phases.update(np.unique(piece.columns.phases[stat][piece.rows]).tolist())
-        _gather(gathered, piece, stat, layers, places)
-    names = tuple(wire.PHASES[phase] for phase in sorted(phases - {NO_PHASE}))
-    return Window(stat, names, buckets, np.where(np.isinf(times), np.nan, times), layers, gathered.envelope(np.float32))
-
-
-@dataclass(frozen=True)
-class MetricPart:
-    """Points of a sparse series from one batch; ``steps`` int64[m], ``values`` float64[m]."""
-
-    priority: tuple[int, float, str]
-    steps: NDArray[np.int64]
-    values: NDArray[np.float64]
-    times: NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class MetricWindow:
     """Some sparse series on the same buckets; row r of the envelope is series r."""
@@ -98,36 +79,74 @@ class MetricWindow:
     envelope: Envelope
 
 
-def metric_window(series: Sequence[Sequence[MetricPart]], points: int) -> MetricWindow:
-    """Return sparse series, a later launch winning per step, in at most ``points`` buckets."""
-    won = [_won(parts) for parts in series]
-    buckets = _buckets([part.steps for parts in won for part in parts], 1, points)
-    gathered = _Gathered(buckets.count, len(series))
-    times = np.full(buckets.count, np.inf)
-    for row, parts in enumerate(won):
-        for part in parts:
-            places = buckets.places(part.steps)
-            np.fmin.at(times, places, part.times)
-            finite = np.where(np.isfinite(part.values), part.values, np.nan)[:, None]
-            gathered.add(places, np.array([row]), finite, ~np.isfinite(part.values)[:, None])
-    return MetricWindow(buckets, np.where(np.isinf(times), np.nan, times), gathered.envelope(np.float64))
+def window(
+    archive: Archive, connection: Connection, run_id: int, stat: str, layers: NDArray[np.int32], steps: Range
+) -> Window:
+    """Return a stat of these layers between two steps."""
+    found = archive.stretches(connection, run_id, steps.begin, steps.end)
+    # Which buckets there are is known when the steps are read, and how to read them when the buckets are.
+    rough = _buckets([(of.first, of.last) for of in found], _every(found), steps.points)
+    ticks = [archive.ticks(connection, run_id, of, of.chain.level_for(rough.width)) for of in found]
+    used = [(of, each) for of, each in zip(found, ticks, strict=True) if len(each.start)]
+    bounds = [(int(each.first.min()), int(each.last.max())) for _, each in used]
+    buckets = _buckets(bounds, _every([of for of, _ in used]), steps.points)
+    gathered, times, phases = _Gathered(buckets.count, len(layers)), np.full(buckets.count, np.nan), 0
+    for of, each in used:
+        level = of.chain.level_for(buckets.width)
+        seen = each if buckets.width == rough.width else archive.ticks(connection, run_id, of, level)
+        np.fmin.at(times, buckets.places(seen.start), seen.time)
+        phases |= _phases(seen, stat)
+        nodes = archive.nodes(connection, run_id, of, stat, layers, level)
+        gathered.add(buckets.places(nodes.start), slice(None), nodes)
+    names = tuple(name for bit, name in enumerate(wire.PHASES) if phases >> bit & 1)
+    return Window(stat, names, buckets, times, layers, gathered.envelope(np.float32))
 
 
-def _won(parts: Sequence[MetricPart]) -> list[MetricPart]:
-    rows = later_wins((part.priority, part.steps) for part in parts)
-    return [
-        MetricPart(part.priority, part.steps[mine], part.values[mine], part.times[mine])
-        for part, mine in zip(parts, rows, strict=True)
-        if len(mine)
-    ]
+def metric_window(
+    archive: Archive, connection: Connection, run_id: int, series: Sequence[tuple[str, str]], steps: Range
+) -> MetricWindow:
+    """Return the metrics of these names and tags between two steps."""
+    found = archive.of_metrics(connection, run_id, steps.begin, steps.end)
+    numbered = {key: number for number, key in enumerate(series)}
+
+    def read(width: int) -> list[Entries]:
+        return [archive.entries(connection, run_id, of, numbered, of.chain.level_for(width)) for of in found]
+
+    rough = _buckets([(of.first, of.last) for of in found], _every(found), steps.points)
+    drawn = read(rough.width)
+    bounds = [(int(each.first.min()), int(each.last.max())) for each in drawn if len(each.start)]
+    buckets = _buckets(bounds, _every(found), steps.points)
+    if buckets.width != rough.width:
+        drawn = read(buckets.width)
+    gathered, times = _Gathered(buckets.count, len(series)), np.full(buckets.count, np.nan)
+    for each in drawn:
+        np.fmin.at(times, buckets.places(each.start), each.time)
+        for row in np.unique(each.series).tolist():
+            mine = each.chosen(each.series == row)
+            gathered.add(buckets.places(mine.start), slice(row, row + 1), _planes(mine))
+    return MetricWindow(buckets, times, gathered.envelope(np.float64))
 
 
-def _buckets(steps: Iterable[NDArray[np.int64]], every: int, points: int) -> Buckets:
+def _planes(each: Entries) -> Nodes:
+    """Return the entries of one series as nodes [n, 1]."""
+    columns = (each.minimum, each.mean, each.maximum, each.count, each.nonfinite)
+    return Nodes(each.start, *(column[:, None] for column in columns))
+
+
+def _every(stretches: Iterable[Stretch]) -> int:
+    return max((of.every() for of in stretches), default=1)
+
+
+def _phases(ticks: Ticks, stat: str) -> int:
+    seen = ticks.phases.get(stat)
+    return 0 if seen is None else int(np.bitwise_or.reduce(seen))
+
+
+def _buckets(bounds: Sequence[tuple[int, int]], every: int, points: int) -> Buckets:
     """Return buckets of ``every`` times a power of two, the narrowest of which ``points`` hold all steps."""
-    filled = [part for part in steps if len(part)]
-    if not filled:
+    if not bounds:
         return Buckets(every, 0, 0)
-    low, high = min(int(part.min()) for part in filled), max(int(part.max()) for part in filled)
+    low, high = min(begin for begin, _ in bounds), max(end for _, end in bounds)
     width = every
     while high // width - low // width >= points:
         width *= 2
@@ -135,67 +154,31 @@ def _buckets(steps: Iterable[NDArray[np.int64]], every: int, points: int) -> Buc
 
 
 class _Gathered:
-    """Accumulates envelopes bucket by bucket."""
+    """Puts nodes into buckets."""
 
     def __init__(self, buckets: int, rows: int) -> None:
-        self._low = np.full((buckets, rows), np.inf)
-        self._high = np.full((buckets, rows), -np.inf)
+        self._low = np.full((buckets, rows), np.nan)
+        self._high = np.full((buckets, rows), np.nan)
         self._sum = np.zeros((buckets, rows))
         self._count = np.zeros((buckets, rows), np.int32)
         self._nonfinite = np.zeros((buckets, rows), np.int32)
 
-    def add(
-        self,
-        places: NDArray[np.int64],
-        rows: NDArray[np.intp],
-        values: NDArray[np.floating],
-        nonfinite: NDArray[np.bool_],
-    ) -> None:
-        """Take values [step][row], NaN = none, of which step i belongs to bucket ``places[i]``."""
-        if (np.diff(places) < 0).any():
-            order = np.argsort(places, kind="stable")
-            places, values, nonfinite = places[order], values[order], nonfinite[order]
+    def add(self, places: NDArray[np.int64], rows: slice, nodes: Nodes) -> None:
+        """Take nodes, of which number i belongs to bucket ``places[i]``; places rise."""
         starts = np.flatnonzero(np.diff(places, prepend=-1))
-        cells = np.ix_(places[starts], rows)
-        absent = np.isnan(values)
-        # Most batches miss nothing, and filling holes in is most of the work.
-        low, high, terms = (
-            (np.where(absent, hole, values) for hole in (np.inf, -np.inf, 0.0)) if absent.any() else (values,) * 3
-        )
-        self._low[cells] = np.minimum(self._low[cells], np.minimum.reduceat(low, starts))
-        self._high[cells] = np.maximum(self._high[cells], np.maximum.reduceat(high, starts))
+        if not len(starts):
+            return
+        at = (places[starts], rows)
+        self._low[at] = np.fmin(self._low[at], np.fmin.reduceat(nodes.minimum, starts))
+        self._high[at] = np.fmax(self._high[at], np.fmax.reduceat(nodes.maximum, starts))
         with np.errstate(over="ignore", invalid="ignore"):  # a mean of metrics near 1e308 is inf
-            self._sum[cells] += np.add.reduceat(terms, starts, dtype=np.float64)
-        self._count[cells] += np.add.reduceat(~absent, starts, dtype=np.int32)
-        if nonfinite.any():
-            self._nonfinite[cells] += np.add.reduceat(nonfinite, starts, dtype=np.int32)
+            terms = np.where(nodes.count > 0, nodes.mean.astype(np.float64) * nodes.count, 0.0)
+            self._sum[at] += np.add.reduceat(terms, starts)
+        self._count[at] += np.add.reduceat(nodes.count, starts, dtype=np.int32)
+        self._nonfinite[at] += np.add.reduceat(nodes.nonfinite, starts, dtype=np.int32)
 
     def envelope(self, dtype: type[np.floating]) -> Envelope:
         """Return what was taken."""
-        empty = self._count == 0
-        mean = np.divide(self._sum, self._count, out=np.full(self._sum.shape, np.nan), where=~empty)
-        return Envelope(
-            minimum=np.where(empty, np.nan, self._low).astype(dtype),
-            mean=mean.astype(dtype),
-            maximum=np.where(empty, np.nan, self._high).astype(dtype),
-            count=self._count,
-            nonfinite=self._nonfinite,
-        )
-
-
-def _gather(gathered: _Gathered, piece: Piece, stat: str, layers: NDArray[np.int32], places: NDArray[np.int64]) -> None:
-    wanted, rows, columns = np.intersect1d(layers, piece.numbers, assume_unique=True, return_indices=True)
-    if len(wanted) == 0:
-        return
-    plane = piece.columns.values.get(stat)
-    state = _cells(piece.columns.state, piece.rows, columns)
-    values = np.full(state.shape, np.nan, np.float32) if plane is None else _cells(plane, piece.rows, columns)
-    gathered.add(places, rows, values, state == NONFINITE)
-
-
-def _cells(plane: NDArray[Number], rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[Number]:
-    """Return some rows and columns of a plane, without a copy where they are all of it."""
-    whole = len(columns) == plane.shape[1] and bool((np.diff(columns) == 1).all())
-    if len(rows) < len(plane):
-        plane = plane[rows]
-    return plane if whole else plane[:, columns]
+        mean = np.divide(self._sum, self._count, out=np.full(self._sum.shape, np.nan), where=self._count > 0)
+        low, mean, high = (plane.astype(dtype) for plane in (self._low, mean, self._high))
+        return Envelope(low, mean, high, self._count, self._nonfinite)

@@ -1,0 +1,230 @@
+"""Log and tiles as one: the measurements of a run as nodes of any level. The only reader of both.
+
+Whether samples lie in the log, in tiles, or are summed up in the pyramid already does not show in what is returned.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, select
+
+from gradcanary import wire
+from gradcanary_server.entries import Entries
+from gradcanary_server.layers import MAX_LAYERS_OF_RUN
+from gradcanary_server.log import Log, Piece
+from gradcanary_server.nodes import Nodes, Ticks
+from gradcanary_server.samples import inside, piece_of
+from gradcanary_server.schema import session
+from gradcanary_server.sources import MetricSource, Numbered, StatSource, TickSource
+from gradcanary_server.tiles import METRICS, OF_METRICS, SHELF, STATE, STEPS, Chain, Tiles, chains
+
+Part = TypeVar("Part")
+
+FOR_EVER = 2**31
+"""Behind every step."""
+
+NEWEST = 8
+"""Batches, or ranges of tiles, that :meth:`Archive.newest` looks at."""
+
+ALL_SHELVES = range(1 + MAX_LAYERS_OF_RUN // SHELF)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Steps from ``begin`` to before ``end`` of a chain; ``pieces`` are what lies in the log of it.
+
+    ``first`` and ``last`` are about where there is something: no step outside of them is.
+    """
+
+    chain: Chain
+    begin: int
+    end: int
+    first: int
+    last: int
+    pieces: tuple[Piece, ...]
+
+    def every(self) -> int:
+        """Return the distance in steps of what can be told apart: where raw samples are gone, nodes."""
+        return self.chain.width(1 if self.begin < self.chain.raw_from else 0)
+
+
+class Source(Protocol[Part]):
+    """Reads one kind of nodes; every part is in the order of steps."""
+
+    def of_tiles(self, level: int, begin: int, end: int) -> Part:
+        """Return the nodes that tiles of a level hold of these steps."""
+        ...
+
+    def of_log(self, begin: int, end: int) -> Part:
+        """Return the samples that the log holds of these steps."""
+        ...
+
+    def joined(self, parts: Sequence[Part]) -> Part:
+        """Return parts as one."""
+        ...
+
+    def widened(self, part: Part, width: int) -> Part:
+        """Return wider nodes."""
+        ...
+
+
+def collect(source: Source[Part], chain: Chain, level: int, begin: int, end: int) -> Part:
+    """Return the nodes of a level from ``begin`` to before ``end``; one that is cut by either holds what is inside."""
+    if level == 0:
+        return source.joined(list(_samples(source, chain, begin, end)))
+    width = chain.width(level)
+    low, high = -(-begin // width) * width, min(end // width * width, chain.end(level))
+    if low >= high:
+        return source.widened(collect(source, chain, level - 1, begin, end), width)
+    parts = []
+    if begin < low:
+        parts.append(source.widened(collect(source, chain, level - 1, begin, low), width))
+    parts.append(source.of_tiles(level, low, high))
+    if high < end:
+        parts.append(source.widened(collect(source, chain, level - 1, high, end), width))
+    return source.joined(parts)
+
+
+def _samples(source: Source[Part], chain: Chain, begin: int, end: int) -> Iterator[Part]:
+    raw, sealed = max(begin, chain.raw_from), chain.sealed
+    if begin < raw:
+        yield source.of_tiles(1, begin, min(end, raw))
+    if raw < min(end, sealed):
+        yield source.of_tiles(0, raw, min(end, sealed))
+    yield source.of_log(max(raw, sealed), end)
+
+
+class Archive:
+    """Finds what a reader may use of a run, and reads it."""
+
+    def __init__(self, log: Log, tiles: Tiles) -> None:
+        self.log = log
+        self.tiles = tiles
+
+    def stretches(self, connection: Connection, run_id: int, begin: int | None, end: int | None) -> list[Stretch]:
+        """Return the chains of samples between two steps, both included, None = no bound.
+
+        Where launches overlap the later one counts, from the first to the last step that it measured.
+        """
+        known = {(each.launch_no, each.every): each for each in _chains(connection, run_id)}
+        pieces = [piece for piece in self.log.pieces(connection, run_id) if len(piece.columns.steps)]
+        spans, measured = _visible(connection, run_id, begin, end)
+        found = []
+        for key in sorted(known.keys() | {(piece.launch_no, piece.columns.every) for piece in pieces}):
+            logged = tuple(piece for piece in pieces if (piece.launch_no, piece.columns.every) == key)
+            found += _stretches(known.get(key) or Chain(*key), spans[key[0]], measured[key[0]], logged)
+        return found
+
+    def of_metrics(self, connection: Connection, run_id: int, begin: int | None, end: int | None) -> list[Stretch]:
+        """Return the chains of metrics between two steps, as :meth:`stretches`."""
+        known = {each.launch_no: each for each in chains(connection, run_id) if each.every == OF_METRICS}
+        pieces = self.log.pieces(connection, run_id)
+        spans, _ = _visible(connection, run_id, begin, end)
+        found = []
+        for launch_no in sorted(spans):
+            logged = tuple(piece for piece in pieces if piece.launch_no == launch_no)
+            of = known.get(launch_no) or Chain(launch_no, OF_METRICS)
+            steps = [each for piece in logged for metric in piece.columns.metrics for each in _ends(metric.steps)]
+            last = max([self.tiles.end(connection, run_id, of, METRICS) - 1, *steps])
+            mine = lowered(replace(of, sealed=FOR_EVER), min(steps, default=FOR_EVER))
+            found += _stretches(mine, spans[launch_no], (0, last), logged)
+        return found
+
+    def ticks(self, connection: Connection, run_id: int, of: Stretch, level: int) -> Ticks:
+        """Return the steps of a stretch as nodes of a level."""
+        source = TickSource(self.tiles, connection, run_id, of.chain, of.pieces)
+        return collect(source, of.chain, level, of.begin, of.end)
+
+    def nodes(
+        self, connection: Connection, run_id: int, of: Stretch, stat: str, layers: NDArray[np.int32], level: int
+    ) -> Nodes:
+        """Return a stat of some layers as nodes [n, L] of a level."""
+        source = StatSource(self.tiles, connection, run_id, of.chain, of.pieces, stat, layers)
+        return collect(source, of.chain, level, of.begin, of.end)
+
+    def entries(self, connection: Connection, run_id: int, of: Stretch, numbered: Numbered, level: int) -> Entries:
+        """Return the points of some metrics as entries of a level."""
+        source = MetricSource(self.tiles, connection, run_id, of.chain, of.pieces, numbered)
+        return collect(source, of.chain, level, of.begin, of.end)
+
+    def samples(self, connection: Connection, run_id: int, of: Stretch) -> Iterator[Piece]:
+        """Yield the samples of a stretch that are still there, some hundred steps at a time."""
+        span = of.chain.span(0)
+        begin, end = max(of.begin, of.chain.raw_from), min(of.end, of.chain.sealed)
+        for low in range(begin // span * span, end, span):
+            for piece in self._sealed(connection, run_id, of.chain, low // span):
+                yield inside(piece, begin, end)
+        for piece in of.pieces:
+            yield inside(piece, max(of.begin, of.chain.sealed), of.end)
+
+    def newest(self, connection: Connection, run_id: int) -> list[Piece]:
+        """Return the last samples of a run, the newest first."""
+        logged = [piece for piece in self.log.pieces(connection, run_id) if len(piece.columns.steps)]
+        found = sorted(logged, key=lambda piece: (piece.launch_no, int(piece.columns.steps[-1])), reverse=True)
+        latest = sorted(_chains(connection, run_id), key=lambda each: (each.launch_no, each.sealed), reverse=True)
+        for each in latest[: max(0, NEWEST - len(found))]:
+            last = (each.sealed - 1) // each.span(0)
+            found += reversed([piece for piece in self._sealed(connection, run_id, each, last)])
+        return found[:NEWEST]
+
+    def _sealed(self, connection: Connection, run_id: int, chain: Chain, number: int) -> Iterator[Piece]:
+        """Yield the samples that the tiles of one number hold."""
+        steps = (number * chain.span(0), (number + 1) * chain.span(0))
+        planes = {}
+        for kind in (STATE, *wire.STATS):
+            for place, arrays in self.tiles.read(connection, run_id, chain, kind, 0, steps, ALL_SHELVES):
+                planes[place.part, kind, place.shelf] = arrays
+        for place, head in self.tiles.read(connection, run_id, chain, STEPS, 0, steps):
+            mine = {(kind, shelf): arrays for (part, kind, shelf), arrays in planes.items() if part == place.part}
+            yield piece_of(chain, head, mine)
+
+
+def _chains(connection: Connection, run_id: int) -> list[Chain]:
+    return [each for each in chains(connection, run_id) if each.every != OF_METRICS]
+
+
+Span = tuple[int, int]
+"""From a step to before another."""
+
+
+def _visible(
+    connection: Connection, run_id: int, begin: int | None, end: int | None
+) -> tuple[dict[int, list[Span]], dict[int, Span]]:
+    """Return, by launch, the steps that no later launch measured, and the first and last that it measured itself."""
+    query = select(session.c.launch_no, session.c.first_sample, session.c.last_step)
+    mine = (session.c.run_id == run_id) & (session.c.rank == 0)
+    visible: dict[int, list[Span]] = {}
+    measured: dict[int, Span] = {}
+    free = [(begin or 0, FOR_EVER if end is None else end + 1)]
+    for row in connection.execute(query.where(mine).order_by(session.c.launch_no.desc())):
+        visible[row.launch_no] = free
+        if row.first_sample is not None:
+            measured[row.launch_no] = (row.first_sample, row.last_step)
+            free = [left for span in free for left in _without(span, row.first_sample, row.last_step + 1)]
+    return visible, measured
+
+
+def _stretches(chain: Chain, spans: Sequence[Span], measured: Span, logged: tuple[Piece, ...]) -> list[Stretch]:
+    """Return the spans in which there can be something."""
+    bounds = [(max(begin, measured[0]), min(end - 1, measured[1])) for begin, end in spans]
+    return [
+        Stretch(chain, *span, *bound, logged) for span, bound in zip(spans, bounds, strict=True) if bound[0] <= bound[1]
+    ]
+
+
+def _ends(steps: NDArray[np.int64]) -> list[int]:
+    return [int(steps.min()), int(steps.max())] if len(steps) else []
+
+
+def _without(span: Span, begin: int, end: int) -> list[Span]:
+    parts = [(span[0], min(span[1], begin)), (max(span[0], end), span[1])]
+    return [part for part in parts if part[0] < part[1]]
+
+
+def lowered(chain: Chain, step: int) -> Chain:
+    """Return a chain whose pyramid ends at or before a step."""
+    ends = (min(end, step // chain.span(level) * chain.span(level)) for level, end in enumerate(chain.rolled, start=1))
+    return replace(chain, rolled=tuple(ends))

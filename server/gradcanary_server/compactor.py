@@ -1,0 +1,84 @@
+"""The loop that moves the log into tiles and builds the pyramid on them, beside ingest and never in its way.
+
+Tiles are made of what a reading transaction sees; a short writing one puts them in place, only if nobody moved the
+session meanwhile. A kill between the two loses nothing: the log still has it.
+"""
+
+import logging
+import threading
+
+from gradcanary_server import rolling, sealing
+from gradcanary_server.database import Database
+from gradcanary_server.log import Log
+from gradcanary_server.tiles import Tiles
+
+WAKE_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class Compactor:
+    """Compacts one store from a daemon thread of this process."""
+
+    def __init__(self, database: Database, log: Log, tiles: Tiles) -> None:
+        self._database = database
+        self._log = log
+        self._tiles = tiles
+        self._is_first = True
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to compact; the tables must exist."""
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="gradcanary-compactor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop after what it is at."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def compact(self) -> None:
+        """Move everything that can be moved."""
+        with self._database.read() as connection:
+            waiting = sealing.waiting(connection)
+        for run_id, session_id in waiting:
+            while not self._stopping.is_set() and self._seal(run_id, session_id):
+                pass
+        moved = None if self._is_first else {run_id for run_id, _ in waiting}
+        with self._database.read() as connection:
+            unrolled = rolling.waiting(connection, moved)
+        for run_id, launch_no, every in unrolled:
+            while not self._stopping.is_set() and self._roll(run_id, launch_no, every):
+                pass
+        self._is_first = False
+
+    def _run(self) -> None:
+        while not self._stopping.wait(WAKE_S):
+            try:
+                self.compact()
+            except Exception:  # the log keeps everything until the next round
+                logger.exception("a round of compaction failed; the next one is in %s s", WAKE_S)
+
+    def _seal(self, run_id: int, session_id: str) -> bool:
+        """Seal some batches of a session; tell whether there may be more."""
+        with self._database.read() as connection:
+            work = sealing.prepare(connection, self._log, run_id, session_id)
+        if work is None:
+            return False
+        with self._database.write() as connection:
+            sealing.carry_out(connection, work, self._database.now(connection))
+        return True
+
+    def _roll(self, run_id: int, launch_no: int, every: int) -> bool:
+        """Make one tile of the pyramid; tell whether there may be more."""
+        with self._database.read() as connection:
+            work = rolling.prepare(connection, self._tiles, run_id, launch_no, every)
+        if work is None:
+            return False
+        with self._database.write() as connection:
+            rolling.carry_out(connection, work, self._database.now(connection))
+        return True

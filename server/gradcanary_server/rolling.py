@@ -1,0 +1,116 @@
+"""The pyramid on the tiles: a tile of a level is made of the eight below it once these are whole."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from sqlalchemy import Connection, select
+
+from gradcanary import wire
+from gradcanary_server import entries, tiles
+from gradcanary_server.archive import ALL_SHELVES
+from gradcanary_server.nodes import FACTOR, Ticks
+from gradcanary_server.packing import Arrays
+from gradcanary_server.samples import PHASE
+from gradcanary_server.schema import chain
+from gradcanary_server.sources import MetricSource, StatSource, TickSource, entries_of, named
+from gradcanary_server.tiles import METRICS, OF_METRICS, SHELF, STATE, STEPS, TOP, Chain, Place, Tiles
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tiles of one range to be written, none where nothing is in it, and the chain before and after."""
+
+    run_id: int
+    packed: list[tuple[Place, bytes]]
+    before: Chain
+    after: Chain
+
+
+def waiting(connection: Connection, runs: Collection[int] | None) -> list[tuple[int, int, int]]:
+    """Return run, launch and interval of the chains of these runs, None = all, as far as they fill a tile."""
+    query = select(chain.c.run_id, chain.c.launch_no, chain.c.every)
+    if runs is not None:
+        query = query.where(chain.c.run_id.in_(runs))
+    return [(row.run_id, row.launch_no, row.every) for row in connection.execute(query)]
+
+
+def prepare(connection: Connection, store: Tiles, run_id: int, launch_no: int, every: int) -> Work | None:
+    """Return the next tiles of a chain's pyramid, the lowest level first; None if all are there."""
+    mine = [each for each in tiles.chains(connection, run_id) if (each.launch_no, each.every) == (launch_no, every)]
+    for of in mine:
+        for level in range(1, TOP + 1):
+            span = of.span(level)
+            begin, whole = of.end(level), of.end(level - 1) // span * span
+            if begin < whole:
+                return _range(connection, store, run_id, of, level, begin, whole)
+    return None
+
+
+def carry_out(connection: Connection, work: Work, now: float) -> None:
+    """Write it, unless the chain was moved meanwhile."""
+    if work.before not in tiles.chains(connection, work.run_id):
+        return
+    tiles.write(connection, work.run_id, work.packed, now)
+    tiles.note(connection, work.run_id, work.after)
+
+
+def _range(connection: Connection, store: Tiles, run_id: int, of: Chain, level: int, begin: int, whole: int) -> Work:
+    """Return the first range of a level with something in it; a job that jumped leaves empty ones."""
+    kind = METRICS if of.every == OF_METRICS else STEPS
+    first = store.first(connection, run_id, of, kind, level - 1, begin)
+    number = whole // of.span(level) if first is None else min(whole // of.span(level), first // FACTOR)
+    begin, end = number * of.span(level), (number + 1) * of.span(level)
+    if begin >= whole:
+        return Work(run_id, [], of, _rolled(of, level, whole))
+    made = _metrics if of.every == OF_METRICS else _samples
+    packed = [
+        tiles.packed(Place(level, kind, of.launch_no, of.every, number, shelf, 0), arrays)
+        for kind, shelf, arrays in made(connection, store, run_id, of, level, begin, end)
+    ]
+    return Work(run_id, packed, of, _rolled(of, level, end))
+
+
+def _rolled(of: Chain, level: int, end: int) -> Chain:
+    ends = [*of.rolled, *[0] * (level - len(of.rolled))]
+    ends[level - 1] = end
+    return replace(of, rolled=tuple(ends))
+
+
+def _samples(
+    connection: Connection, store: Tiles, run_id: int, of: Chain, level: int, begin: int, end: int
+) -> Iterator[tuple[str, int, Arrays]]:
+    source = TickSource(store, connection, run_id, of, ())
+    yield STEPS, 0, _packable(source.widened(source.of_tiles(level - 1, begin, end), of.width(level)))
+    widths: dict[tuple[str, int], int] = {}
+    for kind in (STATE, *wire.STATS):
+        for place, arrays in store.read(connection, run_id, of, kind, level - 1, (begin, end), ALL_SHELVES):
+            width = max(plane.shape[1] for plane in arrays.values())
+            widths[kind, place.shelf] = max(width, widths.get((kind, place.shelf), 0))
+    for (kind, shelf), width in widths.items():
+        layers = (shelf * SHELF + np.arange(width)).astype(np.int32)
+        stat = wire.STATS[0] if kind == STATE else kind
+        planes = StatSource(store, connection, run_id, of, (), stat, layers)
+        found = planes.widened(planes.of_tiles(level - 1, begin, end), of.width(level))
+        if kind == STATE:
+            yield kind, shelf, {"nonfinite": found.nonfinite}
+        else:
+            yield kind, shelf, {name: getattr(found, name) for name in ("minimum", "mean", "maximum", "count")}
+
+
+def _metrics(
+    connection: Connection, store: Tiles, run_id: int, of: Chain, level: int, begin: int, end: int
+) -> Iterator[tuple[str, int, Arrays]]:
+    found = store.read(connection, run_id, of, METRICS, level - 1, (begin, end))
+    names: dict[tuple[str, str], int] = {}
+    for _, arrays in found:
+        for key in entries_of(level - 1, arrays)[0]:
+            names.setdefault(key, len(names))
+    source = MetricSource(store, connection, run_id, of, (), names)
+    wide = entries.widened(source.of_tiles(level - 1, begin, end), of.width(level))
+    yield METRICS, 0, {"names": named(names), **vars(wide)}
+
+
+def _packable(ticks: Ticks) -> Arrays:
+    phases = {PHASE + stat: seen for stat, seen in ticks.phases.items()}
+    return {"start": ticks.start, "first": ticks.first, "last": ticks.last, "time": ticks.time, **phases}

@@ -1,0 +1,234 @@
+"""Where the nodes of a stretch come from: its tiles of some level, and its samples in the log."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection
+
+from gradcanary_server import entries, nodes
+from gradcanary_server.batches import NO_PHASE, NONFINITE
+from gradcanary_server.entries import Entries
+from gradcanary_server.log import Piece
+from gradcanary_server.nodes import Nodes, Ticks
+from gradcanary_server.packing import Arrays
+from gradcanary_server.samples import PHASE, inside
+from gradcanary_server.tiles import METRICS, SHELF, STATE, STEPS, Chain, Place, Tiles
+
+Numbered = Mapping[tuple[str, str], int]
+"""The number of each metric that is asked for, by name and tags."""
+
+
+class TickSource:
+    """Reads which steps a stretch has."""
+
+    def __init__(
+        self, tiles: Tiles, connection: Connection, run_id: int, chain: Chain, pieces: Sequence[Piece]
+    ) -> None:
+        self._tiles, self._connection, self._run_id = tiles, connection, run_id
+        self._chain, self._pieces = chain, pieces
+
+    def of_tiles(self, level: int, begin: int, end: int) -> Ticks:
+        """Return the nodes that tiles of a level hold of these steps."""
+        found = self._tiles.read(self._connection, self._run_id, self._chain, STEPS, level, (begin, end))
+        return self.joined([_ticks(level, head, begin, end) for _, head in found])
+
+    def of_log(self, begin: int, end: int) -> Ticks:
+        """Return the samples that the log holds of these steps."""
+        cut = [inside(piece, begin, end).columns for piece in self._pieces]
+        return self.joined(
+            [
+                nodes.ticks_of(each.steps, each.times, {s: _bits(seen) for s, seen in each.phases.items()})
+                for each in cut
+            ]
+        )
+
+    def joined(self, parts: Sequence[Ticks]) -> Ticks:
+        """Return parts as one."""
+        return nodes.joined_ticks(parts) if parts else nodes.no_ticks()
+
+    def widened(self, part: Ticks, width: int) -> Ticks:
+        """Return wider nodes."""
+        return nodes.widened_ticks(part, width)
+
+
+class StatSource:
+    """Reads one stat of some layers, int32[L]."""
+
+    def __init__(
+        self,
+        tiles: Tiles,
+        connection: Connection,
+        run_id: int,
+        chain: Chain,
+        pieces: Sequence[Piece],
+        stat: str,
+        layers: NDArray[np.int32],
+    ) -> None:
+        self._tiles, self._connection, self._run_id = tiles, connection, run_id
+        self._chain, self._pieces, self._stat, self._layers = chain, pieces, stat, layers
+        shelves = layers // SHELF
+        self._shelves = {int(shelf): np.flatnonzero(shelves == shelf) for shelf in np.unique(shelves)}
+
+    def of_tiles(self, level: int, begin: int, end: int) -> Nodes:
+        """Return the nodes that tiles of a level hold of these steps."""
+        heads = self._read(STEPS, level, begin, end, (0,))
+        planes: dict[tuple[int, int], list[tuple[Place, Arrays]]] = {}
+        for kind in (STATE, self._stat):
+            for place, arrays in self._read(kind, level, begin, end, tuple(self._shelves)):
+                planes.setdefault((place.number, place.part), []).append((place, arrays))
+        parts = []
+        for place, head in heads:
+            starts = head["start" if level else "steps"].astype(np.int64, copy=False)
+            rows = slice(*np.searchsorted(starts, [begin, end]).tolist())
+            parts.append(self._assembled(level, starts[rows], rows, planes.get((place.number, place.part), [])))
+        return self.joined(parts)
+
+    def of_log(self, begin: int, end: int) -> Nodes:
+        """Return the samples that the log holds of these steps."""
+        return self.joined([self._leaves(inside(piece, begin, end)) for piece in self._pieces])
+
+    def joined(self, parts: Sequence[Nodes]) -> Nodes:
+        """Return parts as one."""
+        return nodes.joined(parts) if parts else nodes.nothing(len(self._layers))
+
+    def widened(self, part: Nodes, width: int) -> Nodes:
+        """Return wider nodes."""
+        return nodes.widened(part, width)
+
+    def _read(self, kind: str, level: int, begin: int, end: int, shelves: Sequence[int]) -> list[tuple[Place, Arrays]]:
+        return self._tiles.read(self._connection, self._run_id, self._chain, kind, level, (begin, end), shelves)
+
+    def _assembled(
+        self, level: int, starts: NDArray[np.int64], rows: slice, found: Sequence[tuple[Place, Arrays]]
+    ) -> Nodes:
+        shape = (len(starts), len(self._layers))
+        low, mean, high = (np.full(shape, np.nan, np.float32) for _ in range(3))
+        count, nonfinite = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        if level == 0:
+            mean = high = low
+        for place, arrays in found:
+            targets = {"plane": low, "minimum": low, "mean": mean, "maximum": high, "count": count}
+            if place.kind == STATE:
+                targets = {"plane": nonfinite, "nonfinite": nonfinite}
+            for name, plane in arrays.items():
+                _put(targets[name], self._shelves[place.shelf], self._layers % SHELF, _told(plane[rows], place))
+        if level == 0:
+            return nodes.leaves(starts, low, nonfinite > 0)
+        return Nodes(starts, low, mean, high, count, nonfinite)
+
+    def _leaves(self, piece: Piece) -> Nodes:
+        columns = piece.columns
+        shape = (len(columns.steps), len(self._layers))
+        values, nonfinite = np.full(shape, np.nan, np.float32), np.zeros(shape, np.bool_)
+        _, mine, theirs = np.intersect1d(self._layers, piece.numbers, assume_unique=True, return_indices=True)
+        nonfinite[:, mine] = columns.state[:, theirs] == NONFINITE
+        if self._stat in columns.values:
+            values[:, mine] = columns.values[self._stat][:, theirs]
+        return nodes.leaves(columns.steps, values, nonfinite)
+
+
+class MetricSource:
+    """Reads some metrics; a level 0 of their tiles and what lies in the log are one, for points may come late."""
+
+    def __init__(
+        self,
+        tiles: Tiles,
+        connection: Connection,
+        run_id: int,
+        chain: Chain,
+        pieces: Sequence[Piece],
+        numbered: Numbered,
+    ) -> None:
+        self._tiles, self._connection, self._run_id = tiles, connection, run_id
+        self._chain, self._pieces, self._numbered = chain, pieces, numbered
+
+    def of_tiles(self, level: int, begin: int, end: int) -> Entries:
+        """Return the entries that tiles of a level hold of these steps, at level 0 with those of the log."""
+        found = self._tiles.read(self._connection, self._run_id, self._chain, METRICS, level, (begin, end))
+        parts = [self._chosen(entries_of(level, arrays)) for _, arrays in found]
+        if level == 0:
+            parts += [self._chosen(_entries_of_piece(piece)) for piece in self._pieces]
+        whole = self.joined(parts)
+        return whole.chosen((whole.start >= begin) & (whole.start < end))
+
+    def of_log(self, begin: int, end: int) -> Entries:
+        """Return nothing: it was told with the tiles."""
+        return entries.nothing()
+
+    def joined(self, parts: Sequence[Entries]) -> Entries:
+        """Return parts as one."""
+        return entries.joined(parts)
+
+    def widened(self, part: Entries, width: int) -> Entries:
+        """Return wider entries."""
+        return entries.widened(part, width)
+
+    def _chosen(self, named: tuple[list[tuple[str, str]], Entries]) -> Entries:
+        names, found = named
+        known = np.array([self._numbered.get(key, -1) for key in names], np.int64)
+        kept = found.chosen(known[found.series] >= 0)
+        return Entries(known[kept.series], *(getattr(kept, name) for name in list(Entries.__dataclass_fields__)[1:]))
+
+
+def points_of(piece: Piece, names: dict[tuple[str, str], int]) -> tuple[NDArray[np.generic], ...]:
+    """Return the points of a batch's metrics: number of the series in ``names``, which grows; step, value, time."""
+    columns = piece.columns
+    sampled = dict(zip(columns.steps.tolist(), columns.times.tolist(), strict=True))
+    steps = [metric.steps for metric in columns.metrics]
+    numbers = [names.setdefault((metric.name, metric.tags), len(names)) for metric in columns.metrics]
+    whole = np.concatenate([np.empty(0, np.int64), *steps])
+    return (
+        np.repeat(np.array(numbers, np.int64), [len(each) for each in steps]),
+        whole,
+        np.concatenate([np.empty(0), *(metric.values for metric in columns.metrics)]),
+        np.array([sampled.get(step, np.nan) for step in whole.tolist()], np.float64),
+    )
+
+
+def named(names: Iterable[tuple[str, str]]) -> NDArray[np.uint8]:
+    """Return the series that a tile of metrics numbers, as it holds them."""
+    return np.frombuffer(json.dumps(list(names)).encode(), np.uint8)
+
+
+def entries_of(level: int, arrays: Arrays) -> tuple[list[tuple[str, str]], Entries]:
+    """Return the series that a tile of metrics names, and its entries, numbered in that list."""
+    names = [(name, tags) for name, tags in json.loads(arrays["names"].tobytes())]
+    columns = {name: values for name, values in arrays.items() if name != "names"}
+    if level == 0:
+        return names, entries.points(*(columns[name] for name in ("series", "steps", "values", "times")))  # type: ignore[arg-type]  # as they were packed
+    return names, Entries(**columns)  # type: ignore[arg-type]  # likewise
+
+
+def _ticks(level: int, head: Arrays, begin: int, end: int) -> Ticks:
+    starts = head["start" if level else "steps"]
+    rows = slice(*np.searchsorted(starts, [begin, end]).tolist())
+    phases = {name.removeprefix(PHASE): seen[rows] for name, seen in head.items() if name.startswith(PHASE)}
+    if level == 0:
+        seen = {stat: _bits(each) for stat, each in phases.items()}  # type: ignore[arg-type]  # as they were packed
+        return nodes.ticks_of(starts[rows], head["times"][rows], seen)  # type: ignore[arg-type]  # likewise
+    columns = (head[name][rows] for name in ("start", "first", "last", "time"))
+    return Ticks(*columns, phases)  # type: ignore[arg-type]  # likewise
+
+
+def _bits(phases: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.where(phases == NO_PHASE, 0, 1 << np.minimum(phases, 7)).astype(np.uint8)
+
+
+def _put(
+    target: NDArray[np.generic], mine: NDArray[np.intp], columns: NDArray[np.int32], plane: NDArray[np.generic]
+) -> None:
+    """Fill the columns ``mine`` of a plane; a layer that came later is not in older tiles."""
+    there = mine[columns[mine] < plane.shape[1]]
+    target[:, there] = plane[:, columns[there]]
+
+
+def _told(plane: NDArray[np.generic], place: Place) -> NDArray[np.generic]:
+    return plane == NONFINITE if place.kind == STATE and place.level == 0 else plane
+
+
+def _entries_of_piece(piece: Piece) -> tuple[list[tuple[str, str]], Entries]:
+    names: dict[tuple[str, str], int] = {}
+    found = entries.points(*points_of(piece, names))  # type: ignore[arg-type]  # by their types
+    return list(names), found

@@ -1,0 +1,217 @@
+"""Tiles in the store: samples and pyramid nodes of a range of steps, a shelf of layers at a time, written once.
+
+A *chain* is what one launch sampled at one interval. Level 0 holds its samples, 256 to a tile; level k the nodes of
+8 ** k samples each. ``steps`` tiles tell which steps, the planes of ``state`` and of each stat lie beside them row by
+row. Metrics are a chain of their own, without planes (:mod:`gradcanary_server.entries`).
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from gradcanary_server.nodes import FACTOR
+from gradcanary_server.packing import Arrays, pack, unpack
+from gradcanary_server.schema import chain, tile
+
+ROWS = 256
+"""Samples or nodes of a tile, at most."""
+
+SHELF = 128
+"""Layers of a tile, at most."""
+
+TOP = 7
+"""The highest level: a node of it holds two million samples."""
+
+STEPS, STATE, METRICS = "steps", "state", "metrics"
+ABSENT = 255
+"""The state of a layer that a step's layer set did not have."""
+
+OF_METRICS = 0
+"""The ``every`` of the chain of metrics."""
+
+_CACHE_BYTES = 256 * 2**20
+_ONE_BY_ONE = 2
+
+
+@dataclass(frozen=True)
+class Chain:
+    """How far a chain was sealed into tiles and rolled up, in steps."""
+
+    launch_no: int
+    every: int
+    sealed: int = 0
+    raw_from: int = 0
+    rolled: tuple[int, ...] = ()
+
+    def width(self, level: int) -> int:
+        """Return the steps of a node."""
+        return max(self.every, 1) * int(FACTOR**level)
+
+    def span(self, level: int) -> int:
+        """Return the steps of a tile."""
+        return ROWS * self.width(level)
+
+    def end(self, level: int) -> int:
+        """Return the step up to which a level is whole."""
+        if level == 0:
+            return self.sealed
+        return self.rolled[level - 1] if level <= len(self.rolled) else 0
+
+    def level_for(self, width: int) -> int:
+        """Return the highest level whose nodes fit into buckets of a width."""
+        level = 0
+        while level < TOP and width % self.width(level + 1) == 0:
+            level += 1
+        return level
+
+
+@dataclass(frozen=True)
+class Place:
+    """The key of a tile within its run."""
+
+    level: int
+    kind: str
+    launch_no: int
+    every: int
+    number: int
+    shelf: int
+    part: int
+
+
+class Tiles:
+    """Reads and writes tiles; decoded ones are kept, for a tile never changes."""
+
+    def __init__(self, cache_bytes: int = _CACHE_BYTES) -> None:
+        self._lock = Lock()
+        self._decoded: OrderedDict[tuple[int, Place], Arrays] = OrderedDict()
+        self._room = cache_bytes
+
+    def read(
+        self,
+        connection: Connection,
+        run_id: int,
+        of: Chain,
+        kind: str,
+        level: int,
+        steps: tuple[int, int],
+        shelves: Sequence[int] = (0,),
+    ) -> list[tuple[Place, Arrays]]:
+        """Return the tiles of a kind that ``steps``, from one to before another, lie in, by number, part and shelf."""
+        span, (begin, end) = of.span(level), steps
+        mine = (
+            (tile.c.run_id == run_id) & (tile.c.level == level) & (tile.c.kind == kind)
+            & (tile.c.launch_no == of.launch_no) & (tile.c.every == of.every)
+            & (tile.c.number >= begin // span) & (tile.c.number <= (end - 1) // span)
+            & tile.c.shelf.in_(shelves)
+        )  # fmt: skip
+        order = (tile.c.number, tile.c.part, tile.c.shelf)
+        rows = connection.execute(select(tile.c.number, tile.c.shelf, tile.c.part).where(mine).order_by(*order)).all()
+        places = [Place(level, kind, of.launch_no, of.every, row.number, row.shelf, row.part) for row in rows]
+        found = self._kept(run_id, places)
+        missing = [place for place in places if place not in found]
+        if len(missing) > _ONE_BY_ONE:
+            bodies = select(tile.c.number, tile.c.shelf, tile.c.part, tile.c.body).where(mine)
+            for row in connection.execute(bodies):
+                place = Place(level, kind, of.launch_no, of.every, row.number, row.shelf, row.part)
+                if place not in found:
+                    found[place] = self._keep(run_id, place, row.body)
+        else:
+            for place in missing:
+                body = connection.execute(select(tile.c.body).where(tile.c.run_id == run_id, *_at(place))).scalar_one()
+                found[place] = self._keep(run_id, place, body)
+        return [(place, found[place]) for place in places]
+
+    def first(self, connection: Connection, run_id: int, of: Chain, kind: str, level: int, begin: int) -> int | None:
+        """Return the number of the first tile of a kind from a step on."""
+        mine = (tile.c.run_id == run_id) & (tile.c.level == level) & (tile.c.kind == kind)
+        mine &= (tile.c.launch_no == of.launch_no) & (tile.c.every == of.every)
+        query = select(func.min(tile.c.number)).where(mine, tile.c.number >= begin // of.span(level))
+        return connection.execute(query).scalar_one()
+
+    def end(self, connection: Connection, run_id: int, of: Chain, kind: str) -> int:
+        """Return the step behind the last tile of samples of a kind, 0 where there is none."""
+        mine = (tile.c.run_id == run_id) & (tile.c.level == 0) & (tile.c.kind == kind)
+        mine &= (tile.c.launch_no == of.launch_no) & (tile.c.every == of.every)
+        last = connection.execute(select(func.max(tile.c.number)).where(mine)).scalar_one()
+        return 0 if last is None else (last + 1) * of.span(0)
+
+    def forget(self, run_id: int) -> None:
+        """Drop what is kept of a run."""
+        with self._lock:
+            for key in [key for key in self._decoded if key[0] == run_id]:
+                self._room += _size(self._decoded.pop(key))
+
+    def _kept(self, run_id: int, places: Sequence[Place]) -> dict[Place, Arrays]:
+        with self._lock:
+            known = [place for place in places if (run_id, place) in self._decoded]
+            for place in known:
+                self._decoded.move_to_end((run_id, place))
+            return {place: self._decoded[run_id, place] for place in known}
+
+    def _keep(self, run_id: int, place: Place, body: bytes) -> Arrays:
+        arrays = unpack(body)
+        with self._lock:
+            if (run_id, place) not in self._decoded:
+                self._decoded[run_id, place] = arrays
+                self._room -= _size(arrays)
+            while self._room < 0:
+                _, oldest = self._decoded.popitem(last=False)
+                self._room += _size(oldest)
+        return arrays
+
+
+def write(connection: Connection, run_id: int, packed: Iterable[tuple[Place, bytes]], now: float) -> None:
+    """Store tiles."""
+    rows = [{"run_id": run_id, "stored": now, "body": body, **vars(place)} for place, body in packed]
+    if rows:
+        connection.execute(insert(tile), rows)
+
+
+def packed(place: Place, arrays: Arrays) -> tuple[Place, bytes]:
+    """Return a tile as it is stored."""
+    return place, pack(arrays)
+
+
+def chains(connection: Connection, run_id: int) -> list[Chain]:
+    """Return the chains of a run by launch and interval."""
+    query = select(chain).where(chain.c.run_id == run_id).order_by(chain.c.launch_no, chain.c.every)
+    return [
+        Chain(row.launch_no, row.every, row.sealed, row.raw_from, tuple(json.loads(row.rolled)))
+        for row in connection.execute(query)
+    ]
+
+
+def note(connection: Connection, run_id: int, of: Chain) -> None:
+    """Store how far a chain is."""
+    values = {"sealed": of.sealed, "raw_from": of.raw_from, "rolled": json.dumps(of.rolled)}
+    mine = (chain.c.run_id == run_id) & (chain.c.launch_no == of.launch_no) & (chain.c.every == of.every)
+    if connection.execute(update(chain).where(mine).values(**values)).rowcount == 0:
+        connection.execute(insert(chain).values(run_id=run_id, launch_no=of.launch_no, every=of.every, **values))
+
+
+def discard(connection: Connection, run_id: int, of: Chain, level: int, begin: int, end: int) -> None:
+    """Delete the tiles of a level that lie between two steps."""
+    span = of.span(level)
+    connection.execute(
+        delete(tile).where(
+            tile.c.run_id == run_id,
+            tile.c.level == level,
+            tile.c.launch_no == of.launch_no,
+            tile.c.every == of.every,
+            tile.c.number >= begin // span,
+            tile.c.number < -(-end // span),
+        )
+    )
+
+
+def _at(place: Place) -> list[object]:
+    return [tile.c[name] == value for name, value in vars(place).items()]
+
+
+def _size(arrays: Arrays) -> int:
+    # A constant array is a view of one value.
+    return 1000 + sum(values.nbytes if values.strides != (0,) * values.ndim else 0 for values in arrays.values())
