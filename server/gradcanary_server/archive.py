@@ -58,7 +58,7 @@ class Source(Protocol[Part]):
         """Return the nodes that tiles of a level hold of these steps."""
         ...
 
-    def of_log(self, begin: int, end: int) -> Part:
+    def of_log(self, begin: int, end: int, /) -> Part:
         """Return the samples that the log holds of these steps."""
         ...
 
@@ -167,7 +167,7 @@ class Archive:
         latest = sorted(_chains(connection, run_id), key=lambda each: (each.launch_no, each.sealed), reverse=True)
         for each in latest[: max(0, NEWEST - len(found))]:
             last = (each.sealed - 1) // each.span(0)
-            found += reversed([piece for piece in self._sealed(connection, run_id, each, last)])
+            found += reversed(list(self._sealed(connection, run_id, each, last)))
         return found[:NEWEST]
 
     def _sealed(self, connection: Connection, run_id: int, chain: Chain, number: int) -> Iterator[Piece]:

@@ -58,10 +58,13 @@ class Compactor:
 
     def _run(self) -> None:
         while not self._stopping.wait(WAKE_S):
-            try:
-                self.compact()
-            except Exception:  # the log keeps everything until the next round
-                logger.exception("a round of compaction failed; the next one is in %s s", WAKE_S)
+            self._compact_or_log()
+
+    def _compact_or_log(self) -> None:
+        try:
+            self.compact()
+        except Exception:  # the log keeps everything until the next round
+            logger.exception("a round of compaction failed; the next one is in %s s", WAKE_S)
 
     def _seal(self, run_id: int, session_id: str) -> bool:
         """Seal some batches of a session; tell whether there may be more."""

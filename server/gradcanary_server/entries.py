@@ -21,8 +21,8 @@ class Entries:
     """n entries, by series and ``start``: ``series`` int64[n] counts in a list that the reader keeps.
 
     ``first`` and ``last`` int64[n] are the steps of the points, ``time`` float64[n] the smallest agent's time (NaN =
-    unknown); minimum, mean and maximum float64[n] of the finite points, NaN where ``count`` int32[n] is 0; ``nonfinite``
-    int32[n].
+    unknown); minimum, mean and maximum float64[n] of the finite points, NaN where ``count`` int32[n] is 0;
+    ``nonfinite`` int32[n].
     """
 
     series: NDArray[np.int64]

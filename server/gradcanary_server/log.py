@@ -1,7 +1,7 @@
 """The batch log as its readers see it: what is not in tiles yet, decoded once."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from threading import Lock
 
@@ -47,7 +47,7 @@ class Log:
             .where(batch.c.run_id == run_id, session.c.rank == 0, batch.c.seq >= session.c.sealed_seq)
             .order_by(batch.c.launch_no, batch.c.session, batch.c.seq)
         )
-        return self._read(connection, run_id, connection.execute(query).all())
+        return self._read(connection, run_id, connection.execute(query))
 
     def of_session(self, connection: Connection, run_id: int, session_id: str, seq: int, most: int) -> list[Piece]:
         """Return up to ``most`` batches of a session from a seq on."""
@@ -57,9 +57,9 @@ class Log:
             .order_by(batch.c.seq)
             .limit(most)
         )
-        return self._read(connection, run_id, connection.execute(query).all())
+        return self._read(connection, run_id, connection.execute(query))
 
-    def _read(self, connection: Connection, run_id: int, rows: Sequence[Record]) -> list[Piece]:
+    def _read(self, connection: Connection, run_id: int, rows: Iterable[Record]) -> list[Piece]:
         return [self._piece(connection, run_id, row) for row in rows]
 
     def _piece(self, connection: Connection, run_id: int, row: Record) -> Piece:

@@ -104,8 +104,13 @@ def joined_ticks(parts: Sequence[Ticks]) -> Ticks:
         stat: np.concatenate([part.phases.get(stat, np.zeros(len(part.start), np.uint8)) for part in parts])
         for stat in sorted(stats)
     }
-    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in ("start", "first", "last", "time"))
-    return Ticks(*columns, seen)
+    return Ticks(
+        np.concatenate([part.start for part in parts]),
+        np.concatenate([part.first for part in parts]),
+        np.concatenate([part.last for part in parts]),
+        np.concatenate([part.time for part in parts]),
+        seen,
+    )
 
 
 def widened_ticks(ticks: Ticks, width: int) -> Ticks:

@@ -71,7 +71,7 @@ def piece_of(chain: Chain, head: Arrays, planes: Mapping[tuple[str, int], Arrays
         every=chain.every,
         **{name: head[name] for name in OF_STEPS},  # type: ignore[arg-type]  # as they were packed
         state=np.hstack(states),
-        values=values,
+        values=values,  # type: ignore[arg-type]  # likewise
         phases={name.removeprefix(PHASE): seen for name, seen in head.items() if name.startswith(PHASE)},  # type: ignore[misc]  # likewise
         accumulators=(),
         metrics=(),

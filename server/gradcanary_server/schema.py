@@ -1,8 +1,8 @@
 """The tables. Times are unix seconds by the database's clock; text holds no NUL; the words are those of DESIGN.md.
 
-Two families, so that the store can be spread over machines later (DESIGN.md, Store): *heavy* tables (batch,
-chain, tile, fold_state, metric) whose every key leads with ``run_id``, and *coordination* tables (all others). No foreign key
-leads from one family into the other.
+Two families, so that the store can be spread over machines later (DESIGN.md, Store): *heavy* tables (batch, chain,
+tile, fold_state, metric) whose every key leads with ``run_id``, and *coordination* tables (all others). No foreign
+key leads from one family into the other.
 """
 
 from sqlalchemy import (

@@ -14,7 +14,7 @@ from gradcanary_server.packing import Arrays
 from gradcanary_server.samples import tiles_of
 from gradcanary_server.schema import batch, chain, session
 from gradcanary_server.sources import named, points_of
-from gradcanary_server.tiles import METRICS, OF_METRICS, ROWS, Chain, Place
+from gradcanary_server.tiles import METRICS, OF_METRICS, Chain, Place
 
 MOST_BATCHES = 64
 """Of a session at once: so much is held in memory."""
@@ -86,7 +86,7 @@ def carry_out(connection: Connection, work: Work, now: float) -> None:
 
 
 def _fills_a_tile() -> ColumnElement[bool]:
-    span = ROWS * session.c.every
+    span = tiles.ROWS * session.c.every
     return session.c.last_step + 1 >= (func.coalesce(chain.c.sealed, 0) // span + 1) * span
 
 

@@ -153,7 +153,7 @@ class MetricSource:
         whole = self.joined(parts)
         return whole.chosen((whole.start >= begin) & (whole.start < end))
 
-    def of_log(self, begin: int, end: int) -> Entries:
+    def of_log(self, _begin: int, _end: int) -> Entries:
         """Return nothing: it was told with the tiles."""
         return entries.nothing()
 
@@ -208,8 +208,8 @@ def _ticks(level: int, head: Arrays, begin: int, end: int) -> Ticks:
     if level == 0:
         seen = {stat: _bits(each) for stat, each in phases.items()}  # type: ignore[arg-type]  # as they were packed
         return nodes.ticks_of(starts[rows], head["times"][rows], seen)  # type: ignore[arg-type]  # likewise
-    columns = (head[name][rows] for name in ("start", "first", "last", "time"))
-    return Ticks(*columns, phases)  # type: ignore[arg-type]  # likewise
+    columns = {name: head[name][rows] for name in ("start", "first", "last", "time")}
+    return Ticks(**columns, phases=phases)  # type: ignore[arg-type]  # likewise
 
 
 def _bits(phases: NDArray[np.uint8]) -> NDArray[np.uint8]:

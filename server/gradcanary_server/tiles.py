@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
 from gradcanary_server.nodes import FACTOR
 from gradcanary_server.packing import Arrays, pack, unpack
@@ -130,7 +130,8 @@ class Tiles:
         mine = (tile.c.run_id == run_id) & (tile.c.level == level) & (tile.c.kind == kind)
         mine &= (tile.c.launch_no == of.launch_no) & (tile.c.every == of.every)
         query = select(func.min(tile.c.number)).where(mine, tile.c.number >= begin // of.span(level))
-        return connection.execute(query).scalar_one()
+        found: int | None = connection.execute(query).scalar_one()
+        return found
 
     def end(self, connection: Connection, run_id: int, of: Chain, kind: str) -> int:
         """Return the step behind the last tile of samples of a kind, 0 where there is none."""
@@ -208,7 +209,7 @@ def discard(connection: Connection, run_id: int, of: Chain, level: int, begin: i
     )
 
 
-def _at(place: Place) -> list[object]:
+def _at(place: Place) -> list[ColumnElement[bool]]:
     return [tile.c[name] == value for name, value in vars(place).items()]
 
 

@@ -129,8 +129,8 @@ def metric_window(
 
 def _planes(each: Entries) -> Nodes:
     """Return the entries of one series as nodes [n, 1]."""
-    columns = (each.minimum, each.mean, each.maximum, each.count, each.nonfinite)
-    return Nodes(each.start, *(column[:, None] for column in columns))
+    low, mean, high = (plane[:, None] for plane in (each.minimum, each.mean, each.maximum))
+    return Nodes(each.start, low, mean, high, each.count[:, None], each.nonfinite[:, None])
 
 
 def _every(stretches: Iterable[Stretch]) -> int:

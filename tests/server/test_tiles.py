@@ -1,0 +1,242 @@
+"""Tiles and pyramid: what is read does not depend on what was compacted, and equals a plain reading in float64."""
+
+import base64
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import streams
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import delete, func, select
+
+from gradcanary import wire
+from gradcanary_server import layer_table, runs, tiles, views
+from gradcanary_server.archive import Archive
+from gradcanary_server.compactor import Compactor
+from gradcanary_server.database import Database
+from gradcanary_server.ingest import Ingest
+from gradcanary_server.layers import KnownSets
+from gradcanary_server.log import Log
+from gradcanary_server.rules import Rules
+from gradcanary_server.schema import batch, metadata, tile
+from gradcanary_server.tiles import Tiles
+from gradcanary_server.views import Picture
+from gradcanary_server.window import Range
+
+RUN = "run"
+LAYERS = 3
+
+
+class Store:
+    """A collector without HTTP: what was ingested can be compacted and read."""
+
+    def __init__(self, path):
+        self.database = Database(f"sqlite:///{path}")
+        self.database.migrate()
+        self.forget()
+
+    def forget(self):
+        """Begin with empty caches, as a new process does."""
+        sets, tiles = KnownSets(), Tiles()
+        log = Log(sets)
+        self.archive = Archive(log, tiles)
+        self.compactor = Compactor(self.database, log, tiles)
+        self.ingest = Ingest(self.database, Rules(), sets, "http://here")
+
+    def clear(self):
+        with self.database.write() as connection:
+            for table in reversed(metadata.sorted_tables):
+                connection.execute(delete(table))
+        self.forget()
+
+    def send(self, session, stream, size, *, first_seq=0, end=None, **hello):
+        if first_seq == 0:
+            self.ingest.hello(RUN, session, wire.dump(stream.hello(launch=session, **hello)))
+        for seq, each in enumerate(stream.batches(size), start=first_seq):
+            self.ingest.batch(RUN, session, seq, wire.dump(each))
+        if end is not None:
+            self.ingest.end(RUN, session, wire.dump(wire.End(end, None, None)))
+
+    def read(self, build):
+        with self.database.read() as connection:
+            return build(connection, runs.one(connection, RUN, 0.0).row)
+
+    def pictures(self, points, begin=None, end=None):
+        """Every picture of the run as the API sends it."""
+        span, rules, archive = Range(begin, end, points), Rules(), self.archive
+        wanted = [str(number) for number in range(LAYERS)]
+        found = {}
+        for stat in ("absmax", "norm", "nonfinite"):
+            found[stat] = self.read(lambda c, run, s=stat: views.series(c, archive, rules, run, s, wanted, span))
+        for value in ("min", "mean", "max"):
+            picture = Picture(value, "model", None, 400)
+            found[value] = self.read(lambda c, run, p=picture: views.picture(c, archive, rules, run, "absmax", p, span))
+        found["metrics"] = self.read(lambda c, run: views.metrics(c, archive, run, (), span))
+        found["layers"] = self.read(lambda c, run: layer_table.table(c, archive, run.run_id))
+        found["samples"] = self.read(lambda c, run: sum(len(p.columns.steps) for p in views.samples(c, archive, run.run_id)))
+        return json.dumps(found)
+
+    def count(self, table):
+        with self.database.read() as connection:
+            return connection.execute(select(func.count()).select_from(table)).scalar_one()
+
+
+@pytest.fixture(scope="module")
+def module_store(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("store") / "gradcanary.db")
+    yield store
+    store.database.close()
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of so few rows that a short run has a pyramid."""
+    monkeypatch.setattr(tiles, "ROWS", 8)
+
+
+@pytest.fixture
+def store(module_store):
+    module_store.clear()
+    return module_store
+
+
+def stream(rng, steps, first, every):
+    absmax = (10 ** rng.uniform(-12, 3, (steps, LAYERS))).astype(np.float32)
+    absmax[rng.random(absmax.shape) < 0.05] = 0
+    absmax[rng.random(absmax.shape) < 0.05] = np.nan
+    absmax[rng.random(absmax.shape) < 0.05] = np.inf
+    loss = rng.normal(size=steps)
+    loss[rng.random(steps) < 0.05] = rng.choice([np.nan, np.inf, -np.inf])
+    return streams.Stream(absmax, loss, first_step=first, every=every)
+
+
+@st.composite
+def stories(draw):
+    """Launches as (first step, every, steps, steps of a batch, how it ended): they overlap, leave holes, change every."""
+    return [
+        SimpleNamespace(
+            first=draw(st.integers(0, 400)),
+            every=draw(st.sampled_from([1, 1, 10, 100])),
+            steps=draw(st.integers(1, 300)),
+            size=draw(st.sampled_from([5, 30, 64])),
+            end=draw(st.sampled_from([None, "finished"])),
+            seed=draw(st.integers(0, 2**32 - 1)),
+        )
+        for _ in range(draw(st.integers(1, 3)))
+    ]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stories(), st.sampled_from([1, 9, 100, 600]), st.tuples(st.integers(0, 900), st.integers(0, 900)))
+def test_compaction_does_not_show(module_store, small_tiles, story, points, some):
+    module_store.clear()
+    begin, end = min(some), max(some)
+    for number, each in enumerate(story):
+        made = stream(np.random.default_rng(each.seed), each.steps, each.first * each.every, each.every)
+        module_store.send(f"s{number}", made, each.size, end=each.end)
+    whole, part = module_store.pictures(points), module_store.pictures(points, begin, end)
+    module_store.compactor.compact()
+    for _ in range(2):
+        assert module_store.pictures(points) == whole
+        assert module_store.pictures(points, begin, end) == part
+        module_store.forget()
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32 - 1), st.sampled_from([3, 50, 700]), st.lists(st.integers(0, 20), max_size=4))
+def test_when_it_is_compacted_does_not_show(module_store, small_tiles, seed, points, cuts):
+    made = stream(np.random.default_rng(seed), 400, 0, 1)
+    found = []
+    for moments in ([], cuts):
+        module_store.clear()
+        module_store.ingest.hello(RUN, "s", wire.dump(made.hello()))
+        for seq, each in enumerate(made.batches(20)):
+            module_store.ingest.batch(RUN, "s", seq, wire.dump(each))
+            if seq in moments:
+                module_store.compactor.compact()
+        found.append(module_store.pictures(points))
+    module_store.compactor.compact()
+    assert found[0] == found[1] == module_store.pictures(points)
+
+
+def decoded(array):
+    return np.frombuffer(base64.b64decode(array["data"]), array["dtype"]).reshape(array["shape"])
+
+
+@pytest.mark.parametrize("points", [2, 30, 600, 5000])
+def test_envelopes_are_those_of_a_plain_reading(store, points):
+    rng = np.random.default_rng(5)
+    made = stream(rng, 6_000, 40, 1)
+    made.absmax[made.absmax[:, 1] == 0, 1] = 1e-3
+    made.absmax[4_321, 1] = 1e-30
+    store.send("s", made, 500, end="finished")
+    store.compactor.compact()
+    answer = json.loads(store.pictures(points))["absmax"]
+    width, starts = answer["bucket_steps"], decoded(answer["steps"]).astype(int)
+    values = made.absmax.astype(np.float64)
+    for layer in range(LAYERS):
+        line = {name: decoded(answer["series"][layer][name]) for name in ("min", "mean", "max", "count", "nonfinite")}
+        for bucket, start in enumerate(starts.tolist()):
+            inside = values[max(start - 40, 0) : start - 40 + width, layer]
+            finite = inside[np.isfinite(inside)]
+            assert line["count"][bucket] == len(finite)
+            assert line["nonfinite"][bucket] == np.isinf(inside).sum()
+            if len(finite):
+                assert line["min"][bucket] == finite.min()
+                assert line["max"][bucket] == finite.max()
+                np.testing.assert_allclose(line["mean"][bucket], finite.mean(), rtol=1e-5)
+    assert min(decoded(answer["series"][1]["min"])) == np.float32(1e-30), "a dip of one step is there at every zoom"
+
+
+def test_the_log_is_emptied_and_a_late_retry_is_a_duplicate(store):
+    made = stream(np.random.default_rng(1), 700, 0, 1)
+    store.send("s", made, 64, end="finished")
+    store.compactor.compact()
+    assert store.count(batch) == 0
+    for seq, each in enumerate(made.batches(64)):
+        assert store.ingest.batch(RUN, "s", seq, wire.dump(each)).status == "duplicate"
+    assert store.count(batch) == 0
+
+
+def test_a_live_run_keeps_less_than_a_tile_in_the_log(store):
+    store.send("s", stream(np.random.default_rng(2), 5000, 0, 1), 64)
+    store.compactor.compact()
+    assert store.count(batch) <= 5
+    store.compactor.compact()
+    assert store.count(tile) == store.count(tile)
+
+
+def test_a_session_that_goes_on_after_its_end_is_whole(store):
+    rng = np.random.default_rng(3)
+    made = stream(rng, 1000, 0, 1)
+    halves = [streams.Stream(made.absmax[:300], made.loss[:300]), streams.Stream(made.absmax[300:], made.loss[300:], first_step=300)]
+    store.send("s", halves[0], 50, end="crashed")
+    store.compactor.compact()
+    store.send("s", halves[1], 50, first_seq=6)
+    before = store.pictures(77)
+    store.compactor.compact()
+    assert store.pictures(77) == before
+    store.clear()
+    store.send("s", made, 50)
+    assert json.loads(store.pictures(77))["absmax"]["series"] == json.loads(before)["absmax"]["series"]
+
+
+def test_points_that_come_late_are_in_the_pyramid(store):
+    made = stream(np.random.default_rng(4), 3000, 0, 1)
+    store.send("s", made, 100)
+    store.compactor.compact()
+    late = wire.Metric("eval", (), (5, 1200), wire.column("d", [1.0, 2.0]))
+    old = wire.Metric("loss", (), (7,), wire.column("d", [-1000.0]))
+    more = streams.Stream(made.absmax[:600], first_step=3000)
+    for seq, each in enumerate(more.batches(100), start=30):
+        changed = replace(each, metrics=(*each.metrics, late, old)) if seq == 30 else each
+        store.ingest.batch(RUN, "s", seq, wire.dump(changed))
+    before = store.pictures(10)
+    store.compactor.compact()
+    assert store.pictures(10) == before
+    metrics = {each["name"]: each for each in json.loads(before)["metrics"]["metrics"]}
+    assert decoded(metrics["loss"]["min"])[0] == -1000
+    assert decoded(metrics["eval"]["count"]).sum() == 2
