@@ -13,13 +13,12 @@ from sqlalchemy import Connection, select
 
 from gradcanary import wire
 from gradcanary_server.entries import Entries
-from gradcanary_server.layers import MAX_LAYERS_OF_RUN
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.nodes import Nodes, Ticks
 from gradcanary_server.samples import inside, piece_of
 from gradcanary_server.schema import session
 from gradcanary_server.sources import MetricSource, Numbered, StatSource, TickSource
-from gradcanary_server.tiles import METRICS, OF_METRICS, SHELF, STATE, STEPS, Chain, Tiles, chains
+from gradcanary_server.tiles import METRICS, OF_METRICS, STATE, STEPS, Chain, Tiles, chains
 
 Part = TypeVar("Part")
 
@@ -28,8 +27,6 @@ FOR_EVER = 2**31
 
 NEWEST = 8
 """Batches, or ranges of tiles, that :meth:`Archive.newest` looks at."""
-
-ALL_SHELVES = range(1 + MAX_LAYERS_OF_RUN // SHELF)
 
 
 @dataclass(frozen=True)
@@ -173,13 +170,10 @@ class Archive:
     def _sealed(self, connection: Connection, run_id: int, chain: Chain, number: int) -> Iterator[Piece]:
         """Yield the samples that the tiles of one number hold."""
         steps = (number * chain.span(0), (number + 1) * chain.span(0))
-        planes = {}
-        for kind in (STATE, *wire.STATS):
-            for place, arrays in self.tiles.read(connection, run_id, chain, kind, 0, steps, ALL_SHELVES):
-                planes[place.part, kind, place.shelf] = arrays
-        for place, head in self.tiles.read(connection, run_id, chain, STEPS, 0, steps):
-            mine = {(kind, shelf): arrays for (part, kind, shelf), arrays in planes.items() if part == place.part}
-            yield piece_of(chain, head, mine)
+        found = self.tiles.read(connection, run_id, chain, (STEPS, STATE, *wire.STATS), 0, steps)
+        for part in sorted({place.part for place, _ in found}):
+            mine = {(place.kind, place.shelf): arrays for place, arrays in found if place.part == part}
+            yield piece_of(chain, mine.pop((STEPS, 0)), mine)
 
 
 def _chains(connection: Connection, run_id: int) -> list[Chain]:

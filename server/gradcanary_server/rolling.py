@@ -8,7 +8,6 @@ from sqlalchemy import Connection, select
 
 from gradcanary import wire
 from gradcanary_server import entries, tiles
-from gradcanary_server.archive import ALL_SHELVES
 from gradcanary_server.nodes import FACTOR, Ticks
 from gradcanary_server.packing import Arrays
 from gradcanary_server.samples import PHASE
@@ -83,10 +82,9 @@ def _samples(
     source = TickSource(store, connection, run_id, of, ())
     yield STEPS, 0, _packable(source.widened(source.of_tiles(level - 1, begin, end), of.width(level)))
     widths: dict[tuple[str, int], int] = {}
-    for kind in (STATE, *wire.STATS):
-        for place, arrays in store.read(connection, run_id, of, kind, level - 1, (begin, end), ALL_SHELVES):
-            width = max(plane.shape[1] for plane in arrays.values())
-            widths[kind, place.shelf] = max(width, widths.get((kind, place.shelf), 0))
+    for place, arrays in store.read(connection, run_id, of, (STATE, *wire.STATS), level - 1, (begin, end)):
+        width = max(plane.shape[1] for plane in arrays.values())
+        widths[place.kind, place.shelf] = max(width, widths.get((place.kind, place.shelf), 0))
     for (kind, shelf), width in widths.items():
         layers = (shelf * SHELF + np.arange(width)).astype(np.int32)
         stat = wire.STATS[0] if kind == STATE else kind
@@ -101,7 +99,7 @@ def _samples(
 def _metrics(
     connection: Connection, store: Tiles, run_id: int, of: Chain, level: int, begin: int, end: int
 ) -> Iterator[tuple[str, int, Arrays]]:
-    found = store.read(connection, run_id, of, METRICS, level - 1, (begin, end))
+    found = store.read(connection, run_id, of, [METRICS], level - 1, (begin, end))
     names: dict[tuple[str, str], int] = {}
     for _, arrays in found:
         for key in entries_of(level - 1, arrays)[0]:

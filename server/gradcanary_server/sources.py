@@ -31,7 +31,7 @@ class TickSource:
 
     def of_tiles(self, level: int, begin: int, end: int) -> Ticks:
         """Return the nodes that tiles of a level hold of these steps."""
-        found = self._tiles.read(self._connection, self._run_id, self._chain, STEPS, level, (begin, end))
+        found = self._tiles.read(self._connection, self._run_id, self._chain, [STEPS], level, (begin, end))
         return self.joined([_ticks(level, head, begin, end) for _, head in found])
 
     def of_log(self, begin: int, end: int) -> Ticks:
@@ -73,10 +73,12 @@ class StatSource:
 
     def of_tiles(self, level: int, begin: int, end: int) -> Nodes:
         """Return the nodes that tiles of a level hold of these steps."""
-        heads = self._read(STEPS, level, begin, end, (0,))
+        kinds, shelves = (STEPS, STATE, self._stat), {0, *self._shelves}
+        found = self._tiles.read(self._connection, self._run_id, self._chain, kinds, level, (begin, end), shelves)
+        heads = [(place, head) for place, head in found if place.kind == STEPS]
         planes: dict[tuple[int, int], list[tuple[Place, Arrays]]] = {}
-        for kind in (STATE, self._stat):
-            for place, arrays in self._read(kind, level, begin, end, tuple(self._shelves)):
+        for place, arrays in found:
+            if place.kind != STEPS and place.shelf in self._shelves:
                 planes.setdefault((place.number, place.part), []).append((place, arrays))
         parts = []
         for place, head in heads:
@@ -96,9 +98,6 @@ class StatSource:
     def widened(self, part: Nodes, width: int) -> Nodes:
         """Return wider nodes."""
         return nodes.widened(part, width)
-
-    def _read(self, kind: str, level: int, begin: int, end: int, shelves: Sequence[int]) -> list[tuple[Place, Arrays]]:
-        return self._tiles.read(self._connection, self._run_id, self._chain, kind, level, (begin, end), shelves)
 
     def _assembled(
         self, level: int, starts: NDArray[np.int64], rows: slice, found: Sequence[tuple[Place, Arrays]]
@@ -146,7 +145,7 @@ class MetricSource:
 
     def of_tiles(self, level: int, begin: int, end: int) -> Entries:
         """Return the entries that tiles of a level hold of these steps, at level 0 with those of the log."""
-        found = self._tiles.read(self._connection, self._run_id, self._chain, METRICS, level, (begin, end))
+        found = self._tiles.read(self._connection, self._run_id, self._chain, [METRICS], level, (begin, end))
         parts = [self._chosen(entries_of(level, arrays)) for _, arrays in found]
         if level == 0:
             parts += [self._chosen(_entries_of_piece(piece)) for piece in self._pieces]

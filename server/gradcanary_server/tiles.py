@@ -7,7 +7,7 @@ row. Metrics are a chain of their own, without planes (:mod:`gradcanary_server.e
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -95,29 +95,27 @@ class Tiles:
         connection: Connection,
         run_id: int,
         of: Chain,
-        kind: str,
+        kinds: Collection[str],
         level: int,
         steps: tuple[int, int],
-        shelves: Sequence[int] = (0,),
+        shelves: Collection[int] | None = None,
     ) -> list[tuple[Place, Arrays]]:
-        """Return the tiles of a kind that ``steps``, from one to before another, lie in, by number, part and shelf."""
+        """Return the tiles that ``steps``, from one to before another, lie in, by number and part."""
         span, (begin, end) = of.span(level), steps
-        mine = (
-            (tile.c.run_id == run_id) & (tile.c.level == level) & (tile.c.kind == kind)
-            & (tile.c.launch_no == of.launch_no) & (tile.c.every == of.every)
-            & (tile.c.number >= begin // span) & (tile.c.number <= (end - 1) // span)
-            & tile.c.shelf.in_(shelves)
-        )  # fmt: skip
-        order = (tile.c.number, tile.c.part, tile.c.shelf)
-        rows = connection.execute(select(tile.c.number, tile.c.shelf, tile.c.part).where(mine).order_by(*order)).all()
-        places = [Place(level, kind, of.launch_no, of.every, row.number, row.shelf, row.part) for row in rows]
+        mine = (tile.c.run_id == run_id) & (tile.c.level == level) & tile.c.kind.in_(kinds)
+        mine &= (tile.c.launch_no == of.launch_no) & (tile.c.every == of.every)
+        mine &= (tile.c.number >= begin // span) & (tile.c.number <= (end - 1) // span)
+        if shelves is not None:
+            mine &= tile.c.shelf.in_(shelves)
+        keys = (tile.c.kind, tile.c.number, tile.c.shelf, tile.c.part)
+        rows = connection.execute(select(*keys).where(mine).order_by(tile.c.number, tile.c.part)).all()
+        places = [Place(level, row.kind, of.launch_no, of.every, row.number, row.shelf, row.part) for row in rows]
         found = self._kept(run_id, places)
-        missing = [place for place in places if place not in found]
+        missing = {place for place in places if place not in found}
         if len(missing) > _ONE_BY_ONE:
-            bodies = select(tile.c.number, tile.c.shelf, tile.c.part, tile.c.body).where(mine)
-            for row in connection.execute(bodies):
-                place = Place(level, kind, of.launch_no, of.every, row.number, row.shelf, row.part)
-                if place not in found:
+            for row in connection.execute(select(*keys, tile.c.body).where(mine)):
+                place = Place(level, row.kind, of.launch_no, of.every, row.number, row.shelf, row.part)
+                if place in missing:
                     found[place] = self._keep(run_id, place, row.body)
         else:
             for place in missing:

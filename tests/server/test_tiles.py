@@ -1,6 +1,5 @@
 """Tiles and pyramid: what is read does not depend on what was compacted, and equals a plain reading in float64."""
 
-import base64
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,80 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import streams
+from archives import LAYERS, RUN, Store, decoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete, func, select
 
 from gradcanary import wire
-from gradcanary_server import layer_table, runs, tiles, views
-from gradcanary_server.archive import Archive
-from gradcanary_server.compactor import Compactor
-from gradcanary_server.database import Database
-from gradcanary_server.ingest import Ingest
-from gradcanary_server.layers import KnownSets
-from gradcanary_server.log import Log
-from gradcanary_server.rules import Rules
-from gradcanary_server.schema import batch, metadata, tile
-from gradcanary_server.tiles import Tiles
-from gradcanary_server.views import Picture
-from gradcanary_server.window import Range
-
-RUN = "run"
-LAYERS = 3
-
-
-class Store:
-    """A collector without HTTP: what was ingested can be compacted and read."""
-
-    def __init__(self, path):
-        self.database = Database(f"sqlite:///{path}")
-        self.database.migrate()
-        self.forget()
-
-    def forget(self):
-        """Begin with empty caches, as a new process does."""
-        sets, tiles = KnownSets(), Tiles()
-        log = Log(sets)
-        self.archive = Archive(log, tiles)
-        self.compactor = Compactor(self.database, log, tiles)
-        self.ingest = Ingest(self.database, Rules(), sets, "http://here")
-
-    def clear(self):
-        with self.database.write() as connection:
-            for table in reversed(metadata.sorted_tables):
-                connection.execute(delete(table))
-        self.forget()
-
-    def send(self, session, stream, size, *, first_seq=0, end=None, **hello):
-        if first_seq == 0:
-            self.ingest.hello(RUN, session, wire.dump(stream.hello(launch=session, **hello)))
-        for seq, each in enumerate(stream.batches(size), start=first_seq):
-            self.ingest.batch(RUN, session, seq, wire.dump(each))
-        if end is not None:
-            self.ingest.end(RUN, session, wire.dump(wire.End(end, None, None)))
-
-    def read(self, build):
-        with self.database.read() as connection:
-            return build(connection, runs.one(connection, RUN, 0.0).row)
-
-    def pictures(self, points, begin=None, end=None):
-        """Every picture of the run as the API sends it."""
-        span, rules, archive = Range(begin, end, points), Rules(), self.archive
-        wanted = [str(number) for number in range(LAYERS)]
-        found = {}
-        for stat in ("absmax", "norm", "nonfinite"):
-            found[stat] = self.read(lambda c, run, s=stat: views.series(c, archive, rules, run, s, wanted, span))
-        for value in ("min", "mean", "max"):
-            picture = Picture(value, "model", None, 400)
-            found[value] = self.read(lambda c, run, p=picture: views.picture(c, archive, rules, run, "absmax", p, span))
-        found["metrics"] = self.read(lambda c, run: views.metrics(c, archive, run, (), span))
-        found["layers"] = self.read(lambda c, run: layer_table.table(c, archive, run.run_id))
-        found["samples"] = self.read(lambda c, run: sum(len(p.columns.steps) for p in views.samples(c, archive, run.run_id)))
-        return json.dumps(found)
-
-    def count(self, table):
-        with self.database.read() as connection:
-            return connection.execute(select(func.count()).select_from(table)).scalar_one()
+from gradcanary_server import tiles
+from gradcanary_server.schema import batch, tile
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +47,7 @@ def stream(rng, steps, first, every):
 
 @st.composite
 def stories(draw):
-    """Launches as (first step, every, steps, steps of a batch, how it ended): they overlap, leave holes, change every."""
+    """Launches that overlap, leave holes, and change the interval."""
     return [
         SimpleNamespace(
             first=draw(st.integers(0, 400)),
@@ -129,7 +61,7 @@ def stories(draw):
     ]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories(), st.sampled_from([1, 9, 100, 600]), st.tuples(st.integers(0, 900), st.integers(0, 900)))
 def test_compaction_does_not_show(module_store, small_tiles, story, points, some):
     module_store.clear()
@@ -145,7 +77,7 @@ def test_compaction_does_not_show(module_store, small_tiles, story, points, some
         module_store.forget()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32 - 1), st.sampled_from([3, 50, 700]), st.lists(st.integers(0, 20), max_size=4))
 def test_when_it_is_compacted_does_not_show(module_store, small_tiles, seed, points, cuts):
     made = stream(np.random.default_rng(seed), 400, 0, 1)
@@ -160,10 +92,6 @@ def test_when_it_is_compacted_does_not_show(module_store, small_tiles, seed, poi
         found.append(module_store.pictures(points))
     module_store.compactor.compact()
     assert found[0] == found[1] == module_store.pictures(points)
-
-
-def decoded(array):
-    return np.frombuffer(base64.b64decode(array["data"]), array["dtype"]).reshape(array["shape"])
 
 
 @pytest.mark.parametrize("points", [2, 30, 600, 5000])
@@ -212,7 +140,10 @@ def test_a_live_run_keeps_less_than_a_tile_in_the_log(store):
 def test_a_session_that_goes_on_after_its_end_is_whole(store):
     rng = np.random.default_rng(3)
     made = stream(rng, 1000, 0, 1)
-    halves = [streams.Stream(made.absmax[:300], made.loss[:300]), streams.Stream(made.absmax[300:], made.loss[300:], first_step=300)]
+    halves = [
+        streams.Stream(made.absmax[:300], made.loss[:300]),
+        streams.Stream(made.absmax[300:], made.loss[300:], first_step=300),
+    ]
     store.send("s", halves[0], 50, end="crashed")
     store.compactor.compact()
     store.send("s", halves[1], 50, first_seq=6)

@@ -1,59 +1,55 @@
-"""window() against a plain float64 reading of the same samples, over any cutting and any overlap of launches."""
+"""Pictures against a plain float64 reading of the same samples, over any cutting and any overlap of launches."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import streams
-from hypothesis import given
+from archives import LAYERS, RUN, Store, decoded
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradcanary_server import batches
-from gradcanary_server.log import Piece, later_wins
-from gradcanary_server.window import MetricPart, metric_window, window
+from gradcanary import wire
 
-LAYERS = 4
+quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    made = Store(tmp_path_factory.mktemp("store") / "gradcanary.db")
+    yield made
+    made.database.close()
 
 
 @st.composite
 def launches(draw):
-    """Launches as (first step, every, absmax [step][layer]): a later one may go back, leave layers out, or be empty."""
+    """Launches as (first step, every, absmax [step][layer]): a later one may go back."""
     made = []
     for _ in range(draw(st.integers(1, 3))):
-        steps = draw(st.integers(0, 40))
-        seed = draw(st.integers(0, 2**32 - 1))
-        rng = np.random.default_rng(seed)
-        absmax = 10 ** rng.uniform(-12, 3, (steps, LAYERS))
+        rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+        absmax = 10 ** rng.uniform(-12, 3, (draw(st.integers(1, 40)), LAYERS))
         absmax[rng.random(absmax.shape) < 0.1] = 0
         absmax[rng.random(absmax.shape) < 0.1] = np.nan
         absmax[rng.random(absmax.shape) < 0.1] = np.inf
         every = draw(st.sampled_from([1, 10]))
-        first = draw(st.integers(0, 60)) * every
-        made.append((first, every, absmax.astype(np.float32)))
+        made.append((draw(st.integers(0, 60)) * every, every, absmax.astype(np.float32)))
     return made
 
 
-def pieces_of(made, cut):
-    """The launches as pieces of ``cut`` steps each, the later launch winning per step as the log decides it."""
-    pieces = []
-    for number, (first, every, absmax) in enumerate(made, start=1):
-        stream = streams.Stream(absmax, first_step=first, every=every)
-        for batch in stream.batches(cut):
-            columns = batches.decode(batch)
-            rows = np.arange(len(columns.steps))
-            pieces.append(Piece((number, 0.0, "s"), np.arange(LAYERS, dtype=np.int32), columns, rows))
-    won = later_wins((piece.priority, piece.steps()) for piece in pieces)
-    return [
-        Piece(piece.priority, piece.numbers, piece.columns, piece.rows[rows])
-        for piece, rows in zip(pieces, won, strict=True)
-    ]
+def send(store, made, cut):
+    store.clear()
+    for number, (first, every, absmax) in enumerate(made):
+        store.send(f"s{number}", streams.Stream(absmax, first_step=first, every=every), cut)
 
 
 def winners(made):
-    """Every sample that counts: {step: absmax[layer]}, one at a time."""
+    """Every sample that counts: {step: absmax[layer]}; a later launch hides what it went over again."""
     found = {}
     for first, every, absmax in made:
-        for row, values in enumerate(absmax):
-            found[first + row * every] = values
+        last = first + (len(absmax) - 1) * every
+        found = {step: values for step, values in found.items() if not first <= step <= last}
+        found |= {first + row * every: values for row, values in enumerate(absmax)}
     return found
 
 
@@ -61,36 +57,28 @@ def expected(samples, width, start, layer):
     """What a bucket must hold, read one sample at a time in float64."""
     values = [float(samples[step][layer]) for step in sorted(samples) if start <= step < start + width]
     finite = [value for value in values if np.isfinite(value)]
-    return SimpleNamespace(
-        finite=finite,
-        count=len(finite),
-        nonfinite=sum(np.isinf(value) for value in values),
-    )
+    return SimpleNamespace(finite=finite, nonfinite=sum(np.isinf(value) for value in values))
 
 
-@given(launches(), st.integers(1, 30), st.sampled_from([1, 2, 7, 50, 1000]))
-def test_every_bucket_equals_a_plain_reading(made, cut, points):
+@quick
+@given(launches(), st.sampled_from([4, 30]), st.sampled_from([1, 2, 7, 50, 1000]))
+def test_every_bucket_equals_a_plain_reading(store, made, cut, points):
+    send(store, made, cut)
     samples = winners(made)
-    chosen = np.array([2, 0], np.int32)
-    found = window(pieces_of(made, cut), "absmax", chosen, points)
-
-    starts = found.buckets.steps()
+    answer = json.loads(store.pictures(points))["absmax"]
+    starts, width = decoded(answer["steps"]), answer["bucket_steps"]
     assert len(starts) <= points
-    if not samples:
-        assert len(starts) == 0
-        return
-    width = found.buckets.width
     assert starts[0] <= min(samples) < starts[0] + width
     assert starts[-1] <= max(samples) < starts[-1] + width
     assert (starts % width == 0).all()
-    for bucket, start in enumerate(starts):
-        for column, layer in enumerate(chosen):
+    for layer, series in enumerate(answer["series"]):
+        line = {name: decoded(series[name]) for name in ("min", "mean", "max", "count", "nonfinite")}
+        for bucket, start in enumerate(starts):
             wanted = expected(samples, width, start, layer)
-            envelope = found.envelope
-            assert envelope.count[bucket, column] == wanted.count
-            assert envelope.nonfinite[bucket, column] == wanted.nonfinite
-            drawn = [plane[bucket, column] for plane in (envelope.minimum, envelope.mean, envelope.maximum)]
-            if wanted.count == 0:
+            assert line["count"][bucket] == len(wanted.finite)
+            assert line["nonfinite"][bucket] == wanted.nonfinite
+            drawn = [line[name][bucket] for name in ("min", "mean", "max")]
+            if not wanted.finite:
                 assert np.isnan(drawn).all()
                 continue
             assert drawn[0] == np.float32(min(wanted.finite))
@@ -98,67 +86,53 @@ def test_every_bucket_equals_a_plain_reading(made, cut, points):
             np.testing.assert_allclose(drawn[1], np.mean(wanted.finite), rtol=1e-6)
 
 
+@quick
 @given(launches(), st.sampled_from([3, 100]))
-def test_the_cutting_of_the_stream_does_not_show(made, points):
-    layers = np.arange(LAYERS, dtype=np.int32)
-    whole, cut = (window(pieces_of(made, size), "absmax", layers, points) for size in (1000, 7))
-    np.testing.assert_array_equal(whole.times, cut.times)
-    for name, plane in vars(whole.envelope).items():
-        np.testing.assert_allclose(plane, getattr(cut.envelope, name), rtol=1e-6)
+def test_the_cutting_of_the_stream_does_not_show(store, made, points):
+    found = []
+    for cut in (1000, 7):
+        send(store, made, cut)
+        answer = json.loads(store.pictures(points))
+        found.append({name: {**answer[name], "revision": 0} for name in ("absmax", "norm", "min")})
+    assert found[0] == found[1]
 
 
-def test_a_dip_of_one_step_in_a_million_is_drawn():
-    absmax = np.full((100_000, 1), 1e-3, np.float32)
-    absmax[77_777] = 1e-9
-    stream = streams.Stream(absmax)
-    columns = batches.decode(stream.batch(0, len(absmax)))
-    piece = Piece((1, 0.0, "s"), np.array([0], np.int32), columns, np.arange(len(absmax)))
-    found = window([piece], "absmax", np.array([0], np.int32), 600)
-    assert np.nanmin(found.envelope.minimum) == np.float32(1e-9)
+def test_layers_that_a_launch_does_not_have_and_a_stat_nobody_sent_are_no_data(store):
+    store.clear()
+    store.send("s0", streams.Stream(streams.healthy(10, LAYERS)), 10)
+    store.send("s1", streams.Stream(streams.healthy(10, 1), first_step=10), 10)
+    answer = json.loads(store.pictures(100))
+    counts = [decoded(series["count"]).tolist() for series in answer["absmax"]["series"]]
+    assert counts == [[1] * 20, *[[1] * 10 + [0] * 10] * (LAYERS - 1)]
+    assert answer["absmax"]["phases"] == ["accumulated"]
 
 
-def test_layers_that_a_launch_does_not_have_and_a_stat_nobody_sent_are_no_data():
-    columns = batches.decode(streams.Stream(streams.healthy(10, 2)).batch(0, 10))
-    piece = Piece((1, 0.0, "s"), np.array([3, 5], np.int32), columns, np.arange(10))
-    found = window([piece], "absmax", np.array([5, 4], np.int32), 10)
-    assert found.envelope.count[:, 0].tolist() == [1] * 10
-    assert found.envelope.count[:, 1].tolist() == [0] * 10
-    assert window([piece], "update_ratio", np.array([5], np.int32), 10).envelope.count.sum() == 0
-    assert found.phases == ("accumulated",)
+points = st.lists(st.tuples(st.integers(0, 200), st.floats(width=64)), max_size=20, unique_by=lambda point: point[0])
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(1, 3),
-            st.lists(
-                st.tuples(st.integers(0, 200), st.floats(width=64)), max_size=30, unique_by=lambda point: point[0]
-            ),
-        ),
-        max_size=4,
-        unique_by=lambda part: part[0],
-    ),
-    st.sampled_from([1, 9, 500]),
-)
-def test_metrics_equal_a_plain_reading(listed, points):
-    parts = [
-        MetricPart(
-            (launch, 0.0, "s"),
-            np.array([step for step, _ in logged], np.int64),
-            np.array([value for _, value in logged], np.float64),
-            np.full(len(logged), np.nan),
-        )
-        for launch, logged in listed
-    ]
-    samples = {}
-    for _, logged in sorted(listed):
-        samples.update(dict(logged))
-    found = metric_window([parts], points)
-    assert found.buckets.count <= points
-    assert found.envelope.count.sum() == sum(np.isfinite(list(samples.values())))
-    assert found.envelope.nonfinite.sum() == sum(~np.isfinite(list(samples.values())))
-    for bucket, start in enumerate(found.buckets.steps()):
-        inside = [v for s, v in samples.items() if start <= s < start + found.buckets.width and np.isfinite(v)]
-        if inside:
-            assert found.envelope.minimum[bucket, 0] == min(inside)
-            assert found.envelope.maximum[bucket, 0] == max(inside)
+@quick
+@given(points, points, st.sampled_from([1, 9, 500]))
+def test_metrics_equal_a_plain_reading(store, first, second, wide):
+    store.clear()
+    stream = streams.Stream(streams.healthy(1, LAYERS))
+    store.ingest.hello(RUN, "s", wire.dump(stream.hello()))
+    for seq, logged in enumerate((first, [point for point in second if point[0] not in dict(first)])):
+        metric = wire.Metric("mine", (), tuple(s for s, _ in logged), wire.column("d", [v for _, v in logged]))
+        empty = wire.Batch(stream.layers.id, 1, (), "", (), (), (), "", (), (), (metric,), 0)
+        store.ingest.batch(RUN, "s", seq, wire.dump(empty))
+    samples = dict(second) | dict(first)
+    for _ in range(2):
+        answer = json.loads(store.pictures(wide))["metrics"]
+        [line] = answer["metrics"] or [None]
+        if line is None:
+            assert not samples
+            return
+        found = {name: decoded(line[name]) for name in ("min", "max", "count", "nonfinite")}
+        assert found["count"].sum() == sum(np.isfinite(list(samples.values())))
+        assert found["nonfinite"].sum() == sum(~np.isfinite(list(samples.values())))
+        for bucket, start in enumerate(decoded(answer["steps"])):
+            inside = [v for s, v in samples.items() if start <= s < start + answer["bucket_steps"] and np.isfinite(v)]
+            if inside:
+                assert (found["min"][bucket], found["max"][bucket]) == (min(inside), max(inside))
+        store.ingest.end(RUN, "s", wire.dump(wire.End("finished", None, None)))
+        store.compactor.compact()

@@ -1,0 +1,85 @@
+"""A collector without HTTP: ingest, compaction and every picture of one run."""
+
+import base64
+import json
+
+import numpy as np
+from sqlalchemy import delete, func, select
+
+from gradcanary import wire
+from gradcanary_server import layer_table, runs, views
+from gradcanary_server.archive import Archive
+from gradcanary_server.compactor import Compactor
+from gradcanary_server.database import Database
+from gradcanary_server.ingest import Ingest
+from gradcanary_server.layers import KnownSets
+from gradcanary_server.log import Log
+from gradcanary_server.rules import Rules
+from gradcanary_server.schema import metadata
+from gradcanary_server.tiles import Tiles
+from gradcanary_server.views import Picture
+from gradcanary_server.window import Range
+
+RUN = "run"
+LAYERS = 3
+
+
+class Store:
+    """A collector without HTTP: what was ingested can be compacted and read."""
+
+    def __init__(self, path):
+        self.database = Database(f"sqlite:///{path}")
+        self.database.migrate()
+        self.forget()
+
+    def forget(self):
+        """Begin with empty caches, as a new process does."""
+        sets, tiles = KnownSets(), Tiles()
+        log = Log(sets)
+        self.archive = Archive(log, tiles)
+        self.compactor = Compactor(self.database, log, tiles)
+        self.ingest = Ingest(self.database, Rules(), sets, "http://here")
+
+    def clear(self):
+        with self.database.write() as connection:
+            for table in reversed(metadata.sorted_tables):
+                connection.execute(delete(table))
+        self.forget()
+
+    def send(self, session, stream, size, *, first_seq=0, end=None, **hello):
+        if first_seq == 0:
+            self.ingest.hello(RUN, session, wire.dump(stream.hello(launch=session, **hello)))
+        for seq, each in enumerate(stream.batches(size), start=first_seq):
+            self.ingest.batch(RUN, session, seq, wire.dump(each))
+        if end is not None:
+            self.ingest.end(RUN, session, wire.dump(wire.End(end, None, None)))
+
+    def read(self, build):
+        with self.database.read() as connection:
+            return build(connection, runs.one(connection, RUN, 0.0).row)
+
+    def pictures(self, points, begin=None, end=None):
+        """Every picture of the run as the API sends it."""
+        span, rules, archive = Range(begin, end, points), Rules(), self.archive
+        wanted = [str(number) for number in range(LAYERS)]
+        found = {}
+        for stat in ("absmax", "norm", "nonfinite"):
+            found[stat] = self.read(lambda c, run, s=stat: views.series(c, archive, rules, run, s, wanted, span))
+        for value in ("min", "mean", "max"):
+            picture = Picture(value, "model", None, 400)
+            found[value] = self.read(lambda c, run, p=picture: views.picture(c, archive, rules, run, "absmax", p, span))
+        found["metrics"] = self.read(lambda c, run: views.metrics(c, archive, run, (), span))
+        found["layers"] = self.read(lambda c, run: layer_table.table(c, archive, run.run_id))
+        found["samples"] = self.read(
+            lambda c, run: sum(len(p.columns.steps) for p in views.samples(c, archive, run.run_id))
+        )
+        return json.dumps(found)
+
+    def count(self, table):
+        with self.database.read() as connection:
+            return connection.execute(select(func.count()).select_from(table)).scalar_one()
+
+
+def decoded(array):
+    """An array of the API as numpy."""
+    return np.frombuffer(base64.b64decode(array["data"]), array["dtype"]).reshape(array["shape"])
