@@ -55,7 +55,7 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.database = Database(settings.db)
     log, tiles = Log(sets), Tiles()
     state.archive = Archive(log, tiles)
-    state.compactor = Compactor(state.database, log, tiles)
+    state.compactor = Compactor(state.database, log, tiles, settings.raw_days)
     state.ingest = Ingest(state.database, state.rules, sets, settings.public_url)
     state.new_webhook_secret = None
 

@@ -6,13 +6,15 @@ session meanwhile. A kill between the two loses nothing: the log still has it.
 
 import logging
 import threading
+import time
 
-from gradcanary_server import rolling, sealing
+from gradcanary_server import deletion, rolling, sealing
 from gradcanary_server.database import Database
 from gradcanary_server.log import Log
 from gradcanary_server.tiles import Tiles
 
 WAKE_S = 2.0
+THIN_EACH_S = 600.0
 
 logger = logging.getLogger(__name__)
 
@@ -20,10 +22,13 @@ logger = logging.getLogger(__name__)
 class Compactor:
     """Compacts one store from a daemon thread of this process."""
 
-    def __init__(self, database: Database, log: Log, tiles: Tiles) -> None:
+    def __init__(self, database: Database, log: Log, tiles: Tiles, raw_days: float | None = None) -> None:
         self._database = database
         self._log = log
         self._tiles = tiles
+        self._raw_s = None if raw_days is None else raw_days * 86_400
+        self._thin_at = 0.0
+        self._is_roomy = True
         self._is_first = True
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -55,6 +60,23 @@ class Compactor:
             while not self._stopping.is_set() and self._roll(run_id, launch_no, every):
                 pass
         self._is_first = False
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Take away what was deleted or is too old, a bite at a time, and give its room back."""
+        while not self._stopping.is_set():
+            with self._database.read() as connection:
+                if not deletion.has_orphans(connection):
+                    break
+            with self._database.write() as connection:
+                deletion.purge(connection)
+            self._is_roomy = True
+        if self._raw_s is not None and time.monotonic() >= self._thin_at:
+            self._thin_at = time.monotonic() + THIN_EACH_S
+            with self._database.write() as connection:
+                self._is_roomy |= deletion.thin(connection, self._database.now(connection) - self._raw_s)
+        if self._is_roomy:
+            self._is_roomy = self._database.reclaim()
 
     def _run(self) -> None:
         while not self._stopping.wait(WAKE_S):

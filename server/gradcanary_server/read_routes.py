@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from sqlalchemy import Connection
 
 from gradcanary import wire
-from gradcanary_server import export, layer_table, runs, views
+from gradcanary_server import deletion, export, layer_table, runs, views
 from gradcanary_server.archive import Archive
 from gradcanary_server.database import Database
 from gradcanary_server.heatmap import Order, Value
@@ -87,6 +87,13 @@ def one_run(reader: Reading, run: str) -> Response:
         return runs.detail(connection, seen, reader.rules.version, reader.database.now(connection))
 
     return reader.of_run(run, build)
+
+
+@router.delete("/runs/{run}", status_code=204)
+def delete_run(reader: Reading, run: str) -> None:
+    """Delete a run with all its measurements and incidents; its sessions are told to stop."""
+    with reader.database.write() as connection:
+        deletion.delete_run(connection, run, reader.database.now(connection))
 
 
 @router.get("/runs/{run}/layers")

@@ -47,6 +47,15 @@ run = Table(
     Column("tags", Text, nullable=False, default="[]"),  # JSON list of strings
     Column("archived", Boolean, nullable=False, default=False),
     Column("facts", Text, nullable=False, default="[]"),  # JSON list of wire.Fact
+    sqlite_autoincrement=True,  # a number is never used again: measurements of a deleted run go later than its row
+)
+
+deleted_session = Table(
+    "deleted_session",
+    metadata,
+    Column("run", String(100), primary_key=True),
+    Column("session", String(64), primary_key=True),
+    Column("deleted", Double, nullable=False),
 )
 
 launch = Table(

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from gradcanary import wire
 from gradcanary_server import incidents, layers
 from gradcanary_server.database import Record
+from gradcanary_server.deletion import check_deleted
 from gradcanary_server.errors import RequestError
 from gradcanary_server.requests import MAX_FACTS
 from gradcanary_server.schema import launch, run, session
@@ -27,11 +28,13 @@ def lock(connection: Connection, run_name: str, session_id: str) -> tuple[Record
         found = connection.execute(its).one_or_none()
         if found is not None:
             return mine, found
+    check_deleted(connection, run_name, session_id)
     raise RequestError(404, "unknown_session", f"No hello of session {session_id!r} of run {run_name!r} came here.")
 
 
 def say_hello(connection: Connection, run_name: str, session_id: str, hello: wire.Hello, now: float) -> int:
     """Store a hello, the first or a fuller one, and return the session's next seq; raises RequestError 409."""
+    check_deleted(connection, run_name, session_id)
     run_id = _join_run(connection, run_name, hello, now)
     its = (session.c.run_id == run_id) & (session.c.session == session_id)
     known = connection.execute(select(session).where(its)).one_or_none()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from gradcanary_server.errors import SettingsError
 
+MAX_DAYS = 36_500
+
 DEFAULT_PUBLIC_URL = "http://127.0.0.1:8787"
 
 
@@ -20,6 +22,7 @@ class Settings:
     webhook_secret: str | None = None
     public_url: str = DEFAULT_PUBLIC_URL
     hosts: tuple[str, ...] = ()
+    raw_days: float | None = None
 
     @classmethod
     def from_env(
@@ -34,7 +37,8 @@ class Settings:
     ) -> "Settings":
         """Return the settings of these arguments; secrets come from ``GRADCANARY_WEBHOOK_SECRET`` or its ``_FILE``.
 
-        ``GRADCANARY_HOSTS`` lists host names, with commas, under which the collector may be asked beside loopback ones.
+        ``GRADCANARY_HOSTS`` lists host names, with commas, under which the collector may be asked beside loopback ones;
+        ``GRADCANARY_RAW_DAYS`` is how long single samples are kept, after which the pyramid alone is (default: ever).
         """
         data = data.expanduser().absolute()
         return cls(
@@ -44,6 +48,7 @@ class Settings:
             webhook=webhook,
             webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
             public_url=url.rstrip("/"),
+            raw_days=_days(environ.get("GRADCANARY_RAW_DAYS")),
             hosts=tuple(name.strip() for name in environ.get("GRADCANARY_HOSTS", "").split(",") if name.strip()),
         )
 
@@ -60,3 +65,15 @@ def _secret(environ: Mapping[str, str], key: str) -> str | None:
         raise SettingsError(
             f"{key}_FILE={path!r} cannot be read ({error}): name a text file with the secret."
         ) from error
+
+
+def _days(given: str | None) -> float | None:
+    if not given:
+        return None
+    try:
+        days = float(given)
+    except ValueError:
+        days = -1.0
+    if not 0 < days < MAX_DAYS:
+        raise SettingsError(f"GRADCANARY_RAW_DAYS={given!r} must be a number of days over 0.")
+    return days

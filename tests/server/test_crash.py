@@ -34,17 +34,25 @@ def start(session, stream):
     assert session.put_hello(stream.hello()).status_code == 200
 
 
+def measured(collector):
+    """Every sample and every loss that the collector has, and which batch is the next."""
+    samples = collector.get("/api/v1/runs/run-1/export.csv").text
+    metrics = collector.get("/api/v1/runs/run-1/metrics", points=5000).json()["metrics"]
+    return samples, metrics
+
+
 def stored(collector):
-    """What the store holds: {seq: sha256}, the packed fold state, and the incidents without their times."""
+    """What the store holds: the next seq, the packed fold state, and the incidents without their times."""
     with sqlite3.connect(collector.data / "gradcanary.db") as connection:
-        log = connection.execute("SELECT seq, sha256, body FROM batch ORDER BY seq").fetchall()
-        assert all(hashlib.sha256(body).digest() == digest for _, digest, body in log)
+        log = connection.execute("SELECT sha256, body FROM batch").fetchall()
+        assert all(hashlib.sha256(body).digest() == digest for digest, body in log)
         packed = connection.execute("SELECT packed FROM fold_state").fetchall()
+        next_seq = connection.execute("SELECT next_seq FROM session").fetchall()
         incidents = connection.execute(
             "SELECT rule, severity, state, opened_step, since_step, firing, ever FROM incident ORDER BY incident_id"
         ).fetchall()
     connection.close()
-    return [(seq, digest) for seq, digest, _ in log], packed, incidents
+    return next_seq, packed, incidents
 
 
 class Attempt:
@@ -106,8 +114,11 @@ def test_no_acknowledged_batch_is_lost_or_doubled(collector_factory, stream, bod
     for seq, raw in enumerate(bodies):
         assert other.post_batch(seq, raw).json()["status"] == "stored"
 
+    samples, metrics = measured(collector)
+    assert (samples, metrics) == measured(undisturbed)
+    assert len(samples.splitlines()) == 1 + BATCHES * BATCH_STEPS
     collector.stop(), undisturbed.stop()
-    log, packed, incidents = stored(collector)
-    assert (log, packed, incidents) == stored(undisturbed)
-    assert [seq for seq, _ in log] == list(range(BATCHES))
+    next_seq, packed, incidents = stored(collector)
+    assert (next_seq, packed, incidents) == stored(undisturbed)
+    assert next_seq == [(BATCHES,)]
     assert [(rule, ever) for rule, *_, ever in incidents] == [("collapse", 20)]

@@ -73,6 +73,7 @@ def upgrade() -> None:
         sa.Column("facts", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run")),
         sa.UniqueConstraint("name", name=op.f("uq_run_name")),
+        sqlite_autoincrement=True,
     )
     op.create_table(
         "incident",

@@ -1,4 +1,4 @@
-"""Tiles: measurements that left the batch log, and the pyramid on them."""
+"""Tiles: measurements that left the batch log, and the pyramid on them; sessions of deleted runs."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -36,6 +36,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint(
             "run_id", "level", "kind", "launch_no", "every", "number", "shelf", "part", name=op.f("pk_tile")
         ),
+    )
+    op.create_table(
+        "deleted_session",
+        sa.Column("run", sa.String(length=100), nullable=False),
+        sa.Column("session", sa.String(length=64), nullable=False),
+        sa.Column("deleted", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("run", "session", name=op.f("pk_deleted_session")),
     )
     op.add_column("session", sa.Column("first_sample", sa.Integer(), nullable=True))
     op.execute(

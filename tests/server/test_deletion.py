@@ -1,0 +1,71 @@
+"""Deleting runs and thinning old samples."""
+
+import os
+import time
+
+import pytest
+import streams
+from archives import Store
+from sqlalchemy import func, select, update
+
+from gradcanary_server import deletion, tiles
+from gradcanary_server.schema import tile
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(tmp_path / "gradcanary.db")
+    yield made
+    made.database.close()
+
+
+def test_a_deleted_run_is_gone_its_sessions_are_told_and_its_room_comes_back(collector):
+    session = streams.Session(collector.url)
+    made = streams.Stream(streams.collapsed(3000, 200, (3,), 200), streams.falling_loss(3000))
+    session.send(made, 64)
+    streams.Session(collector.url, run="other").send(streams.Stream(streams.healthy(50, 2)))
+    file = collector.data / "gradcanary.db"
+    assert collector.get("/api/v1/incidents", run="run-1").json()["incidents"]
+    before = file.stat().st_size
+    assert session.client.delete(f"{collector.url}/api/v1/runs/run-1").status_code == 204
+    assert session.client.delete(f"{collector.url}/api/v1/runs/run-1").status_code == 404
+    assert [each["run"] for each in collector.get("/api/v1/runs").json()["runs"]] == ["other"]
+    assert collector.get("/api/v1/incidents").json()["incidents"] == []
+    for answer in (session.post_batch(47, made.batch(0, 10)), session.put_hello(made.hello()), session.heartbeat()):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (410, "run_deleted")
+    deadline = time.monotonic() + 60
+    while file.stat().st_size > before / 3:
+        assert time.monotonic() < deadline, f"{file.stat().st_size} of {before} bytes are left"
+        time.sleep(0.5)
+    again = streams.Session(collector.url, session="another")
+    again.send(streams.Stream(streams.healthy(10, 2)))
+    assert collector.get("/api/v1/runs/run-1").json()["step"] == 9
+
+
+def test_old_samples_go_and_the_pyramid_stays(store, monkeypatch):
+    monkeypatch.setattr(tiles, "ROWS", 8)
+    store.send("s", streams.Stream(streams.healthy(1000, 3), streams.falling_loss(1000)), 50)
+    store.compactor.compact()
+    before = store.pictures(20)
+    with store.database.write() as connection:
+        connection.execute(update(tile).where(tile.c.number < 80).values(stored=0.0))
+        assert deletion.thin(connection, 1.0)
+        assert not deletion.thin(connection, 1.0)
+        raw = select(func.min(tile.c.number)).where(tile.c.level == 0, tile.c.kind == "absmax")
+        assert connection.execute(raw).scalar_one() == 80
+    store.forget()
+    thinned = store.pictures(20)
+    assert thinned.partition('"samples"')[0] == before.partition('"samples"')[0]
+    fine = store.read(lambda c, run: run.name) and store.pictures(5000)
+    assert '"bucket_steps": 8' in fine, "single steps are not told apart where they are gone"
+
+
+def test_a_raw_days_that_is_no_number_is_refused(collector_factory, tmp_path):
+    import subprocess
+    import sys
+
+    environment = {**os.environ, "GRADCANARY_RAW_DAYS": "soon"}
+    command = [sys.executable, "-m", "gradcanary.cli", "up", "--port", "0", "--data", str(tmp_path)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "GRADCANARY_RAW_DAYS='soon' must be a number of days" in ended.stderr
