@@ -8,7 +8,6 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, selec
 
 from gradcanary_server import tiles
 from gradcanary_server.archive import FOR_EVER, lowered
-from gradcanary_server.database import Record
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.packing import Arrays
 from gradcanary_server.samples import tiles_of
@@ -63,7 +62,9 @@ def prepare(connection: Connection, log: Log, run_id: int, session_id: str) -> W
         return None
     moved, whole = list(after.values()), [piece for piece in pieces if piece.seq < sealed_seq]
     if whole:
-        of_metrics, made = _metrics(whole, known.get(OF_METRICS) or Chain(row.launch_no, OF_METRICS), row)
+        of_metrics, made = metric_tiles(
+            whole, known.get(OF_METRICS) or Chain(row.launch_no, OF_METRICS), row.sealed_seq
+        )
         packed += made
         moved.append(of_metrics)
     return Work(run_id, session_id, row.sealed_seq, sealed_seq, [tiles.packed(*each) for each in packed], moved)
@@ -109,7 +110,7 @@ def _is_open(piece: Piece, after: dict[int, Chain]) -> bool:
     return len(steps) > 0 and int(steps[-1]) >= after[piece.columns.every].sealed
 
 
-def _metrics(pieces: Sequence[Piece], of: Chain, row: Record) -> tuple[Chain, list[tuple[Place, Arrays]]]:
+def metric_tiles(pieces: Sequence[Piece], of: Chain, part: int) -> tuple[Chain, list[tuple[Place, Arrays]]]:
     """Return the chain of metrics with the points of these batches, and their tiles.
 
     A point may come late. Where the pyramid is there already, it is made again from there on.
@@ -124,7 +125,7 @@ def _metrics(pieces: Sequence[Piece], of: Chain, row: Record) -> tuple[Chain, li
         rows = steps // span == number
         arrays: Arrays = {"names": named(names)}
         arrays |= {"series": series[rows], "steps": steps[rows], "values": values[rows], "times": times[rows]}
-        made.append((Place(0, METRICS, of.launch_no, OF_METRICS, number, 0, row.sealed_seq), arrays))
+        made.append((Place(0, METRICS, of.launch_no, OF_METRICS, number, 0, part), arrays))
     sampled = [int(piece.columns.steps[-1]) + 1 for piece in pieces if len(piece.columns.steps)]
     sealed = max([of.sealed, *(end // span * span for end in sampled)])
     return lowered(replace(of, sealed=sealed), int(steps.min())), made

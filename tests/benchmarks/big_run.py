@@ -1,0 +1,177 @@
+"""A run of a million steps: what it takes on disk, and how long its pictures take over HTTP.
+
+python tests/benchmarks/big_run.py [--steps 1000000] [--layers 500] [--keep FOLDER]
+The samples go through the compactor's own functions into tiles and pyramid, without ingest and rules: the store and
+its readers are measured, not the fold. With --keep the database stays and is used again. Times are medians; cold is a
+collector just started, its caches empty.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+from sqlalchemy import insert, update
+
+sys.path[:0] = [str(Path(__file__).parent.parent)]
+
+import streams  # noqa: E402 -- found through the path above
+
+from gradcanary import wire  # noqa: E402 -- likewise
+from gradcanary_server import rolling, sessions, tiles  # noqa: E402 -- likewise
+from gradcanary_server.batches import Columns, MetricColumn  # noqa: E402 -- likewise
+from gradcanary_server.database import Database  # noqa: E402 -- likewise
+from gradcanary_server.log import Piece  # noqa: E402 -- likewise
+from gradcanary_server.samples import tiles_of  # noqa: E402 -- likewise
+from gradcanary_server.schema import metric, run, session  # noqa: E402 -- likewise
+from gradcanary_server.sealing import metric_tiles  # noqa: E402 -- likewise
+from gradcanary_server.tiles import OF_METRICS, Chain, Tiles  # noqa: E402 -- likewise
+
+RUN = "big"
+CHUNK = 4096
+STATS = ("absmax", "norm")
+ROUNDS = 7
+
+
+def main() -> None:
+    """Load the run where it is not there yet, ask for its pictures, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--layers", type=int, default=500)
+    parser.add_argument("--keep", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gradcanary-big-run-") as folder:
+        data = arguments.keep or Path(folder)
+        if not (data / "gradcanary.db").exists():
+            load(data, arguments.steps, arguments.layers)
+        size = (data / "gradcanary.db").stat().st_size
+        points = arguments.steps * arguments.layers * len(STATS)
+        print(f"{size / 2**20:,.0f} MB on disk, {size / points:.2f} B per point")
+        ask(data, arguments.steps)
+
+
+def load(data: Path, steps: int, width: int) -> None:
+    """Write a run of healthy noise, in which one layer dips for a single step."""
+    database = Database(f"sqlite:///{data / 'gradcanary.db'}")
+    database.migrate()
+    names = streams.layer_set(streams.layer_names(width))
+    with database.write() as connection:
+        sessions.say_hello(connection, RUN, "s", streams.hello(names), database.now(connection))
+        connection.execute(insert(metric).values(run_id=1, name="loss", tags="{}", last_step=steps - 1, last=1.0))
+    began, used = time.perf_counter(), time.process_time()
+    chain, of_metrics = Chain(1, 1), Chain(1, OF_METRICS)
+    random = np.random.default_rng(0)
+    for first in range(0, steps, CHUNK):
+        piece = made(random, first, min(first + CHUNK, steps), width)
+        until = min(first + CHUNK, steps)
+        of_metrics, logged = metric_tiles([piece], of_metrics, first)
+        packed = [tiles.packed(*each) for each in [*tiles_of([piece], chain, until), *logged]]
+        chain = replace(chain, sealed=until)
+        with database.write() as connection:
+            tiles.write(connection, 1, packed, database.now(connection))
+            tiles.note(connection, 1, chain)
+            tiles.note(connection, 1, of_metrics)
+            connection.execute(update(session).values(first_sample=0, last_step=until - 1, every=1, next_seq=1))
+            connection.execute(update(session).values(sealed_seq=1, ended="finished"))
+            connection.execute(update(run).values(step=until - 1, revision=2, ended="finished"))
+    store = Tiles()
+    for every in (1, OF_METRICS):
+        while roll(database, store, every):
+            pass
+    took, used = time.perf_counter() - began, time.process_time() - used
+    points = steps * width * len(STATS) / 1e6
+    print(f"{points:,.0f}M points into tiles and pyramid in {took:.0f} s: {used / points * 1e3:.0f} ms CPU per 1M")
+    database.close()
+
+
+def made(random: np.random.Generator, first: int, end: int, width: int) -> Piece:
+    """Return the samples of some steps, as a batch would hold them."""
+    steps = np.arange(first, end, dtype=np.int64)
+    absmax = (1e-3 * 10 ** random.normal(0, 0.1, (len(steps), width))).astype(np.float32)
+    absmax[steps == 777_777, width // 2] = 1e-9
+    zeros = np.zeros(len(steps))
+    columns = Columns(
+        layer_set="",
+        every=1,
+        steps=steps,
+        times=1.7e9 + steps * 0.25,
+        micro_steps=np.full(len(steps), 8, np.int16),
+        skipped=zeros.astype(np.uint8),
+        clipped=zeros.astype(np.bool_),
+        state=np.zeros(absmax.shape, np.uint8),
+        values={"absmax": absmax, "norm": absmax * np.float32(3.1)},
+        phases={stat: np.full(len(steps), wire.PHASES.index("accumulated"), np.uint8) for stat in STATS},
+        accumulators=(),
+        metrics=(MetricColumn("loss", "{}", steps, np.exp(-steps / 3e5) + random.normal(0, 0.01, len(steps))),),
+        dropped_steps=0,
+    )
+    return Piece(1, "s", 0, np.arange(width, dtype=np.int32), columns)
+
+
+def roll(database: Database, store: Tiles, every: int) -> bool:
+    """Make the next tile of the pyramid."""
+    with database.read() as connection:
+        work = rolling.prepare(connection, store, 1, 1, every)
+    if work is not None:
+        with database.write() as connection:
+            rolling.carry_out(connection, work, database.now(connection))
+    return work is not None
+
+
+def ask(data: Path, steps: int) -> None:
+    """Start a collector on the data and print how long its answers take."""
+    api = f"/api/v1/runs/{RUN}"
+    questions = {
+        "heatmap of everything": f"{api}/heatmap",
+        "trend of one layer": f"{api}/series?layer=7",
+        "heatmap, zoomed to 1 %": f"{api}/heatmap?from={steps // 2}&to={steps // 2 + steps // 100}",
+        "heatmap, single steps": f"{api}/heatmap?from={steps // 2}&to={steps // 2 + 500}",
+        "loss": f"{api}/metrics?name=loss",
+        "layer table": f"{api}/layers",
+    }
+    print("| answer | cold | warm | size |\n|---|---|---|---|")
+    for name, path in questions.items():
+        with collector(data) as url, httpx.Client(base_url=url, timeout=600) as client:
+            client.get("/api/v1/runs")
+            times = [timed(client, path) for _ in range(ROUNDS)]
+            size = len(client.get(path).content)
+        warm = statistics.median(times[1:])
+        print(f"| {name} | {times[0] * 1e3:.0f} ms | {warm * 1e3:.0f} ms | {size / 1e3:.0f} kB |", flush=True)
+
+
+def timed(client: httpx.Client, path: str) -> float:
+    """Return the seconds that an answer takes."""
+    began = time.perf_counter()
+    client.get(path).raise_for_status()
+    return time.perf_counter() - began
+
+
+class collector:  # noqa: N801 -- used as a context manager
+    """A collector process on some data."""
+
+    def __init__(self, data: Path) -> None:
+        command = [sys.executable, "-m", "gradcanary.cli", "up", "--port", "0", "--data", str(data)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if "listening on" in line:
+                return line.split()[-1]
+        raise RuntimeError("the collector did not start")
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+if __name__ == "__main__":
+    main()
