@@ -20,6 +20,10 @@ Numbered = Mapping[tuple[str, str], int]
 """The number of each metric that is asked for, by name and tags."""
 
 
+_PLANES = {"plane": "minimum"}
+"""Where a tile of samples is read to, until its leaves are made."""
+
+
 class TickSource:
     """Reads which steps a stretch has."""
 
@@ -80,12 +84,18 @@ class StatSource:
         for place, arrays in found:
             if place.kind != STEPS and place.shelf in self._shelves:
                 planes.setdefault((place.number, place.part), []).append((place, arrays))
-        parts = []
-        for place, head in heads:
-            starts = head["start" if level else "steps"].astype(np.int64, copy=False)
-            rows = slice(*np.searchsorted(starts, [begin, end]).tolist())
-            parts.append(self._assembled(level, starts[rows], rows, planes.get((place.number, place.part), [])))
-        return self.joined(parts)
+        starts, rows = [], []
+        for _, head in heads:
+            mine = head["start" if level else "steps"].astype(np.int64, copy=False)
+            rows.append(slice(*np.searchsorted(mine, [begin, end]).tolist()))
+            starts.append(mine[rows[-1]])
+        whole = self._blank(level, np.concatenate(starts) if starts else np.empty(0, np.int64))
+        at = 0
+        for (place, _), each in zip(heads, rows, strict=True):
+            end_at = at + each.stop - each.start
+            self._fill(whole, slice(at, end_at), planes.get((place.number, place.part), []), each)
+            at = end_at
+        return nodes.leaves(whole.start, whole.minimum, whole.nonfinite > 0) if level == 0 else whole
 
     def of_log(self, begin: int, end: int) -> Nodes:
         """Return the samples that the log holds of these steps."""
@@ -99,23 +109,17 @@ class StatSource:
         """Return wider nodes."""
         return nodes.widened(part, width)
 
-    def _assembled(
-        self, level: int, starts: NDArray[np.int64], rows: slice, found: Sequence[tuple[Place, Arrays]]
-    ) -> Nodes:
+    def _blank(self, level: int, starts: NDArray[np.int64]) -> Nodes:
         shape = (len(starts), len(self._layers))
-        low, mean, high = (np.full(shape, np.nan, np.float32) for _ in range(3))
-        count, nonfinite = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        if level == 0:
-            mean = high = low
+        low = np.full(shape, np.nan, np.float32)
+        mean, high = (low, low) if level == 0 else (low.copy(), low.copy())
+        return Nodes(starts, low, mean, high, np.zeros(shape, np.int32), np.zeros(shape, np.int32))
+
+    def _fill(self, whole: Nodes, at: slice, found: Sequence[tuple[Place, Arrays]], rows: slice) -> None:
         for place, arrays in found:
-            targets = {"plane": low, "minimum": low, "mean": mean, "maximum": high, "count": count}
-            if place.kind == STATE:
-                targets = {"plane": nonfinite, "nonfinite": nonfinite}
             for name, plane in arrays.items():
-                _put(targets[name], self._shelves[place.shelf], self._layers % SHELF, _told(plane[rows], place))
-        if level == 0:
-            return nodes.leaves(starts, low, nonfinite > 0)
-        return Nodes(starts, low, mean, high, count, nonfinite)
+                target = whole.nonfinite if place.kind == STATE else getattr(whole, _PLANES.get(name, name))
+                _put(target[at], self._shelves[place.shelf], self._layers % SHELF, _told(plane[rows], place))
 
     def _leaves(self, piece: Piece) -> Nodes:
         columns = piece.columns
