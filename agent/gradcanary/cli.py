@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gradcanary import launching
+from gradcanary.settings import DEFAULT_URL
 from gradcanary.version import __version__
 
 DEFAULT_PORT = 8787
@@ -31,7 +33,8 @@ class UsageError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status: 0 fine, 1 failed, 2 wrong arguments."""
-    arguments = parser().parse_args(argv)
+    typed, command = launching.split(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(typed, argparse.Namespace(command=command))
     try:
         return int(arguments.run(arguments))
     except UsageError as error:
@@ -47,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"gradcanary {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_up(commands)
+    _add_run(commands)
     _add_demo(commands)
     return top
 
@@ -71,6 +75,15 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.set_defaults(run=_demo)
 
 
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "start a training under watch, without a change to its code"
+    command = commands.add_parser("run", help=text, description=text, usage=launching.USAGE, allow_abbrev=False)
+    command.add_argument("--url", help=f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})")
+    command.add_argument("--run", dest="name", metavar="NAME", help="name of the run; a resumed job joins it by this")
+    command.add_argument("--every", metavar="N", help="look at every Nth step: 1, 10, 100, 1000 (default: 1)")
+    command.set_defaults(run=_run)
+
+
 def _port(text: str) -> int:
     port = int(text) if text.isascii() and text.isdigit() else -1
     if not 0 <= port <= 65535:
@@ -82,6 +95,13 @@ def _demo(arguments: argparse.Namespace) -> int:
     from gradcanary import demo
 
     return demo.run(headless=arguments.headless, data=arguments.data, port=arguments.port)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
+        launching.start(arguments.command, url=arguments.url, run=arguments.name, every=arguments.every)
+    except (launching.LaunchError, ValueError) as error:
+        raise UsageError(f"gradcanary run: {error}") from error
 
 
 def _up(arguments: argparse.Namespace) -> int:

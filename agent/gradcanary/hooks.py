@@ -29,6 +29,7 @@ class Hooks:
         self.observer = observer
         self.settings = settings
         self.guard = guard
+        self.before_first_step: Callable[[], None] | None = None
         self._model: Callable[[], nn.Module | None] = lambda: None
         self._takes_any = False
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -87,6 +88,9 @@ class Hooks:
             if not self._is_ours(optimizer):
                 self._strangers.add(optimizer)
                 return
+            if self.before_first_step is not None:
+                begin, self.before_first_step = self.before_first_step, None
+                begin()
             self._optimizers.append(weakref.ref(optimizer))
             self._follow()
         elif self._sizes() != self._groups:

@@ -12,10 +12,11 @@ MAX_RUN = 100
 MAX_ID = 64
 
 
-def run_name(script: str, date: str) -> str:
-    """Return ``<script>-<date>-<4 hex>`` for a run that was given no name."""
+def run_name(script: str, date: str, launch: str | None = None) -> str:
+    """Return ``<script>-<date>-<4 hex>`` for a run that was given no name; of one launch it is always the same."""
     stem = Path(script).stem if script not in ("", "-c", "-m") else "python"
-    return f"{allowed(stem, MAX_RUN - 14)}-{date}-{secrets.token_hex(2)}"
+    digits = secrets.token_hex(2) if launch is None else _hashed(launch)[:4]
+    return f"{allowed(stem, MAX_RUN - 14)}-{date}-{digits}"
 
 
 def allowed(name: str, longest: int = MAX_RUN) -> str:

@@ -39,10 +39,10 @@ _ROOTS_BEFORE_LAYERS = 64
 class Observer:
     """Follows the windows of the main optimizer; fed by the hooks of :class:`gradcanary.hooks.Hooks`."""
 
-    def __init__(self, settings: Settings, guard: Guard, *, has_callbacks: bool, put: Callable[[Record], None]) -> None:
+    def __init__(self, settings: Settings, guard: Guard, *, put: Callable[[Record], None]) -> None:
         self.settings = settings
         self.guard = guard
-        self.has_callbacks = has_callbacks
+        self.has_callbacks = False
         self.put = put
         self.layers: Layers | None = None
         self.main: Callable[[], torch.optim.Optimizer | None] = lambda: None

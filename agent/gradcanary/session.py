@@ -28,30 +28,42 @@ NO_CALLBACKS = wire.Fact(
 
 
 class Session:
-    """Watches from its making to :meth:`close`."""
+    """Begins with :meth:`attach`, or where it waits with the first step of an optimizer; lasts until :meth:`close`."""
 
     def __init__(
-        self,
-        settings: Settings,
-        run: str,
-        launch: str,
-        model: nn.Module | None,
-        optimizer: torch.optim.Optimizer | None,
-        on_alert: Callable[[wire.Brief], None] | None,
+        self, settings: Settings, run: str, begin: Callable[[], str], on_alert: Callable[[wire.Brief], None] | None
     ) -> None:
         self.guard = Guard()
+        self.sender: Sender | None = None
+        self._settings, self._run, self._begin, self._on_alert = settings, run, begin, on_alert
         self._pid = os.getpid()
         self._ring: Ring[Record] = Ring(capacity_for(0))
-        has_callbacks = engine.has_callbacks()
-        self.observer = Observer(settings, self.guard, has_callbacks=has_callbacks, put=self._put)
-        rank, world_size = naming.rank(os.environ)
-        facts = () if has_callbacks else (NO_CALLBACKS,)
-        greeting = Greeting(launch, rank, world_size, facts, self.observer)
-        transport = Transport(settings.url, settings.token, run, naming.session_id())
-        # Of a replicated model every rank has the same gradients: the first one sends.
-        self.sender = Sender(self.observer, self._ring, transport, greeting, self.guard, on_alert, is_silent=rank > 0)
+        self.observer = Observer(settings, self.guard, put=self._put)
         self._hooks = Hooks(self.observer, settings, self.guard)
+
+    def attach(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, *, waits: bool) -> None:
+        """Hook torch; one that waits does no more before an optimizer steps, in this process or in a fork of it."""
+        if waits:
+            self._hooks.before_first_step = self._open
+        else:
+            self._open()
         self.guard.wrap("attaching", self._hooks.attach)(model, optimizer)
+
+    def _open(self) -> None:
+        """Begin to send: only now there is a thread, and a process that has to say how it ends."""
+        self._pid = os.getpid()
+        # A backward pass, and so not for one that waits: after it, where there is a GPU, torch forbids it to forks.
+        self.observer.paused = True
+        self.observer.has_callbacks = engine.has_callbacks()
+        self.observer.paused = False
+        facts = () if self.observer.has_callbacks else (NO_CALLBACKS,)
+        rank, world_size = _place()
+        greeting = Greeting(self._begin(), rank, world_size, facts, self.observer)
+        transport = Transport(self._settings.url, self._settings.token, self._run, naming.session_id())
+        # Of a replicated model every rank has the same gradients: the first one sends.
+        self.sender = Sender(
+            self.observer, self._ring, transport, greeting, self.guard, self._on_alert, is_silent=rank > 0
+        )
         self.guard.wrap("starting the sender", self.sender.start)()
 
     @property
@@ -73,6 +85,8 @@ class Session:
         """Detach, send what is left, and end."""
         self.guard.wrap("the last window", self.observer.close)()
         self.guard.wrap("detaching", self._hooks.detach)()
+        if self.sender is None:
+            return
         self.guard.wrap("ending the sender", self.sender.stop)(end, timeout_s)
         if not self.sender.is_done:
             self.guard.say("the collector did not take everything in time; the last steps are lost")
@@ -86,3 +100,11 @@ class Session:
             return  # a forked worker has no sender thread
         self._ring.capacity = capacity_for(len(record.layers))
         self._ring.put(record)
+
+
+def _place() -> tuple[int, int]:
+    """Return rank and world size: those of the process group if there is one, else what the launcher says."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return naming.rank(os.environ)

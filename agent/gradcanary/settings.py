@@ -28,12 +28,15 @@ class Settings:
     step: int | None
 
     @classmethod
-    def resolve(cls, environ: Mapping[str, str], **arguments: Any) -> Settings:  # noqa: ANN401 -- checked by the readers
-        """Return the settings; raises ValueError that names the argument or variable, its value and what is allowed."""
+    def resolve(cls, environ: Mapping[str, str], spelled: str = "watch({}=)", **arguments: Any) -> Settings:  # noqa: ANN401 -- checked by the readers
+        """Return the settings; raises ValueError that names the argument or variable, its value and what is allowed.
+
+        ``spelled`` is how the one who gave the arguments writes them.
+        """
         chosen: dict[str, Any] = {}
         for name, read in _READERS.items():
             variable = f"GRADCANARY_{name.upper()}"
-            given, where = arguments.get(name), f"watch({name}=)"
+            given, where = arguments.get(name), spelled.format(name)
             if given is None and environ.get(variable):
                 given, where = environ[variable], variable
             chosen[name] = None if given is None else _read(read, given, where)

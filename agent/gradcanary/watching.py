@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
-import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from gradcanary import naming, wire
+from gradcanary import arguments, naming, wire
 from gradcanary.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,14 +21,8 @@ if TYPE_CHECKING:
 
 Alert = wire.Brief
 
-RESERVED = re.compile(
-    r"lr\d+|step_time_s|scaler_scale|total_norm|clip_factor|peak_memory_bytes|skipped_total|agent_share"
-)
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-MAX_METRIC_NAME = 200
 MAX_TIMEOUT_S = 86_400
 MAX_ERROR = 1000
-MAX_TAGS = 2000
 
 _lock = threading.Lock()
 _open: list[Watch] = []
@@ -66,7 +58,7 @@ def watch(
     A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
     ValueError on wrong arguments, and nothing else, now or later.
     """
-    _check(model, optimizer, budget, on_alert)
+    arguments.check_watch(model, optimizer, budget, on_alert)
     settings = Settings.resolve(
         os.environ,
         url=url,
@@ -81,6 +73,9 @@ def watch(
     )
     with _lock:
         for earlier in tuple(_open):
+            if earlier._gives_way(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
+                earlier.close()
+                continue
             is_same_run = settings.run is None or naming.allowed(settings.run) == earlier.run
             if is_same_run and earlier.serves(model, optimizer):
                 return earlier
@@ -89,6 +84,18 @@ def watch(
             else:
                 earlier.yield_to_next()
         return Watch(settings, model, optimizer, on_alert)
+
+
+def watch_when_training() -> None:
+    """Watch this process from the first step of an optimizer on: until then it has no session, thread or address.
+
+    What ``gradcanary run`` calls once torch is imported. A ``watch()`` in the script takes over, with its arguments.
+    Raises ValueError on wrong settings in the environment.
+    """
+    settings = Settings.resolve(os.environ)
+    with _lock:
+        if not _open:
+            Watch(settings, None, None, None, is_automatic=True)
 
 
 class Watch:
@@ -103,26 +110,31 @@ class Watch:
         model: nn.Module | None,
         optimizer: torch.optim.Optimizer | None,
         on_alert: Callable[[Alert], None] | None,
+        *,
+        is_automatic: bool = False,
     ) -> None:
         from gradcanary.session import Session
 
         self.run = _run_of(settings)
         self.url = f"{settings.url}/runs/{self.run}"
-        self._is_named = model is not None or optimizer is not None
+        self._settings = settings
+        self._is_automatic = is_automatic
         self._is_closed = False
         self._pid = os.getpid()
-        self._session = Session(settings, self.run, _launch_of(self.run), model, optimizer, on_alert)
+        self._leave_exit: Callable[[], object] = lambda: atexit.unregister(self._at_exit)
+        self._session = Session(settings, self.run, self._begin, on_alert)
+        self._session.attach(model, optimizer, waits=is_automatic)
         if settings.run not in (None, self.run):
             self._session.guard.say(
                 f"the run is called {self.run!r}: a name has up to {naming.MAX_RUN} letters, digits, '.', '_' and '-'"
             )
         _open.append(self)
-        atexit.register(self._at_exit)
 
     @property
     def incidents(self) -> tuple[Alert, ...]:
         """The incidents of the run that were open when the collector last answered."""
-        return self._session.sender.incidents
+        sender = self._session.sender
+        return () if sender is None else sender.incidents
 
     def log(
         self,
@@ -139,13 +151,13 @@ class Watch:
         A loss given here replaces the one that was captured. Raises TypeError or ValueError on wrong arguments.
         """
         values = {"loss": loss, "lr0": lr, **metrics}
-        labels = _tags(tags)
-        number = _step(step)
+        labels = arguments.tags_of(tags)
+        number = arguments.step_of(step)
         for name, value in values.items():
             if value is None:
                 continue
-            _check_name(name, is_own=name in ("loss", "lr0"))
-            self._session.log(name, labels, number, _number(name, value))
+            arguments.check_name(name, is_own=name in ("loss", "lr0"))
+            self._session.log(name, labels, number, arguments.number_of(name, value))
 
     def pause(self) -> None:
         """Look away until the next optimizer step: an evaluation that runs backward, for example."""
@@ -188,8 +200,32 @@ class Watch:
         )
         self.close()
 
+    def _begin(self) -> str:
+        """Return the launch; called as the session begins, which is later and maybe in a fork where it waited."""
+        from multiprocessing import parent_process, util
+
+        self._pid = os.getpid()
+        if parent_process() is None:
+            atexit.register(self._at_exit)
+        else:  # a child of multiprocessing that was forked ends without atexit
+            self._leave_exit = util.Finalize(None, self._at_exit, exitpriority=0).cancel
+        return _launch_of(self.run)
+
+    def _gives_way(self, settings: Settings, *others: object) -> bool:
+        """Tell whether it was automatic, and a ``watch()`` with these arguments asks for anything else."""
+        asks = settings != self._settings or any(other is not None for other in others)
+        return self._is_automatic and (asks or self._session.sender is None)
+
+    def _lives_on(self) -> bool:
+        """In a forked child: tell whether the watch is one of the child, too; one that waits is."""
+        if self._session.sender is None:
+            self._pid = os.getpid()
+        else:
+            self._session.forked()
+        return self._session.sender is None
+
     def _at_exit(self) -> None:
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None) or _error_of_child()
         if hasattr(sys, "ps1") or _is_notebook():
             error = None  # the last error of an interactive session did not end it
         self._close("finished" if error is None else "crashed", error, 5.0)
@@ -198,23 +234,10 @@ class Watch:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
-        atexit.unregister(self._at_exit)
+        self._leave_exit()
         if self in _open:
             _open.remove(self)
         self._session.close(wire.End(state, None, _told(error)), timeout_s)
-
-
-def _check(model: object, optimizer: object, budget: float, on_alert: Callable[[Alert], None] | None) -> None:
-    import torch
-
-    if model is not None and not isinstance(model, torch.nn.Module):
-        raise TypeError(f"watch(model=) is a {type(model).__name__}: it must be a torch.nn.Module")
-    if optimizer is not None and not hasattr(optimizer, "param_groups"):
-        raise TypeError(f"watch(optimizer=) is a {type(optimizer).__name__}: it must be a torch optimizer")
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget <= 1:
-        raise ValueError(f"watch(budget={budget!r}): it must be a share of the step time above 0, at most 1")
-    if on_alert is not None and not callable(on_alert):
-        raise TypeError(f"watch(on_alert=) is a {type(on_alert).__name__}: it must be callable")
 
 
 def _run_of(settings: Settings) -> str:
@@ -244,63 +267,21 @@ def _told(error: BaseException | None) -> str | None:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 -- an error that cannot be told must not hide itself behind another one
         text = type(error).__name__
-    return _UNPRINTABLE.sub(" ", text)[:MAX_ERROR]
+    return arguments.UNPRINTABLE.sub(" ", text)[:MAX_ERROR]
+
+
+def _error_of_child() -> BaseException | None:
+    """Return what ends a child of multiprocessing, which tells nobody; torch exits with 1 while handling it."""
+    error = sys.exc_info()[1]
+    return error.__context__ if isinstance(error, SystemExit) else error
 
 
 def _forked() -> None:
-    """In a forked child: the watches of the parent are not ours, their hooks and the lock stay behind."""
+    """In a forked child: the watches of the parent are not ours, but one that waits goes on waiting here as well."""
     global _lock
     _lock = threading.Lock()
-    for watch in _open:
-        watch._session.forked()  # noqa: SLF001 -- the fork takes over from the watch
-    _open.clear()
+    _open[:] = [watch for watch in _open if watch._lives_on()]  # noqa: SLF001 -- likewise
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-
-
-def _check_name(name: str, *, is_own: bool) -> None:
-    if not is_own and RESERVED.fullmatch(name):
-        raise ValueError(f"log({name}=): this name is taken by what gradcanary measures itself")
-    if not 0 < len(name) <= MAX_METRIC_NAME or _UNPRINTABLE.search(name):
-        raise ValueError(f"log({name[:50]!r}=): a name has 1 to {MAX_METRIC_NAME} printable characters")
-
-
-def _number(name: str, value: object) -> Any:  # noqa: ANN401 -- a float, or a tensor that the sender reads
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1 or value.is_complex():
-            raise ValueError(f"log({name}=) is a tensor of shape {tuple(value.shape)}: it must have one element")
-        if value.is_meta:
-            raise ValueError(f"log({name}=) is a tensor without a value, on the meta device")
-        return value.detach().clone()
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-        raise TypeError(f"log({name}=) is a {type(value).__name__}: it must be a number or a tensor of one element")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ValueError(f"log({name}=): the number is too large for a float") from error
-
-
-def _tags(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    if not isinstance(tags, (Mapping, type(None))):
-        raise TypeError(f"log(tags=) is a {type(tags).__name__}: it must be a mapping of texts to texts")
-    pairs = tuple((tags or {}).items())
-    for key, value in pairs:
-        if not (isinstance(key, str) and isinstance(value, str) and key):
-            raise TypeError(f"log(tags=) holds {key!r}: {value!r}; both must be texts")
-        if max(len(key), len(value)) > MAX_METRIC_NAME or _UNPRINTABLE.search(key + value):
-            raise ValueError(
-                f"log(tags=): {key[:50]!r} and its value have at most {MAX_METRIC_NAME} printable characters"
-            )
-    if len(json.dumps(dict(pairs))) > MAX_TAGS:
-        raise ValueError(f"log(tags=): as JSON they have at most {MAX_TAGS} characters")
-    return tuple(sorted(pairs))
-
-
-def _step(step: int | None) -> int | None:
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31):
-        raise ValueError(f"log(step={step!r}): it must be a whole number of steps, 0 or more")
-    return step

@@ -1,0 +1,91 @@
+"""Runs as a Python process starts under ``gradcanary run``: waits for torch there, then lets the user's own file run.
+
+It is read by every Python that the command starts, of any version and with any packages, and most of them never
+train: so its syntax is that of Python 2 and 3, it loads nothing before torch is there, and it never imports torch.
+"""
+
+import os
+import sys
+
+FOLDER = os.path.dirname(__file__)
+
+
+class TorchWaiter(object):
+    """A finder that finds nothing itself: it has torch call it back at the end of its import, and is gone then."""
+
+    def find_spec(self, name, path=None, target=None):
+        """Return what the finders behind this one know of torch; None for all else."""
+        if name != "torch" or self not in sys.meta_path:
+            return None
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                self._call_back(spec.loader)
+                return spec
+        return None
+
+    def _call_back(self, loader):
+        """Have a loader tell of its one import; only the object is touched, and it is as it was afterwards."""
+        execute = getattr(loader, "exec_module", None)
+
+        def exec_module(module):
+            del loader.exec_module
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            watch()
+
+        try:
+            loader.exec_module = exec_module
+        except Exception as error:
+            say(error)
+
+
+def watch():
+    """Watch this process, which has torch now; whatever goes wrong is one line on stderr."""
+    try:
+        if sys.version_info < (3, 10):
+            raise RuntimeError("gradcanary needs Python 3.10 or newer")
+        find_agent()
+        from gradcanary.watching import watch_when_training
+
+        watch_when_training()
+    except Exception as error:
+        say(error)
+
+
+def find_agent():
+    """Make the agent that the launcher belongs to importable where this Python has none; nothing else beside it."""
+    from importlib import util
+
+    spec = util.find_spec("gradcanary")
+    if spec is not None and spec.origin is not None:  # without an origin it is some folder of that name
+        return
+    package = os.path.dirname(FOLDER)
+    spec = util.spec_from_file_location(
+        "gradcanary", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
+    )
+    sys.modules["gradcanary"] = module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def say(error):
+    try:
+        sys.stderr.write("gradcanary: this process is not watched (%s: %s)\n" % (type(error).__name__, error))
+    except Exception:
+        pass
+
+
+def run_the_users_own():
+    """Put the one aside that this file hides, as if it had never been on the path; its errors are Python's to tell."""
+    sys.path[:] = [entry for entry in sys.path if entry != FOLDER]
+    del sys.modules["sitecustomize"]
+    import sitecustomize  # noqa: F401
+
+
+if os.environ.get("GRADCANARY_WATCH") == "1" and sys.version_info >= (3, 4):
+    if "torch" in sys.modules:
+        watch()
+    else:
+        sys.meta_path.insert(0, TorchWaiter())
+run_the_users_own()
