@@ -57,6 +57,13 @@ def test_a_run_that_nobody_named_is_called_after_its_script(workplace: Workplace
     assert re.search(r"/runs/x-\d{8}-[0-9a-f]{4}\n", ended.stderr)
 
 
+def test_the_first_step_is_whole(workplace: Workplace) -> None:
+    workplace.write("once.py", "from train import train; train(steps=1)")
+    workplace.launch("once.py")
+    layers = workplace.stored(f"{workplace.name}/layers")["layers"]
+    assert [each["micro_steps"] for each in layers] == [2] * 4
+
+
 def test_the_interval_is_passed_on(workplace: Workplace) -> None:
     workplace.launch("--every", "10", "train.py")
     assert workplace.stored()["sessions"][0]["every"] == 10
@@ -129,6 +136,7 @@ if __name__ == "__main__":
         (("fork", "fail"), "crashed"),
         (("spawn", "fail"), "crashed"),
     ],
+    ids=["fork", "spawn", "forkserver", "fork-fails", "spawn-fails"],
 )
 def test_a_child_that_trains_is_watched_to_its_end(workplace: Workplace, words: tuple[str, ...], state: str) -> None:
     workplace.write("parent.py", TRAINING_CHILD)
