@@ -5,6 +5,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 SUBSET ?=
+WORKERS ?= 2
 
 .PHONY: demo test check detection benchmarks browser clean
 
@@ -12,7 +13,7 @@ demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
 
 test: $(VENV)/.development browser
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.development
 	$(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ session meanwhile. A kill between the two loses nothing: the log still has it.
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from gradcanary_server import deletion, rolling, sealing
 from gradcanary_server.database import Database
@@ -50,17 +51,23 @@ class Compactor:
         """Move everything that can be moved."""
         with self._database.read() as connection:
             waiting = sealing.waiting(connection)
-        for run_id, session_id in waiting:
-            while not self._stopping.is_set() and self._seal(run_id, session_id):
-                pass
+        for key in waiting:
+            self._repeat(self._seal, *key)
         moved = None if self._is_first else {run_id for run_id, _ in waiting}
         with self._database.read() as connection:
             unrolled = rolling.waiting(connection, moved)
-        for run_id, launch_no, every in unrolled:
-            while not self._stopping.is_set() and self._roll(run_id, launch_no, every):
-                pass
+        for chain in unrolled:
+            self._repeat(self._roll, *chain)
         self._is_first = False
         self._tidy()
+
+    def _repeat(self, work: Callable[..., bool], *key: int | str) -> None:
+        """Work on one session or chain as long as there is something; what fails holds up no other."""
+        try:
+            while not self._stopping.is_set() and work(*key):
+                pass
+        except Exception:  # the log keeps everything until the next round
+            logger.exception("%s of %s failed; again in %s s", work.__name__, key, WAKE_S)
 
     def _tidy(self) -> None:
         """Take away what was deleted or is too old, a bite at a time, and give its room back."""

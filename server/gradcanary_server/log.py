@@ -47,7 +47,7 @@ class Log:
             .where(batch.c.run_id == run_id, session.c.rank == 0, batch.c.seq >= session.c.sealed_seq)
             .order_by(batch.c.launch_no, batch.c.session, batch.c.seq)
         )
-        return self._read(connection, run_id, connection.execute(query))
+        return self._read(connection, run_id, connection.execute(query).all())
 
     def of_session(self, connection: Connection, run_id: int, session_id: str, seq: int, most: int) -> list[Piece]:
         """Return up to ``most`` batches of a session from a seq on."""
@@ -57,7 +57,7 @@ class Log:
             .order_by(batch.c.seq)
             .limit(most)
         )
-        return self._read(connection, run_id, connection.execute(query))
+        return self._read(connection, run_id, connection.execute(query).all())
 
     def _read(self, connection: Connection, run_id: int, rows: Iterable[Record]) -> list[Piece]:
         return [self._piece(connection, run_id, row) for row in rows]

@@ -10,6 +10,7 @@ import streams
 from archives import LAYERS, RUN, Store, decoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import select, update
 
 from gradcanary import wire
 from gradcanary_server import tiles
@@ -171,3 +172,19 @@ def test_points_that_come_late_are_in_the_pyramid(store):
     metrics = {each["name"]: each for each in json.loads(before)["metrics"]["metrics"]}
     assert decoded(metrics["loss"]["min"])[0] == -1000
     assert decoded(metrics["eval"]["count"]).sum() == 2
+
+
+def test_a_batch_that_cannot_be_read_holds_up_no_other_session(store, caplog):
+    made = stream(np.random.default_rng(6), 300, 0, 1)
+    for run in ("broken", RUN):
+        store.ingest.hello(run, run, wire.dump(made.hello()))
+        for seq, each in enumerate(made.batches(100)):
+            store.ingest.batch(run, run, seq, wire.dump(each))
+        store.ingest.end(run, run, wire.dump(wire.End("finished", None, None)))
+    with store.database.write() as connection:
+        connection.execute(update(batch).where(batch.c.session == "broken", batch.c.seq == 1).values(body=b"{"))
+    store.forget()
+    store.compactor.compact()
+    assert "_seal of" in caplog.text
+    with store.database.read() as connection:
+        assert set(connection.scalars(select(batch.c.session))) == {"broken"}
