@@ -1,22 +1,25 @@
 """The batch log as its readers see it: what is not in tiles yet, decoded once."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from gradcanary_server import batches, requests
 from gradcanary_server.batches import Columns
-from gradcanary_server.database import Record
 from gradcanary_server.layers import KnownSets
 from gradcanary_server.schema import batch, session
 
 CACHE_BYTES = 256 * 2**20
 """Decoded batches that are kept; a batch never changes, so one second later only the newest is decoded."""
+
+
+Key = Row[str, int, int]
+"""Session, seq and launch_no of a batch."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +62,15 @@ class Log:
         )
         return self._read(connection, run_id, connection.execute(query).all())
 
-    def _read(self, connection: Connection, run_id: int, rows: Iterable[Record]) -> list[Piece]:
+    def _read(self, connection: Connection, run_id: int, rows: Sequence[Key]) -> list[Piece]:
         return [self._piece(connection, run_id, row) for row in rows]
 
-    def _piece(self, connection: Connection, run_id: int, row: Record) -> Piece:
+    def _piece(self, connection: Connection, run_id: int, row: Key) -> Piece:
         columns = self._columns(connection, run_id, row)
         known = self._sets.find(connection, run_id, row.session, columns.layer_set)
         return Piece(row.launch_no, row.session, row.seq, known.numbers, columns)
 
-    def _columns(self, connection: Connection, run_id: int, row: Record) -> Columns:
+    def _columns(self, connection: Connection, run_id: int, row: Key) -> Columns:
         key = (run_id, row.session, row.seq)
         with self._lock:
             cached = self._decoded.get(key)
