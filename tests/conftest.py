@@ -7,6 +7,13 @@ import pytest
 from collectors import Collector
 
 
+@pytest.fixture(autouse=True)
+def spool_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing that a test leaves undelivered goes into the home of whoever runs it."""
+    monkeypatch.setenv("GRADCANARY_SPOOL", str(tmp_path / "spool"))
+    return tmp_path / "spool"
+
+
 @pytest.fixture
 def collector_factory(tmp_path: Path) -> Iterator[Callable[..., Collector]]:
     """Start collectors with more options; each call is one process on its own port and data folder."""

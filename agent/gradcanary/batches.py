@@ -1,4 +1,4 @@
-"""From rows to a batch: cutting, columns, change records; pure."""
+"""From rows to a batch: cutting and columns; pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from gradcanary import wire
+from gradcanary.drafts import records_of
 from gradcanary.readings import Row, Series
 
 MAX_STEPS = 64
@@ -38,12 +39,10 @@ def cut(rows: Sequence[Row], limits: wire.Limits, max_steps: int) -> int:
     return alike
 
 
-def build(rows: Sequence[Row], every: int, stored: dict[int, str], dropped_steps: int) -> wire.Batch:
-    """Return the batch of rows of one layer set.
-
-    ``stored`` holds the accumulator dtype of each layer that the collector already knows; what differs is repeated.
-    """
+def build(rows: Sequence[Row], every: int) -> wire.Batch:
+    """Return the batch of rows of one layer set, with the accumulators of all layers that had a gradient in them."""
     sampled = [row for row in rows if row.states is not None]
+    dtypes = {layer: dtype for row in rows for layer, dtype in enumerate(row.dtypes) if dtype is not None}
     return wire.Batch(
         layer_set=rows[0].layer_set.id,
         every=every,
@@ -54,15 +53,10 @@ def build(rows: Sequence[Row], every: int, stored: dict[int, str], dropped_steps
         clipped=tuple(row.clipped for row in sampled),
         state=wire.column("B", b"".join(row.states or b"" for row in sampled)),
         blocks=_blocks(sampled),
-        accumulators=_accumulators(stored_in(rows), stored),
+        accumulators=records_of({layer: (None, dtype, None) for layer, dtype in dtypes.items()}),
         metrics=_metrics(rows),
-        dropped_steps=dropped_steps,
+        dropped_steps=0,
     )
-
-
-def stored_in(rows: Sequence[Row]) -> dict[int, str]:
-    """Return the last accumulator dtype of each layer that had a gradient in these rows."""
-    return {layer: dtype for row in rows for layer, dtype in enumerate(row.dtypes) if dtype is not None}
 
 
 def _blocks(rows: Sequence[Row]) -> tuple[wire.Block, ...]:
@@ -80,17 +74,6 @@ def _blocks(rows: Sequence[Row]) -> tuple[wire.Block, ...]:
             values=wire.column("f", array("f", b"".join(column.tobytes() for _, column in values))),
         )
         for (stat, phase, layers), values in kinds.items()
-    )
-
-
-def _accumulators(present: dict[int, str], known: dict[int, str]) -> tuple[wire.Accumulator, ...]:
-    changed: dict[str, list[int]] = {}
-    for layer, dtype in present.items():
-        if known.get(layer) != dtype:
-            changed.setdefault(dtype, []).append(layer)
-    return tuple(
-        wire.Accumulator(layers=tuple(sorted(layers)), declared=None, stored=dtype, effective=None)
-        for dtype, layers in changed.items()
     )
 
 

@@ -29,6 +29,7 @@ class Greeting:
         self._optimizer: str | None = None
         self._late: bool | None = None
         self._said: wire.Hello | None = None
+        self._dumped: tuple[wire.Hello | None, bytes] = (None, b"")
         self.was_said = False
 
     @property
@@ -75,6 +76,13 @@ class Greeting:
             layer_sets=tuple(self._sets.values()),
             facts=self._facts,
         )
+
+    def body(self) -> bytes:
+        """Return the hello of now, as it is sent."""
+        hello = self.hello()
+        if hello != self._dumped[0]:
+            self._dumped = hello, wire.dump(hello)
+        return self._dumped[1]
 
     def said(self) -> None:
         """Note that the collector has it; whether the watch came late cannot be said differently from now on."""

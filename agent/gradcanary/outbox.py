@@ -1,99 +1,118 @@
-"""Rows on their way to the collector: cut into batches, numbered when first sent, kept until taken; pure.
+"""Rows on their way to the collector: cut into batches, numbered when first sent, kept until taken.
 
-A batch that was sent once keeps its number and its bytes, so that sending it again is safe. Memory is bounded: when
-the collector stays away the oldest rows that were never sent are given up, and counted.
+A batch that was sent once keeps its number and its bytes, so that sending it again is safe. As long as the collector
+takes everything rows become batches as they are sent; else they wait as batches in the backlog, and go before what is
+new.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from gradcanary import wire
-from gradcanary.batches import MAX_STEPS, build, cut, stored_in
+from gradcanary.backlog import Backlog
+from gradcanary.batches import MAX_STEPS, build, cut
+from gradcanary.drafts import Draft, Dtypes, accumulators_of, finish, halve
 from gradcanary.readings import Row
-
-CAPACITY_BYTES = 128 * 2**20
-BYTES_PER_LAYER = 64
-"""Of a row, roughly: two columns, states, dtypes."""
-
-BYTES_PER_METRIC = 256
-"""Of a row, roughly: a key, a step and a value, as Python objects."""
-
-BYTES_PER_ROW = 2048
-"""Of a row without layers and metrics, roughly."""
+from gradcanary.shelf import Entry
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """A numbered batch as bytes, and the rows it was made of."""
+    """A numbered batch as bytes, and the draft that it was made of; ``entry`` where it lies in the backlog."""
 
     seq: int
     body: bytes
-    rows: tuple[Row, ...]
+    draft: Draft
     dropped_steps: int
+    entry: Entry | None
 
 
 class Outbox:
     """Holds rows until the collector took them; ``lost`` counts the sampled steps that it will never get."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, backlog: Backlog) -> None:
+        self.backlog = backlog
         self._every = every
-        self._rows: deque[Row] = deque()
+        self._rows: deque[tuple[Row, int]] = deque()
         self._parcel: Parcel | None = None
-        self._seq = 0
         self._max_steps = MAX_STEPS
-        self._stored: dict[int, str] = {}
+        self._known: dict[int, Dtypes] = {}
         self._layer_set = ""
-        self.lost = 0
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        self._last_step = -1
+        self._unplaced = 0
 
     @property
     def is_empty(self) -> bool:
-        return not self._rows and self._parcel is None
+        return not self._rows and self._parcel is None and self.backlog.is_empty
+
+    @property
+    def lost(self) -> int:
+        return self._unplaced + sum(lost for _, lost in self._rows) + self.backlog.lost
+
+    @property
+    def dropped_steps(self) -> int:
+        """The losses up to the last batch that was numbered; all of them where nothing waits to tell of the others."""
+        return self.lost if self.is_empty else self.backlog.tally.told
+
+    @property
+    def is_untold(self) -> bool:
+        """Whether steps were lost that no batch will tell of."""
+        return self.is_empty and self.lost > self.backlog.tally.told
 
     def add(self, row: Row) -> None:
-        """Keep a row; the oldest one goes where memory is full."""
-        self._rows.append(row)
-        size = BYTES_PER_ROW + BYTES_PER_LAYER * len(row.layer_set.layers) + BYTES_PER_METRIC * len(row.metrics)
-        while len(self._rows) > max(MAX_STEPS, CAPACITY_BYTES // size):
-            self._lose((self._rows.popleft(),))
+        """Keep a row."""
+        # Steps of windows rise by 1: where they do not is where those that were lost belong.
+        lost = self._unplaced if row.step > self._last_step + 1 else 0
+        self._unplaced -= lost
+        self._last_step = row.step
+        self._rows.append((row, lost))
 
-    def next(self, limits: wire.Limits, dropped_steps: int) -> Parcel | None:
-        """Return the batch to send: the one that is under way, else a new one; ``dropped_steps`` were lost before."""
+    def lose(self, steps: int) -> None:
+        """Count steps of which no row came."""
+        self._unplaced += steps
+
+    def spill(self, hello: bytes, limits: wire.Limits) -> None:
+        """Put everything into the backlog."""
+        if self._parcel is None and not self._rows:
+            return
+        self.backlog.open(hello)
+        if self._parcel is not None and self._parcel.entry is None:
+            self._shelve(self._parcel)
+        while self._rows:
+            self.backlog.append(Entry.of(self._packed(limits)))
+
+    def next(self, limits: wire.Limits) -> Parcel | None:
+        """Return the batch to send: the one that is under way, else a new one."""
+        while self._parcel is None and (entry := self.backlog.first()) is not None:
+            self._open(entry, limits)
         if self._parcel is None and self._rows:
-            count = cut(self._rows_ahead(), limits, self._max_steps)
-            rows = tuple(self._rows.popleft() for _ in range(count))
-            try:
-                self._pack(self._seq, rows, dropped_steps + self.lost)
-            except Exception:
-                self._lose(rows)
-                raise
-            self._seq += 1
+            self._number(self._packed(limits), None)
         return self._parcel
 
     def taken(self) -> None:
         """Note that the collector has the batch."""
         if self._parcel is not None:
-            self._layer_set = self._parcel.rows[0].layer_set.id
-            self._stored.update(stored_in(self._parcel.rows))
+            self._layer_set = self._parcel.draft.batch.layer_set
+            self._known.update(accumulators_of(self._parcel.draft.batch))
+            self._drop(self._parcel)
         # Grows slowly after a halving: what was too large once would be so again.
-        self._parcel, self._max_steps = None, min(self._max_steps + 1, MAX_STEPS)
+        self._max_steps = min(self._max_steps + 1, MAX_STEPS)
 
     def repeat(self) -> None:
         """Note that the collector knows nothing of this session (any more): changes told before are told again."""
-        self._stored = {}
+        self._known = {}
         if self._parcel is not None:
-            self._pack(self._parcel.seq, self._parcel.rows, self._parcel.dropped_steps)
+            self._pack(self._parcel.seq, self._parcel.draft, self._parcel.dropped_steps, self._parcel.entry)
 
     def clear(self) -> None:
         """Give everything up: nobody will take it."""
         self.set_aside()
-        self._lose(tuple(self._rows))
+        self._unplaced += sum(lost + (row.states is not None) for row, lost in self._rows)
         self._rows.clear()
+        self.backlog.clear()
 
     def halve(self) -> bool:
         """Cut the batch in two after the collector found it too large; False when it is a single step, which is lost.
@@ -101,29 +120,86 @@ class Outbox:
         It was not stored, so its halves take its number and the next.
         """
         parcel = self._parcel
-        if parcel is None or len(parcel.rows) == 1:
+        # What was lost in it was told with its number.
+        halves = None if parcel is None else halve(Draft(parcel.draft.batch))
+        if parcel is None or halves is None or not self._put_back(parcel, halves):
             self.set_aside()
             return False
-        self._rows.extendleft(reversed(parcel.rows))
-        self._max_steps = (len(parcel.rows) + 1) // 2
-        self._parcel, self._seq = None, parcel.seq
+        self._max_steps = max(1, (len(parcel.draft.batch.steps) + 1) // 2)
+        self.backlog.tally.next_seq = parcel.seq
+        self._parcel = None
         return True
 
     def set_aside(self) -> None:
         """Give the batch up."""
         if self._parcel is not None:
-            self._lose(self._parcel.rows)
+            self._lose(len(self._parcel.draft.batch.steps))
+            self._drop(self._parcel)
+
+    def _put_back(self, parcel: Parcel, halves: tuple[Draft, Draft]) -> bool:
+        if parcel.entry is not None:
+            return self.backlog.split(parcel.entry, halves)
+        for half in halves:
+            self.backlog.append(Entry.of(half))
+        return True
+
+    def _packed(self, limits: wire.Limits) -> Draft:
+        """Make a draft of the first rows."""
+        ahead = [row for row, _ in islice(self._rows, MAX_STEPS)]
+        rows = [self._rows.popleft() for _ in range(cut(ahead, limits, self._max_steps))]
+        lost = sum(lost for _, lost in rows)
+        try:
+            return Draft(build([row for row, _ in rows], self._every), lost)
+        except Exception:
+            self._lose(lost + sum(row.states is not None for row, _ in rows))
+            raise
+
+    def _open(self, entry: Entry, limits: wire.Limits) -> None:
+        """Make the first entry of the backlog the batch to send, or two entries of it, or nothing if it is damaged."""
+        try:
+            draft = entry.draft
+        except ValueError:
+            self._lose(entry.loses)
+            self.backlog.drop(entry)
+            return
+        if entry.seq is not None:
+            self._parcel = Parcel(entry.seq, entry.body, draft, draft.batch.dropped_steps, entry)
+            return
+        is_too_large = entry.steps > self._max_steps or len(entry.body) > limits.max_body
+        if is_too_large and (halves := halve(draft)) is not None and self.backlog.split(entry, halves):
+            return
+        self._number(draft, entry)
+
+    def _number(self, draft: Draft, entry: Entry | None) -> None:
+        tally = self.backlog.tally
+        if draft.batch.steps:
+            tally.told += tally.carried + draft.lost
+            tally.carried = draft.lost_after
+        else:
+            # Who looks for the gap looks at steps: the next batch that has some says it.
+            tally.carried += draft.lost + draft.lost_after
+        tally.next_seq += 1
+        self._pack(tally.next_seq - 1, draft, tally.told, entry)
+
+    def _pack(self, seq: int, draft: Draft, dropped_steps: int, entry: Entry | None) -> None:
+        if draft.batch.layer_set != self._layer_set:
+            self._known = {}  # the first batch of a layer set repeats all
+        body = wire.dump(finish(draft, self._known, dropped_steps))
+        if entry is not None:
+            entry = replace(entry, body=body, seq=seq, lost=0, lost_after=0)
+            self.backlog.number(entry)
+        self._parcel = Parcel(seq, body, draft, dropped_steps, entry)
+
+    def _shelve(self, parcel: Parcel) -> None:
+        batch = parcel.draft.batch
+        entry = self.backlog.append(Entry(parcel.body, batch.every, len(batch.steps), seq=parcel.seq))
+        self._parcel = replace(parcel, entry=entry)
+
+    def _drop(self, parcel: Parcel) -> None:
         self._parcel = None
+        if parcel.entry is not None:
+            self.backlog.drop(parcel.entry)
 
-    def _rows_ahead(self) -> list[Row]:
-        return list(islice(self._rows, MAX_STEPS))
-
-    def _pack(self, seq: int, rows: tuple[Row, ...], dropped_steps: int) -> None:
-        if rows[0].layer_set.id != self._layer_set:
-            self._stored = {}  # the first batch of a layer set repeats all
-        batch = build(rows, self._every, self._stored, dropped_steps)
-        self._parcel = Parcel(seq, wire.dump(batch), rows, dropped_steps)
-
-    def _lose(self, rows: tuple[Row, ...]) -> None:
-        self.lost += sum(row.states is not None for row in rows)
-        self._stored = {}  # whatever change they told of has to be told again
+    def _lose(self, steps: int) -> None:
+        self.backlog.tally.carried += steps
+        self._known = {}  # whatever change they told of has to be told again

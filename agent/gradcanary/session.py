@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcanary import engine, naming, wire
+from gradcanary.backlog import Creates
 from gradcanary.greeting import Greeting
 from gradcanary.guard import Guard
 from gradcanary.hooks import Hooks
@@ -59,10 +60,18 @@ class Session:
         facts = () if self.observer.has_callbacks else (NO_CALLBACKS,)
         rank, world_size = _place()
         greeting = Greeting(self._begin(), rank, world_size, facts, self.observer)
-        transport = Transport(self._settings.url, self._settings.token, self._run, naming.session_id())
-        # Of a replicated model every rank has the same gradients: the first one sends.
+        session, url = naming.session_id(), self._settings.url
+        transport = Transport(url, self._settings.token, self._run, session)
         self.sender = Sender(
-            self.observer, self._ring, transport, greeting, self.guard, self._on_alert, is_silent=rank > 0
+            self.observer,
+            self._ring,
+            transport,
+            greeting,
+            self.guard,
+            self._on_alert,
+            _spool_maker(self._run, session, url),
+            # Of a replicated model every rank has the same gradients: the first one sends.
+            is_silent=rank > 0,
         )
         self.guard.wrap("starting the sender", self.sender.start)()
 
@@ -88,8 +97,6 @@ class Session:
         if self.sender is None:
             return
         self.guard.wrap("ending the sender", self.sender.stop)(end, timeout_s)
-        if not self.sender.is_done:
-            self.guard.say("the collector did not take everything in time; the last steps are lost")
 
     def forked(self) -> None:
         """In a forked child: leave no hook, and nothing to send with; the parent goes on."""
@@ -108,3 +115,12 @@ def _place() -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return naming.rank(os.environ)
+
+
+def _spool_maker(run: str, session: str, url: str) -> Creates | None:
+    # Imported in the training's thread: a fork in the middle of an import would leave the child a lock for ever.
+    try:
+        from gradcanary.spool import Spool, folder
+    except ImportError:
+        return None  # a Python without SQLite
+    return lambda hello, tally: Spool.create(folder(os.environ), run, session, url, hello, tally)

@@ -55,7 +55,7 @@ class Transport:
         self._base = f"{parts.path.rstrip('/')}/api/v1/runs/{quote(run)}/sessions/{quote(session)}"
         self._token = token
         self._connection: http.client.HTTPConnection | None = None
-        self._is_aborted = False
+        self.is_aborted = False
 
     def send(self, method: str, path: str, body: bytes, *, compress: bool = False) -> Answer:
         """Return the answer; raises UnreachableError."""
@@ -81,7 +81,7 @@ class Transport:
 
     def abort(self) -> None:
         """Make the request that is under way in another thread fail now, and each one after it."""
-        self._is_aborted = True
+        self.is_aborted = True
         sock = None if self._connection is None else self._connection.sock
         if sock is not None:
             with contextlib.suppress(OSError):  # closed meanwhile
@@ -94,7 +94,7 @@ class Transport:
             self._connection = None
 
     def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
-        if self._is_aborted:
+        if self.is_aborted:
             raise ConnectionAbortedError("the watch has ended")
         if self._connection is None:
             self._connection = self._connect()

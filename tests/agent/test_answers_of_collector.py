@@ -17,7 +17,7 @@ import gradcanary
 def quick(monkeypatch):
     """Half seconds become hundredths."""
     monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.02)
-    monkeypatch.setattr("gradcanary.sender.RETRY_S", (0.05, 0.2))
+    monkeypatch.setattr("gradcanary.delivery.RETRY_S", (0.05, 0.2))
     monkeypatch.setattr("gradcanary.sender.LAST_RETRY_S", 0.05)
 
 
@@ -185,7 +185,7 @@ def test_what_settles_nothing_is_sent_again_byte_for_byte(kind, says):
 
 
 def test_retry_after_is_waited_for(monkeypatch):
-    monkeypatch.setattr("gradcanary.sender.RETRY_S", (0.05, 60))
+    monkeypatch.setattr("gradcanary.delivery.RETRY_S", (0.05, 60))
     with collector_that(once("batches", Says(503, b"", {"retry-after": "1"}))) as collector:
         trained(collector.url, 5, pause=lambda: until(lambda: len(collector.of("batches")) > 1))
         first, second = collector.of("batches")[:2]
@@ -207,7 +207,7 @@ def test_a_collector_that_comes_later_gets_everything(capsys):
     training = Training()
     with gradcanary.watch(training.model, training.optimizer, url=url, run="later") as watch:
         training.steps(100)
-        until(lambda: watch._session.sender._failures > 1)
+        until(lambda: watch._session.sender._delivery.failures > 1)
         with collector_that() as collector:
             watch._session.sender._transport._port = int(collector.url.rsplit(":", 1)[1])
             training.steps(50)

@@ -4,11 +4,13 @@ import json
 from array import array
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import LIMITS
 
-from gradcanary import batches, outbox, wire
+from gradcanary import batches, drafts, wire
+from gradcanary.backlog import Backlog
 from gradcanary.outbox import Outbox
 from gradcanary.readings import Column, Row
 
@@ -40,6 +42,10 @@ def streams(draw: st.DrawFn) -> list[Row]:
     ]
 
 
+def boxed() -> Outbox:
+    return Outbox(1, Backlog(None, pytest.fail))
+
+
 def sampled_steps(rows: list[Row]) -> list[int]:
     return [each.step for each in rows if each.states is not None]
 
@@ -58,7 +64,7 @@ def test_a_cut_takes_at_least_one_row_of_one_layer_set_and_keeps_the_limits(rows
     limits = wire.Limits(max_body=max_body, max_points=max_points, max_layers=9)
     count = batches.cut(rows, limits, max_steps)
     assert 1 <= count <= min(max_steps, len(rows))
-    batch = batches.build(rows[:count], 1, {}, 0)
+    batch = batches.build(rows[:count], 1)
     assert {each.layer_set.id for each in rows[:count]} == {batch.layer_set}
     if count > 1:
         points = sum(len(wire.uncolumn("f", block.values)) for block in batch.blocks)
@@ -69,9 +75,8 @@ def test_a_cut_takes_at_least_one_row_of_one_layer_set_and_keeps_the_limits(rows
 @given(streams())
 def test_a_batch_says_every_value_of_its_rows_once(rows):
     rows = rows[: batches.cut(rows, ROOMY, 64)]
-    batch = batches.build(rows, 1, {}, 3)
+    batch = batches.build(rows, 1)
     assert list(batch.steps) == sampled_steps(rows)
-    assert batch.dropped_steps == 3
     said = {}
     for block in batch.blocks:
         values = iter(wire.uncolumn("f", block.values))
@@ -96,25 +101,25 @@ def test_a_batch_holds_no_more_series_than_a_collector_takes():
         each.metrics += [((f"m{i}", (("step", str(each.step)),)), each.step, 0.0) for i in range(300)]
     count = batches.cut(rows, ROOMY, 64)
     assert count == 3
-    assert len(batches.build(rows[:count], 1, {}, 0).metrics) <= batches.MAX_SERIES
+    assert len(batches.build(rows[:count], 1).metrics) <= batches.MAX_SERIES
 
 
 @given(streams(), st.data())
 def test_whatever_is_answered_steps_come_in_order_or_are_counted(rows, data):
-    box, bodies, seqs, taken, waiting = Outbox(1), [], [], [], list(rows)
+    box, bodies, seqs, taken, waiting = boxed(), [], [], [], list(rows)
     while waiting or not box.is_empty:
         for _ in range(data.draw(st.integers(1, 30)) if waiting else 0):
             if waiting:
                 box.add(waiting.pop(0))
-        while (parcel := box.next(ROOMY, 0)) is not None:
-            assert box.next(ROOMY, 0) is parcel
+        while (parcel := box.next(ROOMY)) is not None:
+            assert box.next(ROOMY) is parcel
             answer = data.draw(st.sampled_from(["taken", "taken", "halve", "aside", "repeat"]))
             if answer == "taken":
                 body = json.loads(parcel.body)
                 assert body["dropped_steps"] <= box.lost
                 bodies.append(body)
                 seqs.append(parcel.seq)
-                taken += sampled_steps(list(parcel.rows))
+                taken += parcel.draft.batch.steps
                 box.taken()
             elif answer == "halve":
                 box.halve()
@@ -122,8 +127,8 @@ def test_whatever_is_answered_steps_come_in_order_or_are_counted(rows, data):
                 box.set_aside()
             else:
                 box.repeat()
-                again = box.next(ROOMY, 0)
-                assert (again.seq, again.rows) == (parcel.seq, parcel.rows)
+                again = box.next(ROOMY)
+                assert (again.seq, again.draft) == (parcel.seq, parcel.draft)
     assert taken == sorted(taken)
     assert len(taken) + box.lost == len(sampled_steps(rows))
     assert all(before < after for before, after in pairwise(seqs))
@@ -132,13 +137,13 @@ def test_whatever_is_answered_steps_come_in_order_or_are_counted(rows, data):
 
 @given(streams(), st.data())
 def test_a_collector_knows_the_last_dtype_of_every_layer(rows, data):
-    box, bodies, waiting = Outbox(1), [], list(rows)
+    box, bodies, waiting = boxed(), [], list(rows)
     while waiting:
         for _ in range(data.draw(st.integers(1, 30))):
             if waiting:
                 box.add(waiting.pop(0))
-        while (parcel := box.next(ROOMY, 0)) is not None:
-            if len(parcel.rows) > 1 and data.draw(st.booleans()):
+        while (parcel := box.next(ROOMY)) is not None:
+            if drafts.halve(parcel.draft) and data.draw(st.booleans()):
                 box.halve()
                 continue
             bodies.append(json.loads(parcel.body))
@@ -148,39 +153,47 @@ def test_a_collector_knows_the_last_dtype_of_every_layer(rows, data):
 
 
 def test_halves_take_the_number_of_the_refused_batch_and_the_next():
-    box = Outbox(1)
+    box = boxed()
     for step in range(9):
         box.add(row(step))
-    box.next(ROOMY, 0)
+    box.next(ROOMY)
     assert box.halve()
     sent = []
-    while (parcel := box.next(ROOMY, 0)) is not None:
-        sent.append((parcel.seq, [each.step for each in parcel.rows]))
+    while (parcel := box.next(ROOMY)) is not None:
+        sent.append((parcel.seq, list(parcel.draft.batch.steps)))
         box.taken()
     assert sent == [(0, [0, 1, 2, 3, 4]), (1, [5, 6, 7, 8])]
 
 
 def test_a_repeat_tells_a_new_database_what_the_old_one_knew():
-    box = Outbox(1)
+    box = boxed()
     box.add(row(0))
-    first = box.next(ROOMY, 0)
+    first = box.next(ROOMY)
     box.repeat()
-    assert box.next(ROOMY, 0) == first, "nothing was known: the same bytes"
+    assert box.next(ROOMY) == first, "nothing was known: the same bytes"
     box.taken()
     box.add(row(1))
-    assert json.loads(box.next(ROOMY, 0).body)["accumulators"] == []
+    assert json.loads(box.next(ROOMY).body)["accumulators"] == []
     box.repeat()
-    assert json.loads(box.next(ROOMY, 0).body)["accumulators"] != []
+    assert json.loads(box.next(ROOMY).body)["accumulators"] != []
 
 
-def test_memory_is_bounded_the_oldest_go_and_are_counted(monkeypatch):
-    monkeypatch.setattr(outbox, "CAPACITY_BYTES", 250_000)
-    box = Outbox(1)
-    for step in range(1000):
+def test_what_was_lost_is_told_where_it_is_missing():
+    box = boxed()
+    for step in (0, 1, 2):
         box.add(row(step))
-    assert len(box) + box.lost == 1000
-    assert batches.MAX_STEPS < len(box) < 120
-    assert json.loads(box.next(ROOMY, 5).body)["dropped_steps"] == box.lost + 5
+    box.lose(4)
+    box.add(row(7))
+    assert json.loads(box.next(ROOMY).body)["dropped_steps"] == 4
+    box.taken()
+    box.lose(1)
+    assert box.dropped_steps == box.lost == 5
+    box.add(row(8, sampled=False))
+    box.add(row(10, sampled=False))
+    assert json.loads(box.next(ROOMY).body)["dropped_steps"] == 4, "a batch without steps shows no gap"
+    box.taken()
+    box.add(row(11))
+    assert json.loads(box.next(ROOMY).body)["dropped_steps"] == 5
     box.clear()
     assert box.is_empty
-    assert box.lost == 1000
+    assert box.lost == 6
