@@ -179,11 +179,9 @@ class Backlog:
         self._say(f"{spool.path} cannot be read ({error}); {spool.totals.steps} steps are lost")
 
     def _make_room(self, shelf: Shelf) -> None:
-        if shelf.totals.size > shelf.limit // 2:
-            for every in THINNED:
+        for every in THINNED:
+            if shelf.totals.size > shelf.limit // 2:
                 self._thin(shelf, every)
-                if shelf.totals.size <= shelf.limit // 4:
-                    break
         while shelf.totals.size > shelf.limit and (entry := shelf.oldest_draft()) is not None:
             self.tally.carried += entry.loses
             shelf.drop(entry, self.tally)

@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_run(commands)
     _add_demo(commands)
+    _add_sync(commands)
     return top
 
 
@@ -84,6 +85,16 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command.set_defaults(run=_run)
 
 
+def _add_sync(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("sync", help="send what trainings could not deliver before they ended")
+    command.add_argument(
+        "folder", nargs="?", type=Path, metavar="DIR", help="of the spool files (default: where trainings put them)"
+    )
+    command.add_argument("--url", help="address of the collector (default: the one that the training had)")
+    command.add_argument("--token", help="for the collector (default: GRADCANARY_TOKEN)")
+    command.set_defaults(run=_sync)
+
+
 def _port(text: str) -> int:
     port = int(text) if text.isascii() and text.isdigit() else -1
     if not 0 <= port <= 65535:
@@ -102,6 +113,22 @@ def _run(arguments: argparse.Namespace) -> int:
         launching.start(arguments.command, url=arguments.url, run=arguments.name, every=arguments.every)
     except (launching.LaunchError, ValueError) as error:
         raise UsageError(f"gradcanary run: {error}") from error
+
+
+def _sync(arguments: argparse.Namespace) -> int:
+    try:
+        from gradcanary import spool, sync
+        from gradcanary.settings import Settings
+
+        folder = arguments.folder or spool.folder(os.environ)
+        settings = Settings.resolve({}, url=arguments.url, token=arguments.token or os.environ.get("GRADCANARY_TOKEN"))
+    except ImportError as error:
+        raise UsageError(f"gradcanary: this Python has no SQLite ({error}), so it left no spool files") from error
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"gradcanary: {str(error).replace('watch(', '--').replace('=)', '')}") from error
+    if arguments.folder is not None and not folder.is_dir():
+        raise UsageError(f"gradcanary: {folder} is no folder")
+    return 0 if sync.sync(folder, settings.url if arguments.url else None, settings.token, print) else 1
 
 
 def _up(arguments: argparse.Namespace) -> int:

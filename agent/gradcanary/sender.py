@@ -115,8 +115,7 @@ class Sender:
         if time.monotonic() >= self._delivery.retry_at:
             self._flush()
         self._spill()
-        if time.monotonic() >= max(self._beat_at, self._delivery.retry_at):
-            self._beat()
+        self._beat()
 
     def _flush(self) -> None:
         """Send all there is; records and the end of the training do not wait until it is sent."""
@@ -130,6 +129,7 @@ class Sender:
             if time.monotonic() - self._read_at >= FLUSH_S:
                 self._read_records()
                 self._spill()
+                self._beat()
 
     def _spill(self) -> None:
         """Keep what the collector does not take now, behind what it did not take before."""
@@ -153,8 +153,8 @@ class Sender:
 
     def _is_said(self) -> bool:
         self._flush()
-        if self._outbox.is_untold:
-            self._beat()
+        if self._outbox.is_untold and self._greeting.was_said:
+            self._tell_state()
         return self._delivery.end(self._ending())
 
     def _ending(self) -> bytes:
@@ -197,11 +197,12 @@ class Sender:
         self._outbox.lose(dropped)
 
     def _beat(self) -> None:
-        self._beat_at = time.monotonic() + INTERVAL_S
-        if not self._greeting.was_said:
-            return
-        outbox = self._outbox
-        share = self._observer.share()
+        if time.monotonic() >= max(self._beat_at, self._delivery.retry_at) and self._greeting.was_said:
+            self._beat_at = time.monotonic() + INTERVAL_S
+            self._tell_state()
+
+    def _tell_state(self) -> None:
+        outbox, share = self._outbox, self._observer.share()
         self._delivery.beat(wire.Heartbeat(self._step, outbox.backlog.size, outbox.dropped_steps, share))
 
     def _hear(self, reply: wire.Reply) -> None:

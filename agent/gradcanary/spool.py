@@ -207,6 +207,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         # What has to survive is the end of this process, not that of the machine: no waiting for the disk, which the
         # training may want for itself.
         connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA cache_size = 8")  # pages: memory is the training's
         connection.execute("BEGIN EXCLUSIVE")
         connection.commit()
     except BaseException:

@@ -57,7 +57,7 @@ class Ingest:
             self._fold(connection, run_row, row, launched, columns, now)
             layers.note_accumulators(connection, row.run_id, known.numbers, columns.accumulators)
             metrics.note(connection, row.run_id, columns.metrics)
-            _note_progress(connection, row, seq, columns, now)
+            _note_progress(connection, row, seq, columns, launched.first_step, now)
             return self._reply(connection, row.run_id, "stored", seq + 1)
 
     def heartbeat(self, run_name: str, session_id: str, raw: bytes) -> wire.Reply:
@@ -168,13 +168,13 @@ def _store_fold_state(connection: Connection, run_id: int, state: FoldState) -> 
         connection.execute(insert(fold_state).values(run_id=run_id, packed=state.pack()))
 
 
-def _note_progress(connection: Connection, row: Record, seq: int, columns: Columns, now: float) -> None:
+def _note_progress(connection: Connection, row: Record, seq: int, columns: Columns, begins: int, now: float) -> None:
     values: dict[str, object] = {"next_seq": seq + 1, "dropped_steps": columns.dropped_steps}
     if len(columns.steps):
         values |= {"last_step": int(columns.steps[-1]), "every": columns.every}
         if row.first_sample is None:
             values["first_sample"] = int(columns.steps[0])
-        values["gaps"] = note_gaps(row, columns)
+        values["gaps"] = note_gaps(row, columns, begins)
     phases = columns.phases.get("absmax", np.empty(0, np.uint8))
     seen = phases[phases != batches.NO_PHASE]
     if len(seen):

@@ -1,0 +1,147 @@
+"""Trainings in processes of their own, and what their collector has of them in the end."""
+
+import base64
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from collectors import Collector
+
+SCRIPT = Path(__file__).parent / "spooled_training.py"
+WAIT_S = 60
+
+
+def free_port() -> int:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port: int = reserved.getsockname()[1]
+        return port
+
+
+class Trained:
+    """A training that runs; ``lines`` is what it printed so far, ``errors`` its stderr once it ended."""
+
+    def __init__(self, url: str, steps: int, **options: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, SCRIPT, url, str(steps), *(f"{name}={value}" for name, value in options.items())],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self.errors = ""
+        self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self.lines.append(line.strip())
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            self.errors = lines.read()
+
+    def until_step(self, step: int) -> None:
+        until(lambda: f"step {step}" in self.lines or self.process.poll() is not None)
+        assert f"step {step}" in self.lines, self.errors
+
+    def go_on(self) -> None:
+        """Let go of a training that holds."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.close()
+
+    def ended(self) -> str:
+        """Wait for its end and return the digest of its weights."""
+        assert self.process.wait(WAIT_S) == 0, self.errors
+        self._join()
+        return self.lines[-1]
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(WAIT_S)
+        self._join()
+
+    def _join(self) -> None:
+        for reader in self._readers:
+            reader.join()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+@contextmanager
+def training(url: str, steps: int, **options: object) -> Iterator[Trained]:
+    """Start a training; it does not outlive the block."""
+    trained = Trained(url, steps, **options)
+    try:
+        yield trained
+    finally:
+        trained.kill()
+
+
+def until(condition) -> None:
+    """Wait for what another process will do."""
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def synced(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    """Run ``gradcanary sync``."""
+    return subprocess.run(
+        [sys.executable, "-m", "gradcanary.cli", "sync", *map(str, arguments)],
+        capture_output=True, text=True, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+
+
+def kept(collector: Collector, run: str = "spooled") -> dict[str, Any]:
+    """What a collector says of a run, but for clocks: series, losses, incidents, gaps, state."""
+    path = f"/api/v1/runs/{run}"
+    detail = collector.get(path).json()
+    layers = collector.get(path + "/layers").json()["layers"]
+    found: dict[str, Any] = {"state": detail["state"], "step": detail["step"], "gaps": detail["gaps"]}
+    found["dropped"] = [each["dropped_steps"] for each in detail["sessions"]]
+    for stat in ("absmax", "norm"):
+        answer = collector.get(
+            path + "/series", stat=stat, layer=[each["layer"] for each in layers], points=4000
+        ).json()
+        found[stat] = answer["steps"], answer["series"], answer["bucket_steps"]
+    for name in ("loss", "lr0"):
+        answer = collector.get(path + "/metrics", name=name, points=4000).json()
+        found[name] = answer["steps"], answer["metrics"]
+    found["incidents"] = incidents(collector)
+    found["layers"] = [(each["name"], each["absmax"], each["accumulator"]) for each in layers]
+    return found
+
+
+def incidents(collector: Collector) -> list[tuple[object, ...]]:
+    found = collector.get("/api/v1/incidents").json()["incidents"]
+    keys = ("rule", "severity", "state", "resolution", "opened_step", "resolved_step", "counts")
+    return [tuple(json.dumps(each[key]) for key in keys) for each in found]
+
+
+def steps_of(answer: dict[str, str]) -> list[float]:
+    return memoryview(base64.b64decode(answer["data"])).cast("d").tolist()
+
+
+def log_of(collector: Collector) -> tuple[int, list[int], list[dict[str, Any]]]:
+    """Return next_seq, the seqs and the bodies of the only session in the collector's database."""
+    with sqlite3.connect(collector.data / "gradcanary.db") as connection:
+        ((next_seq,),) = connection.execute("SELECT next_seq FROM session").fetchall()
+        rows = connection.execute("SELECT seq, body FROM batch ORDER BY seq").fetchall()
+    connection.close()
+    return next_seq, [seq for seq, _ in rows], [json.loads(body) for _, body in rows]

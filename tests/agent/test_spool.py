@@ -1,0 +1,163 @@
+"""Bad days: the collector is away or killed, a disk is full. The training goes on, and nothing is lost unseen."""
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+from bad_days import free_port, kept, log_of, training, until
+from collectors import Collector
+
+STEPS = 400
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory):
+    """What the collector has of a training that nothing happened to, and the digest of its weights."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    collector = Collector(folder / "data").start()
+    os.environ["GRADCANARY_SPOOL"] = str(folder / "spool")
+    with training(collector.url, STEPS) as trained:
+        digest = trained.ended()
+    found = kept(collector)
+    collector.kill()
+    assert found["dropped"] == [0]
+    assert found["gaps"] == []
+    assert len(found["incidents"]) > 0
+    assert not (folder / "spool").exists(), "a healthy run never touches the disk"
+    return found, digest
+
+
+@pytest.fixture
+def absent(tmp_path: Path):
+    """A collector that does not run yet, on a port of its own."""
+    collector = Collector(tmp_path / "collector")
+    collector.port = free_port()
+    yield collector
+    if collector.process is not None:
+        collector.kill()
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.spool"))
+
+
+def assert_complete(collector: Collector) -> None:
+    """No seq is missing, none is there twice."""
+    next_seq, seqs, _ = log_of(collector)
+    assert seqs == list(range(next_seq))
+
+
+def test_a_collector_that_comes_late_has_everything(absent, undisturbed, spool_folder):
+    with training(absent.url, STEPS, pause=0.1, hold=300) as trained:
+        trained.until_step(200)
+        until(lambda: files(spool_folder))
+        absent.start()
+        trained.go_on()
+        assert trained.ended() == undisturbed[1]
+    assert kept(absent) == undisturbed[0]
+    assert_complete(absent)
+    assert files(spool_folder) == []
+    assert trained.errors.count("no collector at") == 1
+
+
+def test_a_collector_that_is_killed_again_and_again_has_everything(absent, undisturbed, spool_folder):
+    dice = random.Random(20_250_301)
+    absent.start()
+    kills = 0
+    with training(absent.url, STEPS, pause=0.5) as trained:
+        while "step 300" not in trained.lines:
+            time.sleep(dice.uniform(0.2, 1.5))
+            absent.kill()
+            time.sleep(dice.uniform(0.1, 0.8))
+            absent.start()
+            kills += 1
+        assert trained.ended() == undisturbed[1]
+    assert kills >= 3
+    assert kept(absent) == undisturbed[0]
+    assert_complete(absent)
+    assert files(spool_folder) == []
+
+
+@pytest.mark.parametrize(("limit", "thinned"), [(300_000, 10), (100_000, 100)])
+def test_a_spool_half_full_is_thinned_and_the_collector_shows_what_is_missing(absent, undisturbed, limit, thinned):
+    with training(absent.url, STEPS, pause=0.1, hold=300, limit=limit) as trained:
+        trained.until_step(300)
+        absent.start()
+        trained.go_on()
+        assert trained.ended() == undisturbed[1]
+    found, complete = kept(absent), undisturbed[0]
+    _, _, bodies = log_of(absent)
+    present = [step for body in bodies for step in body["steps"]]
+    for body in bodies:
+        assert all(step % body["every"] == 0 for step in body["steps"])
+    assert min(body["every"] for body in bodies) == 1
+    assert max(body["every"] for body in bodies) == thinned
+    assert_complete(absent)
+    assert found["dropped"] == [STEPS - len(present)]
+    assert bodies[-1]["dropped_steps"] == STEPS - len(present) > 0
+    missing = {step for gap in found["gaps"] for step in range(gap["from_step"], gap["to_step"] + 1)} - set(present)
+    assert missing == set(range(STEPS)) - set(present)
+    assert {gap["why"] for gap in found["gaps"]} == {"dropped"}
+    assert (found["loss"], found["lr0"]) == (complete["loss"], complete["lr0"]), "metrics are never thinned"
+    assert [layer[2] for layer in found["layers"]] == [layer[2] for layer in complete["layers"]]
+
+
+@pytest.mark.parametrize("largest", [0, 40_000], ids=["no file at all", "a file of 40 kB"])
+def test_a_disk_that_is_full_costs_memory(absent, undisturbed, largest):
+    with training(absent.url, STEPS, pause=0.1, hold=300, largest_file=largest or 1) as trained:
+        trained.until_step(300)
+        absent.start()
+        trained.go_on()
+        assert trained.ended() == undisturbed[1]
+    assert kept(absent) == undisturbed[0]
+    assert_complete(absent)
+    assert trained.errors.count("waits in memory") == 1
+
+
+@pytest.mark.parametrize("folder", ["/proc/gradcanary", "/dev/null/spool", "/proc"])
+def test_a_folder_that_takes_no_file_costs_memory(absent, undisturbed, monkeypatch, folder):
+    monkeypatch.setenv("GRADCANARY_SPOOL", folder)
+    with training(absent.url, STEPS, pause=0.1, hold=300) as trained:
+        trained.until_step(300)
+        absent.start()
+        trained.go_on()
+        assert trained.ended() == undisturbed[1]
+    assert kept(absent) == undisturbed[0]
+    assert trained.errors.count("waits in memory") == 1
+
+
+def test_a_file_that_is_damaged_meanwhile_is_counted(absent, undisturbed, spool_folder):
+    with training(absent.url, STEPS, pause=0.1, hold=300) as trained:
+        trained.until_step(200)
+        (file,) = files(spool_folder)
+        # Not the first page, which SQLite has in memory: what is read is found to be nothing.
+        with file.open("r+b") as damaged:
+            size = file.stat().st_size
+            damaged.seek(4096)
+            damaged.write(b"\xff" * (size - 4096))
+        absent.start()
+        trained.go_on()
+        assert trained.ended() == undisturbed[1]
+    found = kept(absent)
+    _, _, bodies = log_of(absent)
+    present = [step for body in bodies for step in body["steps"]]
+    assert 0 < len(present) < STEPS
+    assert found["dropped"] == [STEPS - len(present)]
+    assert present == sorted(set(present))
+    assert "Traceback" not in trained.errors
+
+
+def test_a_forked_child_leaves_the_file_alone(absent, undisturbed, spool_folder):
+    with training(absent.url, STEPS, pause=0.1, hold=300, fork=199) as trained:
+        trained.until_step(300)
+        assert len(files(spool_folder)) == 1
+        absent.start()
+        trained.go_on()
+        trained.ended()
+    assert files(spool_folder) == []
+    assert kept(absent)["dropped"] == [0]
+    _, _, bodies = log_of(absent)
+    assert [step for body in bodies for step in body["steps"]] == list(range(STEPS))
+    assert_complete(absent)
