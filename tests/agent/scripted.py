@@ -66,6 +66,7 @@ class Scripted:
         self.script = script
         self.heard: list[Told] = []
         self.accepted: list[Told] = []
+        self.tokens: set[str | None] = set()
         self.ended = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.server.daemon_threads = True
@@ -83,6 +84,7 @@ class Scripted:
                     raw = gzip.decompress(raw)
                 told = Told(self.command, self.path, raw, time.monotonic())
                 scripted.heard.append(told)
+                scripted.tokens.add(self.headers.get("authorization"))
                 says = scripted.script(told)
                 if says.hang:
                     scripted.ended.wait(WAIT_S)

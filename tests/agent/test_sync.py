@@ -1,0 +1,218 @@
+"""``gradcanary sync`` delivers what trainings left: from a terminal, killed in its middle, into whatever answers."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bad_days import WAIT_S, kept, log_of, synced, training, until
+from collectors import Collector
+from scripted import Says, Told, collector_that, once, refusal
+
+from gradcanary import spool
+
+STEPS = 400
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory):
+    """What the collector has of a training that nothing happened to, with its next_seq."""
+    collector = Collector(tmp_path_factory.mktemp("undisturbed")).start()
+    with training(collector.url, STEPS, flush=60) as trained:
+        trained.ended()
+    found = kept(collector), log_of(collector)[0]
+    collector.kill()
+    return found
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a training that nobody listened to, and what it said; the tests work on copies."""
+    folder = tmp_path_factory.mktemp("left") / "spool"
+    os.environ["GRADCANARY_SPOOL"] = str(folder)
+    with training(NOBODY, STEPS, flush=60) as trained:
+        trained.ended()
+    return folder, trained.errors
+
+
+@pytest.fixture
+def left(ended: tuple[Path, str], spool_folder: Path) -> Path:
+    shutil.copytree(ended[0], spool_folder)
+    return spool_folder
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_training_that_ended_alone_says_what_to_type(ended):
+    folder, errors = ended
+    last = errors.strip().splitlines()[-1]
+    assert f"{STEPS} steps and the end are kept: gradcanary sync {folder}" in last
+    assert len(files(folder)) == 1
+    assert (folder / files(folder)[0]).stat().st_mode & 0o077 == 0
+
+
+def test_what_was_left_arrives_as_if_nothing_had_happened(left, collector, undisturbed):
+    done = synced(left, "--url", collector.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{STEPS} steps sent to {collector.url}" in done.stdout
+    assert (kept(collector), log_of(collector)[0]) == undisturbed
+    assert files(left) == []
+    again = synced("--url", collector.url)  # the folder is where trainings put it
+    assert (again.returncode, again.stdout) == (0, f"nothing to send in {left}\n")
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_sync_may_die_at_any_answer(left, at):
+    """Killed as the answer is on its way: the next one sends the same bytes, or what comes after them."""
+    process: list[subprocess.Popen[bytes]] = []
+    count = [0]
+
+    def script(_: Told) -> Says:
+        count[0] += 1
+        if count[0] == at:
+            process[0].send_signal(signal.SIGKILL)
+            process[0].wait(WAIT_S)
+        return Says()
+
+    with collector_that(script) as collector:
+        process.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "gradcanary.cli", "sync", left, "--url", collector.url],
+                stdout=subprocess.DEVNULL,
+            )
+        )
+        until(lambda: process[0].poll() is not None)
+        assert synced(left, "--url", collector.url).returncode == 0
+        bodies = {}
+        for told in collector.of("batches"):
+            assert bodies.setdefault(told.seq, told.raw) == told.raw
+        assert sorted(bodies) == list(range(len(bodies)))
+        steps = [
+            step
+            for told in {told.seq: told for told in collector.of("batches")}.values()
+            for step in told.body["steps"]
+        ]
+        assert steps == list(range(STEPS))
+        assert collector.of("end")[-1].body == {"state": "finished", "last_step": STEPS - 1, "error": None}
+
+
+def test_a_training_that_was_killed_left_what_it_had(spool_folder, collector, undisturbed):
+    with training(NOBODY, STEPS, pause=0.1) as trained:
+        trained.until_step(300)
+        trained.kill()
+    assert synced("--url", collector.url).returncode == 0
+    detail = collector.get("/api/v1/runs/spooled").json()
+    assert 290 <= detail["step"] < 300
+    assert detail["state"] != "finished", "it did not say so"
+    assert (detail["gaps"], detail["sessions"][0]["dropped_steps"]) == ([], 0)
+    next_seq, seqs, bodies = log_of(collector)
+    assert seqs == list(range(next_seq))
+    assert [step for body in bodies for step in body["steps"]] == list(range(detail["step"] + 1))
+    found, complete = kept(collector), undisturbed[0]
+    assert [each[0] for each in found["incidents"]] == [each[0] for each in complete["incidents"]]
+    assert found["loss"][1][0]["mean"]["shape"] == [detail["step"] + 1]
+    assert files(spool_folder) == []
+
+
+def test_a_file_of_a_training_that_lives_is_skipped(spool_folder):
+    with training(NOBODY, STEPS, pause=0.1, hold=200) as trained, collector_that() as collector:
+        trained.until_step(200)
+        until(lambda: spool_folder.exists() and list(spool_folder.glob("*.spool")))
+        done = synced("--url", collector.url)
+        assert done.returncode == 0
+        assert "skipped, a process that is running has it" in done.stdout
+        assert collector.heard == []
+
+
+def test_nobody_there(left):
+    before = {name: (left / name).read_bytes() for name in files(left)}
+    done = synced(left)  # the address is the training's
+    assert done.returncode == 1
+    assert f"no collector at {NOBODY}" in done.stderr
+    assert f"{STEPS} wait in" in done.stdout
+    assert list(before) == files(left)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"not a database", b"SQLite format 3\0" + bytes(5000)])
+def test_a_damaged_file_is_said_and_left_and_the_others_go(left, garbage):
+    (left / "a.damaged.spool").write_bytes(garbage)
+    with collector_that() as collector:
+        done = synced(left, "--url", collector.url)
+        assert collector.steps() == list(range(STEPS))
+    assert done.returncode == 1
+    assert "a.damaged.spool: not sent, " in done.stdout
+    assert files(left) == ["a.damaged.spool"]
+    assert done.stderr == ""
+
+
+def test_a_token_goes_along(left, monkeypatch):
+    monkeypatch.setenv("GRADCANARY_TOKEN", "gc_ingest_1")
+    with collector_that() as collector:
+        assert synced(left, "--url", collector.url).returncode == 0
+        assert collector.tokens == {"Bearer gc_ingest_1"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "status", "remains"),
+    [
+        ("hello", Says(409, refusal("conflict")), 1, True),
+        ("hello", Says(401, refusal("x")), 1, True),
+        ("batches", Says(410, refusal("run_deleted")), 1, False),
+        ("batches", Says(404, refusal("unknown_session")), 0, False),
+        ("batches", Says(409, refusal("unknown_layer_set")), 0, False),
+        ("batches", Says(409, refusal("superseded")), 1, False),
+        ("batches", Says(413, refusal("too_large")), 0, False),
+        ("batches", Says(503, refusal("busy"), {"retry-after": "1"}), 0, False),
+        ("end", Says(404, refusal("unknown_session")), 0, False),
+    ],
+)
+def test_what_a_collector_may_answer(left, kind, says, status, remains):
+    with collector_that(once(kind, says)) as collector:
+        done = synced(left, "--url", collector.url)
+        assert done.returncode == status
+        assert bool(files(left)) == remains
+        refused = says.status == 409 and b"superseded" in says.body
+        if status == 0:
+            assert collector.steps() == list(range(STEPS))
+            assert collector.heard[-1].kind == "end"
+        elif refused:
+            assert "64 lost" in done.stdout
+            assert collector.steps() == list(range(64, STEPS))
+            assert collector.of("batches")[-1].body["dropped_steps"] == 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["/nowhere"], "/nowhere is no folder"), (["--url", "nowhere"], "--url is 'nowhere'")],
+)
+def test_wrong_arguments(arguments, said):
+    done = synced(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_torch_is_needed(left):
+    code = "import sys; sys.modules['torch'] = None; from gradcanary import cli; sys.exit(cli.main(sys.argv[1:]))"
+    with collector_that() as collector:
+        command = [sys.executable, "-c", code, "sync", left, "--url", collector.url]
+        assert subprocess.run(command, timeout=WAIT_S, check=False, stdout=subprocess.DEVNULL).returncode == 0
+        assert collector.steps() == list(range(STEPS))
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"GRADCANARY_SPOOL": "/a", "XDG_STATE_HOME": "/b"}, "/a"),
+        ({"GRADCANARY_SPOOL": "", "XDG_STATE_HOME": "/b"}, "/b/gradcanary/spool"),
+        ({}, f"{Path.home()}/.local/state/gradcanary/spool"),
+    ],
+)
+def test_where_files_are(environ, expected):
+    assert spool.folder(environ) == Path(expected)
