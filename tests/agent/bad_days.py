@@ -31,11 +31,12 @@ def free_port() -> int:
 class Trained:
     """A training that runs; ``lines`` is what it printed so far, ``errors`` its stderr once it ended."""
 
-    def __init__(self, url: str, steps: int, **options: object) -> None:
+    def __init__(self, url: str, steps: int, spool: Path | None = None, **options: object) -> None:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"} | ({} if spool is None else {"GRADCANARY_SPOOL": str(spool)})
         self.process = subprocess.Popen(
             [sys.executable, SCRIPT, url, str(steps), *(f"{name}={value}" for name, value in options.items())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env=env,
         )  # fmt: skip
         self.lines: list[str] = []
         self.errors = ""
@@ -83,9 +84,9 @@ class Trained:
 
 
 @contextmanager
-def training(url: str, steps: int, **options: object) -> Iterator[Trained]:
+def training(url: str, steps: int, spool: Path | None = None, **options: object) -> Iterator[Trained]:
     """Start a training; it does not outlive the block."""
-    trained = Trained(url, steps, **options)
+    trained = Trained(url, steps, spool, **options)
     try:
         yield trained
     finally:

@@ -1,7 +1,7 @@
 """A training that uses what could give an agent away, and ends with a digest of everything it left behind.
 
-Run as a script: ``identical_training.py MODE URL`` with the modes bare, watched, and sabotaged, in which the agent
-draws one random number.
+Run as a script: ``identical_training.py MODE URL`` with the modes bare, watched, spooled, in which all of it is written
+to a file and thinned there, and sabotaged, in which the agent draws one random number.
 """
 
 import hashlib
@@ -68,6 +68,13 @@ def sabotage() -> None:
     observer.take_sample = drawing
 
 
+def spool() -> None:
+    """Let the agent write to its file as often as it can, and let the file be small."""
+    from gradcanary import sender, spool
+
+    sender.FLUSH_S, spool.LIMIT_BYTES = 0.02, 20_000
+
+
 def main(mode: str, url: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -79,6 +86,8 @@ def main(mode: str, url: str) -> None:
 
     if mode == "sabotaged":
         sabotage()
+    elif mode == "spooled":
+        spool()
     with gradcanary.watch(run=f"identical-{mode}", url=url):
         found = digest(*train())
     print(found)

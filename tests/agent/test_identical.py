@@ -1,4 +1,4 @@
-"""Training is the same bit for bit: without the agent, with it, and with its collector dead."""
+"""Training is the same bit for bit: without the agent, with it, and with its collector dead, its spool full."""
 
 import subprocess
 import sys
@@ -17,9 +17,11 @@ def trained(mode: str, url: str = NOBODY) -> str:
     return ended.stdout.strip()
 
 
-def test_the_agent_changes_no_bit_and_one_random_number_would_show(collector: Collector) -> None:
+def test_the_agent_changes_no_bit_and_one_random_number_would_show(collector: Collector, spool_folder: Path) -> None:
     bare = trained("bare")
     assert trained("watched", collector.url) == bare
     assert collector.get("/api/v1/runs/identical-watched").json()["step"] == 199
     assert trained("watched") == bare
+    assert trained("spooled") == bare
+    assert len(list(spool_folder.glob("*.spool"))) == 2
     assert trained("sabotaged", collector.url) != bare

@@ -1,6 +1,5 @@
 """Bad days: the collector is away or killed, a disk is full. The training goes on, and nothing is lost unseen."""
 
-import os
 import random
 import time
 from pathlib import Path
@@ -17,8 +16,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory):
     """What the collector has of a training that nothing happened to, and the digest of its weights."""
     folder = tmp_path_factory.mktemp("undisturbed")
     collector = Collector(folder / "data").start()
-    os.environ["GRADCANARY_SPOOL"] = str(folder / "spool")
-    with training(collector.url, STEPS) as trained:
+    with training(collector.url, STEPS, folder / "spool") as trained:
         digest = trained.ended()
     found = kept(collector)
     collector.kill()

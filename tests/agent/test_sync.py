@@ -1,6 +1,5 @@
 """``gradcanary sync`` delivers what trainings left: from a terminal, killed in its middle, into whatever answers."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -21,8 +20,9 @@ NOBODY = "http://127.0.0.1:9"
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory):
     """What the collector has of a training that nothing happened to, with its next_seq."""
-    collector = Collector(tmp_path_factory.mktemp("undisturbed")).start()
-    with training(collector.url, STEPS, flush=60) as trained:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    collector = Collector(folder / "data").start()
+    with training(collector.url, STEPS, folder / "spool", flush=60) as trained:
         trained.ended()
     found = kept(collector), log_of(collector)[0]
     collector.kill()
@@ -33,8 +33,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory):
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a training that nobody listened to, and what it said; the tests work on copies."""
     folder = tmp_path_factory.mktemp("left") / "spool"
-    os.environ["GRADCANARY_SPOOL"] = str(folder)
-    with training(NOBODY, STEPS, flush=60) as trained:
+    with training(NOBODY, STEPS, folder, flush=60) as trained:
         trained.ended()
     return folder, trained.errors
 
