@@ -188,7 +188,9 @@ def test_what_was_lost_is_told_where_it_is_missing():
     box.taken()
     box.lose(1)
     assert box.dropped_steps == box.lost == 5
-    box.add(row(8, sampled=False))
+    box.add(row(8))
+    assert json.loads(box.next(ROOMY).body)["dropped_steps"] == 4, "it was lost behind this one"
+    box.taken()
     box.add(row(10, sampled=False))
     assert json.loads(box.next(ROOMY).body)["dropped_steps"] == 4, "a batch without steps shows no gap"
     box.taken()
@@ -197,3 +199,16 @@ def test_what_was_lost_is_told_where_it_is_missing():
     box.clear()
     assert box.is_empty
     assert box.lost == 6
+
+
+def test_after_a_loss_the_next_batch_tells_all_accumulators():
+    box = boxed()
+    told = []
+    for step in range(4):
+        box.add(row(step))
+        told.append(json.loads(box.next(ROOMY).body)["accumulators"] != [])
+        if step == 1:
+            box.set_aside()
+        else:
+            box.taken()
+    assert told == [True, False, True, False]

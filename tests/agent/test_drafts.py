@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -238,3 +240,33 @@ def test_a_batch_that_is_too_long_for_a_collector_is_cut_before_it_is_sent():
         box.taken()
     assert [seq for seq, *_ in sent] == list(range(len(sent)))
     assert [step for _, *steps in sent for step in steps] == list(range(64))
+
+
+FORK = """
+import os, sys, warnings
+from pathlib import Path
+from gradcanary.shelf import Entry, Tally
+from gradcanary.spool import Spool
+warnings.simplefilter("ignore", DeprecationWarning)
+spool = Spool.create(Path(sys.argv[1]), "run", "session", "http://x", b"{}", Tally())
+for _ in range(50):
+    spool.append(Entry(bytes(20_000), 1, 1))
+# In the middle of a change, part of which is in the file already:
+spool._connection.execute("UPDATE batch SET body = zeroblob(30000)")
+if os.fork() == 0:
+    del spool
+    sys.exit(0)
+assert os.wait()[1] == 0
+spool._connection.commit()
+spool.append(Entry(b"new", 1, 1))
+spool.close()
+spool = Spool.open(spool.path)
+assert spool._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+assert (spool.totals.count, spool.totals.size) == (51, 50 * 30000 + 3), (spool.totals.count, spool.totals.size)
+spool.close()
+"""
+
+
+def test_a_child_that_ends_in_the_middle_of_a_change_undoes_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FORK, tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -215,6 +215,7 @@ def test_memory_is_thinned_and_bounded_as_a_file_is(monkeypatch):
         # Behind the last step that was kept there is none to tell of the others.
         last = [*batches(collector), *collector.of("heartbeat", accepted=True)][-1]
         assert last.body["dropped_steps"] == 400 - len(arrived) > 0
+        assert max(told.body["every"] for told in batches(collector)) > 1
 
 
 def test_nothing_of_it_outlives_a_close(spool_folder):

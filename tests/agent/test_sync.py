@@ -66,7 +66,7 @@ def test_what_was_left_arrives_as_if_nothing_had_happened(left, collector, undis
     assert (again.returncode, again.stdout) == (0, f"nothing to send in {left}\n")
 
 
-@pytest.mark.parametrize("at", range(1, 8))
+@pytest.mark.parametrize("at", range(1, 10))
 def test_a_sync_may_die_at_any_answer(left, at):
     """Killed as the answer is on its way: the next one sends the same bytes, or what comes after them."""
     process: list[subprocess.Popen[bytes]] = []
@@ -98,7 +98,27 @@ def test_a_sync_may_die_at_any_answer(left, at):
             for step in told.body["steps"]
         ]
         assert steps == list(range(STEPS))
+        assert len(collector.heard) >= 9, "hello, seven batches, the end"
         assert collector.of("end")[-1].body == {"state": "finished", "last_step": STEPS - 1, "error": None}
+
+
+def test_a_sync_that_is_killed_before_its_end_was_taken_says_it_again(left):
+    process: list[subprocess.Popen[bytes]] = []
+
+    def script(told: Told) -> Says:
+        if told.kind == "end" and process[0].poll() is None:
+            process[0].send_signal(signal.SIGKILL)
+            process[0].wait(WAIT_S)
+            return Says(503)
+        return Says()
+
+    with collector_that(script) as collector:
+        command = [sys.executable, "-m", "gradcanary.cli", "sync", left, "--url", collector.url]
+        process.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        until(lambda: process[0].poll() is not None)
+        assert collector.of("end", accepted=True) == []
+        assert synced(left, "--url", collector.url).returncode == 0
+        assert len(collector.of("end", accepted=True)) == 1
 
 
 def test_a_training_that_was_killed_left_what_it_had(spool_folder, collector, undisturbed):
