@@ -1,8 +1,9 @@
-"""What the three figures of a run share: one step axis, equal margins, incident marks, no modebar."""
+"""What all figures share: one step axis, equal margins, no modebar."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,13 +26,15 @@ CONFIG: Any = {
 """No button that sends a chart to a cloud, no link to the maker; a double click shows the whole run again."""
 
 MARGIN = {"l": 92, "r": 16, "t": 20, "b": 42}
+LINE = 34
+"""Characters of a sentence in a plot that fit on a phone."""
+
 CLEAR = "rgba(0,0,0,0)"
-LABELLED_MARKS = 12
 
 
 @dataclass(frozen=True)
 class Span:
-    """The steps that the three figures show, and what stays put while the span's identity does."""
+    """The steps that all figures of a page show, and what stays put while the span's identity does."""
 
     first: float
     last: float
@@ -44,14 +47,20 @@ class Span:
         last = steps[-1] + bucket_steps - 1 if len(steps) else 1.0
         first = first if view.from_step is None else view.from_step
         last = last if view.to_step is None else view.to_step
-        return cls(float(first), float(max(last, first + 1)), f"{run}|{view.from_step}|{view.to_step}")
+        return cls(float(first), float(max(last, first)), f"{run}|{view.from_step}|{view.to_step}")
+
+    @property
+    def width(self) -> float:
+        """How many steps are in sight."""
+        return self.last - self.first + 1
 
     def axis(self) -> dict[str, Any]:
-        """Return the x axis."""
+        """Return the x axis; only whole steps are labelled."""
         return {
             "range": [self.first - 0.5, self.last + 0.5],
             "tickformat": ",d",
             "nticks": 7,
+            **({"dtick": 1} if self.width <= 6 else {}),
             "zeroline": False,
             "showline": False,
             "ticks": "",
@@ -69,7 +78,12 @@ def layout(span: Span, height: int, yaxis: Mapping[str, Any]) -> dict[str, Any]:
         "showlegend": False,
         "dragmode": "zoom",
         "hovermode": "x",
-        "hoverlabel": {"bgcolor": palette.DARK, "bordercolor": palette.DARK, "font": {"color": palette.WHITE}},
+        "hoverlabel": {
+            "bgcolor": palette.DARK,
+            "bordercolor": palette.DARK,
+            "font": {"color": palette.WHITE},
+            "align": "left",
+        },
         "font": {"size": 11.5},
         "uirevision": span.identity,
         "xaxis": span.axis(),
@@ -79,17 +93,8 @@ def layout(span: Span, height: int, yaxis: Mapping[str, Any]) -> dict[str, Any]:
 
 def nothing(span: Span, height: int, text: str) -> Figure:
     """Return an empty figure that says why it is empty."""
-    note = {"text": plain(text), "showarrow": False, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
+    note = {"text": wrapped(text), "showarrow": False, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}
     return {"data": [], "layout": {**layout(span, height, {"visible": False}), "annotations": [note]}}
-
-
-def marks(points: Iterable[Mapping[str, Any]], span: Span, ink: str) -> dict[str, Any]:
-    """Return the vertical lines of incidents, with the numbers of those that fired above the plot."""
-    seen = [mark for mark in points if span.first <= mark["step"] <= span.last]
-    return {
-        "shapes": [_line(mark, ink) for mark in seen],
-        "annotations": [_label(mark) for mark in seen if mark["kind"] == "fired"][-LABELLED_MARKS:],
-    }
 
 
 def plain(text: str) -> str:
@@ -97,34 +102,13 @@ def plain(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def steps_text(steps: Floats, bucket_steps: int) -> list[str]:
-    """Return ``12,340`` or, for a bucket of several steps, ``12,320 to 12,351``."""
-    if bucket_steps <= 1:
+def wrapped(text: str) -> str:
+    """Return a sentence in lines that fit on a phone, for Plotly."""
+    return "<br>".join(map(plain, textwrap.wrap(text, LINE)))
+
+
+def steps_text(steps: Floats, bucket_steps: int, every: int = 1) -> list[str]:
+    """Return ``12,340`` or, for a bucket of several sampled steps, ``12,320 to 12,351``."""
+    if bucket_steps <= every:  # buckets begin at multiples of ``every``: at the one step that is sampled
         return [wording.integer(step) for step in steps]
     return [f"{wording.integer(step)} to {wording.integer(step + bucket_steps - 1)}" for step in steps]
-
-
-def _line(mark: Mapping[str, Any], ink: str) -> dict[str, Any]:
-    colour = ink if mark["kind"] == "fired" else palette.GREEN
-    return {
-        "type": "line",
-        "xref": "x",
-        "yref": "paper",
-        "x0": mark["step"],
-        "x1": mark["step"],
-        "y0": 0,
-        "y1": 1,
-        "line": {"color": colour, "width": 1.2, "dash": "dot"},
-    }
-
-
-def _label(mark: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "text": f"#{int(mark['incident'])}",
-        "x": mark["step"],
-        "y": 1,
-        "xref": "x",
-        "yref": "paper",
-        "yanchor": "bottom",
-        "showarrow": False,
-    }

@@ -10,10 +10,11 @@ from typing import Any
 from dash import ClientsideFunction, Dash, Input, Output, State, no_update
 from dash.exceptions import PreventUpdate
 
-from gradcanary_dashboard import run_data, run_page, runs_page, shell
+from gradcanary_dashboard import layer_data, layer_page, run_data, run_page, runs_page, shell
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
-from gradcanary_dashboard.view import parse, run_of
+from gradcanary_dashboard.stats import STATS
+from gradcanary_dashboard.view import Place, parse, place_of
 
 Contents = Mapping[str, Any]
 Handler = Callable[..., Contents]
@@ -65,17 +66,30 @@ def _register_pages(app: Dash, collector: Collector) -> None:
 
     @threaded(app, outputs, Input("url", "pathname"), State("url", "search"))
     def show(pathname: str | None, search: str | None) -> Contents:
-        name = run_of(pathname or "/")
+        place = place_of(pathname or "/")
         try:
-            if name is None:
+            if place is None:
                 return {"main": runs_page.frame(_runs(collector, "", None)), "title": "Runs", "outage": None}
-            contents = _run(collector, name, search, None)
-            return {"main": run_page.frame(name, contents), "title": name, "outage": None}
+            contents = _of_run(collector, place, search, None)
+            return {"main": _frame(place, contents), "title": contents.get("name", place.run), "outage": None}
         except NotFoundError:
-            return {"main": run_page.unknown(name or ""), "title": "No such run", "outage": None}
+            return {"main": _unknown(collector, place or Place("")), "title": "Not found", "outage": None}
         except DashboardError as error:
-            main = runs_page.frame({}) if name is None else run_page.frame(name, {})
-            return {"main": main, "title": name or "Runs", "outage": shell.outage(str(error))}
+            main = runs_page.frame({}) if place is None else _frame(place, {})
+            return {"main": main, "title": place.run if place else "Runs", "outage": shell.outage(str(error))}
+
+
+def _frame(place: Place, contents: Contents) -> list[Any]:
+    return run_page.frame(place.run, contents) if place.layer is None else layer_page.frame(place, contents)
+
+
+def _unknown(collector: Collector, place: Place) -> list[Any]:
+    """Return the page that says what is missing: the run, or only the layer."""
+    try:
+        collector.run(place.run)
+    except DashboardError:
+        return run_page.unknown(place.run)
+    return layer_page.unknown(place)
 
 
 def _register_refreshes(app: Dash, collector: Collector) -> None:
@@ -110,7 +124,21 @@ def _register_refreshes(app: Dash, collector: Collector) -> None:
         refreshes=True,
     )
     def refresh_run(_pulse: object, search: str | None, name: str, shown: Contents | None) -> Contents:
-        return _healing(shown, lambda: _run(collector, name, search, shown))
+        return _healing(shown, lambda: _of_run(collector, Place(name), search, shown))
+
+    layer_outputs = {slot: Output(slot, prop) for slot, prop in layer_page.SLOTS.items()}
+
+    @threaded(
+        app,
+        {**layer_outputs, "shown": Output("layer-shown", "data"), "outage": outage},
+        Input("layer-pulse", "data"),
+        Input("layer-url", "search"),
+        State("layer-place", "data"),
+        State("layer-shown", "data"),
+        refreshes=True,
+    )
+    def refresh_layer(_pulse: object, search: str | None, place: Contents, shown: Contents | None) -> Contents:
+        return _healing(shown, lambda: _of_run(collector, Place(**place), search, shown))
 
 
 def _healing(shown: Contents | None, ask: Callable[[], Contents]) -> Contents:
@@ -137,28 +165,33 @@ def _runs(collector: Collector, wanted: str, shown: Contents | None) -> Contents
     return {**contents, "shown": {"version": version, "wanted": wanted}}
 
 
-def _run(collector: Collector, name: str, search: str | None, shown: Contents | None) -> Contents:
-    """Return the contents of a run's page, nothing when it shows them already."""
+def _of_run(collector: Collector, place: Place, search: str | None, shown: Contents | None) -> Contents:
+    """Return the contents of a run's or a layer's page, nothing when it shows them already."""
     view = parse(search)
-    version = collector.run(name).version
+    version = collector.run(place.run).version
     before = shown or {}
-    if (before.get("version"), before.get("search")) == (version, search) and not _was_told(collector, name, before):
+    same = (before.get("version"), before.get("search")) == (version, search)
+    if same and not _was_told(collector, place, before):
         return {}
-    data = run_data.load(collector, name, view, before.get("layer"))
-    state = {
-        "version": version,
-        "search": search,
-        "layer": data.layer and data.layer["layer"],
-        "incidents": data.incidents_version if data.undelivered else None,
-    }
-    return {**run_page.fill(data, view), "shown": state}
+    state: dict[str, Any] = {"version": version, "search": search}
+    data: run_data.RunData | layer_data.LayerData
+    if place.layer is None:
+        data = run_data.load(collector, place.run, view, before.get("layer"))
+        contents = run_page.fill(data, view)
+        state["layer"] = data.layer and data.layer["layer"]
+    else:
+        data = layer_data.load(collector, place.run, place.layer, view)
+        contents = layer_page.fill(data, view)
+    state["incidents"] = data.incidents_version if run_data.is_unsettled(data.incidents) else None
+    return {**contents, "shown": state}
 
 
-def _was_told(collector: Collector, name: str, before: Contents) -> bool:
+def _was_told(collector: Collector, place: Place, before: Contents) -> bool:
     """Return whether a delivery moved on since the page was filled; asks only while one is on its way."""
     if before.get("incidents") is None:
         return False
-    _, version = run_data.load_incidents(collector, name, parse(before.get("search")).incident)
+    load = run_data if place.layer is None else layer_data
+    _, version = load.load_incidents(collector, place.run, parse(before.get("search")).incident)
     return bool(version != before["incidents"])
 
 
@@ -169,10 +202,12 @@ def _register_browser(app: Dash) -> None:
         register_callback: Callable[..., None] = app.clientside_callback
         register_callback(ClientsideFunction("gradcanary", function), *arguments, prevent_initial_call=at_click)
 
-    for page in ("runs", "run"):
+    figures = {"run": ("heatmap", "trend", "loss"), "layer": tuple(f"stat-{stat}" for stat in STATS)}
+    for page in ("runs", *figures):
         browser("pulse", Output(f"{page}-pulse", "data"), Input(f"{page}-tick", "n_intervals"), State("busy", "data"))
-    zooms = [Input(graph, "relayoutData") for graph in ("heatmap", "trend", "loss")]
-    browser("zoom", Output("run-url", "search"), *zooms, at_click=True)
+    for page, drawn in figures.items():
+        zooms = [Input(figure, "relayoutData") for figure in drawn]
+        browser("zoom", Output(f"{page}-url", "search"), *zooms, at_click=True)
     browser(
         "choose",
         Output("run-url", "search", allow_duplicate=True),
@@ -181,4 +216,5 @@ def _register_browser(app: Dash) -> None:
         at_click=True,
     )
     browser("read_out", Output("readout", "children"), Input("heatmap", "hoverData"), State("heatmap", "figure"))
+    browser("show_choices", Output("rows", "value"), Input("run-url", "search"))
     browser("title", Input("title", "data"))

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
-from gradcanary_dashboard.errors import NotFoundError, UnreachableError
+from gradcanary_dashboard.errors import NotFoundError, RefusedError, UnreachableError
 
 API = "/api/v1"
 KEPT_ANSWERS = 64
@@ -32,7 +32,9 @@ class Collector:
     def __init__(self, url: str, timeout_s: float = 10.0) -> None:
         self.url = url.rstrip("/")
         # trust_env: a proxy of the environment must not come between a page and the collector it was given.
-        self._http = httpx.Client(base_url=self.url + API, timeout=timeout_s, trust_env=False)
+        # The expiry: uvicorn drops a connection that is idle for 5 s; one that is about to go must not be used again.
+        limits = httpx.Limits(keepalive_expiry=2.0)
+        self._http = httpx.Client(base_url=self.url + API, timeout=timeout_s, trust_env=False, limits=limits)
         self._remembered: OrderedDict[str, Answer] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -76,6 +78,8 @@ class Collector:
     def _read(self, key: str, response: httpx.Response) -> Answer:
         if response.status_code == 404:
             raise NotFoundError(f"The collector at {self.url} knows no {response.request.url.path.removeprefix(API)}.")
+        if response.status_code == 422:
+            raise RefusedError(_reason(response))
         try:
             response.raise_for_status()
             body = response.json()
@@ -97,3 +101,11 @@ class Collector:
             self._remembered.move_to_end(key)
             while len(self._remembered) > KEPT_ANSWERS:
                 self._remembered.popitem(last=False)
+
+
+def _reason(response: httpx.Response) -> str:
+    """Return the collector's own words for why it refuses."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return "The collector does not take this question."

@@ -1,49 +1,86 @@
-"""Curves over the step axis as Plotly figures: one layer's trend, the loss; no I/O."""
+"""Curves over the step axis as Plotly figures: a stat of one layer, the loss; no I/O."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradcanary_dashboard import axes, palette, wording
+from gradcanary_dashboard import axes, marks, palette, wording
 from gradcanary_dashboard.columns import decode, encode
+from gradcanary_dashboard.history import Hole
+from gradcanary_dashboard.stats import Stat
 
 TREND_HEIGHT = 250
 LOSS_HEIGHT = 190
 FADE = "22"
 """Alpha of an envelope, in hex."""
 
+HOLE_FILL = palette.NO_DATA + "50"
+
+DOTTED = 40
+"""Up to so many samples each is a dot: at full zoom one sees which steps were sampled."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A value worth a line across the plot: the threshold, a baseline."""
+
+    name: str
+    value: float
+    colour: str
+    is_upper: bool
+
+    def line(self) -> dict[str, Any]:
+        """Return the line."""
+        line = {"color": self.colour, "width": 1.2, "dash": "dash"}
+        return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": self.value, "y1": self.value, "line": line}
+
+    def label(self) -> dict[str, Any]:
+        """Return its name, above the line or below, so that two of them never meet."""
+        place = {"xref": "paper", "x": 1, "xanchor": "right"}
+        height = {"y": math.log10(self.value), "yanchor": "bottom" if self.is_upper else "top"}
+        return {"text": f"{self.name} {wording.scientific(self.value)}", **place, **height, "showarrow": False}
+
 
 @dataclass(frozen=True)
 class Curve:
-    """Buckets of one series: first step, smallest, mean and largest value (NaN = none), how many were not finite."""
+    """Buckets of one series: first step, smallest, mean and largest value (NaN = none), samples, not finite ones."""
 
     steps: axes.Floats
     bucket_steps: int
     low: axes.Floats
     mean: axes.Floats
     high: axes.Floats
+    count: npt.NDArray[np.int32]
     nonfinite: npt.NDArray[np.int32]
+    holes: Sequence[Hole] = ()
+    every: int = 1
 
     @classmethod
-    def read(cls, answer: Mapping[str, Any], series: Mapping[str, Any]) -> Curve:
-        """Return one series or metric of an answer."""
-        counted = decode(series["count"]) > 0
+    def read(cls, answer: Mapping[str, Any], series: Mapping[str, Any], events: marks.Events) -> Curve:
+        """Return one series or metric of an answer; no line is drawn over the holes among the events."""
+        count = decode(series["count"])
         low, mean, high = (
-            np.where(counted, decode(series[key]).astype(np.float64), np.nan) for key in ("min", "mean", "max")
+            np.where(count > 0, decode(series[key]).astype(np.float64), np.nan) for key in ("min", "mean", "max")
         )
         bucket = max(1, int(answer["bucket_steps"]))
-        return cls(decode(answer["steps"]), bucket, low, mean, high, decode(series["nonfinite"]))
+        broken = decode(series["nonfinite"])
+        return cls(decode(answer["steps"]), bucket, low, mean, high, count, broken, events.holes, events.every)
 
     @property
     def middle(self) -> axes.Floats:
         """The middle step of each bucket."""
         return self.steps + (self.bucket_steps - 1) / 2
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all is known."""
+        return not self.pieces() and not self.nonfinite.any()
 
     def pieces(self) -> list[slice]:
         """Return the stretches of buckets that hold values and follow each other without a hole."""
@@ -52,50 +89,104 @@ class Curve:
             return []
         between = np.diff(self.steps)
         usual = max(float(self.bucket_steps), float(np.median(between)) if len(between) else 0.0)
-        joined = known[1:] & known[:-1] & (between <= 1.5 * usual)
+        joined = known[1:] & known[:-1] & (between <= 1.5 * usual) & ~self._torn()
         starts = np.flatnonzero(known & ~np.concatenate(([False], joined)))
         ends = np.flatnonzero(known & ~np.concatenate((joined, [False]))) + 1
         return [slice(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
 
+    def _torn(self) -> npt.NDArray[np.bool_]:
+        """Return, for each bucket but the last, whether a hole lies between its middle and the next one's.
 
-def trend(answer: Mapping[str, Any], span: axes.Span, firing: bool) -> axes.Figure:
-    """Return one layer's curve on a log axis, with threshold, envelope and incident marks."""
-    series = answer["series"][0]
-    curve = Curve.read(answer, series)
-    enter = float(answer["threshold"]["enter"])
-    if not curve.pieces() and not curve.nonfinite.any():
-        return axes.nothing(span, TREND_HEIGHT, "This layer has no value in these steps.")
-    floor, top = _log_range(curve, enter)
-    colour = palette.RED if firing else palette.BLUE
-    shown = _above(curve, floor)
-    yaxis = {"type": "log", "range": [math.log10(floor), math.log10(top)], "dtick": _decades_per_tick(floor, top)}
-    drawn = axes.layout(span, TREND_HEIGHT, {**yaxis, "exponentformat": "power"})
-    marked = axes.marks(answer["marks"], span, palette.RED)
-    drawn["shapes"] = [_below(enter, floor), _threshold(enter), *marked["shapes"]]
-    drawn["annotations"] = [_threshold_label(enter), *marked["annotations"], *_zero_label(curve, floor)]
-    data = [*_envelope(shown, colour), _line(shown, curve, colour), *_nonfinite(curve, top / 1.3)]
+        A hole that is thinner than a bucket leaves values in it, and still nothing was measured there.
+        """
+        torn = np.zeros(max(0, len(self.steps) - 1), np.bool_)
+        middle = self.middle
+        for hole in self.holes:
+            first = max(0, int(np.searchsorted(middle, hole.first, "right")) - 1)
+            torn[first : int(np.searchsorted(middle, hole.last, "left"))] = True
+        return torn
+
+
+def trend(
+    answer: Mapping[str, Any],
+    span: axes.Span,
+    stat: Stat,
+    events: marks.Events,
+    *,
+    firing: bool = False,
+    baseline: float | None = None,
+    height: int = TREND_HEIGHT,
+) -> axes.Figure:
+    """Return a stat of one layer: the mean in its envelope, threshold and baseline where the stat has them."""
+    curve = Curve.read(answer, answer["series"][0], events)
+    if curve.is_empty:
+        return axes.nothing(span, height, f"{stat.title}: no value of this layer in these steps.")
+    colour = palette.RED if firing and stat.has_threshold else palette.BLUE
+    levels = _levels(answer, baseline) if stat.has_threshold else []
+    drawn, top, shown = _plot(curve, span, height, stat, levels)
+    pointed = marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
+    data = [
+        *_envelope(shown, colour),
+        _line(shown, curve, colour),
+        *_nonfinite(curve, top),
+        *marks.pointers(pointed, span, top),
+    ]
     return {"data": data, "layout": drawn}
 
 
-def loss(answer: Mapping[str, Any], span: axes.Span) -> axes.Figure:
+def loss(answer: Mapping[str, Any], span: axes.Span, events: marks.Events) -> axes.Figure:
     """Return the loss on a linear axis."""
     metric = next((metric for metric in answer["metrics"] if metric["name"] == "loss"), None)
-    curve = Curve.read(answer, metric) if metric is not None else None
-    if curve is None or (not curve.pieces() and not curve.nonfinite.any()):
+    curve = Curve.read(answer, metric, events) if metric is not None else None
+    if curve is None or curve.is_empty:
         return axes.nothing(span, LOSS_HEIGHT, "No loss has been logged in these steps.")
     drawn = axes.layout(span, LOSS_HEIGHT, {"nticks": 5})
-    finite = curve.high[np.isfinite(curve.high)]
-    top = float(finite.max()) if finite.size else 1.0
-    data = [*_envelope(curve, palette.GREY), _line(curve, curve, palette.GREY), *_nonfinite(curve, top)]
+    top = _top(curve)
+    pointed = marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
+    data = [
+        *_envelope(curve, palette.GREY),
+        _line(curve, curve, palette.GREY),
+        *_nonfinite(curve, top),
+        *marks.pointers(pointed, span, top),
+    ]
     return {"data": data, "layout": drawn}
 
 
-def _log_range(curve: Curve, enter: float) -> tuple[float, float]:
-    """Return the ends of the axis: half a decade of room on both sides, the threshold always in sight."""
-    known = np.concatenate((curve.low, curve.high))
+def _levels(answer: Mapping[str, Any], baseline: float | None) -> list[Level]:
+    enter = float(answer["threshold"]["enter"])
+    if baseline is None or baseline <= 0:
+        return [Level("threshold", enter, palette.ORANGE, True)]
+    return [
+        Level("threshold", enter, palette.ORANGE, enter > baseline),
+        Level("baseline", baseline, palette.GREEN, enter <= baseline),
+    ]
+
+
+def _plot(
+    curve: Curve, span: axes.Span, height: int, stat: Stat, levels: Sequence[Level]
+) -> tuple[dict[str, Any], float, Curve]:
+    """Return the layout, a height near its top, and the curve as it is drawn there."""
+    if not stat.is_log:
+        return axes.layout(span, height, {"nticks": 5, "rangemode": "tozero"}), _top(curve), curve
+    floor, top = _log_range(curve, [level.value for level in levels])
+    yaxis = {"type": "log", "range": [math.log10(floor), math.log10(top)], "dtick": _decades_per_tick(floor, top)}
+    drawn = axes.layout(span, height, {**yaxis, "exponentformat": "power"})
+    below = [_below(levels[0].value, floor)] if levels else []
+    drawn["shapes"] = [*below, *(level.line() for level in levels)]
+    drawn["annotations"] = [*(level.label() for level in levels), *_zero_label(curve, floor)]
+    return drawn, top / 1.3, _above(curve, floor)
+
+
+def _top(curve: Curve) -> float:
+    finite = curve.high[np.isfinite(curve.high)]
+    return float(finite.max()) if finite.size else 1.0
+
+
+def _log_range(curve: Curve, levels: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the axis: half a decade of room on both sides, every level in sight."""
+    known = np.concatenate((curve.low, curve.high, levels))
     positive = known[np.isfinite(known) & (known > 0)]
-    low = min(float(positive.min()), enter) if positive.size else enter / 10
-    high = max(float(positive.max()), enter) if positive.size else enter
+    low, high = (float(positive.min()), float(positive.max())) if positive.size else (1e-2, 1.0)
     zeros = bool((curve.low == 0).any())
     return 10 ** (math.log10(low) - (1.0 if zeros else 0.4)), 10 ** (math.log10(high) + 0.4)
 
@@ -107,7 +198,7 @@ def _decades_per_tick(floor: float, top: float) -> int:
 def _above(curve: Curve, floor: float) -> Curve:
     """Return the curve with exact zeros drawn on the floor of the log axis."""
     low, mean, high = (np.maximum(values, floor) for values in (curve.low, curve.mean, curve.high))
-    return Curve(curve.steps, curve.bucket_steps, low, mean, high, curve.nonfinite)
+    return replace(curve, low=low, mean=mean, high=high)
 
 
 def _envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
@@ -136,30 +227,35 @@ def _envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
 
 
 def _line(shown: Curve, exact: Curve, colour: str) -> dict[str, Any]:
-    """Return the line of means; a lone bucket is a dot."""
-    known = np.full(len(shown.steps), np.nan)
-    for piece in shown.pieces():
-        known[piece] = shown.mean[piece]
-    lone = any(piece.stop - piece.start == 1 for piece in shown.pieces())
+    """Return the line of means, broken between pieces; a lone bucket is a dot, and so is each of a few."""
+    pieces = shown.pieces()
+    nothing = np.full(1, np.nan)
+    x = [part for piece in pieces for part in (shown.middle[piece], nothing)]
+    y = [part for piece in pieces for part in (shown.mean[piece], nothing)]
+    words = [part for piece in pieces for part in (*_hover(exact, piece), ["", ""])]
+    dots = any(piece.stop - piece.start == 1 for piece in pieces) or len(words) <= DOTTED
     return {
         "type": "scatter",
-        "mode": "lines+markers" if lone else "lines",
-        "x": encode(shown.middle),
-        "y": encode(known),
+        "mode": "lines+markers" if dots else "lines",
+        "x": encode(np.concatenate(x) if x else nothing),
+        "y": encode(np.concatenate(y) if y else nothing),
         "line": {"color": colour, "width": 1.6},
         "marker": {"size": 4, "color": colour},
         "connectgaps": False,
-        "customdata": [list(words) for words in zip(*_hover(exact), strict=True)],
+        "customdata": words,
         "hovertemplate": "step %{customdata[0]}<br>%{customdata[1]}<extra></extra>",
     }
 
 
-def _hover(curve: Curve) -> tuple[list[str], list[str]]:
+def _hover(curve: Curve, piece: slice) -> list[list[str]]:
+    """Return the words of buckets: a single sample with every digit, else the mean and the extremes."""
+    columns = (curve.low, curve.mean, curve.high, curve.count)
     texts = []
-    for low, mean, high in zip(curve.low.tolist(), curve.mean.tolist(), curve.high.tolist(), strict=True):
+    for low, mean, high, count in zip(*(column[piece].tolist() for column in columns), strict=True):
         around = f" ({wording.scientific(low)} to {wording.scientific(high)})" if low < high else ""
-        texts.append(wording.scientific(mean) + around)
-    return axes.steps_text(curve.steps, curve.bucket_steps), texts
+        texts.append(wording.exact(mean) if count == 1 else wording.scientific(mean) + around)
+    steps = axes.steps_text(curve.steps[piece], curve.bucket_steps, curve.every)
+    return [list(words) for words in zip(steps, texts, strict=True)]
 
 
 def _nonfinite(curve: Curve, height: float) -> list[dict[str, Any]]:
@@ -179,30 +275,13 @@ def _nonfinite(curve: Curve, height: float) -> list[dict[str, Any]]:
     ]
 
 
-def _threshold(enter: float) -> dict[str, Any]:
-    line = {"color": "#e8590c", "width": 1.2, "dash": "dash"}
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": enter, "y1": enter, "line": line}
-
-
 def _below(enter: float, floor: float) -> dict[str, Any]:
     sides = {"xref": "paper", "x0": 0, "x1": 1, "y0": floor, "y1": enter}
     return {"type": "rect", **sides, "fillcolor": palette.RED + "10", "line": {"width": 0}, "layer": "below"}
 
 
-def _threshold_label(enter: float) -> dict[str, Any]:
-    return {
-        "text": f"threshold {wording.scientific(enter)}",
-        "xref": "paper",
-        "x": 1,
-        "xanchor": "right",
-        "y": math.log10(enter),
-        "yanchor": "bottom",
-        "showarrow": False,
-    }
-
-
 def _zero_label(curve: Curve, floor: float) -> list[dict[str, Any]]:
     if not (curve.low == 0).any():
         return []
-    place = {"xref": "paper", "x": 0, "xanchor": "left", "y": math.log10(floor), "yanchor": "bottom"}
+    place = {"xref": "paper", "x": 0, "xanchor": "left", "xshift": 4, "y": math.log10(floor), "yanchor": "bottom"}
     return [{"text": "exact 0", **place, "showarrow": False}]

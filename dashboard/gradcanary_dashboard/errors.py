@@ -2,7 +2,8 @@
 
 DashboardError
 ├── UnreachableError  nobody answered, or the answer was no JSON of the collector: try again later
-└── NotFoundError     the collector knows no such run, layer or incident
+├── NotFoundError     the collector knows no such run, layer or incident
+└── RefusedError      the collector does not take the question: the message says why
 """
 
 from __future__ import annotations
@@ -18,3 +19,7 @@ class UnreachableError(DashboardError):
 
 class NotFoundError(DashboardError):
     """The collector does not know what was asked for."""
+
+
+class RefusedError(DashboardError):
+    """The question holds something that the collector does not take, such as a broken expression."""

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradcanary_dashboard import axes, palette, wording
+from gradcanary_dashboard import axes, marks, palette, wording
 from gradcanary_dashboard.columns import decode, encode
+from gradcanary_dashboard.stats import STATS, Stat
 
 NO_DATA = -32768
 ZERO = -32767
@@ -23,39 +24,45 @@ MAX_COLUMNS = 4096
 BLOCK_LABELS = 26
 
 
-def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None) -> axes.Figure:
+def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None, events: marks.Events) -> axes.Figure:
     """Return the heatmap; ``layout.meta`` holds what the page needs to name a cell under the pointer.
 
     A row that several layers share leads to the first of them, by its number.
     """
     rows: Sequence[Mapping[str, Any]] = answer["rows"]
+    stat = STATS[answer["stat"]]
     bucket = max(1, int(answer["bucket_steps"]))
     steps, cells = regular(decode(answer["steps"]), decode(answer["cells"]), bucket)
     height = min(HEIGHT[1], max(HEIGHT[0], ROW_PX * len(rows))) + axes.MARGIN["t"] + axes.MARGIN["b"]
-    if not rows or not len(steps):
-        return axes.nothing(span, HEIGHT[0], "No gradient has been measured in these steps.")
-    scale, codes = coded(cells, answer["threshold"]["enter"])
+    if (cells == NO_DATA).all():
+        return axes.nothing(span, HEIGHT[0], f"{stat.title}: no value in these steps.")
+    scale, codes = coded(cells, stat, answer["threshold"]["enter"])
     drawn = axes.layout(span, height, _rows_axis(rows))
-    marked = axes.marks(answer["marks"], span, palette.DARK)
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
-    drawn["shapes"] = marked["shapes"] + _outline(chosen, len(rows))
-    drawn["annotations"] = marked["annotations"] + _pointer(chosen)
+    drawn["shapes"] = _outline(chosen, len(rows))
+    drawn["annotations"] = _pointer(chosen)
     drawn["hovermode"] = "closest"
+    is_single = bucket <= events.every
     drawn["meta"] = {
         "names": [row["name"] for row in rows],
         "layers": [row["name"] if len(row["layers"]) == 1 else str(row["layers"][0]) for row in rows],
-        "steps": axes.steps_text(steps, bucket),
+        "steps": axes.steps_text(steps, bucket, events.every),
         "middle": float(steps[0]) + (bucket - 1) / 2,
-        "width": float(steps[1] - steps[0]) if len(steps) > 1 else 1.0,
+        "width": float(steps[1] - steps[0]) if len(steps) > 1 else float(bucket),
         "zero": scale.zero,
         "no_data": scale.no_data,
         "nonfinite": scale.nonfinite,
-        "value": answer["value"],
+        "ends": [10 ** (scale.low / palette.MILLI), 10 ** (scale.high / palette.MILLI)],
+        "value": stat.name if is_single else answer["value"],
+        "digits": 3 if is_single else 2,
+        "events": marks.draw(drawn, events, span, palette.DARK, palette.NO_DATA),
     }
     trace = {
         "type": "heatmap",
         "z": encode(codes),
         "x": encode(steps + (bucket - 1) / 2),
+        # A lone column has no neighbour to take its width from.
+        **({"xtype": "scaled", "x0": float(steps[0]) + (bucket - 1) / 2, "dx": bucket} if len(steps) == 1 else {}),
         "zmin": scale.no_data,
         "zmax": scale.nonfinite,
         "colorscale": scale.colours(),
@@ -85,13 +92,16 @@ def regular(
     return steps[0] + np.arange(filled.shape[1], dtype=np.float64) * bucket_steps * spacing, filled
 
 
-def coded(cells: npt.NDArray[np.int16], enter: float) -> tuple[palette.Scale, npt.NDArray[np.int16]]:
+def coded(cells: npt.NDArray[np.int16], stat: Stat, enter: float) -> tuple[palette.Scale, npt.NDArray[np.int16]]:
     """Return the colour scale for these cells and the cells with their sentinels moved beside the values."""
     special = (cells == NO_DATA) | (cells == ZERO) | (cells == NONFINITE)
     values = np.clip(cells[~special], -30_000, 30_000)
     threshold = round(palette.MILLI * float(np.log10(enter)))
     low, high = (int(values.min()), int(values.max())) if values.size else (threshold, threshold)
-    scale = palette.Scale.spanning(low, threshold, high)
+    if stat.has_threshold:
+        scale = palette.Scale.around(low, threshold, high)
+    else:
+        scale = palette.Scale.rising(low, high, palette.WHITE if stat.zero_is_good else palette.BLACK)
     codes = np.clip(cells, scale.low, scale.high).astype(np.int16)
     for sentinel, code in ((NO_DATA, scale.no_data), (ZERO, scale.zero), (NONFINITE, scale.nonfinite)):
         codes[cells == sentinel] = code

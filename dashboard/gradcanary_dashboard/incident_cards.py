@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
 from gradcanary_dashboard import parts, wording
+from gradcanary_dashboard.view import View, layer_url
 
 NAMED_LAYERS = 4
 
 
-def panel(incidents: Sequence[Mapping[str, Any]], named: int | None) -> list[Any]:
-    """Return a card per incident; the one that the URL names is marked."""
+def panel(incidents: Sequence[Mapping[str, Any]], view: View, layer: int | None = None) -> list[Any]:
+    """Return a card per incident; the one that the URL names is marked, and ``layer`` comes first of its layers."""
     if not incidents:
         return [html.P("No incident so far.", className="dim")]
-    return [card(incident, incident["id"] == named) for incident in incidents]
+    return [card(incident, view, layer) for incident in incidents]
 
 
 def tally(incidents: Sequence[Mapping[str, Any]]) -> str:
@@ -26,9 +27,10 @@ def tally(incidents: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in ("open", "resolved") if counts[state])
 
 
-def card(incident: Mapping[str, Any], named: bool) -> html.Article:
+def card(incident: Mapping[str, Any], view: View, layer: int | None = None) -> html.Article:
     """Return one incident: what, since when, why probably, what to do, who was told."""
     number = int(incident["id"])
+    named = number == view.incident
     is_open = incident["state"] == "open"
     children = [
         html.H3(
@@ -43,7 +45,7 @@ def card(incident: Mapping[str, Any], named: bool) -> html.Article:
         ),
         html.P(incident["summary"], className="summary"),
         html.P(_when(incident), className="dim"),
-        *(_explanation(incident) if named or is_open or incident["resolution"] == "run_finished" else []),
+        *(_explanation(incident, view, layer) if named or is_open or incident["resolution"] == "run_finished" else []),
         *_told(incident),
     ]
     classes = ["incident", incident["state"], *(["named"] if named else [])]
@@ -68,7 +70,7 @@ def _when(incident: Mapping[str, Any]) -> str:
     return " · ".join(texts)
 
 
-def _explanation(incident: Mapping[str, Any]) -> list[Any]:
+def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> list[Any]:
     children: list[Any] = []
     cause, fix = incident.get("likely_cause"), incident.get("fix")
     if cause:
@@ -76,21 +78,22 @@ def _explanation(incident: Mapping[str, Any]) -> list[Any]:
         children += [html.H4("Likely cause"), html.P(cause["text"]), *([html.Ul(evidence)] if evidence else [])]
     if fix:
         children += [html.H4("Fix"), html.P(fix["text"]), *([parts.code(fix["code"])] if fix["code"] else [])]
-    return [*children, *_members(incident.get("layers", ()))]
+    return [*children, *_members(incident, view, layer)]
 
 
-def _members(members: Sequence[Mapping[str, Any]]) -> list[Any]:
-    layers = [member for member in members if member["layer"] is not None]
-    if not layers:
+def _members(incident: Mapping[str, Any], view: View, first: int | None) -> list[Any]:
+    members = [member for member in incident.get("layers", ()) if member["layer"] is not None]
+    if not members:
         return []
-    buttons = [html.Li([_layer_button(member["name"]), _fell(member)]) for member in layers[:NAMED_LAYERS]]
-    more = len(layers) - NAMED_LAYERS
+    members.sort(key=lambda member: member["layer"] != first)
+    lines = [html.Li([_link(incident["run"], member, view), _fell(member)]) for member in members[:NAMED_LAYERS]]
+    more = len(members) - NAMED_LAYERS
     rest = [html.Li(f"and {wording.integer(more)} more", className="dim")] if more > 0 else []
-    return [html.H4("Layers"), html.Ul([*buttons, *rest], className="members")]
+    return [html.H4("Layers"), html.Ul([*lines, *rest], className="members")]
 
 
-def _layer_button(name: str) -> html.Button:
-    return html.Button(name, type="button", className="layer", **parts.attributes(data_layer=name))
+def _link(run: str, member: Mapping[str, Any], view: View) -> dcc.Link:
+    return dcc.Link(member["name"], href=layer_url(run, member["name"], member["layer"], view), className="layer")
 
 
 def _fell(member: Mapping[str, Any]) -> html.Span:

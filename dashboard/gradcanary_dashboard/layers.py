@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ Layer = Mapping[str, Any]
 MAX_ROWS = 200
 """Rows of the table, worst first: nobody reads more than this one by one, and each refresh sends them all."""
 
+FEWEST_SIBLINGS = 4
+
 URGENCY = ("firing", "recovering", "suspect")
 
 
@@ -21,16 +24,37 @@ def worst_first(layers: Sequence[Layer]) -> list[Layer]:
     return sorted(layers, key=_urgency)
 
 
+def find(layers: Sequence[Layer], wanted: str | None) -> Layer | None:
+    """Return the layer with this name, else the one with this number."""
+    named = next((layer for layer in layers if layer["name"] == wanted), None)
+    if named is None and wanted is not None and wanted.isascii() and wanted.isdigit():
+        return _numbered(layers, int(wanted))
+    return named
+
+
+def siblings(layers: Sequence[Layer], layer: Layer) -> list[Layer]:
+    """Return the layers with the same name but for numbers, and the same shape, this one among them.
+
+    Fewer than four are no siblings: the rules hold a layer against no smaller group.
+    """
+    alike = [other for other in layers if _kind(other) == _kind(layer)]
+    return alike if len(alike) >= FEWEST_SIBLINGS else []
+
+
+def around(listed: Sequence[Layer], layer: Layer) -> list[Layer]:
+    """Return the layers nearest to this one in the list, at most as many as a table holds."""
+    place = next((index for index, other in enumerate(listed) if other is layer), 0)
+    first = max(0, min(place - MAX_ROWS // 2, len(listed) - MAX_ROWS))
+    return list(listed[first : first + MAX_ROWS])
+
+
 def choose(layers: Sequence[Layer], wanted: str | None, member: int | None, shown: int | None) -> Layer | None:
     """Return the layer whose trend is drawn.
 
     1. the one that the URL names, 2. the first member of the incident that the URL names, 3. the one shown before,
     unless only now something fires, 4. the worst.
     """
-    named = next((layer for layer in layers if layer["name"] == wanted), None)
-    if named is None and wanted is not None and wanted.isascii() and wanted.isdigit():
-        named = _numbered(layers, int(wanted))
-    named = named or _numbered(layers, member)
+    named = find(layers, wanted) or _numbered(layers, member)
     if named is not None or not layers:
         return named
     worst = worst_first(layers)[0]
@@ -74,6 +98,10 @@ def _urgency(layer: Layer) -> tuple[int, int, int, float, int]:
     if layer["state"] == "zero":
         known = 1
     return rules, known, 0 if layer["low"] else 1, math.inf if absmax is None else absmax, layer["layer"]
+
+
+def _kind(layer: Layer) -> tuple[str, tuple[int, ...]]:
+    return re.sub(r"\d+", "#", layer["name"]), tuple(layer["shape"])
 
 
 def _numbered(layers: Sequence[Layer], number: int | None) -> Layer | None:

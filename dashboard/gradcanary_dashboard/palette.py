@@ -14,6 +14,7 @@ GREEN = "#2f9e44"
 GREY = "#868e96"
 DARK = "#1b1f24"
 YELLOW = "#ffd43b"
+ORANGE = "#e8590c"
 MAGENTA = "#e620e6"
 BLACK = "#000000"
 NO_DATA = "#9aa1a9"
@@ -30,17 +31,28 @@ BAND = 300
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of a heatmap's values and its threshold in milli-decades, and the codes of cells without a value."""
+    """The range of a heatmap's values in milli-decades, its colours there, and the codes of cells without a value."""
 
     low: int
-    enter: int
     high: int
+    ramp: tuple[tuple[int, str], ...]
+    zero_colour: str = BLACK
 
     @classmethod
-    def spanning(cls, low: int, enter: int, high: int) -> Scale:
-        """Return a scale over the values that shows every colour around the threshold."""
+    def around(cls, low: int, enter: int, high: int) -> Scale:
+        """Return a scale that is white on a threshold and shows every colour on both sides of it."""
         reach = round(MILLI * BELOW[-1][0])
-        return cls(min(low, enter - reach), enter, max(high, enter + reach))
+        below = [(enter - round(MILLI * decades), colour) for decades, colour in reversed(BELOW)]
+        above = [(enter + round(MILLI * decades), colour) for decades, colour in ABOVE[1:]]
+        return cls(min(low, enter - reach), max(high, enter + reach), (*below, *above))
+
+    @classmethod
+    def rising(cls, low: int, high: int, zero_colour: str) -> Scale:
+        """Return a scale of a stat without a threshold: darker is more."""
+        high = max(high, low + MILLI)
+        shades = ABOVE[1:]
+        ramp = [(low + round(place / (len(shades) - 1) * (high - low)), shade[1]) for place, shade in enumerate(shades)]
+        return cls(low, high, tuple(ramp), zero_colour)
 
     @property
     def zero(self) -> int:
@@ -63,12 +75,13 @@ class Scale:
         stops: list[tuple[int, str]] = [
             (self.no_data, NO_DATA),
             (self.no_data + half, NO_DATA),
-            (self.zero - half, BLACK),
-            (self.zero + half, BLACK),
-            (self.low - half, BELOW[-1][1]),
+            (self.zero - half, self.zero_colour),
+            (self.zero + half, self.zero_colour),
+            (self.low - half, self.ramp[0][1]),
+            *self.ramp,
+            (self.high + half, self.ramp[-1][1]),
+            (self.high + half, MAGENTA),
+            (self.nonfinite, MAGENTA),
         ]
-        stops += [(self.enter - round(MILLI * decades), colour) for decades, colour in reversed(BELOW)]
-        stops += [(self.enter + round(MILLI * decades), colour) for decades, colour in ABOVE[1:]]
-        stops += [(self.high + half, ABOVE[-1][1]), (self.high + half, MAGENTA), (self.nonfinite, MAGENTA)]
         width = self.nonfinite - self.no_data
         return [[(code - self.no_data) / width, colour] for code, colour in stops]

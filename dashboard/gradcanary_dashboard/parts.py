@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from dash import html
+from dash import dcc, html
 from dash.development.base_component import Component
+
+from gradcanary_dashboard import axes
+from gradcanary_dashboard.verdict import Verdict
 
 Children: TypeAlias = str | Component | Sequence[str | Component] | None
 
@@ -60,3 +63,44 @@ def code(text: str, shown: Children = None) -> html.Div:
         **attributes(data_copy=text, aria_label="Copy to the clipboard"),
     )
     return html.Div([html.Pre(html.Code(text if shown is None else shown)), button], className="code")
+
+
+def crumbs(way: Sequence[tuple[str, str]], here: str) -> html.Nav:
+    """Return the way to this page: links, and where one is."""
+    steps = [part for words, href in way for part in (dcc.Link(words, href=href), _slash())]
+    children = [*steps, html.Span(here, className="here")]
+    return html.Nav(children, className="crumbs", **attributes(aria_label="Breadcrumb"))
+
+
+def verdict(said: Verdict) -> html.H1:
+    """Return the sentence on top of a page."""
+    return html.H1([badge(said.tone, said.tone), html.Span(said.text)], className=f"verdict tone-{said.tone}")
+
+
+def tile(name: str, value: str, below: Children, bad: bool = False) -> html.Div:
+    """Return a number with its name above and what it means below."""
+    return html.Div(
+        [
+            html.Div(name, className="name"),
+            html.Div(value, className="value bad" if bad else "value"),
+            html.Div(below, className="below"),
+        ],
+        className="tile",
+    )
+
+
+def graph(name: str, figure: dict[str, Any] | None, words: str) -> html.Figure:
+    """Return a figure that says what it is to those who do not see it."""
+    empty = {"data": [], "layout": {"height": 200}}
+    drawn = dcc.Graph(id=name, figure=figure or empty, config=axes.CONFIG, clear_on_unhover=True)
+    return html.Figure(drawn, **attributes(aria_label=words))
+
+
+def missing(title: str, text: Sequence[Any], way_out: tuple[str, str]) -> html.Div:
+    """Return the page of something that the collector does not know."""
+    words, href = way_out
+    return html.Div([html.H1(title), html.P(text), dcc.Link(words, href=href, className="button")], className="empty")
+
+
+def _slash() -> html.Span:
+    return html.Span("/", **attributes(aria_hidden="true"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.errors import RefusedError
 from gradcanary_dashboard.layers import Layer, choose
 from gradcanary_dashboard.view import View
 
@@ -20,22 +21,21 @@ DETAILED_INCIDENTS = 8
 
 @dataclass(frozen=True)
 class RunData:
-    """The collector's answers about one run at about one revision; ``layer`` is the one whose trend is drawn."""
+    """The collector's answers about one run at about one revision.
+
+    ``layer`` is the one whose trend is drawn; ``refusal`` says what is wrong with the expression for rows, of which the
+    heatmap then takes no notice.
+    """
 
     run: Mapping[str, Any]
     layers: list[Layer]
     layer: Layer | None
     heatmap: Mapping[str, Any]
+    refusal: str | None
     series: Mapping[str, Any] | None
     loss: Mapping[str, Any]
     incidents: list[Mapping[str, Any]]
-
     incidents_version: str
-
-    @property
-    def undelivered(self) -> bool:
-        """Whether a message may be on its way: its state changes without a new revision of the run."""
-        return any(_is_unsettled(incident) for incident in self.incidents)
 
 
 def load(collector: Collector, run: str, view: View, shown: int | None) -> RunData:
@@ -46,12 +46,14 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
     chosen = choose(all_layers, view.layer, _first_member(incidents, view.incident), shown)
     series = None
     if chosen is not None:
-        series = collector.run(run, "series", stat="absmax", layer=chosen["layer"], points=POINTS, **steps).body
+        series = collector.run(run, "series", stat=view.stat, layer=chosen["layer"], points=POINTS, **steps).body
+    picture, refusal = _picture(collector, run, view)
     return RunData(
         run=collector.run(run).body,
         layers=all_layers,
         layer=chosen,
-        heatmap=collector.run(run, "heatmap", stat="absmax", value="min", columns=COLUMNS, rows=ROWS, **steps).body,
+        heatmap=picture,
+        refusal=refusal,
         series=series,
         loss=collector.run(run, "metrics", name="loss", points=POINTS, **steps).body,
         incidents=incidents,
@@ -59,14 +61,33 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
     )
 
 
-def load_incidents(collector: Collector, run: str, named: int | None) -> tuple[list[Mapping[str, Any]], str]:
-    """Return the run's incidents and their version: open first, then the newest; the first and the named in full."""
+def is_unsettled(incidents: list[Mapping[str, Any]]) -> bool:
+    """Return whether a message may be on its way: its state changes without a new revision of the run."""
+    return any(_is_unsettled(incident) for incident in incidents)
+
+
+def _picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, Any], str | None]:
+    """Return the heatmap of the view; with an expression that the collector refuses, that of all rows, and why."""
+    wanted: dict[str, str | int | None] = {"stat": view.stat, "value": view.value, "order": view.order}
+    wanted |= {"columns": COLUMNS, "rows": ROWS, "from": view.from_step, "to": view.to_step}
+    try:
+        return collector.run(run, "heatmap", match=view.rows, **wanted).body, None
+    except RefusedError as error:
+        if view.rows is None:
+            raise
+        return collector.run(run, "heatmap", **wanted).body, str(error)
+
+
+def load_incidents(
+    collector: Collector, run: str, named: int | None, detailed: int = DETAILED_INCIDENTS
+) -> tuple[list[Mapping[str, Any]], str]:
+    """Return the run's incidents and their version: open first, then newest; the first few and the named in full."""
     listed = collector.incidents(run=run)
     ranked = sorted(listed.body["incidents"], key=lambda incident: (incident["state"] != "open", -incident["id"]))
     found: list[Mapping[str, Any]] = []
     versions = [listed.version]
     for place, incident in enumerate(ranked):
-        if place < DETAILED_INCIDENTS or incident["id"] == named:
+        if place < detailed or incident["id"] == named:
             answer = collector.incident(incident["id"])
             versions.append(answer.version)
             found.append(answer.body)

@@ -8,16 +8,35 @@ from typing import Any
 import numpy as np
 from dash import dcc, html
 
-from gradcanary_dashboard import axes, curves, heatmap, incident_cards, layers, parts, wording
+from gradcanary_dashboard import (
+    axes,
+    controls,
+    curves,
+    heatmap,
+    incident_cards,
+    layer_table,
+    layers,
+    notes,
+    parts,
+    wording,
+)
 from gradcanary_dashboard.columns import decode
+from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.run_data import RunData
+from gradcanary_dashboard.stats import STATS
 from gradcanary_dashboard.verdict import firing, verdict
-from gradcanary_dashboard.view import View
+from gradcanary_dashboard.view import View, layer_url
 
 SLOTS = {
     "verdict": "children",
     "tiles": "children",
+    "heat-words": "children",
+    "refusal": "children",
+    "legend": "children",
     "heatmap": "figure",
+    "chosen": "children",
+    "run-zoom-note": "children",
+    "run-reset": "hidden",
     "trend": "figure",
     "trend-title": "children",
     "trend-note": "children",
@@ -26,14 +45,14 @@ SLOTS = {
     "incident-tally": "children",
     "notes": "children",
     "layer-rows": "children",
-    "layer-tally": "children",
-    "zoom-note": "children",
+    "layer-rows-tally": "children",
+    **{f"option-{stat}": "hidden" for stat in STATS},
 }
 """Id and property of everything that a refresh fills."""
 
 FIGURES = {
-    "heatmap": "Heatmap of the gradient absmax, layers by steps; the table of layers holds its last values",
-    "trend": "Gradient absmax of the chosen layer over the steps",
+    "heatmap": "Heatmap, layers by steps; the table of layers holds the last values",
+    "trend": "A stat of the chosen layer over the steps",
     "loss": "Loss over the steps",
 }
 
@@ -41,15 +60,7 @@ FIGURES = {
 def frame(run: str, contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
     return [
-        html.Nav(
-            [
-                dcc.Link("Runs", href="/"),
-                html.Span("/", **parts.attributes(aria_hidden="true")),
-                html.Span(run, className="run-name"),
-            ],
-            className="crumbs",
-            **parts.attributes(aria_label="Breadcrumb"),
-        ),
+        parts.crumbs([("Runs", "/")], run),
         html.Div(contents.get("verdict", html.H1(run)), id="verdict", **parts.attributes(aria_live="polite")),
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
@@ -63,52 +74,82 @@ def frame(run: str, contents: Mapping[str, Any]) -> list[Any]:
 
 def unknown(run: str) -> list[Any]:
     """Return the page of a run that the collector does not know."""
-    return [
-        html.Div(
-            [
-                html.H1("No such run"),
-                html.P(["The collector knows no run ", html.Code(run), ". It may have another name, or was deleted."]),
-                dcc.Link("See all runs", href="/", className="button"),
-            ],
-            className="empty",
-        )
-    ]
+    text = ["The collector knows no run ", html.Code(run), ". It may have another name, or was deleted."]
+    return [parts.missing("No such run", text, ("See all runs", "/"))]
 
 
 def fill(data: RunData, view: View) -> dict[str, Any]:
     """Return the contents of every slot."""
     run = data.run["run"]
-    steps = decode(data.heatmap["steps"])
-    span = axes.Span.of(run, view, steps, data.heatmap["bucket_steps"])
-    number = data.layer["layer"] if data.layer else None
-    rows = layers.worst_first(data.layers)[: layers.MAX_ROWS]
+    span = axes.Span.of(run, view, decode(data.heatmap["steps"]), data.heatmap["bucket_steps"])
+    events = Events.of(data.run, data.heatmap["marks"])
+    drawn = heatmap.figure(data.heatmap, span, data.layer["layer"] if data.layer else None, events)
+    listed = _matching(data, view)
+    rows = layers.worst_first(listed)[: layers.MAX_ROWS]
     return {
         "verdict": _verdict(data),
         "tiles": _tiles(data),
-        "heatmap": heatmap.figure(data.heatmap, span, number),
-        "loss": curves.loss(data.loss, span),
-        "incidents": incident_cards.panel(data.incidents, view.incident),
+        "heat-words": f"{STATS[view.stat].title}, every layer",
+        **controls.offered(view, data.layers),
+        "refusal": data.refusal and f"{data.refusal} All rows are shown.",
+        "legend": controls.legend(drawn, STATS[view.stat]),
+        "heatmap": _unmatched(span, view) if view.rows and not data.heatmap["rows"] else drawn,
+        "run-zoom-note": controls.zoom_note(view, data.heatmap["bucket_steps"], "column"),
+        "run-reset": not view.is_zoomed,
+        "loss": curves.loss(data.loss, span, events),
+        "incidents": incident_cards.panel(data.incidents, view),
         "incident-tally": incident_cards.tally(data.incidents),
-        "notes": _notes(data.run),
-        "layer-rows": [_layer_row(layer, layer is data.layer) for layer in rows],
-        "layer-tally": _layer_tally(len(data.layers), len(rows)),
-        "zoom-note": _zoom_note(view, data.heatmap["bucket_steps"]),
-        **_trend(data, span),
+        "notes": notes.cards(data.run),
+        "layer-rows": layer_table.rows(run, rows, data.layer, view, draws=True),
+        "layer-rows-tally": _tally(data, listed, len(rows)),
+        **_trend(data, view, span, events),
     }
 
 
-def _trend(data: RunData, span: axes.Span) -> dict[str, Any]:
+def _matching(data: RunData, view: View) -> list[layers.Layer]:
+    """Return the layers of the table: those whose rows the heatmap shows."""
+    if not view.rows or data.refusal:
+        return data.layers
+    shown = {number for row in data.heatmap["rows"] for number in row["layers"]}
+    return [layer for layer in data.layers if layer["layer"] in shown]
+
+
+def _tally(data: RunData, listed: list[layers.Layer], shown: int) -> str:
+    matching = "" if len(listed) == len(data.layers) else f" matching, of {wording.integer(len(data.layers))}"
+    return layer_table.tally(len(listed), shown) + matching
+
+
+def _unmatched(span: axes.Span, view: View) -> axes.Figure:
+    return axes.nothing(span, heatmap.HEIGHT[0], f"No layer has a name that {view.rows} matches.")
+
+
+def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[str, Any]:
     if data.layer is None or data.series is None:
         return {
             "trend": axes.nothing(span, curves.TREND_HEIGHT, "No layer yet."),
             "trend-title": "Layer",
             "trend-note": "",
+            "chosen": "",
         }
+    name, stat = data.layer["name"], STATS[view.stat]
+    href = layer_url(data.run["run"], name, data.layer["layer"], view)
     phases = ", ".join(data.series["phases"])
+    drawn = curves.trend(
+        data.series,
+        span,
+        stat,
+        events,
+        firing=layers.is_firing(data.layer),
+        baseline=data.layer["baseline"],
+    )
     return {
-        "trend": curves.trend(data.series, span, layers.is_firing(data.layer)),
-        "trend-title": data.layer["name"],
-        "trend-note": f"gradient absmax{f', {phases}' if phases else ''}: mean in its min to max",
+        "trend": drawn,
+        "trend-title": dcc.Link(name, href=href, className="layer"),
+        "trend-note": f"{stat.title.lower()}{f', {phases}' if phases else ''}: mean in its min to max",
+        "chosen": [
+            html.Span("\N{BLACK LEFT-POINTING TRIANGLE} ", **parts.attributes(aria_hidden="true")),
+            dcc.Link(f"{name}: all its stats", href=href, className="layer"),
+        ],
     }
 
 
@@ -117,11 +158,13 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
         [
             parts.card(
                 "heat",
-                _legend(),
+                controls.bar(contents),
+                html.Div(contents.get("legend"), id="legend", className="legend"),
                 _graph("heatmap", contents),
                 html.P(id="readout", className="readout", **parts.attributes(aria_live="off")),
-                title="Gradient absmax, every layer",
-                aside=html.Span(contents.get("zoom-note"), id="zoom-note"),
+                html.P(contents.get("chosen"), id="chosen", className="chosen-layer"),
+                title=html.Span(contents.get("heat-words", "Every layer"), id="heat-words"),
+                aside=controls.zoom_bar("run", contents),
             ),
             parts.card(
                 "curve",
@@ -130,102 +173,30 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 aside=html.Span(contents.get("trend-note"), id="trend-note"),
             ),
             parts.card("curve-loss", _graph("loss", contents), title="Loss", aside="same steps"),
-            html.Div(contents.get("notes"), id="notes"),
+            html.Div(contents.get("notes"), id="notes", className="notes"),
         ],
         className="figures",
     )
 
 
 def _graph(name: str, contents: Mapping[str, Any]) -> html.Figure:
-    figure = contents.get(name, {"data": [], "layout": {"height": 200}})
-    graph = dcc.Graph(id=name, figure=figure, config=axes.CONFIG, clear_on_unhover=True)
-    return html.Figure(graph, **parts.attributes(aria_label=FIGURES[name]))
+    return parts.graph(name, contents.get(name), FIGURES[name])
 
 
 def _aside(contents: Mapping[str, Any]) -> html.Div:
     tally = html.Span(contents.get("incident-tally"), id="incident-tally")
-    heads = ("Layer", "absmax", "norm", "state", "accumulator", "K", "rules")
-    table = html.Table(
-        [
-            html.Thead(html.Tr([html.Th(head, scope="col", role="columnheader") for head in heads], role="row")),
-            html.Tbody(contents.get("layer-rows"), id="layer-rows"),
-        ],
-        # The narrow layout is a grid, which would take a table's meaning away.
-        role="table",
-        **parts.attributes(aria_labelledby="layers-title"),
-    )
+    incidents = contents.get("incidents") or []
     return html.Div(
         [
-            parts.card(
-                "incidents", *(contents.get("incidents") or []), title="Incidents", aside=tally, slot="incidents"
-            ),
-            parts.card(
-                "layers",
-                html.Div(
-                    table,
-                    className="scroll",
-                    tabIndex=0,
-                    role="region",
-                    **parts.attributes(aria_labelledby="layers-title"),
-                ),
-                title="Layers, worst first",
-                aside=html.Span(contents.get("layer-tally"), id="layer-tally"),
-            ),
+            parts.card("incidents", *incidents, title="Incidents", aside=tally, slot="incidents"),
+            layer_table.table("layer-rows", contents, "Layers, worst first"),
         ],
         className="beside",
     )
 
 
-def _layer_row(layer: layers.Layer, is_chosen: bool) -> html.Tr:
-    texts = layers.row(layer)
-    name = html.Button(
-        texts["name"],
-        type="button",
-        className="layer",
-        title=texts["name"],
-        **parts.attributes(data_layer=texts["name"], aria_current=str(is_chosen).lower()),
-    )
-    cells = {
-        "number absmax": texts["absmax"],
-        "number norm": texts["norm"],
-        "state": texts["state"],
-        "stored": texts["stored"],
-        "number k": texts["k"],
-        "rule": texts["rule"] or ("low" if texts["low"] else ""),
-    }
-    return html.Tr(
-        [
-            html.Td(name, className="name", role="cell"),
-            *(html.Td(text, className=kind, role="cell") for kind, text in cells.items()),
-        ],
-        key=texts["name"],
-        className=f"tone-{texts['tone']}{' chosen' if is_chosen else ''}",
-        role="row",
-    )
-
-
-def _legend() -> html.Div:
-    """Return the colours in words; the gradient itself is in the style sheet, drawn from the same palette."""
-    swatches = (("zero", "exact 0"), ("nodata", "no data"), ("nonfinite", "non-finite"))
-    return html.Div(
-        [
-            html.Div(
-                [
-                    html.Span("below"),
-                    html.Span(className="ramp", **parts.attributes(aria_hidden="true")),
-                    html.Span("above threshold"),
-                ],
-                className="scale",
-            ),
-            *(html.Span([html.Span(className=f"swatch {name}"), word]) for name, word in swatches),
-        ],
-        className="legend",
-    )
-
-
 def _verdict(data: RunData) -> list[Any]:
-    said = verdict(data.run, data.incidents)
-    return [html.H1([parts.badge(said.tone, said.tone), html.Span(said.text)], className=f"verdict tone-{said.tone}")]
+    return [parts.verdict(verdict(data.run, data.incidents))]
 
 
 def _tiles(data: RunData) -> list[html.Div]:
@@ -236,9 +207,9 @@ def _tiles(data: RunData) -> list[html.Div]:
     k = f"K {', '.join(map(wording.integer, ks[:4]))}" if ks else ""
     seen = [parts.run_state(run["state"]), parts.moment(run["last_seen"], "last seen ")]
     return [
-        _tile("Step", wording.integer(run["step"]), seen),
-        _tile("Layers firing", f"{wording.integer(fires)} / {wording.integer(run['layers'])}", low, bad=fires > 0),
-        _tile("Accumulators", wording.dtypes(run["accumulators"]), k),
+        parts.tile("Step", wording.integer(run["step"]), seen),
+        parts.tile("Layers firing", f"{wording.integer(fires)} / {wording.integer(run['layers'])}", low, bad=fires > 0),
+        parts.tile("Accumulators", wording.dtypes(run["accumulators"]), k),
         _loss(data),
     ]
 
@@ -246,10 +217,10 @@ def _tiles(data: RunData) -> list[html.Div]:
 def _loss(data: RunData) -> html.Div:
     logged = next((metric for metric in data.run["metrics"] if metric["name"] == "loss"), None)
     if logged is None:
-        return _tile("Loss", wording.NOTHING, "not logged")
+        return parts.tile("Loss", wording.NOTHING, "not logged")
     if logged["last"] is None:
-        return _tile("Loss", "not finite", _first_loss(data), bad=True)
-    return _tile("Loss", wording.scientific(logged["last"]), _first_loss(data))
+        return parts.tile("Loss", "not finite", _first_loss(data), bad=True)
+    return parts.tile("Loss", wording.scientific(logged["last"]), _first_loss(data))
 
 
 def _first_loss(data: RunData) -> str:
@@ -261,45 +232,3 @@ def _first_loss(data: RunData) -> str:
     first = int(known.argmax())
     value, step = float(decode(drawn["mean"])[first]), float(decode(data.loss["steps"])[first])
     return f"{wording.scientific(value)} at step {wording.integer(step)}"
-
-
-def _tile(name: str, value: str, below: parts.Children, bad: bool = False) -> html.Div:
-    return html.Div(
-        [
-            html.Div(name, className="name"),
-            html.Div(value, className="value bad" if bad else "value"),
-            html.Div(below, className="below"),
-        ],
-        className="tile",
-    )
-
-
-def _notes(run: Mapping[str, Any]) -> list[Any]:
-    """Return what the agent found before the first step, and the steps that nobody has."""
-    facts = [html.Li(fact["text"]) for fact in run["facts"]]
-    gaps = [html.Li(_gap(gap)) for gap in run["gaps"]]
-    found = [parts.card("facts", html.Ul(facts), title="Findings")] if facts else []
-    return [*found, *([parts.card("gaps", html.Ul(gaps), title="Gaps")] if gaps else [])]
-
-
-def _gap(gap: Mapping[str, Any]) -> str:
-    why = {"dropped": "dropped by the agent", "missing": "never received"}.get(gap["why"], gap["why"])
-    first, last = wording.integer(gap["from_step"]), wording.integer(gap["to_step"])
-    return f"Step {first}: {why}" if first == last else f"Steps {first} to {last}: {why}"
-
-
-def _layer_tally(everything: int, shown: int) -> str:
-    if shown == everything:
-        return wording.integer(everything)
-    return f"the {wording.integer(shown)} worst of {wording.integer(everything)}"
-
-
-def _zoom_note(view: View, bucket_steps: int) -> list[Any]:
-    """Return how many steps one column holds, and the way back from a zoom."""
-    columns = f"{wording.plural(max(1, bucket_steps), 'step')} per column"
-    if view.from_step is None and view.to_step is None:
-        return [html.Span("drag to zoom · ", className="hint"), columns]
-    return [
-        columns,
-        html.Button("Show all steps", type="button", className="reset", **parts.attributes(data_reset="zoom")),
-    ]

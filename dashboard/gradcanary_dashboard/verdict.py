@@ -40,3 +40,41 @@ def verdict(run: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> V
 def firing(run: Mapping[str, Any]) -> int:
     """Return how many layers fire, by the rule with most of them."""
     return max(run["firing"].values(), default=0)
+
+
+def of_layer(layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> Verdict:
+    """Return what a person should know first about a layer, given the incidents it is in.
+
+    A rule that fires speaks first, then what is suspected, then a value that is not finite, then low.
+    """
+    states = layer["rules"]
+    fires = [rule for rule, state in states.items() if state in ("firing", "recovering")]
+    if fires:
+        return _fired(fires[0], states[fires[0]], layer, incidents)
+    suspects = [rule for rule, state in states.items() if state == "suspect"]
+    if suspects:
+        return Verdict("warning", f"{_spoken(suspects[0])} is suspected, and not yet sure")
+    if layer["step"] is None:
+        return Verdict("waiting", "Nothing has been measured of this layer yet")
+    if layer["state"] == "nonfinite":
+        return Verdict("warning", f"Its gradient is not finite at step {wording.integer(layer['step'])}")
+    if layer["low"]:
+        return Verdict("information", "Its gradient is low; nothing shows that it fell")
+    return Verdict("quiet", "No rule fires for this layer")
+
+
+def _fired(rule: str, state: str, layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> Verdict:
+    """Return ``Collapse since step 728: from 9.9e-4 to 2.2e-7``, as far as its newest incident knows."""
+    newest = next((incident for incident in incidents if incident["rule"] == rule), None)
+    members = newest["layers"] if newest else ()
+    member: Mapping[str, Any] = next((member for member in members if member["layer"] == layer["layer"]), {})
+    since = "" if member.get("since_step") is None else f" since step {wording.integer(member['since_step'])}"
+    before, now = member.get("baseline"), layer["absmax"]
+    known = before is not None and now is not None and rule == "collapse"
+    fell = f": from {wording.scientific(before)} to {wording.scientific(now)}" if known else ""
+    recovering = ", recovering" if state == "recovering" else ""
+    return Verdict(newest["severity"] if newest else "critical", f"{_spoken(rule)}{since}{fell}{recovering}")
+
+
+def _spoken(rule: str) -> str:
+    return rule.replace("_", " ").capitalize()

@@ -1,48 +1,111 @@
-"""What of a run is looked at: the part of the page's state that lives in its URL."""
+"""What is looked at: the run and layer that a path names, and the part of a page's state that lives in its query."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
+from gradcanary_dashboard.stats import STATS
+
 MAX_STEP = 2**53
 """Steps beyond what a float64 axis can hold are no steps."""
+
+VALUES = ("min", "mean", "max")
+ORDERS = ("model", "worst", "block")
+CHOICES = {"stat": tuple(STATS), "value": VALUES, "order": ORDERS}
+"""What a parameter may be; the first is meant where the address is silent."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The page that a path names: of a run, or of one of its layers (a name or a number)."""
+
+    run: str
+    layer: str | None = None
 
 
 @dataclass(frozen=True)
 class View:
-    """The layer of the trend, the steps in sight (both inclusive), the incident the reader came for."""
+    """The layer of the trend, the steps in sight (both inclusive), the incident the reader came for, the heatmap.
+
+    ``rows`` is the regular expression that chooses the heatmap's rows, as typed.
+    """
 
     layer: str | None = None
     from_step: int | None = None
     to_step: int | None = None
     incident: int | None = None
+    rows: str | None = None
+    stat: str = CHOICES["stat"][0]
+    value: str = CHOICES["value"][0]
+    order: str = CHOICES["order"][0]
+
+    @property
+    def is_zoomed(self) -> bool:
+        """Whether some steps are out of sight."""
+        return self.from_step is not None or self.to_step is not None
+
+    def steps(self) -> View:
+        """Return the steps in sight and nothing else: what goes along to another page of the run."""
+        return View(from_step=self.from_step, to_step=self.to_step)
 
 
 def parse(search: str | None) -> View:
-    """Return the view of ``?layer=&from=&to=&incident=``; what cannot be read counts as absent."""
+    """Return the view of a query string; what cannot be read counts as absent."""
     query = parse_qs((search or "").removeprefix("?"))
     first, last = _number(query, "from"), _number(query, "to")
     if first is not None and last is not None and first > last:
         first, last = None, None
-    return View(next(iter(query.get("layer", [])), None), first, last, _number(query, "incident"))
+    chosen = {key: _choice(query, key) for key in CHOICES}
+    return View(_text(query, "layer"), first, last, _number(query, "incident"), _text(query, "rows"), **chosen)
 
 
 def run_url(run: str, view: View | None = None) -> str:
     """Return the address of a run's page, with the parts of the view that are set."""
-    view = view or View()
-    parts = {"layer": view.layer, "from": view.from_step, "to": view.to_step, "incident": view.incident}
+    return f"/runs/{quote(run, safe='')}{_search(view or View())}"
+
+
+def layer_url(run: str, layer: str, number: int, view: View | None = None) -> str:
+    """Return the address of a layer's page, with the steps of the view."""
+    # A browser takes a segment of dots for a way up, whatever its encoding.
+    name = str(number) if layer.strip(".") == "" else quote(layer, safe="")
+    return f"/runs/{quote(run, safe='')}/layers/{name}{_search((view or View()).steps())}"
+
+
+def place_of(pathname: str) -> Place | None:
+    """Return the run or layer that a path names, None for any other page."""
+    root, *rest = pathname.strip("/").split("/")
+    parts = [unquote(part) for part in rest]
+    if root != "runs" or not parts or "" in parts:
+        return None
+    if len(parts) == 3 and parts[1] == "layers":
+        return Place(parts[0], parts[2])
+    return Place("/".join(parts))
+
+
+def _search(view: View) -> str:
+    parts = {
+        "layer": view.layer,
+        "from": view.from_step,
+        "to": view.to_step,
+        "incident": view.incident,
+        "rows": view.rows,
+        **{key: None if getattr(view, key) == allowed[0] else getattr(view, key) for key, allowed in CHOICES.items()},
+    }
     search = urlencode({key: value for key, value in parts.items() if value is not None})
-    return f"/runs/{quote(run, safe='')}" + (f"?{search}" if search else "")
+    return f"?{search}" if search else ""
 
 
-def run_of(pathname: str) -> str | None:
-    """Return the run that a path names, None for any other page."""
-    root, _, name = pathname.strip("/").partition("/")
-    return unquote(name) if root == "runs" and name else None
+def _text(query: dict[str, list[str]], key: str) -> str | None:
+    return next(iter(query.get(key, [])), None)
+
+
+def _choice(query: dict[str, list[str]], key: str) -> str:
+    text = _text(query, key)
+    return text if text is not None and text in CHOICES[key] else CHOICES[key][0]
 
 
 def _number(query: dict[str, list[str]], key: str) -> int | None:
-    text = next(iter(query.get(key, [])), "")
+    text = _text(query, key) or ""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 18 else None
     return number if number is not None and number < MAX_STEP else None

@@ -43,6 +43,19 @@ def scientific(number: float | None) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
+def exact(number: float) -> str:
+    """Return a float32 with every digit it holds: ``6.103516e-7``, ``0.03125``, ``12,340``."""
+    if not math.isfinite(number) or number == 0 or 1e-3 <= abs(number) < 1e6:
+        return f"{number:,.7g}"
+    mantissa, exponent = f"{number:.6e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def steps(first: float, last: float) -> str:
+    """Return ``Step 5`` or ``Steps 5 to 9``."""
+    return f"Step {integer(first)}" if first == last else f"Steps {integer(first)} to {integer(last)}"
+
+
 def plural(number: int, noun: str) -> str:
     """Return ``1 layer``, ``18 layers``."""
     return f"{integer(number)} {noun}" if number == 1 else f"{integer(number)} {noun}s"

@@ -14,7 +14,10 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page
+import scenes
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+
+expect.set_options(timeout=15_000)  # a page of ten figures takes its time on a machine that does other things
 
 FLAGS = (
     "--no-sandbox",
@@ -40,7 +43,8 @@ class Proxy(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Forward)
         self.hosts: list[str] = []
-        self.http = httpx.Client(timeout=30, trust_env=False)
+        # uvicorn drops a connection that is idle for 5 s: one that is about to go must not be used again.
+        self.http = httpx.Client(timeout=30, trust_env=False, limits=httpx.Limits(keepalive_expiry=2))
 
 
 class _Forward(BaseHTTPRequestHandler):
@@ -187,3 +191,21 @@ def await_answer(url: str, process: "subprocess.Popen[bytes]", timeout_s: float 
         except httpx.TransportError:
             time.sleep(0.1)
     pytest.fail("the dashboard did not start")
+
+
+@pytest.fixture(scope="module")
+def module_runs(module_collector: Any) -> Any:
+    """A collector with a collapse of 700 steps and a run that was started three times."""
+    url = module_collector.url
+    scenes.send(url, "lora-collapse", scenes.collapse(steps=700, blocks=7, at=400), missing=range(560, 600)).end()
+    scenes.resume(url, "resumed-twice", scenes.quiet(steps=600, blocks=4)).end()
+    return module_collector
+
+
+@pytest.fixture
+def phone(browser: Browser, module_runs: Any) -> Iterator[Page]:
+    """A phone: narrow, and with fingers only."""
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    context.set_default_timeout(20_000)
+    yield context.new_page()
+    context.close()

@@ -1,8 +1,12 @@
 """Runs that look like real ones, posted over the real wire: what the browser tests and the screenshots look at."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 from streams import Session, Stream
+
+from gradcanary import wire
 
 MODULES = ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.up", "mlp.down")
 
@@ -67,4 +71,43 @@ def send(url: str, run: str, stream: Stream, *, ended: bool = False, missing: ra
         session.post_batch(seq, batch).raise_for_status()
     if ended:
         session.end(last_step=int(stream.steps()[-1])).raise_for_status()
+    return session
+
+
+def with_every_stat(batch: wire.Batch, layers: int) -> wire.Batch:
+    """Return a batch with all the stats an agent can send, of weights only for every fourth layer."""
+    random = np.random.default_rng(batch.steps[0])
+    few = tuple(range(0, layers, 4))
+
+    def block(stat: str, phase: str | None, low: float, high: float, chosen: tuple[int, ...] | None) -> wire.Block:
+        shape = (len(batch.steps), layers if chosen is None else len(chosen))
+        values = random.uniform(low, high, shape).astype(np.float32)
+        return wire.Block(stat, phase, batch.steps, chosen, wire.column("f", values.ravel().tolist()))
+
+    more = (
+        block("zero_fraction", "accumulated", 0.1, 0.12, None),
+        block("update_ratio", None, 1e-3, 2e-3, few),
+        block("weight_norm", None, 11.0, 11.2, few),
+        block("accumulation_error", "accumulated", 3e-3, 5e-3, few),
+        block("norm_ratio", "accumulated", 0.995, 1.0, few),
+        block("frozen_fraction", None, 0.3, 0.4, few),
+    )
+    return replace(batch, blocks=(*batch.blocks, *more))
+
+
+def resume(url: str, run: str, stream: Stream) -> Session:
+    """Post 600 steps of a run that was started three times; returns the open third session.
+
+    Launch 1 has steps 0 to 279, of which its agent dropped 120 to 159 and 200 to 239 were lost; launch 2 steps back
+    to 260 and goes on to 399; launch 3 begins at 440.
+    """
+    layers = len(stream.names)
+    for number, (begin, end) in enumerate(((0, 280), (260, 400), (440, 600)), start=1):
+        session = Session(url, run=run, session=f"session-{number}-of-{run}")
+        session.put_hello(stream.hello(launch=f"launch-{number}", first_step=begin)).raise_for_status()
+        starts = [start for start in range(begin, end, 20) if start not in (120, 140, 200, 220)]
+        for seq, start in enumerate(starts):
+            dropped = 40 if number == 1 and start >= 160 else 0
+            batch = replace(stream.batch(start, start + 20, change_records=seq == 0), dropped_steps=dropped)
+            session.post_batch(seq, with_every_stat(batch, layers)).raise_for_status()
     return session

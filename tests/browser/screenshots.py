@@ -22,6 +22,20 @@ import scenes  # noqa: E402 -- found through the path above
 from playwright.sync_api import Browser, sync_playwright  # noqa: E402 -- likewise
 
 RUN = "sdxl-lora-bottles-0412"
+RESUMED = "t5-adapters-0420"
+LAYER = "blocks.4.attn.q.lora_A.weight"
+PAGES = {
+    "runs": "/",
+    "run": f"/runs/{RUN}",
+    "run_resumed": f"/runs/{RESUMED}?stat=update_ratio&order=block",
+    "run_zoomed": f"/runs/{RESUMED}?from=110&to=150&value=max",
+    "run_refused": f"/runs/{RUN}?rows=lora_(A",
+    "run_filtered": f"/runs/{RUN}?rows=lora_A&order=worst&stat=norm",
+    "layer": f"/runs/{RUN}/layers/{LAYER}",
+    "layer_resumed": f"/runs/{RESUMED}/layers/{LAYER}",
+    "layer_steps": f"/runs/{RUN}/layers/{LAYER}?from=720&to=740",
+    "layer_unknown": f"/runs/{RUN}/layers/no.such.layer",
+}
 SIZES = {"wide": (1440, 900), "phone": (390, 844)}
 
 
@@ -40,13 +54,14 @@ def main() -> None:
         with collector() as url:
             photograph(browser, url, {"empty": "/"}, arguments.folder)
             fill(url)
-            photograph(browser, url, {"runs": "/", "run": f"/runs/{RUN}"}, arguments.folder)
+            photograph(browser, url, PAGES, arguments.folder)
 
 
 def fill(url: str) -> None:
     """Post what the pictures show."""
     scenes.send(url, "llama31-8b-qlora-s2", scenes.quiet(seed=5), ended=True)
     scenes.send(url, "sdxl-lora-bottles-0418-fp32", scenes.quiet(), ended=True)
+    scenes.resume(url, RESUMED, scenes.quiet(steps=600, blocks=6))
     scenes.send(url, RUN, scenes.collapse(), missing=range(960, 1000))
 
 
@@ -59,7 +74,7 @@ def photograph(browser: Browser, url: str, pages: dict[str, str], folder: Path) 
             for name, path in pages.items():
                 page.goto(url + path)
                 page.wait_for_selector("main h1:visible")
-                if name == "run":
+                if name.startswith("run_") or name == "run":
                     page.wait_for_selector("#heatmap .heatmaplayer image")
                 page.wait_for_timeout(1500)
                 page.screenshot(path=folder / f"{name}_{size}_{theme}.png", full_page=True)

@@ -106,7 +106,7 @@ def test_a_click_on_a_row_draws_that_layer_and_the_link_keeps_it(watched: Any, o
     page.reload()
     expect(page.locator("#trend-title")).to_have_text(layer)
     page.locator("#layer-rows button").nth(1).focus()
-    chosen = page.locator("#layer-rows button").nth(1).inner_text()
+    chosen = page.locator("#layer-rows a.layer").nth(1).inner_text()
     page.keyboard.press("Enter")
     expect(page.locator("#trend-title")).to_have_text(chosen)
     page.go_back()
@@ -119,7 +119,7 @@ def test_the_value_of_a_cell_can_be_read(watched: Any, open_page: Callable[..., 
     assert box is not None
     page.mouse.move(box["x"] + 5, box["y"] + 2)
     expect(page.locator("#readout")).to_contain_text("blocks.0.attn.q.lora_A.weight")
-    expect(page.locator("#readout")).to_contain_text("min 0.00")
+    expect(page.locator("#readout")).to_contain_text("absmax 0.00")
 
 
 def test_a_deep_link_shows_its_steps_and_its_incident(watched: Any, open_page: Callable[..., Page]) -> None:
@@ -131,8 +131,8 @@ def test_a_deep_link_shows_its_steps_and_its_incident(watched: Any, open_page: C
     assert ranges == [[199.5, 300.5]] * 3
     expect(page.locator(".incident.named h3")).to_contain_text(f"#{number}")
     expect(page.locator("#trend-title")).to_contain_text("lora_A")
-    page.get_by_role("button", name="Show all steps").click()
-    expect(page.locator(".reset")).to_have_count(0)
+    page.get_by_role("button", name="Reset zoom").click()
+    expect(page.locator(".reset")).to_be_hidden()
     assert "from=" not in page.url
 
 
@@ -226,7 +226,12 @@ def test_hostile_layer_names_are_text(collector: Any, open_page: Callable[..., P
     scenes.send(collector.url, RUN, hostile)
     page = open_run(open_page, collector.url)
     for name in names:
-        page.locator(f"button.layer[data-layer={name!r}]").first.click()
+        page.locator(f"button.draw[data-layer={name!r}]").first.click()
+        expect(page.locator("#trend-title")).to_have_text(name)
+        page.locator("#trend-title a").click()
+        expect(page.locator(".crumbs .here")).to_have_text(name)
+        expect(page.locator("#stat-absmax .scatterlayer .trace").first).to_be_attached()
+        page.locator(".crumbs a").nth(1).click()
         expect(page.locator("#trend-title")).to_have_text(name)
     assert page.locator("main img, main b").count() == 0
 

@@ -77,6 +77,11 @@ def layer(number: int, **changes: Any) -> dict[str, Any]:
         "state": "measured",
         "absmax": 1e-3,
         "norm": 3e-3,
+        "zero_fraction": None,
+        "nonfinite": 0,
+        "update_ratio": None,
+        "accumulation_error": None,
+        "frozen_fraction": None,
         "rules": {},
         "low": False,
         "baseline": None,
@@ -125,3 +130,25 @@ def incident(number: int = 31, **changes: Any) -> dict[str, Any]:
         "url": "",
         **changes,
     }
+
+
+def session(number: int, first: int | None, last: int | None, **changes: Any) -> dict[str, Any]:
+    return {
+        "session": f"session-{number}",
+        "launch": f"launch-{number}",
+        "rank": 0,
+        "world_size": 1,
+        "first_step": first,
+        "last_step": last,
+        "step_source": "given",
+        "state": "live",
+        "every": 1,
+        "phase": "accumulated",
+        "agent_share": 0.01,
+        "dropped_steps": 0,
+        **changes,
+    }
+
+
+def gap(number: int, first: int, last: int, why: str = "missing") -> dict[str, Any]:
+    return {"session": f"session-{number}", "from_step": first, "to_step": last, "why": why}

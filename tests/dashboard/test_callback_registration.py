@@ -20,7 +20,7 @@ NOBODY = "http://127.0.0.1:9"
 def test_every_callback_is_a_coroutine_function() -> None:
     app = mount(FastAPI(), NOBODY)
     served = [entry["callback"] for entry in app.callback_map.values() if "callback" in entry]
-    assert len(served) == 3
+    assert len(served) == 4
     assert all(inspect.iscoroutinefunction(callback) for callback in served)
 
 
@@ -41,7 +41,7 @@ def test_a_handler_runs_in_another_thread() -> None:
     assert threads != [threading.get_ident()]
 
 
-@pytest.mark.parametrize("path", ["/", "/runs/some-run", "/runs/some-run?layer=x"])
+@pytest.mark.parametrize("path", ["/", "/runs/some-run", "/runs/some-run?layer=x", "/runs/a/layers/b%2Fc"])
 def test_every_page_is_served_first(path: str) -> None:
     with TestClient(create_app(NOBODY)) as server:
         answer = server.get(path)

@@ -9,7 +9,7 @@ import pytest
 
 from gradcanary_dashboard import client
 from gradcanary_dashboard.client import Collector
-from gradcanary_dashboard.errors import NotFoundError, UnreachableError
+from gradcanary_dashboard.errors import NotFoundError, RefusedError, UnreachableError
 
 
 class Script:
@@ -101,6 +101,16 @@ def test_unknown_is_not_unreachable(script: Script, collector: Collector) -> Non
     script.status = 404
     with pytest.raises(NotFoundError):
         collector.run("a")
+
+
+def test_a_refusal_comes_in_the_collectors_words(script: Script, collector: Collector) -> None:
+    script.status = 422
+    script.body = json.dumps({"error": {"code": "invalid", "message": "missing ): a(", "field": "match"}}).encode()
+    with pytest.raises(RefusedError, match=r"missing \): a\("):
+        collector.run("a", "heatmap", match="a(")
+    script.body = b"<html>"
+    with pytest.raises(RefusedError, match="does not take"):
+        collector.run("a", "heatmap", match="a(")
 
 
 @pytest.mark.parametrize(("status", "body"), [(500, b"{}"), (503, b""), (200, b"<html>")])

@@ -1,6 +1,8 @@
 """The heatmap figure, from the API's cells."""
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ from hypothesis.extra import numpy as arrays
 
 from gradcanary_dashboard import axes, heatmap, palette
 from gradcanary_dashboard.columns import decode, encode
+from gradcanary_dashboard.history import Hole
+from gradcanary_dashboard.marks import Events
+from gradcanary_dashboard.stats import STATS
 from gradcanary_dashboard.view import View
 
 SENTINELS = (heatmap.NO_DATA, heatmap.ZERO, heatmap.NONFINITE)
@@ -19,9 +24,12 @@ CELLS = arrays.arrays(
 )
 
 
-def figure_of(answer: dict[str, object], selected: int | None = None) -> axes.Figure:
-    span = axes.Span.of("run", View(), decode(answer["steps"]), 32)  # type: ignore[arg-type]
-    return heatmap.figure(answer, span, selected)
+ABSMAX = STATS["absmax"]
+
+
+def figure_of(answer: dict[str, Any], selected: int | None = None, holes: Sequence[Hole] = ()) -> axes.Figure:
+    span = axes.Span.of("run", View(), decode(answer["steps"]), 32)
+    return heatmap.figure(answer, span, selected, Events(answer["marks"], holes=holes))
 
 
 def colour_at(scale: palette.Scale, code: int) -> str:
@@ -33,16 +41,16 @@ def colour_at(scale: palette.Scale, code: int) -> str:
 
 @given(CELLS)
 def test_no_value_looks_like_a_cell_without_one(cells: np.ndarray) -> None:
-    scale, codes = heatmap.coded(cells, 1e-4)
+    scale, codes = heatmap.coded(cells, ABSMAX, 1e-4)
     for sentinel, code in zip(SENTINELS, (scale.no_data, scale.zero, scale.nonfinite), strict=True):
         assert ((codes == code) == (cells == sentinel)).all()
     values = ~np.isin(cells, SENTINELS)
     assert (codes[values] == np.clip(cells[values], -30_000, 30_000)).all()
 
 
-@given(CELLS, st.floats(1e-8, 1e2))
-def test_the_scale_rises_from_no_data_to_non_finite(cells: np.ndarray, enter: float) -> None:
-    scale, _ = heatmap.coded(cells, enter)
+@given(CELLS, st.sampled_from(list(STATS)), st.floats(1e-8, 1e2))
+def test_the_scale_rises_from_no_data_to_non_finite(cells: np.ndarray, stat: str, enter: float) -> None:
+    scale, _ = heatmap.coded(cells, STATS[stat], enter)
     stops = [float(stop) for stop, _ in scale.colours()]
     assert stops[0] == 0
     assert stops[-1] == 1
@@ -50,8 +58,8 @@ def test_the_scale_rises_from_no_data_to_non_finite(cells: np.ndarray, enter: fl
 
 
 def test_white_is_the_threshold_and_nothing_else() -> None:
-    scale, _ = heatmap.coded(np.array([[-6200, -2000]], np.int16), 1e-4)
-    assert colour_at(scale, scale.enter) == palette.WHITE
+    scale, _ = heatmap.coded(np.array([[-6200, -2000]], np.int16), ABSMAX, 1e-4)
+    assert colour_at(scale, -4000) == palette.WHITE
     assert colour_at(scale, scale.zero) == palette.BLACK
     assert colour_at(scale, scale.no_data) == palette.NO_DATA
     assert colour_at(scale, scale.nonfinite) == palette.MAGENTA
@@ -109,7 +117,7 @@ def test_incident_marks_out_of_sight_are_left_out() -> None:
 def test_a_run_without_measurements_says_so(rows: int, columns: int) -> None:
     drawn = figure_of(heatmap_answer(rows=rows, columns=columns))
     assert drawn["data"] == []
-    assert "No gradient" in drawn["layout"]["annotations"][0]["text"]
+    assert "Gradient absmax: no value" in drawn["layout"]["annotations"][0]["text"]
 
 
 DTYPES = st.sampled_from([np.float64, np.float32, np.int32, np.int16, np.uint8])
@@ -129,3 +137,25 @@ def test_a_row_of_several_layers_leads_to_its_first() -> None:
     meta = figure_of(answer, selected=2)["layout"]["meta"]
     assert meta["layers"] == ["blocks.0.0", "1"]
     assert meta["names"][1].endswith("(2 layers)")
+
+
+def test_without_a_threshold_darker_is_more_and_a_good_zero_is_white() -> None:
+    cells = np.array([[-3000, -500, heatmap.ZERO]], np.int16)
+    for stat, zero in (("norm", palette.BLACK), ("zero_fraction", palette.WHITE)):
+        scale, _ = heatmap.coded(cells, STATS[stat], 1e-4)
+        assert colour_at(scale, scale.zero) == zero
+        assert colour_at(scale, -3000) == palette.ABOVE[1][1]
+        assert colour_at(scale, -500) == palette.ABOVE[-1][1]
+
+
+def test_a_hole_is_drawn_over_its_steps_and_told_to_the_pointer() -> None:
+    drawn = figure_of(heatmap_answer(rows=2, columns=4), holes=[Hole(40, 44, ("never received",))])["layout"]
+    (band,) = [shape for shape in drawn["shapes"] if shape["type"] == "path"]
+    assert band["path"] == "M39.5,0 L39.5,1 L44.5,1 L44.5,0 Z"
+    assert drawn["meta"]["events"] == [{"from": 40, "to": 44, "text": "Steps 40 to 44: never received"}]
+
+
+def test_a_lone_step_is_as_wide_as_it_is() -> None:
+    drawn = figure_of({**heatmap_answer(rows=2, columns=1), "bucket_steps": 1})
+    assert drawn["data"][0]["dx"] == 1
+    assert drawn["layout"]["meta"]["width"] == 1

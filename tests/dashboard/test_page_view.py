@@ -7,22 +7,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard.view import View, parse, run_of, run_url
+from gradcanary_dashboard.view import CHOICES, Place, View, layer_url, parse, place_of, run_url
 
 RUNS = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=100).filter(lambda t: t[0] != ".")
 STEPS = st.none() | st.integers(0, 2**53 - 1)
 
 
-@given(RUNS, st.none() | st.text(min_size=1, max_size=60).filter(lambda t: t.isprintable()), STEPS, STEPS, STEPS)
+TEXTS = st.none() | st.text(min_size=1, max_size=60).filter(lambda t: t.isprintable())
+CHOSEN = st.fixed_dictionaries({key: st.sampled_from(allowed) for key, allowed in CHOICES.items()})
+
+
+@given(RUNS, TEXTS, TEXTS, STEPS, STEPS, STEPS, CHOSEN)
 def test_an_address_says_the_same_when_it_is_read_again(
-    run: str, layer: str | None, first: int | None, last: int | None, incident: int | None
+    run: str,
+    layer: str | None,
+    rows: str | None,
+    first: int | None,
+    last: int | None,
+    incident: int | None,
+    chosen: dict[str, str],
 ) -> None:
     if first is not None and last is not None:
         first, last = sorted((first, last))
-    view = View(layer, first, last, incident)
+    view = View(layer, first, last, incident, rows, **chosen)
     address = urlsplit(run_url(run, view))
     assert parse("?" + address.query) == view
-    assert run_of(address.path) == run
+    assert place_of(address.path) == Place(run)
+
+
+@given(RUNS, st.text(min_size=1, max_size=60).filter(lambda t: t.isprintable() and t.strip(".") != ""))
+def test_a_layer_has_an_address_whatever_it_is_called(run: str, layer: str) -> None:
+    address = urlsplit(layer_url(run, layer, 7, View(layer="x", from_step=3, to_step=9, stat="norm")))
+    assert place_of(address.path) == Place(run, layer)
+    assert parse(address.query) == View(from_step=3, to_step=9)
+
+
+@pytest.mark.parametrize("layer", [".", "..", "..."])
+def test_a_layer_that_is_called_like_a_way_up_has_its_number_for_an_address(layer: str) -> None:
+    assert layer_url("run", layer, 7) == "/runs/run/layers/7"
 
 
 @given(st.text(max_size=80))
@@ -32,7 +54,18 @@ def test_no_query_is_refused(search: str) -> None:
 
 @pytest.mark.parametrize(
     "search",
-    [None, "", "?", "?from=-1", "?from=1e3", "?from=9&to=3", "?from=99999999999999999999", "?incident=x", "?layer="],
+    [
+        None,
+        "",
+        "?",
+        "?from=-1",
+        "?from=1e3",
+        "?from=9&to=3",
+        "?from=99999999999999999999",
+        "?incident=x",
+        "?layer=",
+        "?stat=x&value=y&order=z",
+    ],
 )
 def test_what_cannot_be_read_counts_as_absent(search: str | None) -> None:
     assert parse(search) == View()
@@ -40,4 +73,4 @@ def test_what_cannot_be_read_counts_as_absent(search: str | None) -> None:
 
 @pytest.mark.parametrize("path", ["/", "", "/runs", "/runs/", "/other/run"])
 def test_other_paths_name_no_run(path: str) -> None:
-    assert run_of(path) is None
+    assert place_of(path) is None

@@ -36,6 +36,11 @@ def test_a_value_is_never_more_than_five_percent_off(number: float) -> None:
     assert float(wording.scientific(number).replace(",", "")) == pytest.approx(number, rel=0.05)
 
 
+@given(st.floats(2.0**-120, 2.0**120, width=32))
+def test_an_exact_value_is_the_float32_that_was_sent(number: float) -> None:
+    assert float(wording.exact(number).replace(",", "")) == pytest.approx(number, rel=5e-7)
+
+
 def test_integers_have_thousands_separators() -> None:
     assert wording.integer(19999) == "19,999"
     assert wording.plural(1, "layer") == "1 layer"

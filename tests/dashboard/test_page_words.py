@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
-from gradcanary_dashboard import incident_cards, layers, run_page, runs_page
+from gradcanary_dashboard import controls, incident_cards, layer_page, layers, run_page, runs_page
 from gradcanary_dashboard.sparkline import sparkline
-from gradcanary_dashboard.verdict import Verdict, verdict
+from gradcanary_dashboard.verdict import Verdict, of_layer, verdict
+from gradcanary_dashboard.view import Place, View
 
 
 def text_of(component: object) -> str:
@@ -89,7 +90,7 @@ def test_a_card_says_what_happened_and_who_was_told() -> None:
             }
         ],
     )
-    said = text_of(incident_cards.card(full, named=False))
+    said = text_of(incident_cards.card(full, View()))
     for words in (
         "since step 31",
         "opened at step 50",
@@ -103,7 +104,9 @@ def test_a_card_says_what_happened_and_who_was_told() -> None:
 
 
 def test_a_listed_incident_without_details_is_a_card_too() -> None:
-    said = text_of(incident_cards.panel([incident(state="resolved", resolution="layer_gone", resolved_step=80)], None))
+    said = text_of(
+        incident_cards.panel([incident(state="resolved", resolution="layer_gone", resolved_step=80)], View())
+    )
     assert "layer gone" in said
     assert "resolved at step 80" in said
 
@@ -134,12 +137,68 @@ def test_a_sparkline_holds_no_word_of_python(values: list[float]) -> None:
     assert source is None or not re.search("nan|inf", base64.b64decode(source.split(",")[1]).decode())
 
 
-def test_every_slot_of_the_page_is_in_its_frame() -> None:
-    frame = text_of(run_page.frame("run", {}))
-    for slot in run_page.SLOTS:
-        assert f'"id": "{slot}"' in frame
+def test_every_slot_of_a_page_is_in_its_frame() -> None:
+    place = Place("run", "layer")
+    for frame, slots in (
+        (run_page.frame("run", {}), run_page.SLOTS),
+        (layer_page.frame(place, {}), layer_page.SLOTS),
+    ):
+        said = text_of(frame)
+        assert [slot for slot in slots if f'"id": "{slot}"' not in said] == []
 
 
 def test_a_page_has_one_heading_of_the_first_level() -> None:
-    for page in (run_page.frame("run", {}), run_page.unknown("run")):
+    place = Place("run", "layer")
+    for page in (
+        run_page.frame("run", {}),
+        run_page.unknown("run"),
+        layer_page.frame(place, {}),
+        layer_page.unknown(place),
+    ):
         assert text_of(page).count('"type": "H1"') == 1
+
+
+def test_a_layer_that_fires_tells_since_when_and_how_far_it_fell() -> None:
+    member = {"layer": 1, "name": "blocks.1.lora_A", "since_step": 728, "baseline": 9.9e-4, "value": 4e-7}
+    said = of_layer(layer(1, absmax=2.2e-7, rules={"collapse": "firing"}), [incident(layers=[member])])
+    assert said == Verdict("critical", "Collapse since step 728: from 9.9e-4 to 2.2e-7")
+    recovering = of_layer(layer(1, rules={"nonfinite": "recovering"}), [])
+    assert recovering == Verdict("critical", "Nonfinite, recovering")
+
+
+def test_a_layer_without_a_firing_rule_says_what_it_is() -> None:
+    tones = {
+        "warning": layer(0, rules={"collapse": "suspect"}),
+        "waiting": layer(0, step=None, state=None),
+        "information": layer(0, low=True),
+        "quiet": layer(0),
+    }
+    assert {tone: of_layer(one, []).tone for tone, one in tones.items()} == {tone: tone for tone in tones}
+    assert "not finite at step 99" in of_layer(layer(0, state="nonfinite"), []).text
+
+
+def test_siblings_differ_in_their_numbers_only() -> None:
+    listed = [layer(number) for number in range(5)]
+    listed += [layer(5, name="blocks.5.lora_B"), layer(6, shape=[8, 32])]
+    assert [one["layer"] for one in layers.siblings(listed, listed[2])] == [0, 1, 2, 3, 4]
+    assert layers.siblings(listed[2:], listed[2]) == []
+
+
+@given(st.integers(1, 450), st.integers(0, 449))
+def test_of_many_siblings_the_nearest_are_shown(count: int, place: int) -> None:
+    listed = [layer(number) for number in range(count)]
+    mine = listed[place % count]
+    shown = layers.around(listed, mine)
+    assert mine in shown
+    assert len(shown) == min(count, layers.MAX_ROWS)
+    assert shown == listed[shown[0]["layer"] :][: len(shown)]
+
+
+def test_only_stats_that_were_measured_can_be_chosen() -> None:
+    def offered(*listed: dict[str, object], stat: str = "absmax") -> list[str]:
+        return [option for option, hidden in controls.offered(View(stat=stat), listed).items() if not hidden]
+
+    always = ["option-absmax", "option-norm", "option-nonfinite"]
+    assert offered(layer(0)) == always
+    assert offered(layer(0), layer(1, update_ratio=1e-3)) == [*always, "option-update_ratio", "option-weight_norm"]
+    assert "option-frozen_fraction" in offered(layer(0), stat="frozen_fraction")

@@ -7,10 +7,10 @@
 
   // ---- numbers and times
 
-  function scientific(value) {
-    const [mantissa, exponent] = value.toExponential(1).split("e");
+  function scientific(value, digits = 1) {
+    const [mantissa, exponent] = value.toExponential(digits).split("e");
     if (value >= 1e-3 && value < 1e6) return String(Number(value.toPrecision(3)));
-    return mantissa.replace(".0", "") + "e" + Number(exponent);
+    return mantissa.replace(/\.?0+$/, "") + "e" + Number(exponent);
   }
 
   function ago(then) {
@@ -42,9 +42,35 @@
     return text ? "?" + text : "";
   }
 
+  function page() {
+    return document.getElementById("layer-verdict") ? "layer" : "run";
+  }
+
   function go(changes) {
     const wanted = search(changes);
-    if (wanted !== window.location.search) window.dash_clientside.set_props("run-url", { search: wanted });
+    if (wanted !== window.location.search) window.dash_clientside.set_props(page() + "-url", { search: wanted });
+  }
+
+  // ---- steps in sight: by dragging, and for fingers and keys by buttons
+
+  function within(first, last) {
+    const from = Math.max(0, Math.round(first));
+    return { from: from, to: Math.max(from, Math.round(last)) };
+  }
+
+  function moved(move) {
+    if (move === "reset") return { from: null, to: null };
+    const figure = page() === "run" ? "#heatmap" : "#stat-absmax";
+    const plot = document.querySelector(figure + " .js-plotly-plot");
+    if (!plot) return {};
+    const [left, right] = plot.layout.xaxis.range.map(Number);
+    const first = left + 0.5;
+    const width = right - left;
+    if (move === "in") return within(first + width / 4, first + width / 4 + Math.max(1, Math.floor(width / 2)) - 1);
+    if (move === "out") return within(first - width / 2, first + width * 1.5 - 1);
+    const by = Math.max(1, Math.round(width / 2)) * (move === "later" ? 1 : -1);
+    const from = Math.max(0, first + by);
+    return within(from, from + width - 1);
   }
 
   // ---- callbacks of Dash
@@ -60,8 +86,7 @@
     const last = change["xaxis.range[1]"];
     let wanted = null;
     if (first !== undefined && last !== undefined) {
-      const from = Math.max(0, Math.round(first));
-      wanted = search({ from: from, to: Math.max(from + 1, Math.round(last)) });
+      wanted = search(within(first, last));
     } else if (change["xaxis.autorange"]) {
       wanted = search({ from: null, to: null });
     }
@@ -78,12 +103,27 @@
     const meta = figure && figure.layout && figure.layout.meta;
     const point = hover && hover.points && hover.points[0];
     if (!meta || !point) return "Point at a cell for its value, click it for the layer's curve.";
-    const column = Math.round((point.x - figure.layout.meta.middle) / meta.width);
-    let value = meta.value + " " + scientific(Math.pow(10, point.z / 1000));
+    const column = Math.round((point.x - meta.middle) / meta.width);
+    let value = meta.value + " " + scientific(Math.pow(10, point.z / 1000), meta.digits - 1);
     if (point.z === meta.zero) value = "exact 0";
     if (point.z === meta.no_data) value = "no data";
     if (point.z === meta.nonfinite) value = "not finite";
-    return [meta.names[point.y], "step " + meta.steps[column], value].join("  ·  ");
+    const half = meta.width / 2;
+    const here = meta.events.filter((event) => event.from < point.x + half && event.to > point.x - half);
+    return [meta.names[point.y], "step " + meta.steps[column], value, ...here.map((event) => event.text)].join("  ·  ");
+  }
+
+  // The controls follow the address (back, forward), the field never while one types.
+  function showChoices() {
+    const query = new URLSearchParams(window.location.search);
+    for (const control of document.querySelectorAll("[data-key]")) {
+      const wanted = query.get(control.dataset.key) || "";
+      if (control.tagName === "SELECT") control.value = wanted;
+      else control.setAttribute("aria-pressed", String(control.dataset.choice === wanted));
+    }
+    const field = document.getElementById("rows");
+    const wanted = query.get("rows") || "";
+    return document.activeElement === field || field.value === wanted ? window.dash_clientside.no_update : wanted;
   }
 
   function setTitle(title) {
@@ -129,8 +169,23 @@
     if (!button) return;
     if (button.id === "theme") switchTheme();
     else if (button.dataset.layer) go({ layer: button.dataset.layer });
-    else if (button.dataset.reset) go({ from: null, to: null });
+    else if (button.dataset.zoom) go(moved(button.dataset.zoom));
+    else if (button.dataset.key) go({ [button.dataset.key]: button.dataset.choice || null });
     else if (button.dataset.copy) copy(button);
+  });
+
+  let typing = null;
+  const expression = () => go({ rows: document.getElementById("rows").value || null });
+
+  document.addEventListener("input", (event) => {
+    clearTimeout(typing);
+    if (event.target.id === "rows") typing = setTimeout(expression, 400);
+  });
+
+  document.addEventListener("change", (event) => {
+    if (event.target.tagName === "SELECT" && event.target.dataset.key) {
+      go({ [event.target.dataset.key]: event.target.value || null });
+    }
   });
 
   document.addEventListener("keydown", (event) => {
@@ -140,6 +195,30 @@
     event.preventDefault();
     filter.focus();
   });
+
+  // ---- focus: a refresh puts new elements into the page; whoever uses keys stays where they were
+
+  let focused = null;
+
+  function nameOf(element) {
+    return [element.tagName, element.getAttribute("aria-label"), element.textContent].join("|");
+  }
+
+  document.addEventListener("focusin", (event) => {
+    const slot = event.target.closest("main [id]:not(a, button)");
+    focused = slot && { element: event.target, slot: slot.id, name: nameOf(event.target) };
+  });
+
+  document.addEventListener("focusout", (event) => {
+    setTimeout(() => { if (focused && focused.element === event.target && event.target.isConnected) focused = null; });
+  });
+
+  new MutationObserver(() => {
+    if (!focused || focused.element.isConnected || document.activeElement !== document.body) return;
+    const slot = document.getElementById(focused.slot);
+    const again = slot && Array.from(slot.querySelectorAll("a, button")).find((one) => nameOf(one) === focused.name);
+    if (again) again.focus({ preventScroll: true });
+  }).observe(document.documentElement, { childList: true, subtree: true });
 
   // Plotly takes every touch for a zoom; a finger on a plot must still scroll the page, and a tap still clicks.
   document.addEventListener("touchstart", (event) => {
@@ -155,6 +234,6 @@
   setInterval(wordTimes, 500);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    gradcanary: { pulse, zoom, choose, read_out: readOut, title: setTitle },
+    gradcanary: { pulse, zoom, choose, show_choices: showChoices, read_out: readOut, title: setTitle },
   });
 })();

@@ -1,0 +1,120 @@
+"""What a reader can choose about the figures; every choice goes into the address, by ``assets/gradcanary.js``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import dcc, html
+
+from gradcanary_dashboard import parts, wording
+from gradcanary_dashboard.layers import Layer
+from gradcanary_dashboard.stats import STATS, Stat
+from gradcanary_dashboard.view import CHOICES, View
+
+VALUES = {"min": "min", "mean": "mean", "max": "max"}
+ORDERS = {"model": "model order", "worst": "worst first", "block": "by block"}
+
+ALWAYS = ("absmax", "norm", "nonfinite")
+TOLD_BY = {"weight_norm": "update_ratio", "norm_ratio": "accumulation_error"}
+"""Stats that the table of layers does not hold, and those that are measured together with them."""
+
+
+MOVES = (
+    ("in", "plus", "Zoom in"),
+    ("out", "minus", "Zoom out"),
+    ("earlier", "left", "Earlier steps"),
+    ("later", "right", "Later steps"),
+)
+
+
+def bar(contents: Mapping[str, Any]) -> html.Div:
+    """Return the controls of the heatmap; they stay while the page is open, so that an open list stays open.
+
+    Each knows the parameter that it sets; the browser shows what the address says.
+    """
+    field = dcc.Input(
+        id="rows",
+        type="search",
+        placeholder="rows, a regex: lora_A|mlp",
+        autoComplete="off",
+        spellCheck=False,
+    )
+    label = html.Label("Rows whose name matches", htmlFor="rows", className="unseen")
+    return html.Div(
+        [
+            html.Div([_stats(contents), _group("value", VALUES), _group("order", ORDERS)], className="choices"),
+            html.Div([label, field], className="field"),
+            html.P(contents.get("refusal"), id="refusal", className="refusal", role="alert"),
+        ],
+        className="controls",
+    )
+
+
+def offered(view: View, layers: Sequence[Layer]) -> dict[str, bool]:
+    """Return which stats are left out of the list: those that nothing was measured of, as far as the table tells."""
+    return {
+        f"option-{stat}": stat not in (*ALWAYS, view.stat)
+        and all(layer.get(TOLD_BY.get(stat, stat)) is None for layer in layers)
+        for stat in STATS
+    }
+
+
+def zoom_bar(page: str, contents: Mapping[str, Any]) -> html.Div:
+    """Return how fine the figures are, and the way in, along and out for fingers and keys."""
+    buttons = [
+        html.Button(parts.icon(icon), type="button", title=words, **parts.attributes(data_zoom=move, aria_label=words))
+        for move, icon, words in MOVES
+    ]
+    reset = html.Button("Reset zoom", type="button", className="reset", **parts.attributes(data_zoom="reset"))
+    return html.Div(
+        [
+            html.Span(contents.get(f"{page}-zoom-note"), id=f"{page}-zoom-note"),
+            html.Span(buttons, className="group", role="group", **parts.attributes(aria_label="Steps in sight")),
+            html.Span(reset, id=f"{page}-reset", hidden=contents.get(f"{page}-reset", True)),
+        ],
+        className="zoom",
+    )
+
+
+def zoom_note(view: View, bucket_steps: int, unit: str) -> list[Any]:
+    """Return how many steps one column or point holds."""
+    size = "single steps" if bucket_steps <= 1 else f"{wording.integer(bucket_steps)} steps per {unit}"
+    return [size] if view.is_zoomed else [html.Span("drag to zoom · ", className="hint"), size]
+
+
+def legend(figure: Mapping[str, Any], stat: Stat) -> list[Any]:
+    """Return the colours in words; the gradients are in the style sheet, drawn from the same palette."""
+    low, high = figure["layout"].get("meta", {}).get("ends", (None, None))
+    kind, ends = ("ramp", ("below", "above threshold"))
+    if not stat.has_threshold:
+        kind, ends = ("ramp rising", (wording.scientific(low), wording.scientific(high)))
+    zero = "zero-good" if stat.zero_is_good else "zero"
+    swatches = ((zero, "exact 0"), ("nodata", "no data"), ("nonfinite", "non-finite"))
+    ramp = html.Span(className=kind, **parts.attributes(aria_hidden="true"))
+    return [
+        html.Div([html.Span(ends[0]), ramp, html.Span(ends[1])], className="scale"),
+        *(html.Span([html.Span(className=f"swatch {name}"), word]) for name, word in swatches),
+    ]
+
+
+def _stats(contents: Mapping[str, Any]) -> html.Select:
+    options = [
+        html.Option(stat.title, value=_sent("stat", name), id=f"option-{name}", hidden=contents.get(f"option-{name}"))
+        for name, stat in STATS.items()
+    ]
+    return html.Select(options, **parts.attributes(data_key="stat", aria_label="Stat"))
+
+
+def _group(key: str, options: Mapping[str, str]) -> html.Div:
+    buttons = [
+        html.Button(words, type="button", **parts.attributes(data_key=key, data_choice=_sent(key, option)))
+        for option, words in options.items()
+    ]
+    label = {"value": "Value of a cell that holds several steps", "order": "Order of the rows"}[key]
+    return html.Div(buttons, className="group", role="group", **parts.attributes(aria_label=label))
+
+
+def _sent(key: str, option: str) -> str:
+    """Return what goes into the address: nothing for what is meant anyway."""
+    return "" if option == CHOICES[key][0] else option

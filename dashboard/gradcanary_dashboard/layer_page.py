@@ -1,0 +1,177 @@
+"""The page of one layer: every stat that was measured of it, its incidents and its siblings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dash import dcc, html
+
+from gradcanary_dashboard import axes, controls, curves, incident_cards, layer_table, layers, notes, parts, wording
+from gradcanary_dashboard.columns import decode
+from gradcanary_dashboard.layer_data import LayerData
+from gradcanary_dashboard.marks import Events
+from gradcanary_dashboard.stats import STATS, Stat
+from gradcanary_dashboard.verdict import of_layer
+from gradcanary_dashboard.view import Place, View, run_url
+
+HEIGHT = 190
+
+SLOTS = {
+    "layer-crumbs": "children",
+    "layer-verdict": "children",
+    "layer-tiles": "children",
+    "layer-zoom-note": "children",
+    "layer-reset": "hidden",
+    "layer-incidents": "children",
+    "layer-incidents-tally": "children",
+    "siblings": "children",
+    "siblings-tally": "children",
+    "layer-notes": "children",
+    **{f"stat-{stat}": "figure" for stat in STATS},
+    **{f"note-{stat}": "children" for stat in STATS},
+    **{f"shown-{stat}": "hidden" for stat in STATS},
+}
+"""Id and property of everything that a refresh fills."""
+
+
+def frame(place: Place, contents: Mapping[str, Any]) -> list[Any]:
+    """Return the page with its first contents (none while the collector does not answer)."""
+    name = place.layer or ""
+    crumbs = contents.get("layer-crumbs", _crumbs(place.run, name, View()))
+    return [
+        html.Div(crumbs, id="layer-crumbs"),
+        html.Div(
+            contents.get("layer-verdict", html.H1(name)), id="layer-verdict", **parts.attributes(aria_live="polite")
+        ),
+        html.Div(contents.get("layer-tiles"), id="layer-tiles", className="tiles"),
+        html.Div([_figures(contents), _aside(contents)], className="columns"),
+        dcc.Location(id="layer-url", refresh=False),
+        dcc.Store(id="layer-place", data={"run": place.run, "layer": place.layer}),
+        dcc.Store(id="layer-shown", data=contents.get("shown")),
+        dcc.Store(id="layer-pulse"),
+        dcc.Interval(id="layer-tick", interval=1000),
+    ]
+
+
+def unknown(place: Place) -> list[Any]:
+    """Return the page of a layer that the run does not have."""
+    text = ["The run ", html.Code(place.run), " has no layer ", html.Code(place.layer), "."]
+    return [parts.missing("No such layer", text, ("See the run", run_url(place.run)))]
+
+
+def fill(data: LayerData, view: View) -> dict[str, Any]:
+    """Return the contents of every slot."""
+    run, layer = data.run["run"], data.layer
+    absmax = data.series["absmax"]
+    span = axes.Span.of(f"{run}|{layer['layer']}", view, decode(absmax["steps"]), absmax["bucket_steps"])
+    mine = {incident["id"] for incident in data.incidents}
+    events = Events.of(data.run, [mark for mark in absmax["marks"] if mark["incident"] in mine])
+    siblings = layers.siblings(data.layers, layer)
+    listed = layers.around(siblings, layer)
+    figures: dict[str, Any] = {}
+    for name, stat in STATS.items():
+        figures |= _stat(data, stat, span, events)
+        figures[f"shown-{name}"] = name not in data.series
+    return {
+        "name": layer["name"],
+        "layer-crumbs": _crumbs(run, layer["name"], view),
+        "layer-verdict": [parts.verdict(of_layer(layer, data.incidents))],
+        "layer-tiles": _tiles(data),
+        "layer-zoom-note": controls.zoom_note(view, absmax["bucket_steps"], "point"),
+        "layer-reset": not view.is_zoomed,
+        "layer-incidents": incident_cards.panel(data.incidents, view, layer["layer"]),
+        "layer-incidents-tally": incident_cards.tally(data.incidents),
+        "siblings": layer_table.rows(run, listed, layer, view, draws=False),
+        "siblings-tally": layer_table.tally(len(siblings), len(listed), "nearest") if siblings else "none",
+        "layer-notes": notes.cards({**data.run, "facts": _facts(data)}),
+        **figures,
+    }
+
+
+def _crumbs(run: str, layer: str, view: View) -> html.Nav:
+    """Return the way back: to the same steps of the run, with this layer's trend."""
+    back = run_url(run, replace(view.steps(), layer=layer))
+    return parts.crumbs([("Runs", "/"), (run, back)], layer)
+
+
+def _stat(data: LayerData, stat: Stat, span: axes.Span, events: Events) -> dict[str, Any]:
+    answer = data.series.get(stat.name)
+    if answer is None:
+        return {}
+    is_first = stat.has_threshold
+    drawn = curves.trend(
+        answer,
+        span,
+        stat,
+        events,
+        firing=layers.is_firing(data.layer),
+        baseline=data.layer["baseline"],
+        height=curves.TREND_HEIGHT if is_first else HEIGHT,
+    )
+    phases = ", ".join(answer["phases"])
+    return {f"stat-{stat.name}": drawn, f"note-{stat.name}": f"{stat.words}{f', {phases}' if phases else ''}"}
+
+
+def _figures(contents: Mapping[str, Any]) -> html.Div:
+    cards = [_card(stat, contents) for stat in STATS.values()]
+    bar = html.Div([html.H2("Every stat, over the same steps"), controls.zoom_bar("layer", contents)], className="head")
+    return html.Div(
+        [bar, *cards, html.Div(contents.get("layer-notes"), id="layer-notes", className="notes")], className="figures"
+    )
+
+
+def _card(stat: Stat, contents: Mapping[str, Any]) -> html.Div:
+    name = f"stat-{stat.name}"
+    drawn = parts.graph(name, contents.get(name), f"{stat.title} of this layer over the steps")
+    note = html.Span(contents.get(f"note-{stat.name}"), id=f"note-{stat.name}")
+    hidden = contents.get(f"shown-{stat.name}", True)
+    card = parts.card(f"curve-{stat.name}", drawn, title=stat.title, aside=note)
+    return html.Div(card, id=f"shown-{stat.name}", hidden=hidden)
+
+
+def _aside(contents: Mapping[str, Any]) -> html.Div:
+    tally = html.Span(contents.get("layer-incidents-tally"), id="layer-incidents-tally")
+    incidents = contents.get("layer-incidents") or []
+    return html.Div(
+        [
+            parts.card("incidents", *incidents, title="Its incidents", aside=tally, slot="layer-incidents"),
+            layer_table.table("siblings", contents, "Siblings"),
+        ],
+        className="beside",
+    )
+
+
+def _tiles(data: LayerData) -> list[html.Div]:
+    layer = data.layer
+    accumulator, shape = layer["accumulator"], layer["shape"]
+    baseline = layer["baseline"]
+    against = "no baseline yet" if baseline is None else f"baseline {wording.scientific(baseline)}"
+    at = "" if layer["step"] is None else f"at step {wording.integer(layer['step'])}"
+    firing = layers.is_firing(layer)
+    return [
+        parts.tile("State", wording.state(layer["state"]), at, bad=layer["state"] == "nonfinite"),
+        parts.tile("absmax", wording.scientific(layer["absmax"]), against, bad=firing),
+        parts.tile("Accumulator", accumulator["stored"] or wording.NOTHING, _dtypes(layer)),
+        parts.tile("Shape", _shape(shape), [*_k(layer), f"{wording.integer(math.prod(shape))} elements"]),
+    ]
+
+
+def _shape(shape: list[int]) -> str:
+    return " \N{MULTIPLICATION SIGN} ".join(map(str, shape)) if shape else "scalar"
+
+
+def _k(layer: layers.Layer) -> list[html.Span]:
+    return [] if layer["micro_steps"] is None else [html.Span(f"K {wording.integer(layer['micro_steps'])}")]
+
+
+def _dtypes(layer: layers.Layer) -> list[html.Span]:
+    accumulator = layer["accumulator"]
+    told = {"declared": accumulator["declared"], "effective": accumulator["effective"], "weights": layer["param_dtype"]}
+    return [html.Span(f"{name} {dtype}") for name, dtype in told.items() if dtype is not None]
+
+
+def _facts(data: LayerData) -> list[Mapping[str, Any]]:
+    return [fact for fact in data.run["facts"] if data.layer["name"] in fact["layers"]]

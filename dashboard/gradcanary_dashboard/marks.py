@@ -1,0 +1,130 @@
+"""What happened, drawn upon a step axis: incidents, launches, and the steps that nobody has; no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradcanary_dashboard import axes, history, palette, wording
+from gradcanary_dashboard.history import Hole, Launch
+
+INCIDENT_ROOM, LAUNCH_ROOM = 0.05, 0.16
+"""Part of the axis that a label takes on a phone: those that would be written upon each other are left out."""
+
+LAUNCH_LINE_PX = 13
+HOVER_POINTS = 60
+"""Places along the whole axis where a hole can be pointed at."""
+
+
+@dataclass(frozen=True)
+class Events:
+    """Incident marks of the API, launches in order, holes in order."""
+
+    incidents: Sequence[Mapping[str, Any]] = ()
+    launches: Sequence[Launch] = ()
+    holes: Sequence[Hole] = ()
+
+    @classmethod
+    def of(cls, run: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> Events:
+        """Return the events of a run with these incident marks."""
+        return cls(incidents, history.launches(run), history.holes(run))
+
+    @property
+    def every(self) -> int:
+        """The widest sampling interval of any launch."""
+        return max((launch.every for launch in self.launches), default=1)
+
+    def resumed(self, span: axes.Span) -> list[tuple[Launch, str]]:
+        """Return the launches after the first that begin in sight, with their words."""
+        pairs = zip(self.launches[1:], self.launches[:-1], strict=True)
+        return [
+            (launch, f"Launch {launch.number} {history.beginning(launch, before)}")
+            for launch, before in pairs
+            if launch.first is not None and span.first <= launch.first <= span.last
+        ]
+
+
+def draw(layout: dict[str, Any], events: Events, span: axes.Span, ink: str, hole_fill: str) -> list[dict[str, Any]]:
+    """Add lines, bands and labels to a layout; return each event as ``{"from", "to", "text"}`` for the pointer."""
+    holes = history.in_sight(events.holes, span.first, span.last)
+    launch_ink = palette.DARK if ink == palette.DARK else palette.GREY
+    resumed = events.resumed(span)
+    fired = [mark for mark in events.incidents if span.first <= mark["step"] <= span.last]
+    layout["shapes"] = [
+        *layout.get("shapes", []),
+        *_bands(holes, span, hole_fill),
+        *(_line(launch.first or 0, launch_ink, "solid") for launch, _ in resumed),
+        *(_line(mark["step"], ink if mark["kind"] == "fired" else palette.GREEN, "dot") for mark in fired),
+    ]
+    numbers = [(mark["step"], f"#{int(mark['incident'])}") for mark in fired if mark["kind"] == "fired"]
+    names = [(launch.first or 0, f"launch {launch.number}") for launch, _ in resumed]
+    layout["annotations"] = [
+        *layout.get("annotations", []),
+        *_labels(numbers, span, INCIDENT_ROOM, 0),
+        *_labels(names, span, LAUNCH_ROOM, LAUNCH_LINE_PX),
+    ]
+    if names:
+        layout["margin"]["t"] += LAUNCH_LINE_PX
+        layout["height"] += LAUNCH_LINE_PX
+    return [
+        *({"from": hole.first, "to": hole.last, "text": hole.text} for hole in holes),
+        *({"from": launch.first, "to": launch.first, "text": text} for launch, text in resumed),
+        *({"from": mark["step"], "to": mark["step"], "text": _words(mark)} for mark in fired),
+    ]
+
+
+def pointers(events: Iterable[Mapping[str, Any]], span: axes.Span, height: float) -> list[dict[str, Any]]:
+    """Return what makes events answer a pointer: unseen points, along a hole as many as it is wide."""
+    points = [(place, event["text"]) for event in events for place in _places(event, span)]
+    if not points:
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [place for place, _ in points],
+            "y": [height] * len(points),
+            "marker": {"opacity": 0, "size": 1},
+            "customdata": [axes.wrapped(text) for _, text in points],
+            "hovertemplate": "%{customdata}<extra></extra>",
+        }
+    ]
+
+
+def _places(event: Mapping[str, Any], span: axes.Span) -> list[float]:
+    first, last = max(event["from"], span.first), min(event["to"], span.last)
+    count = max(1, math.ceil((last - first) / span.width * HOVER_POINTS))
+    return [first + (last - first) * (place + 0.5) / count for place in range(count)]
+
+
+def _words(mark: Mapping[str, Any]) -> str:
+    verb = {"fired": "opened"}.get(mark["kind"], mark["kind"])
+    return f"Incident #{int(mark['incident'])} {verb} at step {wording.integer(mark['step'])}"
+
+
+def _bands(holes: Sequence[Hole], span: axes.Span, fill: str) -> list[dict[str, Any]]:
+    """Return all holes as one shape; its outline keeps one that is thinner than a pixel in sight."""
+    if not holes:
+        return []
+    sides = [(max(hole.first, span.first) - 0.5, min(hole.last, span.last) + 0.5) for hole in holes]
+    path = " ".join(f"M{left},0 L{left},1 L{right},1 L{right},0 Z" for left, right in sides)
+    line = {"color": palette.NO_DATA, "width": 1}
+    return [{"type": "path", "xref": "x", "yref": "paper", "path": path, "fillcolor": fill, "line": line}]
+
+
+def _line(step: float, colour: str, dash: str) -> dict[str, Any]:
+    line = {"color": colour, "width": 1.2, "dash": dash}
+    return {"type": "line", "xref": "x", "yref": "paper", "x0": step, "x1": step, "y0": 0, "y1": 1, "line": line}
+
+
+def _labels(named: Sequence[tuple[float, str]], span: axes.Span, room: float, up: int) -> list[dict[str, Any]]:
+    written: list[dict[str, Any]] = []
+    for step, text in sorted(named):
+        if written and step - written[-1]["x"] < room * span.width:
+            continue
+        place = {"x": step, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "yshift": up}
+        late = step > span.last - room / 2 * span.width
+        written.append({"text": text, **place, "xanchor": "right" if late else "center", "showarrow": False})
+    return written

@@ -1,0 +1,50 @@
+"""What is worth a line beside the figures: findings before the first step, launches, steps that nobody has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import html
+
+from gradcanary_dashboard import history, parts, wording
+from gradcanary_dashboard.history import Hole, Launch
+
+LISTED = 12
+"""Lines of a card; the newest are kept."""
+
+
+def cards(run: Mapping[str, Any]) -> list[Any]:
+    """Return the cards that have something to say."""
+    facts = [fact["text"] for fact in run["facts"]]
+    launches, holes = history.launches(run), history.holes(run)
+    listed = {"facts": facts, "gaps": _holes(holes, launches), "launches": _launches(launches)}
+    titles = {"facts": "Findings", "gaps": "Gaps", "launches": "Launches"}
+    return [
+        parts.card(name, html.Ul([html.Li(line) for line in lines]), title=titles[name])
+        for name, lines in listed.items()
+        if lines
+    ]
+
+
+def _holes(holes: Sequence[Hole], launches: Sequence[Launch]) -> list[str]:
+    lines = [hole.text for hole in holes[-LISTED:]]
+    if len(holes) > LISTED:
+        lines.insert(0, f"{wording.plural(len(holes) - LISTED, 'earlier gap')}, and then")
+    dropped = sum(launch.dropped_steps for launch in launches)
+    if dropped:
+        lines.append(f"{wording.plural(dropped, 'step')} dropped in all, says the agent")
+    return lines
+
+
+def _launches(launches: Sequence[Launch]) -> list[str]:
+    before: Sequence[Launch | None] = [None, *launches]
+    return [_launch(launch, earlier) for launch, earlier in zip(launches, before, strict=False)][-LISTED:]
+
+
+def _launch(launch: Launch, before: Launch | None) -> str:
+    steps = wording.steps(*launch.steps).lower() if launch.steps else "no step yet"
+    texts = [history.beginning(launch, before)] if before is not None and history.steps_back(launch, before) else []
+    texts += [f"every {wording.integer(launch.every)}"] if launch.every > 1 else []
+    texts += [wording.plural(launch.ranks, "rank")] if launch.ranks > 1 else []
+    return f"Launch {launch.number}, {launch.state}: {'; '.join([steps, *texts])}"

@@ -1,0 +1,41 @@
+"""What is measured of a layer, in words, and how each stat is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradcanary import wire
+
+
+@dataclass(frozen=True)
+class Stat:
+    """A stat: its title, what it is, whether its axis is logarithmic, and whether exactly 0 is what one hopes for."""
+
+    name: str
+    title: str
+    words: str
+    is_log: bool = True
+    zero_is_good: bool = False
+
+    @property
+    def has_threshold(self) -> bool:
+        """Whether the rules hold it against ``enter`` and a baseline."""
+        return self.name == "absmax"
+
+
+STATS = {
+    stat.name: stat
+    for stat in (
+        Stat("absmax", "Gradient absmax", "largest absolute value of the gradient"),
+        Stat("norm", "Gradient norm", "L2 norm of the gradient"),
+        Stat("zero_fraction", "Zero fraction", "share of the gradient that is exactly 0", False, True),
+        Stat("nonfinite", "Non-finite elements", "NaN and infinite elements of the gradient", False, True),
+        Stat("update_ratio", "Update ratio", "norm of a step's change of the weights, by the norm of the weights"),
+        Stat("weight_norm", "Weight norm", "L2 norm of the weights"),
+        Stat("accumulation_error", "Accumulation error", "what summing up lost, beside a float32 sum", True, True),
+        Stat("norm_ratio", "Norm ratio", "norm of the summed gradient, by that of a float32 sum", False),
+        Stat("frozen_fraction", "Frozen fraction", "share of the weights that a step did not move", False, True),
+    )
+}
+if tuple(STATS) != wire.STATS:
+    raise AssertionError("the pages and the wire name the same stats in the same order")

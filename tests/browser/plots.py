@@ -1,0 +1,53 @@
+"""Plots as a hand and an eye use them: where a step is, what is in sight, a drag."""
+
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import Page
+
+IMAGE = "#heatmap .heatmaplayer image"
+
+
+def open_run(open_page: Callable[..., Page], url: str, path: str) -> Page:
+    page = open_page(f"{url}/runs/{path}")
+    page.wait_for_selector(IMAGE)
+    return page
+
+
+def meta(page: Page, figure: str = "heatmap") -> Any:
+    return page.evaluate(f"document.querySelector('#{figure} .js-plotly-plot').layout.meta")
+
+
+def steps_in_sight(page: Page, figure: str = "heatmap") -> Any:
+    return page.evaluate(f"document.querySelector('#{figure} .js-plotly-plot').layout.xaxis.range.map(Number)")
+
+
+def place(page: Page, figure: str, across: float, down: float) -> tuple[float, float]:
+    """A place on the plot area, as parts of its width and height."""
+    page.locator(f"#{figure}").scroll_into_view_if_needed()
+    box = page.locator(f"#{figure} .nsewdrag").bounding_box()
+    assert box is not None
+    return box["x"] + across * box["width"], box["y"] + down * box["height"]
+
+
+def drag(page: Page, figure: str, begin: float, end: float) -> None:
+    address = page.url
+    page.mouse.move(*place(page, figure, begin, 0.5))
+    page.mouse.down()
+    page.mouse.move(*place(page, figure, end, 0.5), steps=5)
+    page.mouse.up()
+    page.wait_for_function("address => window.location.href !== address", arg=address)
+
+
+def point(page: Page, figure: str, step: float, down: float = 0.5) -> None:
+    left, right = steps_in_sight(page, figure)
+    page.mouse.move(0, 0)
+    page.mouse.move(*place(page, figure, (step - left) / (right - left), down), steps=2)
+
+
+def query(page: Page) -> dict[str, str]:
+    return dict(page.evaluate("Array.from(new URLSearchParams(window.location.search))"))
+
+
+def rows(page: Page) -> list[str]:
+    return list(meta(page)["names"])

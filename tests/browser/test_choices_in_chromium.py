@@ -1,0 +1,82 @@
+"""Rows, order, value and stat of the heatmap; all of it in the address."""
+
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import Page, expect
+from plots import IMAGE, drag, meta, open_run, query, rows
+
+RUN = "lora-collapse"
+
+
+def test_rows_can_be_chosen_ordered_and_valued(module_runs: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, module_runs.url, RUN)
+    assert len(rows(page)) == 84
+    page.get_by_role("searchbox", name="Rows whose name matches").fill(r"^blocks\.[45].*lora_A")
+    page.wait_for_url("**?rows=*")
+    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 12")
+    assert all("lora_A" in name for name in rows(page))
+    expect(page.locator("#layer-rows-tally")).to_have_text("12 matching, of 84")
+    before = rows(page)
+    page.get_by_role("button", name="worst first").click()
+    page.wait_for_function(
+        "first => document.querySelector('#heatmap .js-plotly-plot').layout.meta.names[0] !== first", arg=before[0]
+    )
+    assert sorted(rows(page)) == sorted(before)
+    low = page.evaluate("document.querySelector('#heatmap .js-plotly-plot').data[0].z.bdata")
+    page.get_by_role("button", name="max", exact=True).click()
+    page.wait_for_function("low => document.querySelector('#heatmap .js-plotly-plot').data[0].z.bdata !== low", arg=low)
+    assert meta(page)["value"] == "max"
+    expect(page.get_by_role("button", name="max", exact=True)).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("combobox").select_option(label="Gradient norm")
+    expect(page.locator("#heat-words")).to_have_text("Gradient norm, every layer")
+    expect(page.locator("#trend-note")).to_contain_text("gradient norm")
+    asked = {"rows": r"^blocks\.[45].*lora_A", "order": "worst", "value": "max", "stat": "norm"}
+    assert query(page) == asked
+    page.go_back()
+    expect(page.locator("#heat-words")).to_have_text("Gradient absmax, every layer")
+    expect(page.get_by_role("combobox")).to_have_value("")
+    for _ in range(3):
+        page.go_back()
+    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 84")
+    assert query(page) == {}
+    expect(page.locator("#rows")).to_have_value("")
+    page.go_forward()
+    expect(page.locator("#rows")).to_have_value(r"^blocks\.[45].*lora_A")
+    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 12")
+
+
+def test_a_copied_address_shows_the_same_picture(module_runs: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, module_runs.url, RUN)
+    page.get_by_role("button", name="mean", exact=True).click()
+    page.wait_for_url("**value=mean")
+    page.locator("#rows").fill("attn")
+    page.wait_for_url("**rows=attn")
+    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 56")
+    drag(page, "heatmap", 0.3, 0.6)
+    expect(page.locator(".reset")).to_be_visible()
+    picture = """() => {
+        const plot = document.querySelector("#heatmap .js-plotly-plot");
+        return [plot.data[0].z.bdata, plot.layout.meta, plot.layout.xaxis.range, document.getElementById("rows").value];
+    }"""
+    copied = open_page(page.url)
+    copied.wait_for_selector(IMAGE)
+    assert copied.evaluate(picture) == page.evaluate(picture)
+    expect(copied.get_by_role("button", name="mean", exact=True)).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_broken_expression_says_what_is_wrong_and_loses_nothing(
+    module_runs: Any, open_page: Callable[..., Page]
+) -> None:
+    page = open_run(open_page, module_runs.url, RUN)
+    page.locator("#rows").fill("lora_(A")
+    expect(page.locator("#refusal")).to_contain_text("missing )")
+    expect(page.locator("#rows")).to_have_value("lora_(A")
+    assert len(rows(page)) == 84
+    expect(page.locator("#outage")).to_be_empty()
+    page.locator("#rows").fill("nowhere<b>")
+    expect(page.locator("#heatmap")).to_contain_text("No layer has a name that")
+    expect(page.locator("#heatmap")).to_contain_text("nowhere<b>")
+    page.locator("#rows").fill("lora_A")
+    expect(page.locator("#refusal")).to_be_empty()
+    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta?.names.length === 42")

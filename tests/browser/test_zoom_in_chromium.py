@@ -1,0 +1,112 @@
+"""Zoom to the very step, by mouse, finger and key, while steps arrive."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scenes
+from playwright.sync_api import Page, expect
+from plots import IMAGE, drag, meta, open_run, place, point, query, steps_in_sight
+
+RUN = "lora-collapse"
+LAYER = "blocks.4.attn.q.lora_A.weight"
+
+
+def test_dragging_on_the_heatmap_zooms_to_the_very_step(module_runs: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, module_runs.url, RUN)
+    assert meta(page)["width"] == 2
+    expect(page.locator("#run-zoom-note")).to_contain_text("2 steps per column")
+    drag(page, "heatmap", 0.5, 0.7)
+    expect(page.locator("#run-zoom-note")).to_have_text("single steps")
+    assert meta(page)["width"] == 1
+    first, last = int(query(page)["from"]), int(query(page)["to"])
+    assert 340 <= first <= 360 < 480 <= last <= 500
+    assert steps_in_sight(page) == steps_in_sight(page, "trend") == [first - 0.5, last + 0.5]
+    drag(page, "trend", 0.5, 0.52)
+    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta.steps.length < 6")
+    first = int(query(page)["from"])
+    point(page, "heatmap", first, down=0.1)
+    expect(page.locator("#readout")).to_contain_text(re.compile(rf"step {first}  ·  absmax 0\.\d"))
+    point(page, "trend", first)
+    measured = module_runs.get(f"/api/v1/runs/{RUN}/export.csv").text.splitlines()
+    column = measured[0].split(",").index(page.locator("#trend-title").inner_text())
+    row = next(line.split(",") for line in measured[1:] if line.split(",")[0] == str(first))
+    told = (page.locator("#trend .hoverlayer").text_content() or "").replace(",", "")
+    assert f"step {first}" in told
+    number = re.search(rf"step {first}\s*(\d\.\d+(?:e-\d+)?)", told)
+    assert number is not None
+    assert np.float32(number[1]) == pytest.approx(np.float32(row[column]), rel=1e-6)
+    page.get_by_role("button", name="Reset zoom").click()
+    expect(page.locator(".reset")).to_be_hidden()
+    expect(page.locator("#run-zoom-note")).to_contain_text("2 steps per column")
+    assert query(page) == {}
+
+
+def test_keys_zoom_as_well_as_a_mouse(module_runs: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{module_runs.url}/runs/{RUN}/layers/{LAYER}")
+    expect(page.locator("#stat-norm .scatterlayer .trace").first).to_be_attached()
+    expect(page.locator("#layer-zoom-note")).to_contain_text("2 steps per point")
+    for _ in range(9):
+        address = page.url
+        page.get_by_role("button", name="Zoom in").press("Enter")
+        page.wait_for_function("address => window.location.href !== address", arg=address)
+        expect(page.locator("#layer-reset")).to_be_visible()
+        left, right = int(query(page)["from"]) - 0.5, int(query(page)["to"]) + 0.5
+        page.wait_for_function(
+            "range => '' + document.querySelector('#stat-absmax .js-plotly-plot').layout.xaxis.range === '' + range",
+            arg=[left, right],
+        )
+    assert right - left == 1
+    expect(page.locator("#layer-zoom-note")).to_have_text("single steps")
+    page.get_by_role("button", name="Later steps").press("Enter")
+    page.wait_for_url(f"**?from={int(left + 1.5)}&to={int(left + 1.5)}")
+    page.get_by_role("button", name="Reset zoom").press("Enter")
+    expect(page.locator("#layer-reset")).to_be_hidden()
+
+
+def test_a_zoom_of_a_layer_page_is_kept_while_steps_arrive(collector: Any, open_page: Callable[..., Page]) -> None:
+    session = scenes.send(collector.url, "growing", scenes.quiet(steps=160, blocks=4))
+    page = open_page(f"{collector.url}/runs/growing/layers/0")
+    expect(page.locator("#stat-norm .scatterlayer .trace").first).to_be_attached()
+    drag(page, "stat-norm", 0.25, 0.75)
+    page.locator("#siblings a").first.focus()
+    expect(page.locator("#layer-reset")).to_be_visible()
+    zoomed = steps_in_sight(page, "stat-absmax")
+    assert zoomed == steps_in_sight(page, "stat-norm")
+    assert 30 < zoomed[0] < 50 < 110 < zoomed[1] < 130
+    session.post_batch(4, scenes.quiet(steps=200, blocks=4).batch(160, 200)).raise_for_status()
+    expect(page.locator(".tile").first).to_contain_text("at step 199")
+    assert steps_in_sight(page, "stat-absmax") == zoomed
+    expect(page.locator("#siblings a").first).to_be_focused()
+
+
+def test_whoever_uses_keys_stays_in_place_while_steps_arrive(collector: Any, open_page: Callable[..., Page]) -> None:
+    session = scenes.send(collector.url, "growing", scenes.quiet(steps=160, blocks=4))
+    page = open_run(open_page, collector.url, "growing")
+    growing = scenes.quiet(steps=280, blocks=4)
+    places = ("#layer-rows a >> nth=2", "#chosen a", "[data-choice=worst]")
+    for seq, selector in enumerate(places, start=4):
+        page.locator(selector).focus()
+        words = page.locator(selector).inner_text()
+        session.post_batch(seq, growing.batch(40 * seq, 40 * seq + 40)).raise_for_status()
+        expect(page.locator(".tile .value").first).to_have_text(str(40 * seq + 39))
+        expect(page.locator(":focus")).to_have_text(words)
+
+
+def test_a_finger_reads_a_cell_chooses_a_row_and_zooms(module_runs: Any, phone: Page) -> None:
+    phone.goto(f"{module_runs.url}/runs/{RUN}")
+    phone.wait_for_selector(IMAGE)
+    phone.touchscreen.tap(*place(phone, "heatmap", 0.3, 0.5 / 84))
+    expect(phone.locator("#chosen")).to_contain_text("blocks.0.attn.q.lora_A.weight")
+    expect(phone.locator("#readout")).to_contain_text("blocks.0.attn.q.lora_A.weight")
+    phone.get_by_role("button", name="Zoom in").tap()
+    expect(phone.locator(".reset")).to_be_visible()
+    expect(phone.locator("#run-zoom-note")).to_have_text("single steps")
+    phone.get_by_role("button", name="Earlier steps").tap()
+    phone.wait_for_url("**from=0&to=*")
+    phone.locator("#chosen a").tap()
+    expect(phone.locator(".crumbs .here")).to_have_text("blocks.0.attn.q.lora_A.weight")
+    phone.get_by_role("button", name="Reset zoom").tap()
+    expect(phone.locator("#layer-reset")).to_be_hidden()
