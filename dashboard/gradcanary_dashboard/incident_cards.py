@@ -22,9 +22,9 @@ def panel(incidents: Sequence[Mapping[str, Any]], view: View, layer: int | None 
 
 
 def tally(incidents: Sequence[Mapping[str, Any]]) -> str:
-    """Return ``1 open, 2 resolved``."""
-    counts = Counter(incident["state"] for incident in incidents)
-    return ", ".join(f"{counts[state]} {state}" for state in ("open", "resolved") if counts[state])
+    """Return ``1 open, 2 resolved, 1 without recovery``."""
+    counts = Counter("without recovery" if _is_unrecovered(each) else each["state"] for each in incidents)
+    return ", ".join(f"{counts[state]} {state}" for state in ("open", "resolved", "without recovery") if counts[state])
 
 
 def card(incident: Mapping[str, Any], view: View, layer: int | None = None) -> html.Article:
@@ -52,6 +52,10 @@ def card(incident: Mapping[str, Any], view: View, layer: int | None = None) -> h
     return html.Article(children, className=" ".join(classes), **parts.attributes(aria_labelledby=f"incident-{number}"))
 
 
+def _is_unrecovered(incident: Mapping[str, Any]) -> bool:
+    return bool(incident["resolution"] == "run_finished")
+
+
 def _outcome(incident: Mapping[str, Any]) -> list[Any]:
     if incident["state"] == "open":
         return [parts.icon("pulse"), "open"]
@@ -64,7 +68,8 @@ def _when(incident: Mapping[str, Any]) -> str:
     texts = [] if since is None else [f"since step {wording.integer(since)}"]
     texts.append(f"opened at step {wording.integer(incident['opened_step'])}")
     if incident["resolved_step"] is not None:
-        texts.append(f"resolved at step {wording.integer(incident['resolved_step'])}")
+        verb = "run ended" if _is_unrecovered(incident) else "resolved"
+        texts.append(f"{verb} at step {wording.integer(incident['resolved_step'])}")
     if incident["reopened"]:
         texts.append(f"reopened {wording.plural(incident['reopened'], 'time')}")
     return " · ".join(texts)

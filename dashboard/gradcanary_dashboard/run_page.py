@@ -231,4 +231,6 @@ def _first_loss(data: RunData) -> str:
         return ""
     first = int(known.argmax())
     value, step = float(decode(drawn["mean"])[first]), float(decode(data.loss["steps"])[first])
-    return f"{wording.scientific(value)} at step {wording.integer(step)}"
+    width = data.loss["bucket_steps"]
+    where = f"at step {wording.integer(step)}" if width == 1 else f"mean of the first {wording.integer(width)} steps"
+    return f"{wording.scientific(value)} {where}"

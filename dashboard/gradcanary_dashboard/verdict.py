@@ -33,6 +33,8 @@ def verdict(run: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> V
         return Verdict(worst["severity"], worst["summary"])
     if not run["layers"] or run["step"] is None:
         return Verdict("waiting", "Waiting for the first step")
+    if run["state"] == "crashed":
+        return Verdict("warning", f"The training crashed at step {wording.integer(run['step'])}")
     low = f", {wording.integer(run['low'])} of them low" if run["low"] else ""
     return Verdict("quiet", f"No open incident in {wording.plural(run['layers'], 'layer')}{low}")
 

@@ -38,6 +38,16 @@ def test_a_recovered_run_is_quiet() -> None:
     assert said == Verdict("quiet", "No open incident in 2 layers, 1 of them low")
 
 
+def test_a_crash_is_not_quiet() -> None:
+    assert verdict(run(state="crashed"), []).tone == "warning"
+
+
+def test_what_the_end_of_a_run_closed_is_not_called_resolved() -> None:
+    ended = incident(state="resolved", resolution="run_finished", resolved_step=99)
+    assert incident_cards.tally([ended, incident(state="open", resolution=None)]) == "1 open, 1 without recovery"
+    assert "run ended at step 99" in json.dumps(incident_cards.panel([ended], View()), default=str)
+
+
 def test_a_run_without_a_step_waits() -> None:
     assert verdict(run(step=None, layers=0), []).tone == "waiting"
 
