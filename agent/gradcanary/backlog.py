@@ -1,8 +1,8 @@
 """What waits for a collector that does not take it: in a file if that can be, else in memory.
 
-Bounded: half full, it keeps every tenth step of what was not sent yet, then every hundredth, with all metrics and
-change records; full, it gives up the oldest that was not sent. Both count. A file that fails is left: what it holds is
-still sent if it can be read, what comes later is kept in memory.
+Bounded: half full, it keeps every tenth step of the oldest that was not sent yet, then every hundredth, with all
+metrics and change records; full, it gives up the oldest that was not sent. Both count. A file that fails is left: what
+it holds is still sent if it can be read, what comes later is kept in memory.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from gradcanary.spool import Spool  # not imported: some Pythons are built without SQLite
 
 THINNED = (10, 100)
+THINNED_AT_ONCE = 8
+"""Entries, for each that comes: all of a full file would take seconds, which the end of a process has not."""
+
 Creates = Callable[[bytes, Tally], "Spool"]
 """Makes the file of a session from its hello and its tally."""
 
@@ -179,13 +182,18 @@ class Backlog:
         self._say(f"{spool.path} cannot be read ({error}); {spool.totals.steps} steps are lost")
 
     def _make_room(self, shelf: Shelf) -> None:
-        for every in THINNED:
-            if shelf.totals.size > shelf.limit // 2:
-                self._thin(shelf, every)
+        self._thin(shelf)
         while shelf.totals.size > shelf.limit and (entry := shelf.oldest_draft()) is not None:
             self.tally.carried += entry.loses
             shelf.drop(entry, self.tally)
 
-    def _thin(self, shelf: Shelf, every: int) -> None:
-        for place in shelf.drafts_finer_than(every):
-            shelf.put(Entry.of(thin(shelf.at(place).draft, every), place), self.tally)
+    def _thin(self, shelf: Shelf) -> None:
+        """Thin the oldest that are fine, some at a time; where none is left and it is still too much, thin further."""
+        for every in THINNED:
+            if shelf.totals.size <= shelf.limit // 2:
+                return
+            places = shelf.drafts_finer_than(every, THINNED_AT_ONCE)
+            for place in places:
+                shelf.put(Entry.of(thin(shelf.at(place).draft, every), place), self.tally)
+            if len(places) == THINNED_AT_ONCE:
+                return

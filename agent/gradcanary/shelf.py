@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol
 
 from gradcanary import wire
@@ -104,8 +105,8 @@ class Shelf(Protocol):
     def oldest_draft(self) -> Entry | None:
         """Return the oldest entry without a number."""
 
-    def drafts_finer_than(self, every: int) -> Sequence[int]:
-        """Return the places of entries without a number that hold more than the multiples of ``every``."""
+    def drafts_finer_than(self, every: int, count: int) -> Sequence[int]:
+        """Return the first places of entries without a number that hold more than the multiples of ``every``."""
 
     def at(self, place: int) -> Entry:
         """Return an entry by its place."""
@@ -142,8 +143,9 @@ class Memory:
     def oldest_draft(self) -> Entry | None:
         return next((entry for entry in self._entries.values() if entry.seq is None), None)
 
-    def drafts_finer_than(self, every: int) -> Sequence[int]:
-        return [entry.place for entry in self._entries.values() if entry.seq is None and entry.every < every]
+    def drafts_finer_than(self, every: int, count: int) -> Sequence[int]:
+        found = (entry.place for entry in self._entries.values() if entry.seq is None and entry.every < every)
+        return list(islice(found, count))
 
     def at(self, place: int) -> Entry:
         return self._entries[place]

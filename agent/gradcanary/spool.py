@@ -122,9 +122,9 @@ class Spool:
     def oldest_draft(self) -> Entry | None:
         return next(iter(self._rows("seq IS NULL ORDER BY place LIMIT 1")), None)
 
-    def drafts_finer_than(self, every: int) -> Sequence[int]:
-        query = "SELECT place FROM batch WHERE seq IS NULL AND every < ? AND place > ? ORDER BY place"
-        return [place for (place,) in self._connection.execute(query, (every, self._gone))]
+    def drafts_finer_than(self, every: int, count: int) -> Sequence[int]:
+        query = "SELECT place FROM batch WHERE seq IS NULL AND every < ? AND place > ? ORDER BY place LIMIT ?"
+        return [place for (place,) in self._connection.execute(query, (every, self._gone, count))]
 
     def at(self, place: int) -> Entry:
         return self._rows(f"place = {place}")[0]

@@ -1,6 +1,5 @@
 """Trainings in processes of their own, and what their collector has of them in the end."""
 
-import base64
 import json
 import os
 import signal
@@ -135,14 +134,15 @@ def incidents(collector: Collector) -> list[tuple[object, ...]]:
     return [tuple(json.dumps(each[key]) for key in keys) for each in found]
 
 
-def steps_of(answer: dict[str, str]) -> list[float]:
-    return memoryview(base64.b64decode(answer["data"])).cast("d").tolist()
+def arrived(collector: Collector, run: str = "spooled") -> list[int]:
+    """Return the sampled steps that a collector has."""
+    rows = collector.get(f"/api/v1/runs/{run}/export.csv").text.splitlines()
+    return [int(row.split(",")[0]) for row in rows[1:]]
 
 
-def log_of(collector: Collector) -> tuple[int, list[int], list[dict[str, Any]]]:
-    """Return next_seq, the seqs and the bodies of the only session in the collector's database."""
+def next_seq(collector: Collector) -> int:
+    """Return how many batches the only session in the collector's database has numbered."""
     with sqlite3.connect(collector.data / "gradcanary.db") as connection:
-        ((next_seq,),) = connection.execute("SELECT next_seq FROM session").fetchall()
-        rows = connection.execute("SELECT seq, body FROM batch ORDER BY seq").fetchall()
+        ((number,),) = connection.execute("SELECT next_seq FROM session").fetchall()
     connection.close()
-    return next_seq, [seq for seq, _ in rows], [json.loads(body) for _, body in rows]
+    return int(number)

@@ -139,7 +139,7 @@ def do(act: str, number: int, shelf: Memory | Spool, tally: Tally) -> None:
     if act == "append":
         shelf.append(Entry(bytes(number), 1, number, number % 3, number % 2))
     elif act == "thin":
-        for place in shelf.drafts_finer_than(10):
+        for place in shelf.drafts_finer_than(10, 3):
             shelf.put(Entry(b"thin", 10, 1, 2, 3, None, place), tally)
     elif act == "drop oldest" and oldest is not None:
         shelf.drop(oldest, tally)
@@ -162,7 +162,7 @@ def held(shelf: Memory | Spool) -> tuple:
             for each in (first, oldest)
         ),
         (totals.size, totals.count, totals.steps, totals.lost),
-        [shelf.at(place).body for place in shelf.drafts_finer_than(1000)],
+        [shelf.at(place).body for place in shelf.drafts_finer_than(1000, 99)],
     )
 
 

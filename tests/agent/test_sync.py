@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bad_days import WAIT_S, kept, log_of, synced, training, until
+from bad_days import WAIT_S, arrived, kept, next_seq, synced, training, until
 from collectors import Collector
 from scripted import Says, Told, collector_that, once, refusal
 
@@ -24,7 +24,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory):
     collector = Collector(folder / "data").start()
     with training(collector.url, STEPS, folder / "spool", flush=60) as trained:
         trained.ended()
-    found = kept(collector), log_of(collector)[0]
+    found = kept(collector), next_seq(collector)
     collector.kill()
     return found
 
@@ -60,7 +60,7 @@ def test_what_was_left_arrives_as_if_nothing_had_happened(left, collector, undis
     done = synced(left, "--url", collector.url)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{STEPS} steps sent to {collector.url}" in done.stdout
-    assert (kept(collector), log_of(collector)[0]) == undisturbed
+    assert (kept(collector), next_seq(collector)) == undisturbed
     assert files(left) == []
     again = synced("--url", collector.url)  # the folder is where trainings put it
     assert (again.returncode, again.stdout) == (0, f"nothing to send in {left}\n")
@@ -130,9 +130,7 @@ def test_a_training_that_was_killed_left_what_it_had(spool_folder, collector, un
     assert 290 <= detail["step"] < 300
     assert detail["state"] != "finished", "it did not say so"
     assert (detail["gaps"], detail["sessions"][0]["dropped_steps"]) == ([], 0)
-    next_seq, seqs, bodies = log_of(collector)
-    assert seqs == list(range(next_seq))
-    assert [step for body in bodies for step in body["steps"]] == list(range(detail["step"] + 1))
+    assert arrived(collector) == list(range(detail["step"] + 1))
     found, complete = kept(collector), undisturbed[0]
     assert [each[0] for each in found["incidents"]] == [each[0] for each in complete["incidents"]]
     assert found["loss"][1][0]["mean"]["shape"] == [detail["step"] + 1]

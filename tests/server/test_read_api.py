@@ -231,6 +231,21 @@ def test_gaps_say_who_knew(session, read):
     assert decode(read("/heatmap")["cells"])[0, 10:20].tolist() == [-32768] * 10
 
 
+def test_what_an_agent_thinned_is_one_gap_up_to_where_it_is_fine_again(session, read):
+    stream = streams.Stream(streams.healthy(100, 2))
+    session.put_hello(stream.hello()).raise_for_status()
+    whole = stream.batch(0, 10), stream.batch(60, 70), stream.batch(71, 80)
+    coarse = streams.Stream(streams.healthy(5, 2), first_step=10, every=10)
+    # Of 10 to 53 four steps stay, of 54 to 59 none; and 70 is lost like any other.
+    told = (0, whole[0]), (30, coarse.batch(0, 4)), (40, coarse.batch(4, 5)), (49, whole[1]), (50, whole[2])
+    for seq, (dropped, batch) in enumerate(told):
+        session.post_batch(seq, streams.replace(batch, dropped_steps=dropped)).raise_for_status()
+    assert [(gap["from_step"], gap["to_step"], gap["why"]) for gap in read("")["gaps"]] == [
+        (11, 59, "dropped"),
+        (70, 70, "dropped"),
+    ]
+
+
 def test_nothing_new_is_304_and_anything_new_is_not(session):
     stream = streams.Stream(streams.healthy(20, 2))
     session.put_hello(stream.hello()).raise_for_status()

@@ -47,7 +47,7 @@ def run(headless: bool, data: Path | None, port: int) -> int:
         except NotListeningError:
             say("The collector did not start, so there is nothing to show.")
             return 1
-        return _show(stack, collector, receiver, headless)
+        return _show(stack, collector, folder, receiver, headless)
 
 
 def _collector(folder: Path, port: int, receiver: Receiver) -> Collector:
@@ -58,11 +58,11 @@ def _collector(folder: Path, port: int, receiver: Receiver) -> Collector:
     return Collector(folder, port, receiver.url, receiver.secret)
 
 
-def _show(stack: contextlib.ExitStack, collector: Collector, receiver: Receiver, headless: bool) -> int:
+def _show(stack: contextlib.ExitStack, collector: Collector, folder: Path, receiver: Receiver, headless: bool) -> int:
     runs = _new_runs(collector)
     trainings = []
     for name in (runs.faulty, runs.twin):
-        training = Training(name, collector.url, is_faulty=name == runs.faulty)
+        training = Training(name, collector.url, folder, is_faulty=name == runs.faulty)
         trainings.append(stack.enter_context(contextlib.closing(training)))
     introduce(collector.url, runs)
     wrong = _watch(collector, trainings, runs)

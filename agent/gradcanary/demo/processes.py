@@ -125,7 +125,9 @@ class Collector(Process):
 class Training(Process):
     """One of the two trainings."""
 
-    def __init__(self, name: str, url: str, is_faulty: bool) -> None:
+    def __init__(self, name: str, url: str, folder: Path, is_faulty: bool) -> None:
         arguments = ["--run", name, *(["--fault"] if is_faulty else [])]
-        super().__init__("gradcanary.demo.training", arguments, {"GRADCANARY_URL": url})
+        # What a collector that is interrupted with its trainings did not take is of no use to anybody later.
+        environment = {"GRADCANARY_URL": url, "GRADCANARY_SPOOL": str(folder / "spool")}
+        super().__init__("gradcanary.demo.training", arguments, environment)
         self.name = name
