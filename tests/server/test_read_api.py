@@ -236,8 +236,8 @@ def test_what_an_agent_thinned_is_one_gap_up_to_where_it_is_fine_again(session, 
     session.put_hello(stream.hello()).raise_for_status()
     whole = stream.batch(0, 10), stream.batch(60, 70), stream.batch(71, 80)
     coarse = streams.Stream(streams.healthy(5, 2), first_step=10, every=10)
-    # Of 10 to 53 four steps stay, of 54 to 59 none; and 70 is lost like any other.
-    told = (0, whole[0]), (30, coarse.batch(0, 4)), (40, coarse.batch(4, 5)), (49, whole[1]), (50, whole[2])
+    # Of 10 to 59 every tenth step stays; 70 is lost like any other.
+    told = (0, whole[0]), (27, coarse.batch(0, 4)), (36, coarse.batch(4, 5)), (45, whole[1]), (46, whole[2])
     for seq, (dropped, batch) in enumerate(told):
         session.post_batch(seq, streams.replace(batch, dropped_steps=dropped)).raise_for_status()
     assert [(gap["from_step"], gap["to_step"], gap["why"]) for gap in read("")["gaps"]] == [
