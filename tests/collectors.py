@@ -17,8 +17,15 @@ STARTUP_S = 60
 class Collector:
     """A ``gradcanary up`` process; after the first start it keeps its port, so it can come back."""
 
-    def __init__(self, data: Path, arguments: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        data: Path,
+        arguments: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        db: str | None = None,
+    ) -> None:
         self.data = data
+        self.db = db
         self.arguments = arguments
         self.env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self.port = 0
@@ -27,12 +34,16 @@ class Collector:
         self.process: subprocess.Popen[str] | None = None
 
     @property
+    def store_url(self) -> str:
+        return self.db or f"sqlite:///{self.data / 'gradcanary.db'}"
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> "Collector":
         command = [sys.executable, "-m", "gradcanary.cli", "up", "--port", str(self.port)]
-        where = [] if "--db" in self.arguments else ["--data", str(self.data)]
+        where = ["--data", str(self.data)] if self.db is None else ["--db", self.db]
         self.process = subprocess.Popen(
             [*command, *where, *self.arguments],
             env=self.env,

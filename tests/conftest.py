@@ -3,8 +3,25 @@
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import postgres
 import pytest
 from collectors import Collector
+
+NewDb = Callable[[], str | None]
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Server]:
+    """A PostgreSQL server that all tests share, each with databases of its own."""
+    with postgres.running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def new_db() -> NewDb:
+    """Return the ``--db`` of a new database; None is SQLite in the collector's folder. Suites of the server override
+    it by ``dialects.new_db``, for both dialects."""
+    return lambda: None
 
 
 @pytest.fixture(autouse=True)
@@ -15,12 +32,12 @@ def spool_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def collector_factory(tmp_path: Path) -> Iterator[Callable[..., Collector]]:
-    """Start collectors with more options; each call is one process on its own port and data folder."""
+def collector_factory(tmp_path: Path, new_db: NewDb) -> Iterator[Callable[..., Collector]]:
+    """Start collectors with more options; each call is one process on its own port and an empty database."""
     started: list[Collector] = []
 
-    def start(*arguments: str, env: Mapping[str, str] | None = None, data: Path | None = None) -> Collector:
-        collector = Collector(data or tmp_path / f"collector-{len(started)}", arguments, env)
+    def start(*arguments: str, env: Mapping[str, str] | None = None) -> Collector:
+        collector = Collector(tmp_path / f"collector-{len(started)}", arguments, env, new_db())
         started.append(collector)
         return collector.start()
 
@@ -31,13 +48,13 @@ def collector_factory(tmp_path: Path) -> Iterator[Callable[..., Collector]]:
 
 @pytest.fixture
 def collector(collector_factory: Callable[..., Collector]) -> Collector:
-    """A collector on an empty SQLite database."""
+    """A collector on an empty database."""
     return collector_factory()
 
 
 @pytest.fixture(scope="module")
-def module_collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
+def module_collector(tmp_path_factory: pytest.TempPathFactory, new_db: NewDb) -> Iterator[Collector]:
     """A collector that all tests of a module share, each under its own run name."""
-    collector = Collector(tmp_path_factory.mktemp("collector"))
+    collector = Collector(tmp_path_factory.mktemp("collector"), db=new_db())
     yield collector.start()
     collector.kill()

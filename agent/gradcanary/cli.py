@@ -62,7 +62,7 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 picks a free one (default: %(default)s)")
     store = command.add_mutually_exclusive_group()
     store.add_argument("--data", type=Path, help="folder of the SQLite database (default: the user's data folder)")
-    store.add_argument("--db", metavar="URL", help="SQLAlchemy URL of another database")
+    store.add_argument("--db", metavar="URL", help="postgresql://USER@HOST/NAME, or sqlite:///FILE")
     command.add_argument("--rules", type=Path, metavar="FILE", help="rules.yaml with other thresholds")
     command.add_argument("--webhook", metavar="URL", help="send incidents of warning and above to this address")
     command.set_defaults(run=_up)

@@ -1,16 +1,20 @@
 """How errors leave the collector: always as ``{"error": {"code", "message", "field"}}``, never as a stack trace."""
 
+import logging
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
-from gradcanary_server.database import busy, unavailable
+from gradcanary_server.database import unavailable
 from gradcanary_server.errors import RequestError
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
+logger = logging.getLogger(__name__)
+
 _FAILED = RequestError(500, "internal", "The collector failed at this request; its log says where.")
 
 
@@ -19,8 +23,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestError, _refused)
     app.add_exception_handler(HTTPException, _unrouted)
     app.add_exception_handler(RequestValidationError, _misqueried)
-    app.add_exception_handler(OperationalError, _stored_nothing)
-    app.add_exception_handler(PoolTimeoutError, _no_connection)
+    app.add_exception_handler(DBAPIError, _stored_nothing)
+    app.add_exception_handler(PoolTimeoutError, _stored_nothing)
     app.add_exception_handler(Exception, _failed)
 
 
@@ -47,13 +51,11 @@ async def _misqueried(_request: Request, error: Exception) -> JSONResponse:
     return answer(RequestError(422, "invalid", str(first["msg"]), field))
 
 
-async def _stored_nothing(_request: Request, error: Exception) -> JSONResponse:
-    known = unavailable(error) if isinstance(error, OperationalError) else None
+async def _stored_nothing(request: Request, error: Exception) -> JSONResponse:
+    known = unavailable(error)
+    if known is None:
+        logger.error("%s %s failed in the database", request.method, request.url.path, exc_info=error)
     return answer(known or _FAILED)
-
-
-async def _no_connection(_request: Request, _error: Exception) -> JSONResponse:
-    return answer(busy("Every database connection is in use."))
 
 
 async def _failed(_request: Request, _error: Exception) -> JSONResponse:

@@ -77,7 +77,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _ensure_endpoint(database: Database, settings: Settings) -> str | None:
-    with database.write() as connection:
+    with database.set_up() as connection:
         now = database.now(connection)
         disable_others(connection, settings.webhook, now)
         if settings.webhook is None:

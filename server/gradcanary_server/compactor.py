@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from gradcanary_server import deletion, rolling, sealing
-from gradcanary_server.database import Database
+from gradcanary_server.database import Database, Outage
 from gradcanary_server.log import Log
 from gradcanary_server.tiles import Tiles
 
@@ -31,6 +31,7 @@ class Compactor:
         self._thin_at = 0.0
         self._is_roomy = True
         self._is_first = True
+        self._outage = Outage(logger)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -91,9 +92,13 @@ class Compactor:
 
     def _compact_or_log(self) -> None:
         try:
-            self.compact()
-        except Exception:  # the log keeps everything until the next round
-            logger.exception("a round of compaction failed; the next one is in %s s", WAKE_S)
+            with self._database.alone() as is_mine:
+                if is_mine:
+                    self.compact()
+            self._outage.end()
+        except Exception as error:  # the log keeps everything until the next round
+            if not self._outage.explains(error):
+                logger.exception("a round of compaction failed; the next one is in %s s", WAKE_S)
 
     def _seal(self, run_id: int, session_id: str) -> bool:
         """Seal some batches of a session; tell whether there may be more."""

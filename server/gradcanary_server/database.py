@@ -1,52 +1,64 @@
-"""The connection to the store, and every difference between SQL dialects.
+"""Transactions on the store, and every difference between SQL dialects (how to connect: engines).
 
 SQLite: WAL, synchronous=FULL (a commit is on disk before it is acknowledged), one writer at a time, readers on
-their own connections. All other modules write portable SQLAlchemy Core.
+their own connections. PostgreSQL: readers see one snapshot, writers wait for each other at the rows they lock; the
+row of a run comes first, so that nobody waits in a circle. All other modules write portable SQLAlchemy Core, with
+``FOR UPDATE`` where PostgreSQL needs it: SQLAlchemy leaves it away for SQLite.
 """
 
-import contextlib
-import os
+import logging
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, Row, TextClause, create_engine, event, make_url, text
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy import Connection, Row, Table, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from gradcanary_server.engines import BUSY_S, open_engine
 from gradcanary_server.errors import RequestError, StoreError
 
 Record = Row[Any]
 """A row of a table, its columns as attributes."""
 
-BUSY_S = 5.0
-"""How long a transaction waits for another writer before the sender is told to come back."""
+SET_UP_S = 120
+"""How long a collector that starts waits for another one that migrates."""
 
-WAL_LIMIT = 64 * 2**20
-"""Bytes that SQLite's write-ahead log keeps on disk after a checkpoint."""
-
-_PRAGMAS = (
-    "PRAGMA journal_mode=WAL",
-    "PRAGMA synchronous=FULL",
-    "PRAGMA foreign_keys=ON",
-    f"PRAGMA busy_timeout={int(BUSY_S * 1000)}",
-    f"PRAGMA journal_size_limit={WAL_LIMIT}",
-)
+OLDEST_POSTGRESQL = 15
 
 _PAGES_AT_ONCE = 2000
 """8 MB: some ten milliseconds in which nobody else writes."""
 
 _NOW = {
     # 'subsec' modifiers need SQLite 3.42; the Julian day carries milliseconds in every version.
-    "sqlite": "SELECT (julianday('now') - 2440587.5) * 86400.0",
-    "postgresql": "SELECT extract(epoch FROM clock_timestamp())",
+    "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),
+    "postgresql": text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)"),
+}
+
+_SNAPSHOT: dict[str, dict[str, Any]] = {
+    "sqlite": {},
+    "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
+}
+
+_INSERT: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
+
+_SET_UP_LOCK, _TIDY_LOCK = int.from_bytes(b"gradcnry", "big"), int.from_bytes(b"gradtidy", "big")
+_SET_UP = {
+    "sqlite": (),  # a write transaction is alone anyway
+    "postgresql": (
+        f"SET LOCAL lock_timeout = {SET_UP_S * 1000}",
+        "SET LOCAL statement_timeout = 0",
+        f"SELECT pg_advisory_xact_lock({_SET_UP_LOCK})",
+    ),
 }
 
 
@@ -54,60 +66,75 @@ class Database:
     """Opens transactions on one store."""
 
     def __init__(self, url: str) -> None:
-        self._engine = _engine(url)
-        self._writer = threading.Lock()
-        self._now: TextClause = text(_NOW[self._engine.dialect.name])
+        self._engine = open_engine(url)
+        self._dialect = self._engine.dialect.name
+        self._writer = threading.Lock() if self._dialect == "sqlite" else None
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Yield a connection that sees one moment of the store."""
-        with self._engine.connect() as connection, connection.begin():
-            yield connection
+        with self._engine.connect() as connection:
+            reader = connection.execution_options(**_SNAPSHOT[self._dialect])
+            with reader.begin():
+                yield reader
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """Yield a connection whose changes are on disk when the block ends, or undone when it raises."""
-        with self._writing(), self._engine.connect() as connection:
+        with self._queued(), self._engine.connect() as connection:
             writer = connection.execution_options(gradcanary_write=True)
             with writer.begin():
                 yield writer
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        # SQLite waits by sleeping and retrying, in no order: a lock in front queues the threads of this process.
-        if not self._writer.acquire(timeout=BUSY_S):
-            raise busy("Other writers did not finish in time.")
-        try:
-            yield
-        finally:
-            self._writer.release()
+    def set_up(self) -> Iterator[Connection]:
+        """Yield a writing connection to prepare the store with: one collector at a time is in such a block."""
+        with self.write() as connection:
+            for statement in _SET_UP[self._dialect]:
+                connection.exec_driver_sql(statement)
+            yield connection
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Yield whether nobody else is in such a block: of the collectors on one store, one tidies it at a time."""
+        if self._dialect == "sqlite":
+            yield True  # its file belongs to one collector
+            return
+        with self._engine.connect() as connection:
+            keeper = connection.execution_options(isolation_level="AUTOCOMMIT")
+            is_mine = bool(keeper.exec_driver_sql(f"SELECT pg_try_advisory_lock({_TIDY_LOCK})").scalar_one())
+            try:
+                yield is_mine
+            finally:
+                if is_mine:
+                    keeper.exec_driver_sql(f"SELECT pg_advisory_unlock({_TIDY_LOCK})")
 
     def now(self, connection: Connection) -> float:
         """Return the unix time by the database's clock, in seconds."""
-        return float(connection.execute(self._now).scalar_one())
+        return float(connection.execute(_NOW[self._dialect]).scalar_one())
 
     def migrate(self) -> None:
-        """Bring the tables to this version's shape; raises StoreError when a newer version wrote them."""
+        """Bring the tables to this version's shape; raises StoreError, also where there is no store to be reached."""
         config = Config()
         config.set_main_option("script_location", "gradcanary_migrations:")
         config.set_main_option("path_separator", "os")
+        self._check()
         try:
-            # A write transaction is the lock: of two collectors that start together, the second finds the work done.
-            with self.write() as connection:
+            with self.set_up() as connection:
                 config.attributes["connection"] = connection
                 command.upgrade(config, "head")
         except CommandError as error:
             raise StoreError(
-                f"The database was written by a newer gradcanary ({error}): upgrade this one, or use another --data."
+                f"The database was written by a newer gradcanary ({error}): upgrade this one, or use another database."
             ) from error
         except (DBAPIError, RequestError) as error:
-            raise StoreError(f"The database cannot be migrated: {error}") from error
+            raise StoreError(f"The database cannot be migrated: {_reason(error)}") from error
 
     def reclaim(self) -> bool:
         """Give some room of deleted rows back to the disk; tell whether there is more. PostgreSQL does it by itself."""
-        if self._engine.dialect.name != "sqlite":
+        if self._dialect != "sqlite":
             return False
-        with self._writing(), self._engine.connect() as connection:
+        with self._queued(), self._engine.connect() as connection:
             # Beside SQLAlchemy: it frees a page per row, and only a script takes the rows of what has no columns.
             raw = cast("sqlite3.Connection", connection.connection.driver_connection)
             raw.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE}); PRAGMA wal_checkpoint(TRUNCATE);")
@@ -117,66 +144,123 @@ class Database:
         """Close every connection."""
         self._engine.dispose()
 
+    def _check(self) -> None:
+        """Raise StoreError unless the store can be reached and is one that this version can use."""
+        try:
+            with self.read() as connection:
+                if self._dialect == "postgresql":
+                    _check_server(connection)
+        except DBAPIError as error:
+            raise StoreError(
+                f"The database cannot be reached ({_reason(error)}): see that it runs, and that --db is right."
+            ) from error
+
+    @contextmanager
+    def _queued(self) -> Iterator[None]:
+        # SQLite waits by sleeping and retrying, in no order: a lock in front queues the threads of this process.
+        if self._writer is None:
+            yield
+            return
+        if not self._writer.acquire(timeout=BUSY_S):
+            raise busy("Other writers did not finish in time.")
+        try:
+            yield
+        finally:
+            self._writer.release()
+
+
+def insert_new(connection: Connection, table: Table, values: Mapping[str, object]) -> bool:
+    """Insert a row unless there is one of its key; tell whether it is new.
+
+    Waits for another transaction that is inserting the same, which it then sees.
+    """
+    row = _INSERT[connection.dialect.name](table).values(**values).on_conflict_do_nothing()
+    return connection.execute(row.returning(*table.primary_key)).first() is not None
+
 
 def busy(message: str) -> RequestError:
     """Return the 503 that asks the sender to come back."""
     return RequestError(503, "unavailable", message, retry_after_s=2)
 
 
-def unavailable(error: OperationalError) -> RequestError | None:
-    """Return the 503 for a store that is locked or full, None for any other failure."""
-    words = str(error.orig).lower()
+def unavailable(error: Exception) -> RequestError | None:
+    """Return the 503 for a store that is locked, full or away for now, None for any other failure."""
+    if isinstance(error, RequestError):
+        return error if error.status == 503 else None
+    if isinstance(error, PoolTimeoutError):
+        return busy("Every database connection is in use.")
+    if not isinstance(error, DBAPIError):
+        return None
+    words = _of_postgresql(error) if hasattr(error.orig, "sqlstate") else _of_sqlite(error)
+    return None if words is None else busy(words)
+
+
+class Outage:
+    """Tells of a loop's store that is away in one line, however long that lasts."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._lasts = False
+
+    def explains(self, error: Exception) -> bool:
+        """Tell whether a round failed because the store is away for now."""
+        reason = unavailable(error)
+        if reason is not None and not self._lasts:
+            self._logger.warning("%s Trying again until it is back.", reason.message)
+        self._lasts = reason is not None
+        return self._lasts
+
+    def end(self) -> None:
+        """Note a round that went well."""
+        self._lasts = False
+
+
+_LOCKED = "The database is locked by another writer."
+_FULL = "The database cannot be written: its disk is full or failing."
+_AWAY = "The database cannot be reached: it restarts, has no connection left, or its network is down."
+
+_STATES = {
+    "40": _LOCKED,  # deadlocks and failed serializations, told by their rollback
+    "55P03": _LOCKED,
+    "57014": "The database took too long.",
+    "25P03": "The database took too long.",
+    "25006": "The database is read-only.",
+    "58": _FULL,
+    "53": _FULL,
+    "53300": _AWAY,
+    "08": _AWAY,
+    "57": _AWAY,
+}
+"""By SQLSTATE, or its class: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
+
+
+def _of_postgresql(error: DBAPIError) -> str | None:
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    if state is None:  # said by the client library: what it cannot send, or that nobody is there
+        return _AWAY if error.connection_invalidated or isinstance(error, OperationalError) else None
+    return _STATES.get(state, _STATES.get(state[:2]))
+
+
+def _of_sqlite(error: DBAPIError) -> str | None:
+    words = str(error.orig).lower() if isinstance(error, OperationalError) else ""
     if "locked" in words or "busy" in words:
-        return busy("The database is locked by another writer.")
-    if "full" in words or "disk i/o" in words:
-        return busy("The database cannot be written: its disk is full or failing.")
-    return None
+        return _LOCKED
+    return _FULL if "full" in words or "disk i/o" in words else None
 
 
-def _engine(url: str) -> Engine:
-    try:
-        parsed = make_url(url)
-        if parsed.get_backend_name() != "sqlite":
-            raise StoreError(f"--db {url}: this version stores in SQLite only: sqlite:///FILE.")
-        if parsed.database in (None, "", ":memory:"):
-            raise StoreError(f"--db {url}: name a file, sqlite:///FILE; readers need their own connections to it.")
-        _create_private(Path(str(parsed.database)))
-        engine = create_engine(parsed, pool_size=8, max_overflow=64)
-    except (ArgumentError, NoSuchModuleError) as error:
+def _check_server(connection: Connection) -> None:
+    version = connection.exec_driver_sql("SHOW server_version").scalar_one()
+    number = connection.exec_driver_sql("SHOW server_version_num").scalar_one()
+    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+    if int(number) < OLDEST_POSTGRESQL * 10_000:
+        raise StoreError(f"PostgreSQL {version} is too old: this version needs {OLDEST_POSTGRESQL} or newer.")
+    if encoding != "UTF8":
         raise StoreError(
-            f"--db {url} is not a database URL ({error}): for example sqlite:////srv/gradcanary.db."
-        ) from error
-    event.listen(engine, "connect", _prepare)
-    event.listen(engine, "begin", _begin)
-    return engine
+            f"The database has the encoding {encoding}: make one with CREATE DATABASE ... TEMPLATE template0 "
+            "ENCODING 'UTF8'."
+        )
 
 
-def _create_private(path: Path) -> None:
-    """Create the folder and an empty file that only its owner may read; SQLite's side files copy its mode."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        if path.stat().st_size == 0:
-            with contextlib.closing(sqlite3.connect(path)) as connection:
-                # It has to be said before the first page is written, which WAL mode does.
-                connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-                connection.execute("PRAGMA journal_mode=WAL")
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be created or written ({error.strerror}): choose a folder of yours with --data DIR."
-        ) from error
-
-
-def _prepare(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
-    # Python's sqlite3 would begin on its own, deferred and only before writes; _begin says it instead.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    for pragma in _PRAGMAS:
-        cursor.execute(pragma)
-    cursor.close()
-
-
-def _begin(connection: Connection) -> None:
-    write = connection.get_execution_options().get("gradcanary_write", False)
-    # A deferred transaction that reads and then writes fails at once under WAL when another one wrote in between.
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+def _reason(error: Exception) -> str:
+    """Return what the driver said in one line, without the statement."""
+    return " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())

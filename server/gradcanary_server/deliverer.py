@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 import httpx
 
 from gradcanary_server import deliveries, webhooks
-from gradcanary_server.database import Database
+from gradcanary_server.database import Database, Outage
 from gradcanary_server.deliveries import Claim
 from gradcanary_server.pace import Pace
 from gradcanary_server.webhooks import TransportError
@@ -40,6 +40,7 @@ class Deliverer:
         self._public_url = public_url
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._outage = Outage(logger)
         self._in_flight: dict[int, asyncio.Task[None]] = {}
 
     def start(self) -> None:
@@ -64,8 +65,10 @@ class Deliverer:
                 try:
                     self._seal()
                     self._send(client)
-                except Exception:  # a message later is worth more than a reason to stop now
-                    logger.exception("a round of deliveries failed; the next one is in %s s", WAKE_S)
+                    self._outage.end()
+                except Exception as error:  # a message later is worth more than a reason to stop now
+                    if not self._outage.explains(error):
+                        logger.exception("a round of deliveries failed; the next one is in %s s", WAKE_S)
                 await self._pause()
             await self._wind_down()
 
@@ -92,7 +95,7 @@ class Deliverer:
                 return
         with self._database.write() as connection:
             now = self._database.now(connection)
-            for step in deliveries.plan(connection, self._pace, now):
+            for step in deliveries.plan(connection, self._pace, now, holding=True):
                 deliveries.carry_out(connection, step, self._public_url, now)
 
     def _send(self, client: httpx.AsyncClient) -> None:
@@ -100,7 +103,8 @@ class Deliverer:
         with self._database.read() as connection:
             waiting = deliveries.claimable(connection, self._database.now(connection))
         oldest = {key.endpoint: key for key in reversed(waiting) if key.endpoint not in self._in_flight}
-        keys = list(oldest.values())[: MAX_IN_FLIGHT - len(self._in_flight)]
+        # In one order everywhere, so that two collectors never wait for each other.
+        keys = sorted(list(oldest.values())[: MAX_IN_FLIGHT - len(self._in_flight)])
         if not keys:
             return
         with self._database.write() as connection:
@@ -132,5 +136,6 @@ class Deliverer:
         try:
             with self._database.write() as connection:
                 deliveries.conclude(connection, claim, result, took_ms, self._database.now(connection), jitter)
-        except Exception:  # the lease ends by itself, and the message is sent again under the same id
-            logger.exception("the attempt at message %s could not be recorded", claim.message.id)
+        except Exception as error:  # the lease ends by itself, and the message is sent again under the same id
+            if not self._outage.explains(error):
+                logger.exception("the attempt at message %s could not be recorded", claim.message.id)

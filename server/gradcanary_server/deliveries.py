@@ -83,12 +83,20 @@ class Claim:
     message: Message
 
 
-def plan(connection: Connection, pace: Pace, now: float) -> list[Step]:
-    """Return what is to be written now, from what is true and what was told."""
+def plan(connection: Connection, pace: Pace, now: float, *, holding: bool = False) -> list[Step]:
+    """Return what is to be written now, from what is true and what was told.
+
+    ``holding`` the incidents until the transaction ends, without those that somebody changes at this moment: their
+    turn comes in the next round.
+    """
+    unsettled = select(incident).where(incident.c.settled.is_(False)).order_by(incident.c.incident_id)
+    if holding:
+        unsettled = unsettled.with_for_update(skip_locked=True)
+    rows = connection.execute(unsettled).mappings().all()
     targets = endpoints.enabled(connection)
     told = _by_target(connection)
     steps: list[Step] = []
-    for row in connection.execute(select(incident).where(incident.c.settled.is_(False))).mappings():
+    for row in rows:
         what = incident_rows.parsed(row)
         heard = [(target, told.get((row["incident_id"], target.id), [])) for target in targets]
         verdicts = [_next(what, each, sent, pace, now) for each, sent in heard if sent or not _is_past(row, each)]
@@ -104,11 +112,13 @@ def _is_past(row: RowMapping, target: Endpoint) -> bool:
 
 
 def carry_out(connection: Connection, step: Step, public_url: str, now: float) -> None:
-    """Write a step of :func:`plan`, in the transaction that planned it."""
+    """Write a step of :func:`plan`, in the transaction that planned it and holds its incident."""
     if isinstance(step, Seal):
         _seal(connection, step, public_url, now)
     elif isinstance(step, Expire):
-        connection.execute(update(delivery).where(*_is(step.key)).values(state="expired"))
+        # Not what another collector has claimed meanwhile: that is on its way.
+        unclaimed = (*_is(step.key), delivery.c.state == "pending", _is_unclaimed(now))
+        connection.execute(update(delivery).where(*unclaimed).values(state="expired"))
     else:
         connection.execute(update(incident).where(incident.c.incident_id == step.incident).values(settled=True))
 
@@ -116,7 +126,7 @@ def carry_out(connection: Connection, step: Step, public_url: str, now: float) -
 def claimable(connection: Connection, now: float) -> list[Key]:
     """Return the messages whose next attempt is due, oldest first."""
     query = select(delivery.c.incident_id, delivery.c.endpoint_id, delivery.c.version)
-    rows = connection.execute(query.where(*_free(now)).order_by(delivery.c.next_attempt))
+    rows = connection.execute(query.where(*_free(now)).order_by(delivery.c.next_attempt, *delivery.primary_key))
     return [Key(row.incident_id, row.endpoint_id, row.version) for row in rows]
 
 
@@ -137,6 +147,7 @@ def conclude(
     connection: Connection, claim: Claim, result: int | TransportError, took_ms: int, now: float, jitter: float
 ) -> None:
     """Record an attempt and what follows from it; writes nothing when the claim was lost meanwhile."""
+    endpoints.hold(connection, claim.key.endpoint)
     error = result if isinstance(result, TransportError) else None
     changes: dict[str, object] = {"attempts": claim.number, "lease_until": None}
     if error is None:
@@ -239,8 +250,12 @@ def _free(now: float) -> Sequence[ColumnElement[bool]]:
     return (
         delivery.c.state == "pending",
         delivery.c.next_attempt <= now,
-        or_(delivery.c.lease_until.is_(None), delivery.c.lease_until < now),
+        _is_unclaimed(now),
     )
+
+
+def _is_unclaimed(now: float) -> ColumnElement[bool]:
+    return or_(delivery.c.lease_until.is_(None), delivery.c.lease_until < now)
 
 
 def _is(key: Key) -> Sequence[ColumnElement[bool]]:

@@ -55,6 +55,7 @@ def ensure_operator_endpoint(connection: Connection, url: str, secret: str | Non
 def disable_others(connection: Connection, url: str | None, now: float) -> None:
     """Disable every endpoint but the one given on the command line: leaving it out is how an operator removes it."""
     query = select(endpoint.c.endpoint_id).where(endpoint.c.disabled.is_(None), endpoint.c.url != (url or ""))
+    query = query.order_by(endpoint.c.endpoint_id)
     for endpoint_id in connection.scalars(query).all():
         _disable(connection, endpoint_id, now, "--webhook did not name it at the last start")
 
@@ -73,6 +74,12 @@ def enabled(connection: Connection) -> list[Endpoint]:
         Endpoint(row.endpoint_id, row.url, row.secret, row.min_severity, row.created)
         for row in connection.execute(query)
     ]
+
+
+def hold(connection: Connection, endpoint_id: int) -> None:
+    """Hold an endpoint until the transaction ends; whoever changes it and its messages begins with it."""
+    mine = select(endpoint.c.endpoint_id).where(endpoint.c.endpoint_id == endpoint_id)
+    connection.execute(mine.with_for_update(key_share=True))
 
 
 def succeeded(connection: Connection, endpoint_id: int) -> None:

@@ -12,11 +12,11 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import ColumnElement, Connection, select, update
 
 from gradcanary import wire
-from gradcanary_server import bodies, dossiers, incident_views
+from gradcanary_server import bodies, dossiers, incident_views, runs, sessions
 from gradcanary_server.database import Database
-from gradcanary_server.errors import RequestError, invalid, unknown_run
+from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.requests import Reader, check_text
-from gradcanary_server.schema import incident, run
+from gradcanary_server.schema import incident
 
 PAGE = 100
 """Incidents of one answer, newest first."""
@@ -83,8 +83,9 @@ def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> dict[st
     with database.write() as connection:
         run_id = _run_of(connection, number)
         noted = {"acked": database.now(connection), "acked_by": ack.by, "ack_note": ack.note}
+        # The run first, as everywhere: ingest, which holds it, may be at this incident.
+        sessions.revise(connection, run_id)
         connection.execute(update(incident).where(_is(number)).values(**noted))
-        connection.execute(update(run).where(run.c.run_id == run_id).values(revision=run.c.revision + 1))
         return _full(connection, number, request.app.state.settings.public_url)
 
 
@@ -108,10 +109,7 @@ def _matching(
     """Return the ids of a page and one more, newest first."""
     query = select(incident.c.incident_id).where(incident.c.incident_id < before)
     if run_name is not None:
-        run_id = connection.execute(select(run.c.run_id).where(run.c.name == run_name)).scalar_one_or_none()
-        if run_id is None:
-            raise unknown_run(run_name)
-        query = query.where(incident.c.run_id == run_id)
+        query = query.where(incident.c.run_id == runs.find(connection, run_name).run_id)
     if state is not None:
         query = query.where(incident.c.state == state)
     if since is not None:

@@ -84,8 +84,8 @@ def close_run(connection: Connection, run_id: int, step: int, now: float, resolu
 def open_briefs(connection: Connection, run_id: int, public_url: str) -> tuple[Brief, ...]:
     """Return the open incidents of a run as its agent hears of them."""
     query = select(incident, run.c.name.label("run")).join(run, run.c.run_id == incident.c.run_id)
-    rows = connection.execute(query.where(incident.c.run_id == run_id, incident.c.state == "open")).mappings()
-    return tuple(_brief(row, public_url) for row in rows)
+    query = query.where(incident.c.run_id == run_id, incident.c.state == "open").order_by(incident.c.incident_id)
+    return tuple(_brief(row, public_url) for row in connection.execute(query).mappings())
 
 
 def page(public_url: str, run_name: str, incident_id: int) -> str:
@@ -101,7 +101,7 @@ def headlines(connection: Connection, run_ids: Collection[int]) -> dict[int, Hea
     rows: dict[int, list[RowMapping]] = {run_id: [] for run_id in run_ids}
     ended = and_(incident.c.resolution == "run_finished", incident.c.severity != "information")
     query = select(incident).where(incident.c.run_id.in_(list(run_ids)), or_(incident.c.state == "open", ended))
-    for row in connection.execute(query).mappings():
+    for row in connection.execute(query.order_by(incident.c.incident_id)).mappings():
         rows[row["run_id"]].append(row)
     return {run_id: _headline(mine) for run_id, mine in rows.items()}
 

@@ -1,5 +1,6 @@
 """The series that a run logs, as its page lists them: name, tags and the last value."""
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable
@@ -40,15 +41,22 @@ def note(connection: Connection, run_id: int, columns: Iterable[MetricColumn]) -
         if key not in known:
             if len(known) >= MAX_SERIES:
                 raise invalid(f"A run has at most {MAX_SERIES} metrics.", "metrics")
-            connection.execute(insert(metric).values(run_id=run_id, name=column.name, tags=column.tags, **values))
+            row = {"run_id": run_id, "series": _key(*key), "name": column.name, "tags": column.tags}
+            connection.execute(insert(metric).values(**row, **values))
         else:
             # Also when the step is lower: a resumed run went back, and its newest launch speaks.
-            this = (metric.c.run_id == run_id) & (metric.c.name == column.name) & (metric.c.tags == column.tags)
+            this = (metric.c.run_id == run_id) & (metric.c.series == _key(*key))
             connection.execute(update(metric).where(this).values(**values))
         known[key] = step
 
 
 def of_run(connection: Connection, run_id: int) -> list[Series]:
     """Return the series of a run by name and tags."""
-    query = select(metric).where(metric.c.run_id == run_id).order_by(metric.c.name, metric.c.tags)
-    return [Series(row.name, json.loads(row.tags), row.last) for row in connection.execute(query)]
+    rows = connection.execute(select(metric).where(metric.c.run_id == run_id)).all()
+    # Sorted here: what PostgreSQL calls order depends on the locale it was set up with.
+    in_order = sorted(rows, key=lambda row: (row.name, row.tags))
+    return [Series(row.name, json.loads(row.tags), row.last) for row in in_order]
+
+
+def _key(name: str, tags: str) -> bytes:
+    return hashlib.sha256(f"{name}\0{tags}".encode()).digest()

@@ -79,10 +79,15 @@ _END = Reader(wire.End)
 
 def check_names(run: str, session: str) -> None:
     """Raise 422 unless both can be names in a path."""
-    if not _RUN.match(run):
+    if not is_run_name(run):
         raise invalid("A run name has 1 to 100 of A-Z a-z 0-9 . _ - and does not start with a dot.", "run")
     if not _ID.match(session):
         raise invalid("A session id has 1 to 64 of A-Z a-z 0-9 . _ - and does not start with a dot.", "session")
+
+
+def is_run_name(text: str) -> bool:
+    """Tell whether a run can have this name."""
+    return _RUN.match(text) is not None
 
 
 def hello(raw: bytes) -> wire.Hello:

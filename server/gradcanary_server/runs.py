@@ -12,6 +12,7 @@ from gradcanary_server.arrays import Array, array, moment
 from gradcanary_server.database import Record
 from gradcanary_server.errors import unknown_run
 from gradcanary_server.life import Heard, run_state, session_state
+from gradcanary_server.requests import is_run_name
 from gradcanary_server.schema import launch, layer, run, session
 from gradcanary_server.spark import Spark
 
@@ -34,10 +35,16 @@ def every(connection: Connection, now: float) -> list[Seen]:
 
 def one(connection: Connection, name: str, now: float) -> Seen:
     """Return a run by name; raises RequestError 404."""
-    row = connection.execute(select(run).where(run.c.name == name)).one_or_none()
-    if row is None:
+    return _seen(connection, [find(connection, name)], now)[0]
+
+
+def find(connection: Connection, name: str) -> Record:
+    """Return the row of a run by name; raises RequestError 404."""
+    # PostgreSQL takes no NUL, not even in a question.
+    found = connection.execute(select(run).where(run.c.name == name)).one_or_none() if is_run_name(name) else None
+    if found is None:
         raise unknown_run(name)
-    return _seen(connection, [row], now)[0]
+    return found
 
 
 def summaries(connection: Connection, seen: Sequence[Seen]) -> list[Json]:
@@ -93,7 +100,7 @@ def _layers(connection: Connection, ids: Sequence[int]) -> tuple[dict[int, int],
         counts[row.run_id] += row.layers
         if row.dtype is not None:
             accumulators[row.run_id][row.dtype] = row.layers
-    return counts, accumulators
+    return counts, defaultdict(dict, {run_id: dict(sorted(found.items())) for run_id, found in accumulators.items()})
 
 
 def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators: dict[str, int]) -> Json:

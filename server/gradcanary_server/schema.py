@@ -1,4 +1,5 @@
 """The tables. Times are unix seconds by the database's clock; text holds no NUL; the words are those of DESIGN.md.
+Steps and seqs go up to 2^31 - 1, and what is counted from them beyond: 8 bytes.
 
 Two families, so that the store can be spread over machines later (DESIGN.md, Store): *heavy* tables (batch, chain,
 tile, fold_state, metric) whose every key leads with ``run_id``, and *coordination* tables (all others). No foreign
@@ -6,6 +7,7 @@ key leads from one family into the other.
 """
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     Double,
@@ -39,7 +41,7 @@ run = Table(
     Column("last_seen", Double, nullable=False),
     Column("ended", String(10)),  # finished | crashed, None while a session is open
     Column("revision", Integer, nullable=False, default=0),
-    Column("step", Integer),  # the last folded step
+    Column("step", BigInteger),  # the last folded step
     Column("low", Integer, nullable=False, default=0),  # layers that are small without being an incident
     Column("spark", LargeBinary),  # spark.Spark.pack()
     Column("framework", String(100)),
@@ -65,7 +67,7 @@ launch = Table(
     Column("launch_no", Integer, primary_key=True),  # 1, 2, ... in the order of arrival
     Column("launch", String(64), nullable=False),  # the newest of equal ids is meant
     Column("world_size", Integer, nullable=False),
-    Column("first_step", Integer),
+    Column("first_step", BigInteger),
     Column("late", Boolean, nullable=False),
     Column("absmax_below", Double),
     Column("norm_below", Double),
@@ -81,17 +83,17 @@ session = Table(
     Column("interval_s", Double, nullable=False),  # between heartbeats
     Column("hello", Text, nullable=False),  # wire.Hello as merged from every hello, without its layer sets
     Column("layer_sets", Text, nullable=False),  # JSON {layer set id: [layer_no, ...]}
-    Column("next_seq", Integer, nullable=False, default=0),
-    Column("sealed_seq", Integer, nullable=False, default=0),  # batches below it left the log
+    Column("next_seq", BigInteger, nullable=False, default=0),
+    Column("sealed_seq", BigInteger, nullable=False, default=0),  # batches below it left the log
     Column("every", Integer),
     Column("phase", String(20)),
-    Column("first_sample", Integer),  # the first and the last step that was measured
-    Column("last_step", Integer),
+    Column("first_sample", BigInteger),  # the first and the last step that was measured
+    Column("last_step", BigInteger),
     Column("started", Double, nullable=False),
     Column("last_seen", Double, nullable=False),
     Column("ended", String(10)),  # finished | crashed | silent (a new launch came), None while open
     Column("error", Text),
-    Column("dropped_steps", Integer, nullable=False, default=0),
+    Column("dropped_steps", BigInteger, nullable=False, default=0),
     Column("gaps", Text, nullable=False, default="[]"),  # JSON list of [from_step, to_step, why]
     Column("agent_share", Double),
     ForeignKeyConstraint(["run_id", "launch_no"], ["launch.run_id", "launch.launch_no"], ondelete="CASCADE"),
@@ -118,12 +120,12 @@ batch = Table(
     metadata,
     Column("run_id", Integer, primary_key=True),
     Column("session", String(64), primary_key=True),
-    Column("seq", Integer, primary_key=True),
+    Column("seq", BigInteger, primary_key=True),
     Column("launch_no", Integer, nullable=False),
     Column("sha256", LargeBinary(32), nullable=False),
     Column("received", Double, nullable=False),
-    Column("first_step", Integer),  # of its samples and metrics, None where it has neither
-    Column("last_step", Integer),
+    Column("first_step", BigInteger),  # of its samples and metrics, None where it has neither
+    Column("last_step", BigInteger),
     Column("body", LargeBinary, nullable=False),  # the request as received
     # Covers what a reader needs to choose batches, so that choosing touches no body.
     Index("ix_batch_choice", "run_id", "launch_no", "session", "seq", "first_step", "last_step"),
@@ -135,8 +137,8 @@ chain = Table(
     Column("run_id", Integer, primary_key=True),
     Column("launch_no", Integer, primary_key=True),
     Column("every", Integer, primary_key=True),  # 0: the metrics
-    Column("sealed", Integer, nullable=False),  # samples of steps under it are in tiles, and not in the log
-    Column("raw_from", Integer, nullable=False, default=0),  # of older ones only the pyramid is kept
+    Column("sealed", BigInteger, nullable=False),  # samples of steps under it are in tiles, and not in the log
+    Column("raw_from", BigInteger, nullable=False, default=0),  # of older ones only the pyramid is kept
     Column("rolled", Text, nullable=False, default="[]"),  # JSON: up to which step each level of the pyramid goes
 )
 
@@ -166,9 +168,10 @@ metric = Table(
     "metric",
     metadata,
     Column("run_id", Integer, primary_key=True),
-    Column("name", String(200), primary_key=True),
-    Column("tags", String(2000), primary_key=True),  # canonical JSON object
-    Column("last_step", Integer, nullable=False),
+    Column("series", LargeBinary(32), primary_key=True),  # a hash of name and tags, which are too long for an index
+    Column("name", String(200), nullable=False),
+    Column("tags", String(2000), nullable=False),  # canonical JSON object
+    Column("last_step", BigInteger, nullable=False),
     Column("last", Double),  # None where the value was NaN or infinite
 )
 
@@ -181,10 +184,10 @@ incident = Table(
     Column("rule", String(40), nullable=False),
     Column("severity", String(12), nullable=False),  # the highest that any member had
     Column("state", String(10), nullable=False, index=True),  # open | resolved
-    Column("opened_step", Integer, nullable=False),
+    Column("opened_step", BigInteger, nullable=False),
     Column("opened", Double, nullable=False),
-    Column("since_step", Integer, nullable=False),  # the smallest that any member had
-    Column("resolved_step", Integer),
+    Column("since_step", BigInteger, nullable=False),  # the smallest that any member had
+    Column("resolved_step", BigInteger),
     Column("resolved", Double),
     Column("resolution", String(20)),
     Column("reopened", Integer, nullable=False, default=0),
@@ -198,6 +201,7 @@ incident = Table(
     Column("acked", Double),
     Column("acked_by", String(200)),
     Column("ack_note", Text),
+    sqlite_autoincrement=True,  # a number is never used again: receivers know messages by it
 )
 
 incident_layer = Table(
@@ -206,8 +210,8 @@ incident_layer = Table(
     Column("incident_id", ForeignKey("incident.incident_id", ondelete="CASCADE"), primary_key=True),
     Column("layer_no", Integer, primary_key=True),  # -1: the whole run
     Column("severity", String(12), nullable=False),
-    Column("since_step", Integer, nullable=False),
-    Column("until_step", Integer),  # None while firing
+    Column("since_step", BigInteger, nullable=False),
+    Column("until_step", BigInteger),  # None while firing
     Column("resolution", String(20)),  # of this member, None while firing
     Column("value", Double),
     Column("baseline", Double),

@@ -1,6 +1,6 @@
 """Runs, launches and sessions in the store: how a session says hello, gives signs of life, and ends.
 
-Every function runs inside a write transaction that holds the run's row.
+Every function runs inside a write transaction that holds the run's row: it orders everything that happens to a run.
 """
 
 import json
@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from gradcanary import wire
 from gradcanary_server import incidents, layers
-from gradcanary_server.database import Record
+from gradcanary_server.database import Record, insert_new
 from gradcanary_server.deletion import check_deleted
 from gradcanary_server.errors import RequestError
 from gradcanary_server.requests import MAX_FACTS
@@ -21,11 +21,11 @@ SILENT = "silent"
 
 
 def lock(connection: Connection, run_name: str, session_id: str) -> tuple[Record, Record]:
-    """Return a run's row, held until the transaction ends, and its session's; raises RequestError 404."""
+    """Return a run's row and its session's, held until the transaction ends; raises RequestError 404."""
     mine = connection.execute(select(run).where(run.c.name == run_name).with_for_update()).one_or_none()
     if mine is not None:
         its = select(session).where(session.c.run_id == mine.run_id, session.c.session == session_id)
-        found = connection.execute(its).one_or_none()
+        found = connection.execute(its.with_for_update()).one_or_none()
         if found is not None:
             return mine, found
     check_deleted(connection, run_name, session_id)
@@ -34,8 +34,8 @@ def lock(connection: Connection, run_name: str, session_id: str) -> tuple[Record
 
 def say_hello(connection: Connection, run_name: str, session_id: str, hello: wire.Hello, now: float) -> int:
     """Store a hello, the first or a fuller one, and return the session's next seq; raises RequestError 409."""
-    check_deleted(connection, run_name, session_id)
     run_id = _join_run(connection, run_name, hello, now)
+    check_deleted(connection, run_name, session_id)
     its = (session.c.run_id == run_id) & (session.c.session == session_id)
     known = connection.execute(select(session).where(its)).one_or_none()
     if known is None:
@@ -98,12 +98,14 @@ def revise(connection: Connection, run_id: int, **values: object) -> None:
 
 
 def _join_run(connection: Connection, name: str, hello: wire.Hello, now: float) -> int:
-    known = connection.execute(select(run).where(run.c.name == name).with_for_update()).one_or_none()
+    its = select(run).where(run.c.name == name).with_for_update()
+    known = connection.execute(its).one_or_none()
     if known is None:
-        values = {"name": name, "created": now, "last_seen": now, "framework": hello.framework}
-        facts = json.dumps(hello.facts, default=vars)
-        new = insert(run).values(**values, facts=facts, revision=1).returning(run.c.run_id)
-        return int(connection.execute(new).scalar_one())
+        values = {"name": name, "created": now, "last_seen": now, "framework": hello.framework, "revision": 1}
+        is_new = insert_new(connection, run, {**values, "facts": json.dumps(hello.facts, default=vars)})
+        known = connection.execute(its).one()
+        if is_new:
+            return int(known.run_id)
     facts = json.loads(known.facts)
     arrived = json.loads(json.dumps(hello.facts, default=vars))
     facts += [fact for fact in arrived if fact not in facts]

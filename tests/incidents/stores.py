@@ -13,8 +13,8 @@ from gradcanary_server.schema import launch, layer, run
 class Store:
     """A migrated database with one run of 300 layers; changes enter as ingest lets them in."""
 
-    def __init__(self, path, names=None, framework="peft"):
-        self.database = Database(f"sqlite:///{path}")
+    def __init__(self, url, names=None, framework="peft"):
+        self.database = Database(url)
         self.database.migrate()
         self.run_id = 1
         with self.database.write() as connection:

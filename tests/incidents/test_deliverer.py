@@ -1,12 +1,15 @@
 """The delivery loop on a real store and real receivers."""
 
+import signal
 import time
 from contextlib import contextmanager
 
+import postgres
 import pytest
 from changes import fired, resolved
 from receivers import close_mid_answer, flood, hang, status
 from sqlalchemy import func, select, update
+from stores import Store
 
 from gradcanary_server import deliveries, endpoints
 from gradcanary_server.deliverer import Deliverer
@@ -132,18 +135,19 @@ def test_retry_after_is_honoured(store, receiver_factory, monkeypatch):
 
 def test_gone_disables_the_endpoint(store, receiver_factory):
     gone, other = receiver_factory(status(410)), receiver_factory()
+    of_gone = select(endpoint.c.disabled).where(endpoint.c.endpoint_id == 1)
     listen(store, gone)
     listen(store, other)
     store.record(fired(0))
     with delivering(store, QUICK):
         other.wait(1)
-        eventually(lambda: store.rows(select(endpoint.c.disabled))[0]["disabled"] is not None)
+        eventually(lambda: store.rows(of_gone)[0]["disabled"] is not None)
         store.record(fired(2))
         other.wait(2)
     assert len(gone.got) == 1
     assert store.rows(select(delivery.c.state).where(delivery.c.endpoint_id == 1))[0]["state"] == "disabled"
     listen(store, gone)
-    assert store.rows(select(endpoint.c.disabled))[0]["disabled"] is None
+    assert store.rows(of_gone)[0]["disabled"] is None
 
 
 def test_five_days_of_failures_disable_the_endpoint(store, receiver_factory):
@@ -241,15 +245,35 @@ def test_a_round_that_fails_does_not_end_the_loop(store, receiver_factory, monke
     plan = deliveries.plan
     failures = [RuntimeError("disk"), RuntimeError("disk")]
 
-    def failing(*arguments):
+    def failing(*arguments, **options):
         if failures:
             raise failures.pop()
-        return plan(*arguments)
+        return plan(*arguments, **options)
 
     monkeypatch.setattr(deliveries, "plan", failing)
     with delivering(store, SLOW):
         receiver.wait(1)
     assert "a round of deliveries failed" in caplog.text
+
+
+def test_a_restart_of_postgresql_delays_messages_and_is_told_in_a_line(receiver_factory, caplog):
+    receiver = receiver_factory()
+    with postgres.running() as server:
+        store = Store(server.create_database())
+        listen(store, receiver)
+        with delivering(store, SLOW):
+            store.record(fired(0))
+            receiver.wait(1)
+            eventually(lambda: store.rows(select(delivery.c.state))[0]["state"] == "delivered")
+            server.stop(signal.SIGQUIT)
+            time.sleep(2)
+            server.start()
+            store.record(fired(0, rule="nonfinite"))
+            receiver.wait(2)
+        store.database.close()
+    assert [message.type for message in receiver.got] == ["gradient.collapse.opened", "gradient.nonfinite.opened"]
+    assert caplog.text.count("cannot be reached") == 1
+    assert "Traceback" not in caplog.text
 
 
 def test_what_is_settled_costs_nothing_more(store):

@@ -2,7 +2,7 @@
 
 import pytest
 from changes import fired, resolved
-from sqlalchemy import event, insert, select, update
+from sqlalchemy import delete, event, insert, select, update
 
 from gradcanary_server import dossiers, incident_rows, incidents
 from gradcanary_server.schema import incident, incident_layer, launch, session
@@ -31,7 +31,10 @@ def test_three_hundred_layers_are_one_row_with_three_hundred_members(store):
 
 def test_rules_have_incidents_of_their_own(store):
     store.record(fired(0), fired(None, rule="nonfinite"), fired(1))
-    assert [(row["rule"], row["ever"]) for row in store.rows(select(incident))] == [("collapse", 2), ("nonfinite", 0)]
+    assert [(row["rule"], row["ever"]) for row in store.rows(select(incident).order_by(incident.c.incident_id))] == [
+        ("collapse", 2),
+        ("nonfinite", 0),
+    ]
     members = store.rows(select(incident_layer.c.layer_no).where(incident_layer.c.incident_id == 2))
     assert [member["layer_no"] for member in members] == [incident_rows.WHOLE_RUN_NO]
 
@@ -60,9 +63,17 @@ def test_a_later_refire_is_a_new_incident(store):
     store.record(fired(0))
     store.record(resolved(0))
     store.record(fired(0, step=5000), shift_s=21_601)
-    assert [row["opened_step"] for row in store.rows(select(incident))] == [359, 5000]
+    assert [row["opened_step"] for row in store.rows(select(incident).order_by(incident.c.incident_id))] == [359, 5000]
     store.record(fired(2, step=5010), shift_s=21_602)
-    assert [row["ever"] for row in store.rows(select(incident))] == [1, 2]
+    assert [row["ever"] for row in store.rows(select(incident).order_by(incident.c.incident_id))] == [1, 2]
+
+
+def test_the_number_of_a_deleted_incident_is_not_used_again(store):
+    store.record(fired(0))
+    with store.database.write() as connection:
+        connection.execute(delete(incident))
+    store.record(fired(0))
+    assert [row["incident_id"] for row in store.rows(select(incident))] == [2]
 
 
 def test_an_end_of_the_run_is_no_recovery(store):

@@ -224,6 +224,30 @@ def test_a_body_that_is_no_message(ready, case):
         assert answer.json()["error"]["code"] in ("invalid", "invalid_json")
 
 
+def test_the_longest_and_the_largest_of_everything(ready):
+    last = requests.MAX_STEP
+    wide = tuple(chr(0x1F400 + number) * wire.MAX_NAME for number in range(3))
+    stream = streams.Stream(streams.healthy(2, 3), first_step=last - 1, names=wide, stored="d" * 40)
+    facts = (wire.Fact("c" * 100, "\n" * requests.MAX_TEXT, wide),)
+    words = dict.fromkeys(("agent", "python", "torch", "framework", "optimizer"), "w" * 100)
+    other = replace(ready, run="r" * 100, session="s" * 64)
+    hello = stream.hello(launch="l" * 64, facts=facts, absmax_below=1e308, **words)
+    assert other.put_hello(hello).status_code == 200
+    random = np.random.default_rng(0)
+    tags = tuple((f"{number:03}", "".join(map(chr, random.integers(97, 123, 190)))) for number in range(9))
+    metric = wire.Metric("\U0001f424" * 200, tags, (last,), wire.column("d", [1e308]))
+    batch = replace(stream.batch(0, 2, change_records=True), metrics=(metric,), dropped_steps=last)
+    for _ in range(2):
+        assert other.post_batch(last, batch).json()["next_seq"] == last + 1
+    told = other.client.get(f"{ready.url}/api/v1/runs/{other.run}").json()
+    assert told["step"] == told["sessions"][0]["last_step"] == told["sessions"][0]["dropped_steps"] == last
+    assert told["metrics"] == [{"name": metric.name, "tags": dict(tags), "last": 1e308}]
+    layers = other.client.get(f"{ready.url}/api/v1/runs/{other.run}/layers").json()["layers"]
+    assert [layer["name"] for layer in layers] == list(wide)
+    assert other.heartbeat(last).status_code == 200
+    assert other.end(last_step=last).status_code == 200
+
+
 BAD_LAYERS = {
     "a NUL in a name": {"name": "a\0b"},
     "a line end in a name": {"name": "a\nb"},

@@ -3,17 +3,21 @@
 import hashlib
 import http.client
 import random
-import sqlite3
 import threading
 import time
 
 import httpx
 import pytest
 import streams
+from sqlalchemy import make_url, select
 
 from gradcanary import wire
+from gradcanary_server.database import Database
+from gradcanary_server.schema import batch, fold_state, incident, session
 
-KILLS = 20
+KILLS = {"sqlite": 20, "postgresql": 6}
+"""PostgreSQL does not die with the collector: what is tried there is the protocol only."""
+
 BATCH_STEPS = 16
 LAYERS = 150
 BATCHES = 60
@@ -43,15 +47,15 @@ def measured(collector):
 
 def stored(collector):
     """What the store holds: the next seq, the packed fold state, and the incidents without their times."""
-    with sqlite3.connect(collector.data / "gradcanary.db") as connection:
-        log = connection.execute("SELECT sha256, body FROM batch").fetchall()
+    told = (incident.c[name] for name in ("rule", "severity", "state", "opened_step", "since_step", "firing", "ever"))
+    database = Database(collector.store_url)
+    with database.read() as connection:
+        log = connection.execute(select(batch.c.sha256, batch.c.body)).all()
         assert all(hashlib.sha256(body).digest() == digest for digest, body in log)
-        packed = connection.execute("SELECT packed FROM fold_state").fetchall()
-        next_seq = connection.execute("SELECT next_seq FROM session").fetchall()
-        incidents = connection.execute(
-            "SELECT rule, severity, state, opened_step, since_step, firing, ever FROM incident ORDER BY incident_id"
-        ).fetchall()
-    connection.close()
+        next_seq = connection.scalars(select(session.c.next_seq)).all()
+        packed = connection.scalars(select(fold_state.c.packed)).all()
+        incidents = connection.execute(select(*told).order_by(incident.c.incident_id)).all()
+    database.close()
     return next_seq, packed, incidents
 
 
@@ -84,8 +88,9 @@ class Attempt:
 
 def test_no_acknowledged_batch_is_lost_or_doubled(collector_factory, stream, bodies):
     rng = random.Random(20_240_613)
-    moments = sorted(rng.sample(range(1, BATCHES), KILLS))
     collector = collector_factory()
+    kills = KILLS[make_url(collector.store_url).get_backend_name()]
+    moments = sorted(rng.sample(range(1, BATCHES), kills))
     session = streams.Session(collector.url)
     start(session, stream)
     unanswered = committed = 0
@@ -105,8 +110,8 @@ def test_no_acknowledged_batch_is_lost_or_doubled(collector_factory, stream, bod
             assert session.post_batch(seq, raw).json()["status"] == "stored"
         earlier = rng.randrange(seq + 1)
         assert session.post_batch(earlier, bodies[earlier]).json()["status"] == "duplicate"
-    print(f"killed {KILLS} times, {unanswered} between request and answer, {committed} of these after the commit")
-    assert unanswered >= 5
+    print(f"killed {kills} times, {unanswered} between request and answer, {committed} of these after the commit")
+    assert unanswered >= kills // 4
 
     undisturbed = collector_factory()
     other = streams.Session(undisturbed.url)
@@ -120,5 +125,5 @@ def test_no_acknowledged_batch_is_lost_or_doubled(collector_factory, stream, bod
     collector.stop(), undisturbed.stop()
     next_seq, packed, incidents = stored(collector)
     assert (next_seq, packed, incidents) == stored(undisturbed)
-    assert next_seq == [(BATCHES,)]
+    assert next_seq == [BATCHES]
     assert [(rule, ever) for rule, *_, ever in incidents] == [("collapse", 20)]

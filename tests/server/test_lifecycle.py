@@ -1,14 +1,15 @@
 """How runs and sessions begin, live, fall silent, end, and come back; over restarts too."""
 
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import streams
+from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from gradcanary_server.database import Database, unavailable
 from gradcanary_server.life import run_state, session_state
+from gradcanary_server.schema import run
 
 
 def detail(session, collector):
@@ -171,15 +172,15 @@ def test_a_new_database_asks_for_the_hello(collector_factory, stream):
 def test_a_locked_database_is_503_and_comes_back(collector, stream):
     session = streams.Session(collector.url)
     session.put_hello(stream.hello()).raise_for_status()
-    connection = sqlite3.connect(collector.data / "gradcanary.db", isolation_level=None)
-    connection.execute("BEGIN IMMEDIATE")
-    answer = session.post_batch(0, stream.batch(0, 10))
-    assert answer.status_code == 503
-    assert answer.json()["error"]["code"] == "unavailable"
-    assert int(answer.headers["retry-after"]) >= 1
-    assert collector.get("/api/v1/runs").status_code == 200  # readers do not wait
-    connection.execute("ROLLBACK")
-    connection.close()
+    database = Database(collector.store_url)
+    with database.write() as connection:
+        connection.execute(select(run).with_for_update())
+        answer = session.post_batch(0, stream.batch(0, 10))
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "unavailable"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert collector.get("/api/v1/runs").status_code == 200  # readers do not wait
+    database.close()
     assert session.post_batch(0, stream.batch(0, 10)).json()["status"] == "stored"
 
 
@@ -208,8 +209,8 @@ def test_a_full_disk_asks_the_sender_to_come_back(tmp_path):
     assert answer.retry_after_s >= 1
 
 
-def test_the_clock_is_the_databases(tmp_path):
-    database = Database(f"sqlite:///{tmp_path / 'x.db'}")
+def test_the_clock_is_the_databases(new_store_url):
+    database = Database(new_store_url())
     with database.read() as connection:
         first = database.now(connection)
     with database.read() as connection:

@@ -5,16 +5,17 @@ import stat
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import func, insert, inspect, select, text
+from sqlalchemy.exc import DBAPIError
 
 from gradcanary_server.database import Database
 from gradcanary_server.errors import StoreError
-from gradcanary_server.schema import metadata
+from gradcanary_server.schema import fold_state, metadata
 
 
 @pytest.fixture
-def database(tmp_path):
-    opened = Database(f"sqlite:///{tmp_path / 'new' / 'gradcanary.db'}")
+def database(new_store_url):
+    opened = Database(new_store_url())
     yield opened
     opened.close()
 
@@ -45,26 +46,49 @@ def test_a_migration_that_fails_leaves_nothing(database):
     with pytest.raises(StoreError, match="cannot be migrated"):
         database.migrate()
     with database.read() as connection:
-        tables = connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'table'")).scalars().all()
-    assert tables == ["run"]
+        assert inspect(connection).get_table_names() == ["run"]
 
 
-def test_only_the_owner_may_read_the_file(database, tmp_path):
+def test_only_the_owner_may_read_the_file_of_sqlite(tmp_path):
+    database = Database(f"sqlite:///{tmp_path / 'new' / 'gradcanary.db'}")
     database.migrate()
+    database.close()
     for path in (tmp_path / "new").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
-def test_a_commit_is_on_disk_and_readers_do_not_wait(database):
+def test_readers_see_one_moment_and_do_not_wait(database):
     database.migrate()
-    with database.write() as writing:
-        writing.execute(text("INSERT INTO fold_state (run_id, packed) VALUES (1, x'00')"))
-        with database.read() as reading:
-            assert reading.execute(text("SELECT count(*) FROM fold_state")).scalar_one() == 0
-            for pragma, value in (("journal_mode", "wal"), ("synchronous", 2), ("foreign_keys", 1)):
-                assert reading.execute(text(f"PRAGMA {pragma}")).scalar_one() == value
+
+    def count(connection):
+        return connection.execute(select(func.count()).select_from(fold_state)).scalar_one()
+
     with database.read() as reading:
-        assert reading.execute(text("SELECT count(*) FROM fold_state")).scalar_one() == 1
+        assert count(reading) == 0
+        with database.write() as writing:
+            writing.execute(insert(fold_state).values(run_id=1, packed=b"\0"))
+            assert count(reading) == 0
+        assert count(reading) == 0
+    with database.read() as reading:
+        assert count(reading) == 1
+
+
+def test_a_reader_cannot_write(postgres_server):
+    database = Database(postgres_server.create_database())
+    database.migrate()
+    with pytest.raises(DBAPIError, match="read-only"), database.read() as connection:
+        connection.execute(insert(fold_state).values(run_id=1, packed=b"\0"))
+    database.close()
+
+
+def test_a_commit_is_on_disk_before_it_is_told(database):
+    durable = {
+        "sqlite": {"PRAGMA journal_mode": "wal", "PRAGMA synchronous": 2, "PRAGMA foreign_keys": 1},
+        "postgresql": {"SHOW synchronous_commit": "on"},  # the server of the tests has it off
+    }
+    with database.write() as connection:
+        for question, answer in durable[connection.dialect.name].items():
+            assert connection.execute(text(question)).scalar_one() == answer
 
 
 @pytest.mark.parametrize(
@@ -72,7 +96,8 @@ def test_a_commit_is_on_disk_and_readers_do_not_wait(database):
     [
         ("sqlite:///:memory:", "name a file"),
         ("sqlite://", "name a file"),
-        ("postgresql://localhost/x", "SQLite only"),
+        ("mysql://localhost/x", "SQLite and PostgreSQL"),
+        ("postgresql+asyncpg://localhost/x", "SQLite and PostgreSQL"),
         ("nonsense", "not a database URL"),
         ("sqlite:////proc/nowhere/x.db", "choose a folder"),
     ],

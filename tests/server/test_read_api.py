@@ -192,6 +192,28 @@ def test_an_unknown_run_is_404_and_says_so(session, path):
     assert answer.json()["error"]["code"] == "unknown_run"
 
 
+@pytest.mark.parametrize("name", ["a%00b", "%F0%9F%90%A4", "a" * 5000])
+def test_what_is_no_name_of_a_run_is_unknown_too(session, name):
+    for path in (f"runs/{name}", f"incidents?run={name}"):
+        answer = httpx.get(f"{session.url}/api/v1/{path}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_run")
+
+
+def test_series_are_in_the_order_of_their_bytes(session, read):
+    stream = streams.Stream(streams.healthy(3, 2))
+    session.put_hello(stream.hello()).raise_for_status()
+    steps = (0, 1, 2)
+    names = ["b", "a", "B", "_", "a.b", "é", "ab", "\U0001f424"]
+    tags = [(("k", value),) for value in ("b", "B", "a")]
+    logged = [streams.wire.Metric(name, (), steps, streams.wire.column("d", [1.0] * 3)) for name in names]
+    logged += [streams.wire.Metric("a", tag, steps, streams.wire.column("d", [1.0] * 3)) for tag in tags]
+    batch = streams.replace(stream.batch(0, 3), metrics=tuple(logged))
+    session.post_batch(0, batch).raise_for_status()
+    listed = [(metric["name"], str(metric["tags"])) for metric in read("")["metrics"]]
+    assert listed == sorted(listed, key=lambda each: (each[0].encode(), each[1].encode()))
+    assert len(listed) == len(logged)
+
+
 def test_metrics_by_name_with_tags_and_what_is_not_finite(session, read):
     loss = np.array([3.0, 2.0, np.nan, np.inf, 1.0])
     session.send(streams.Stream(streams.healthy(5, 2), loss=loss))

@@ -61,11 +61,11 @@ def told(collector, run):
 
 
 @pytest.fixture(scope="module")
-def told_twice(tmp_path_factory):
+def told_twice(tmp_path_factory, new_db):
     """What a collector says of each case before and after it was restarted."""
     from collectors import Collector
 
-    collector = Collector(tmp_path_factory.mktemp("collector")).start()
+    collector = Collector(tmp_path_factory.mktemp("collector"), db=new_db()).start()
     for name, make in CASES.items():
         streams.Session(collector.url, run=name, session=name).send(make(), size=40)
     before = {name: told(collector, name) for name in CASES}

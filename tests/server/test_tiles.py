@@ -18,8 +18,8 @@ from gradcanary_server.schema import batch, tile
 
 
 @pytest.fixture(scope="module")
-def module_store(tmp_path_factory):
-    store = Store(tmp_path_factory.mktemp("store") / "gradcanary.db")
+def module_store(new_store_url):
+    store = Store(new_store_url())
     yield store
     store.database.close()
 

@@ -17,7 +17,8 @@ quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCh
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    made = Store(tmp_path_factory.mktemp("store") / "gradcanary.db")
+    # How it is stored is tested in test_tiles, on both databases.
+    made = Store(f"sqlite:///{tmp_path_factory.mktemp('store') / 'gradcanary.db'}")
     yield made
     made.database.close()
 

@@ -16,8 +16,8 @@ def upgrade() -> None:
         sa.Column("run_id", sa.Integer(), nullable=False),
         sa.Column("launch_no", sa.Integer(), nullable=False),
         sa.Column("every", sa.Integer(), nullable=False),
-        sa.Column("sealed", sa.Integer(), nullable=False),
-        sa.Column("raw_from", sa.Integer(), nullable=False),
+        sa.Column("sealed", sa.BigInteger(), nullable=False),
+        sa.Column("raw_from", sa.BigInteger(), nullable=False),
         sa.Column("rolled", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", "launch_no", "every", name=op.f("pk_chain")),
     )
@@ -44,7 +44,7 @@ def upgrade() -> None:
         sa.Column("deleted", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("run", "session", name=op.f("pk_deleted_session")),
     )
-    op.add_column("session", sa.Column("first_sample", sa.Integer(), nullable=True))
+    op.add_column("session", sa.Column("first_sample", sa.BigInteger(), nullable=True))
     op.execute(
         "UPDATE session SET first_sample = (SELECT min(batch.first_step) FROM batch"
         " WHERE batch.run_id = session.run_id AND batch.session = session.session) WHERE last_step IS NOT NULL"

@@ -1,0 +1,143 @@
+"""From the address of a database to connections that are set up for it; only :mod:`gradcanary_server.database` asks."""
+
+import contextlib
+import os
+import re
+import sqlite3
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from gradcanary_server.errors import StoreError
+
+BUSY_S = 5.0
+"""How long a transaction waits for another writer, or for a connection, before the sender is told to come back."""
+
+STATEMENT_S = 30
+"""How long PostgreSQL works on a statement before it gives up."""
+
+IDLE_S = 60
+"""How long PostgreSQL keeps the locks of a collector that hangs."""
+
+WAL_LIMIT = 64 * 2**20
+"""Bytes that SQLite's write-ahead log keeps on disk after a checkpoint."""
+
+_EXAMPLES = "sqlite:////srv/gradcanary.db or postgresql://USER:PASSWORD@HOST/NAME"
+
+_POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
+
+_PRAGMAS = (
+    "PRAGMA journal_mode=WAL",
+    "PRAGMA synchronous=FULL",
+    "PRAGMA foreign_keys=ON",
+    f"PRAGMA busy_timeout={int(BUSY_S * 1000)}",
+    f"PRAGMA journal_size_limit={WAL_LIMIT}",
+)
+
+# Said on the connection and not in its address, where poolers refuse it. Where the server would acknowledge before a
+# commit is on disk, it is told not to.
+_SETTINGS = f"""
+SET lock_timeout = {int(BUSY_S * 1000)};
+SET statement_timeout = {STATEMENT_S * 1000};
+SET idle_in_transaction_session_timeout = {IDLE_S * 1000};
+SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"""
+
+# A server that vanished without a word is noticed within 15 s instead of TCP's two hours.
+_REACH = {
+    "application_name": "gradcanary",
+    "client_encoding": "utf8",
+    "connect_timeout": "5",
+    "keepalives_idle": "5",
+    "keepalives_interval": "5",
+    "keepalives_count": "2",
+    "tcp_user_timeout": "15000",
+}
+
+
+def open_engine(url: str) -> Engine:
+    """Return the engine for an address, which connects when it is first used; raises StoreError."""
+    try:
+        parsed = make_url(url)
+        if parsed.drivername in _POSTGRESQL:
+            return _open_postgresql(parsed)
+        if parsed.get_backend_name() == "sqlite":
+            return _open_sqlite(parsed)
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise StoreError(f"--db {_shown(url)} is not a database URL: {_EXAMPLES}, for example.") from error
+    raise StoreError(f"--db {_shown(url)}: this version stores in SQLite and PostgreSQL, {_EXAMPLES}.")
+
+
+def _shown(url: str) -> str:
+    """Return an address as it may be printed: what may be a password is in no log."""
+    return re.sub(r"//.*@", "//...@", url.partition("?")[0])
+
+
+def _open_postgresql(url: URL) -> Engine:
+    # Of a pool, only a connection that answers is used: a restart of the server is not seen by any request after it.
+    try:
+        engine = create_engine(
+            url.set(drivername="postgresql+psycopg"),
+            pool_size=8,
+            max_overflow=12,
+            pool_timeout=BUSY_S,
+            pool_pre_ping=True,
+            use_native_hstore=False,
+            connect_args={key: value for key, value in _REACH.items() if key not in url.query},
+        )
+    except ModuleNotFoundError:
+        raise
+    except ImportError as error:
+        raise StoreError("psycopg finds no PostgreSQL client library: pip install 'psycopg[binary]'.") from error
+    event.listen(engine, "connect", _prepare_postgresql)
+    return engine
+
+
+def _prepare_postgresql(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    cursor.execute(_SETTINGS)
+    cursor.close()
+    connection.commit()  # else the first rollback takes the settings back
+
+
+def _open_sqlite(url: URL) -> Engine:
+    if url.database in (None, "", ":memory:"):
+        raise StoreError(f"--db {url}: name a file, sqlite:///FILE; readers need their own connections to it.")
+    _create_private(Path(str(url.database)))
+    engine = create_engine(url, pool_size=8, max_overflow=64)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _create_private(path: Path) -> None:
+    """Create the folder and an empty file that only its owner may read; SQLite's side files copy its mode."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        if path.stat().st_size == 0:
+            with contextlib.closing(sqlite3.connect(path)) as connection:
+                # It has to be said before the first page is written, which WAL mode does.
+                connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+                connection.execute("PRAGMA journal_mode=WAL")
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be created or written ({error.strerror}): choose a folder of yours with --data DIR."
+        ) from error
+
+
+def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+    # Python's sqlite3 would begin on its own, deferred and only before writes; _begin_sqlite says it instead.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in _PRAGMAS:
+        cursor.execute(pragma)
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    write = connection.get_execution_options().get("gradcanary_write", False)
+    # A deferred transaction that reads and then writes fails at once under WAL when another one wrote in between.
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
