@@ -174,7 +174,8 @@ def _note_progress(connection: Connection, row: Record, seq: int, columns: Colum
         values |= {"last_step": int(columns.steps[-1]), "every": columns.every}
         if row.first_sample is None:
             values["first_sample"] = int(columns.steps[0])
-        values["gaps"] = note_gaps(row, columns, begins)
+        if row.rank == 0:  # the others send only what is not finite of their own
+            values["gaps"] = note_gaps(row, columns, begins)
     phases = columns.phases.get("absmax", np.empty(0, np.uint8))
     seen = phases[phases != batches.NO_PHASE]
     if len(seen):

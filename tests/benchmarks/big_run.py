@@ -17,19 +17,19 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from sqlalchemy import insert, update
+from sqlalchemy import update
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 import streams  # noqa: E402 -- found through the path above
 
 from gradcanary import wire  # noqa: E402 -- likewise
-from gradcanary_server import rolling, sessions, tiles  # noqa: E402 -- likewise
+from gradcanary_server import metrics, rolling, sessions, tiles  # noqa: E402 -- likewise
 from gradcanary_server.batches import Columns, MetricColumn  # noqa: E402 -- likewise
 from gradcanary_server.database import Database  # noqa: E402 -- likewise
 from gradcanary_server.log import Piece  # noqa: E402 -- likewise
 from gradcanary_server.samples import tiles_of  # noqa: E402 -- likewise
-from gradcanary_server.schema import metric, run, session  # noqa: E402 -- likewise
+from gradcanary_server.schema import run, session  # noqa: E402 -- likewise
 from gradcanary_server.sealing import metric_tiles  # noqa: E402 -- likewise
 from gradcanary_server.tiles import OF_METRICS, Chain, Tiles  # noqa: E402 -- likewise
 
@@ -63,7 +63,7 @@ def load(data: Path, steps: int, width: int) -> None:
     names = streams.layer_set(streams.layer_names(width))
     with database.write() as connection:
         sessions.say_hello(connection, RUN, "s", streams.hello(names), database.now(connection))
-        connection.execute(insert(metric).values(run_id=1, name="loss", tags="{}", last_step=steps - 1, last=1.0))
+        metrics.note(connection, 1, made(np.random.default_rng(0), steps - 1, steps, width).columns.metrics)
     began, used = time.perf_counter(), time.process_time()
     chain, of_metrics = Chain(1, 1), Chain(1, OF_METRICS)
     random = np.random.default_rng(0)
