@@ -360,7 +360,7 @@ def test_a_body_that_is_too_large_by_its_length_is_not_waited_for(ready, collect
     with socket.create_connection(("127.0.0.1", collector.port), 10) as sender:
         head = [
             f"POST {httpx.URL(ready.path('/heartbeat')).path} HTTP/1.1",
-            "Host: x",
+            "Host: localhost",
             "Content-Type: application/json",
         ]
         sender.sendall("\r\n".join([*head, "Content-Length: 5000000", "", ""]).encode())
