@@ -7,7 +7,7 @@ row. Metrics are a chain of their own, without planes (:mod:`gradcanary_server.e
 
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 
@@ -82,12 +82,19 @@ class Place:
     part: int
 
 
+Kept = tuple[int, Place, float]
+"""A tile that was decoded: of which run, where, and when it was stored."""
+
+
 class Tiles:
-    """Reads and writes tiles; decoded ones are kept, for a tile never changes."""
+    """Reads tiles; decoded ones are kept.
+
+    A late metric has tiles made again at the same place, maybe by another collector: when one was stored is looked at.
+    """
 
     def __init__(self, cache_bytes: int = _CACHE_BYTES) -> None:
         self._lock = Lock()
-        self._decoded: OrderedDict[tuple[int, Place], Arrays] = OrderedDict()
+        self._decoded: OrderedDict[Kept, Arrays] = OrderedDict()
         self._room = cache_bytes
 
     def read(
@@ -107,21 +114,23 @@ class Tiles:
         mine &= (tile.c.number >= begin // span) & (tile.c.number <= (end - 1) // span)
         if shelves is not None:
             mine &= tile.c.shelf.in_(shelves)
-        keys = (tile.c.kind, tile.c.number, tile.c.shelf, tile.c.part)
+        keys = (tile.c.kind, tile.c.number, tile.c.shelf, tile.c.part, tile.c.stored)
         rows = connection.execute(select(*keys).where(mine).order_by(tile.c.number, tile.c.part)).all()
-        places = [Place(level, row.kind, of.launch_no, of.every, row.number, row.shelf, row.part) for row in rows]
-        found = self._kept(run_id, places)
-        missing = {place for place in places if place not in found}
+        stored = {
+            Place(level, row.kind, of.launch_no, of.every, row.number, row.shelf, row.part): row.stored for row in rows
+        }
+        found = self._kept(run_id, stored)
+        missing = stored.keys() - found
         if len(missing) > _ONE_BY_ONE:
             for row in connection.execute(select(*keys, tile.c.body).where(mine)):
                 place = Place(level, row.kind, of.launch_no, of.every, row.number, row.shelf, row.part)
                 if place in missing:
-                    found[place] = self._keep(run_id, place, row.body)
+                    found[place] = self._keep((run_id, place, row.stored), row.body)
         else:
             for place in missing:
                 body = connection.execute(select(tile.c.body).where(tile.c.run_id == run_id, *_at(place))).scalar_one()
-                found[place] = self._keep(run_id, place, body)
-        return [(place, found[place]) for place in places]
+                found[place] = self._keep((run_id, place, stored[place]), body)
+        return [(place, found[place]) for place in stored]
 
     def first(self, connection: Connection, run_id: int, of: Chain, kind: str, level: int, begin: int) -> int | None:
         """Return the number of the first tile of a kind from a step on."""
@@ -138,24 +147,18 @@ class Tiles:
         last = connection.execute(select(func.max(tile.c.number)).where(mine)).scalar_one()
         return 0 if last is None else (last + 1) * of.span(0)
 
-    def forget(self, run_id: int) -> None:
-        """Drop what is kept of a run."""
+    def _kept(self, run_id: int, stored: Mapping[Place, float]) -> dict[Place, Arrays]:
         with self._lock:
-            for key in [key for key in self._decoded if key[0] == run_id]:
-                self._room += _size(self._decoded.pop(key))
+            known = [key for place, at in stored.items() if (key := (run_id, place, at)) in self._decoded]
+            for key in known:
+                self._decoded.move_to_end(key)
+            return {key[1]: self._decoded[key] for key in known}
 
-    def _kept(self, run_id: int, places: Sequence[Place]) -> dict[Place, Arrays]:
-        with self._lock:
-            known = [place for place in places if (run_id, place) in self._decoded]
-            for place in known:
-                self._decoded.move_to_end((run_id, place))
-            return {place: self._decoded[run_id, place] for place in known}
-
-    def _keep(self, run_id: int, place: Place, body: bytes) -> Arrays:
+    def _keep(self, key: Kept, body: bytes) -> Arrays:
         arrays = unpack(body)
         with self._lock:
-            if (run_id, place) not in self._decoded:
-                self._decoded[run_id, place] = arrays
+            if key not in self._decoded:
+                self._decoded[key] = arrays
                 self._room -= _size(arrays)
             while self._room < 0:
                 _, oldest = self._decoded.popitem(last=False)

@@ -28,6 +28,7 @@ class Store:
     """A collector without HTTP: what was ingested can be compacted and read."""
 
     def __init__(self, url):
+        self.url = url
         self.database = Database(url)
         self.database.migrate()
         self.forget()

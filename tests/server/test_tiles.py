@@ -174,6 +174,23 @@ def test_points_that_come_late_are_in_the_pyramid(store):
     assert decoded(metrics["eval"]["count"]).sum() == 2
 
 
+def test_a_collector_sees_what_another_one_made_again(store, small_tiles):
+    store.send("s", streams.Stream(streams.healthy(1000, LAYERS), streams.falling_loss(1000)), 50)
+    store.compactor.compact()
+    other = Store(store.url)
+    for points in (1, 20, 100):
+        other.pictures(points)
+    late = wire.Metric("late", (), (100, 101), wire.column("d", [5.0, 6.0]))
+    more = streams.Stream(streams.healthy(100, LAYERS), first_step=1000).batch(0, 100)
+    store.ingest.batch(RUN, "s", 20, wire.dump(replace(more, metrics=(late,))))
+    store.ingest.end(RUN, "s", wire.dump(wire.End("finished", None, None)))
+    store.compactor.compact()
+    store.forget()
+    for points in (1, 20, 100):
+        assert other.pictures(points) == store.pictures(points)
+    other.database.close()
+
+
 def test_a_batch_that_cannot_be_read_holds_up_no_other_session(store, caplog):
     made = stream(np.random.default_rng(6), 300, 0, 1)
     for run in ("broken", RUN):
