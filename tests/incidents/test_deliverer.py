@@ -238,6 +238,38 @@ def test_who_comes_back_after_its_lease_writes_nothing(store, receiver_factory):
         assert connection.execute(select(func.count()).select_from(attempt)).scalar_one() == 1
 
 
+def test_what_somebody_else_has_claimed_does_not_expire(store, receiver_factory):
+    listen(store, receiver_factory())
+    store.record(fired(0))
+    with store.database.write() as connection:
+        now = store.database.now(connection) + 1
+        for step in deliveries.plan(connection, SLOW, now):
+            deliveries.carry_out(connection, step, URL, now)
+        [key] = deliveries.claimable(connection, now)
+        deliveries.claim(connection, key, now)
+        deliveries.carry_out(connection, deliveries.Expire(key), URL, now)
+        assert connection.execute(select(delivery.c.state)).scalar_one() == "pending"
+        deliveries.carry_out(connection, deliveries.Expire(key), URL, now + deliveries.LEASE_S + 1)
+        assert connection.execute(select(delivery.c.state)).scalar_one() == "expired"
+
+
+def test_what_is_being_changed_has_its_turn_in_the_next_round(postgres_server, receiver_factory):
+    store = Store(postgres_server.create_database())
+    listen(store, receiver_factory())
+    store.record(fired(0))
+    store.record(resolved(0))
+
+    def planned():
+        with store.database.write() as connection:
+            return deliveries.plan(connection, SLOW, store.database.now(connection), holding=True)
+
+    with store.database.write() as changing:
+        changing.execute(update(incident).values(ever=2))
+        assert planned() == []
+    assert len(planned()) == 1
+    store.database.close()
+
+
 def test_a_round_that_fails_does_not_end_the_loop(store, receiver_factory, monkeypatch, caplog):
     receiver = receiver_factory()
     listen(store, receiver)

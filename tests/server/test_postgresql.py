@@ -130,6 +130,9 @@ def test_a_restart_of_the_server_is_503_and_heals(collectors_on):
             session.post_batch(seq, STREAM.batch(begin, begin + 10)).raise_for_status()
             assert set(ask_at_once(collector)) == {200}
             server.stop(how)
+            server.start()
+            assert set(ask_at_once(collector)) == {200}, "nobody sees a restart between two requests"
+            server.stop(how)
             assert asked_to_come_back(session.post_batch(seq, STREAM.batch(begin, begin + 10)))
             assert asked_to_come_back(collector.get("/api/v1/runs"))
             assert collector.get("/healthz").status_code == 200
