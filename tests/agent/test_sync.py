@@ -127,7 +127,7 @@ def test_a_training_that_was_killed_left_what_it_had(spool_folder, collector, un
         trained.kill()
     assert synced("--url", collector.url).returncode == 0
     detail = collector.get("/api/v1/runs/spooled").json()
-    assert 290 <= detail["step"] < 300
+    assert 280 <= detail["step"] < 300, "the second not yet flushed is lost, ten steps and what a busy machine adds"
     assert detail["state"] != "finished", "it did not say so"
     assert (detail["gaps"], detail["sessions"][0]["dropped_steps"]) == ([], 0)
     assert arrived(collector) == list(range(detail["step"] + 1))
