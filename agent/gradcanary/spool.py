@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from gradcanary.fork_safe import Connection, connect
 from gradcanary.shelf import SPACING, Entry, Tally, Totals
 
 LIMIT_BYTES = 256 * 2**20
@@ -23,12 +24,12 @@ SUFFIX = ".spool"
 FORMAT = 1
 """Of the file; another version of gradcanary may write another one."""
 
-TABLES = """
-CREATE TABLE session (run TEXT, session TEXT, url TEXT, hello BLOB, ending BLOB,
-                      next_seq INTEGER, told INTEGER, carried INTEGER);
-CREATE TABLE batch (place INTEGER PRIMARY KEY, seq INTEGER, every INTEGER, steps INTEGER, lost INTEGER,
-                    lost_after INTEGER, body BLOB);
-"""
+TABLES = (
+    """CREATE TABLE session (run TEXT, session TEXT, url TEXT, hello BLOB, ending BLOB,
+                             next_seq INTEGER, told INTEGER, carried INTEGER)""",
+    """CREATE TABLE batch (place INTEGER PRIMARY KEY, seq INTEGER, every INTEGER, steps INTEGER, lost INTEGER,
+                           lost_after INTEGER, body BLOB)""",
+)
 COLUMNS = "body, every, steps, lost, lost_after, seq, place"
 
 _open: set[Spool] = set()
@@ -53,14 +54,14 @@ def folder(environ: Mapping[str, str]) -> Path:
 class Spool:
     """A shelf that outlives its process. Methods raise sqlite3.Error when the file cannot be read or written."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, connection: Connection) -> None:
         self.path = path
         self.limit = LIMIT_BYTES
         self.totals = Totals()
         self._connection = connection
         self._gone = -(2**62)
         _open.add(self)
-        for sizes in connection.execute("SELECT place, length(body), steps, lost + lost_after FROM batch"):
+        for sizes in connection.rows("SELECT place, length(body), steps, lost + lost_after FROM batch"):
             self.totals.put(*sizes)
         told = self._one("SELECT run, session, url, hello, ending FROM session")
         self.run, self.session, self.url, self.hello, self.ending = told
@@ -75,10 +76,11 @@ class Spool:
         try:
             with contextlib.ExitStack() as undo:
                 connection = undo.enter_context(contextlib.closing(_connect(path)))
-                connection.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {FORMAT}; COMMIT;")
                 with connection:
+                    for statement in ("BEGIN", *TABLES, f"PRAGMA user_version = {FORMAT}"):
+                        connection.rows(statement)
                     row = (run, session, url, hello, None, tally.next_seq, tally.told, tally.carried)
-                    connection.execute("INSERT INTO session VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+                    connection.rows("INSERT INTO session VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
                 spool = cls(path, connection)
                 undo.pop_all()
                 return spool
@@ -92,12 +94,12 @@ class Spool:
         try:
             with contextlib.ExitStack() as undo:
                 connection = undo.enter_context(contextlib.closing(_connect(path)))
-                if connection.execute("PRAGMA user_version").fetchone() != (FORMAT,):
+                if connection.rows("PRAGMA user_version") != [(FORMAT,)]:
                     raise SpoolError("another version of gradcanary wrote it")
                 spool = cls(path, connection)
                 undo.pop_all()
                 return spool
-        except (sqlite3.Error, TypeError) as error:
+        except (sqlite3.Error, LookupError, TypeError) as error:
             if "locked" in str(error):
                 raise LockedError("a process that is running has it") from error
             raise SpoolError(f"it is damaged ({error})") from error
@@ -124,7 +126,7 @@ class Spool:
 
     def drafts_finer_than(self, every: int, count: int) -> Sequence[int]:
         query = "SELECT place FROM batch WHERE seq IS NULL AND every < ? AND place > ? ORDER BY place LIMIT ?"
-        return [place for (place,) in self._connection.execute(query, (every, self._gone, count))]
+        return [place for (place,) in self._connection.rows(query, (every, self._gone, count))]
 
     def at(self, place: int) -> Entry:
         return self._rows(f"place = {place}")[0]
@@ -137,7 +139,7 @@ class Spool:
 
     def split(self, entry: Entry, halves: tuple[Entry, Entry], tally: Tally) -> None:
         with self._connection:
-            self._connection.execute("DELETE FROM batch WHERE place = ?", (entry.place,))
+            self._connection.rows("DELETE FROM batch WHERE place = ?", (entry.place,))
             for half in halves:
                 self._insert(half)
             self._note(tally)
@@ -149,7 +151,7 @@ class Spool:
         self.totals.drop(entry.place)
         try:
             with self._connection:
-                self._connection.execute("DELETE FROM batch WHERE place = ?", (entry.place,))
+                self._connection.rows("DELETE FROM batch WHERE place = ?", (entry.place,))
                 self._note(tally)
         except sqlite3.Error:
             # Of a disk that is full: for this process the entry is gone all the same.
@@ -161,13 +163,13 @@ class Spool:
     def say(self, hello: bytes) -> None:
         """Keep the hello of now."""
         with self._connection:
-            self._connection.execute("UPDATE session SET hello = ?", (hello,))
+            self._connection.rows("UPDATE session SET hello = ?", (hello,))
         self.hello = hello
 
     def end(self, ending: bytes, tally: Tally) -> None:
         """Keep how the session ended."""
         with self._connection:
-            self._connection.execute("UPDATE session SET ending = ?", (ending,))
+            self._connection.rows("UPDATE session SET ending = ?", (ending,))
             self._note(tally)
         self.ending = ending
 
@@ -183,33 +185,32 @@ class Spool:
         self.close()
 
     def _one(self, query: str) -> tuple[Any, ...]:
-        row: tuple[Any, ...] = self._connection.execute(query).fetchone()
-        return row
+        return self._connection.rows(query)[0]
 
     def _rows(self, where: str) -> list[Entry]:
         query = f"SELECT {COLUMNS} FROM batch WHERE place > {self._gone} AND {where}"  # noqa: S608 -- our own numbers
-        return [Entry(*row) for row in self._connection.execute(query)]
+        return [Entry(*row) for row in self._connection.rows(query)]
 
     def _insert(self, entry: Entry) -> None:
         values = (entry.place, entry.seq, entry.every, entry.steps, entry.lost, entry.lost_after, entry.body)
-        self._connection.execute("INSERT OR REPLACE INTO batch VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        self._connection.rows("INSERT OR REPLACE INTO batch VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     def _note(self, tally: Tally) -> None:
         numbers = (tally.next_seq, tally.told, tally.carried)
-        self._connection.execute("UPDATE session SET next_seq = ?, told = ?, carried = ?", numbers)
+        self._connection.rows("UPDATE session SET next_seq = ?, told = ?, carried = ?", numbers)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=rw", uri=True, timeout=0)
+def _connect(path: Path) -> Connection:
+    connection = connect(f"file:{quote(str(path.absolute()))}?mode=rw")
     try:
         # The lock is kept until the file is closed: that is how others see that it is in use.
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.rows("PRAGMA locking_mode = EXCLUSIVE")
         # What has to survive is the end of this process, not that of the machine: no waiting for the disk, which the
         # training may want for itself.
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("PRAGMA cache_size = 8")  # pages: memory is the training's
-        connection.execute("BEGIN EXCLUSIVE")
-        connection.commit()
+        connection.rows("PRAGMA synchronous = OFF")
+        connection.rows("PRAGMA cache_size = 8")  # pages: memory is the training's
+        connection.rows("BEGIN EXCLUSIVE")
+        connection.rows("COMMIT")
     except BaseException:
         connection.close()
         raise
