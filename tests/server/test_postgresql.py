@@ -214,7 +214,8 @@ def test_one_of_several_tidies(database):
 
 
 def refused(capsys, url):
-    assert cli.main(["up", "--port", "0", "--db", url]) == 2
+    with ThreadPoolExecutor(1) as thread:  # Playwright, once used, keeps an event loop in the main one
+        assert thread.submit(cli.main, ["up", "--port", "0", "--db", url]).result() == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.splitlines()) == 1
