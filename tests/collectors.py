@@ -1,15 +1,14 @@
-"""A real collector process, started as a user starts it."""
+"""A real collector process: ``gradcanary up``."""
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 import pytest
+import warm
 
 STARTUP_S = 60
 
@@ -31,7 +30,7 @@ class Collector:
         self.port = 0
         self.secret: str | None = None
         self.output: list[str] = []
-        self.process: subprocess.Popen[str] | None = None
+        self.process: warm.Process | None = None
 
     @property
     def store_url(self) -> str:
@@ -42,15 +41,9 @@ class Collector:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> "Collector":
-        command = [sys.executable, "-m", "gradcanary.cli", "up", "--port", str(self.port)]
+        command = ["-m", "gradcanary.cli", "up", "--port", str(self.port)]
         where = ["--data", str(self.data)] if self.db is None else ["--db", self.db]
-        self.process = subprocess.Popen(
-            [*command, *where, *self.arguments],
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        self.process = warm.Process(warm.COLLECTOR, [*command, *where, *self.arguments], self.env)
         listening = threading.Event()
         threading.Thread(target=self._read, args=(self.process, listening), daemon=True).start()
         if not listening.wait(STARTUP_S) or self.process.poll() is not None:
@@ -58,8 +51,7 @@ class Collector:
             pytest.fail("the collector did not start:\n" + "".join(self.output))
         return self
 
-    def _read(self, process: "subprocess.Popen[str]", listening: threading.Event) -> None:
-        assert process.stdout is not None
+    def _read(self, process: warm.Process, listening: threading.Event) -> None:
         with process.stdout as lines:
             for line in lines:
                 self.output.append(line)

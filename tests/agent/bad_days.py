@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import warm
 from collectors import Collector
 
 SCRIPT = Path(__file__).parent / "spooled_training.py"
@@ -32,11 +33,8 @@ class Trained:
 
     def __init__(self, url: str, steps: int, spool: Path | None = None, **options: object) -> None:
         env = {**os.environ, "OMP_NUM_THREADS": "1"} | ({} if spool is None else {"GRADCANARY_SPOOL": str(spool)})
-        self.process = subprocess.Popen(
-            [sys.executable, SCRIPT, url, str(steps), *(f"{name}={value}" for name, value in options.items())],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=env,
-        )  # fmt: skip
+        words = [str(SCRIPT), url, str(steps), *(f"{name}={value}" for name, value in options.items())]
+        self.process = warm.Process(warm.TRAINING, words, env, is_told=True)
         self.lines: list[str] = []
         self.errors = ""
         self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
@@ -44,7 +42,6 @@ class Trained:
             reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
                 self.lines.append(line.strip())
