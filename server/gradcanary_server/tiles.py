@@ -10,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, select, update
 
 from gradcanary_server.nodes import FACTOR
 from gradcanary_server.packing import Arrays, pack, unpack
@@ -82,6 +83,25 @@ class Place:
     part: int
 
 
+def _tiles(*columns: Any, of: Collection[str]) -> Select[Any]:  # noqa: ANN401 -- columns of any type
+    """Return a query for tiles whose columns named in ``of`` have the values that it is executed with."""
+    return select(*columns).where(*(tile.c[name] == bindparam(name) for name in of))
+
+
+# Made once: to put them together anew took longer than to ask them.
+_CHAIN = ("run_id", "level", "launch_no", "every")
+_RANGE = (
+    _tiles(tile.c.kind, tile.c.number, tile.c.shelf, tile.c.part, tile.c.stored, of=_CHAIN)
+    .where(tile.c.kind.in_(bindparam("kinds", expanding=True)))
+    .where(tile.c.number.between(bindparam("lowest"), bindparam("highest")))
+    .order_by(tile.c.number, tile.c.part)
+)
+_SHELVES = _RANGE.where(tile.c.shelf.in_(bindparam("shelves", expanding=True)))
+_RANGE_BODIES, _SHELVES_BODIES = _RANGE.add_columns(tile.c.body), _SHELVES.add_columns(tile.c.body)
+_BODY = _tiles(tile.c.body, of=("run_id", *Place.__annotations__))
+_FIRST = _tiles(func.min(tile.c.number), of=(*_CHAIN, "kind")).where(tile.c.number >= bindparam("lowest"))
+_LAST = _tiles(func.max(tile.c.number), of=(*_CHAIN, "kind"))
+
 Kept = tuple[int, Place, float]
 """A tile that was decoded: of which run, where, and when it was stored."""
 
@@ -109,42 +129,34 @@ class Tiles:
     ) -> list[tuple[Place, Arrays]]:
         """Return the tiles that ``steps``, from one to before another, lie in, by number and part."""
         span, (begin, end) = of.span(level), steps
-        mine = (tile.c.run_id == run_id) & (tile.c.level == level) & tile.c.kind.in_(kinds)
-        mine &= (tile.c.launch_no == of.launch_no) & (tile.c.every == of.every)
-        mine &= (tile.c.number >= begin // span) & (tile.c.number <= (end - 1) // span)
+        values = _key(run_id, of, level) | {"lowest": begin // span, "highest": (end - 1) // span, "kinds": list(kinds)}
+        keys, bodies = _RANGE, _RANGE_BODIES
         if shelves is not None:
-            mine &= tile.c.shelf.in_(shelves)
-        keys = (tile.c.kind, tile.c.number, tile.c.shelf, tile.c.part, tile.c.stored)
-        rows = connection.execute(select(*keys).where(mine).order_by(tile.c.number, tile.c.part)).all()
-        stored = {
-            Place(level, row.kind, of.launch_no, of.every, row.number, row.shelf, row.part): row.stored for row in rows
-        }
+            keys, bodies, values = _SHELVES, _SHELVES_BODIES, values | {"shelves": list(shelves)}
+        rows = connection.execute(keys, values).all()
+        stored = {_place(of, level, row): row.stored for row in rows}
         found = self._kept(run_id, stored)
         missing = stored.keys() - found
         if len(missing) > _ONE_BY_ONE:
-            for row in connection.execute(select(*keys, tile.c.body).where(mine)):
-                place = Place(level, row.kind, of.launch_no, of.every, row.number, row.shelf, row.part)
+            for row in connection.execute(bodies, values):
+                place = _place(of, level, row)
                 if place in missing:
                     found[place] = self._keep((run_id, place, row.stored), row.body)
         else:
             for place in missing:
-                body = connection.execute(select(tile.c.body).where(tile.c.run_id == run_id, *_at(place))).scalar_one()
+                body = connection.execute(_BODY, {"run_id": run_id, **vars(place)}).scalar_one()
                 found[place] = self._keep((run_id, place, stored[place]), body)
         return [(place, found[place]) for place in stored]
 
     def first(self, connection: Connection, run_id: int, of: Chain, kind: str, level: int, begin: int) -> int | None:
         """Return the number of the first tile of a kind from a step on."""
-        mine = (tile.c.run_id == run_id) & (tile.c.level == level) & (tile.c.kind == kind)
-        mine &= (tile.c.launch_no == of.launch_no) & (tile.c.every == of.every)
-        query = select(func.min(tile.c.number)).where(mine, tile.c.number >= begin // of.span(level))
-        found: int | None = connection.execute(query).scalar_one()
+        values = _key(run_id, of, level) | {"kind": kind, "lowest": begin // of.span(level)}
+        found: int | None = connection.execute(_FIRST, values).scalar_one()
         return found
 
     def end(self, connection: Connection, run_id: int, of: Chain, kind: str) -> int:
         """Return the step behind the last tile of samples of a kind, 0 where there is none."""
-        mine = (tile.c.run_id == run_id) & (tile.c.level == 0) & (tile.c.kind == kind)
-        mine &= (tile.c.launch_no == of.launch_no) & (tile.c.every == of.every)
-        last = connection.execute(select(func.max(tile.c.number)).where(mine)).scalar_one()
+        last = connection.execute(_LAST, _key(run_id, of, 0) | {"kind": kind}).scalar_one()
         return 0 if last is None else (last + 1) * of.span(0)
 
     def _kept(self, run_id: int, stored: Mapping[Place, float]) -> dict[Place, Arrays]:
@@ -210,8 +222,12 @@ def discard(connection: Connection, run_id: int, of: Chain, level: int, begin: i
     )
 
 
-def _at(place: Place) -> list[ColumnElement[bool]]:
-    return [tile.c[name] == value for name, value in vars(place).items()]
+def _key(run_id: int, of: Chain, level: int) -> dict[str, Any]:
+    return {"run_id": run_id, "level": level, "launch_no": of.launch_no, "every": of.every}
+
+
+def _place(of: Chain, level: int, row: Row[Any]) -> Place:
+    return Place(level, row.kind, of.launch_no, of.every, row.number, row.shelf, row.part)
 
 
 def _size(arrays: Arrays) -> int:
