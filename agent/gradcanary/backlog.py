@@ -100,7 +100,9 @@ class Backlog:
         """Return the oldest entry."""
         if self._spool is not None and self._spool.totals.count:
             try:
-                return self._spool.first()
+                if (entry := self._spool.first()) is not None:
+                    return entry
+                self._abandon(LookupError("it does not hold what was put there"))
             except Exception as error:  # noqa: BLE001 -- however a file fails, memory has to do
                 self._abandon(error)
         return self._memory.first()

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,9 @@ from gradcanary.shelf import SPACING, Entry, Tally, Totals
 
 LIMIT_BYTES = 256 * 2**20
 SUFFIX = ".spool"
+NEW_S = 60.0
+"""An empty file that is younger may be one that its process is making."""
+
 FORMAT = 1
 """Of the file; another version of gradcanary may write another one."""
 
@@ -92,14 +96,17 @@ class Spool:
     def open(cls, path: Path) -> Spool:
         """Open what another process left; raises SpoolError."""
         try:
+            found = path.stat()
             with contextlib.ExitStack() as undo:
                 connection = undo.enter_context(contextlib.closing(_connect(path)))
+                if found.st_size == 0 and time.time() - found.st_mtime > NEW_S:
+                    path.unlink()  # its process was killed as it made it
                 if connection.rows("PRAGMA user_version") != [(FORMAT,)]:
                     raise SpoolError("another version of gradcanary wrote it")
                 spool = cls(path, connection)
                 undo.pop_all()
                 return spool
-        except (sqlite3.Error, LookupError, TypeError) as error:
+        except (OSError, sqlite3.Error, LookupError, TypeError) as error:
             if "locked" in str(error):
                 raise LockedError("a process that is running has it") from error
             raise SpoolError(f"it is damaged ({error})") from error
@@ -143,6 +150,7 @@ class Spool:
             for half in halves:
                 self._insert(half)
             self._note(tally)
+        self._gone = min(self._gone, halves[0].place - 1)
         self.totals.drop(entry.place)
         for half in halves:
             self.totals.put(*half.sizes)
@@ -183,6 +191,8 @@ class Spool:
         with contextlib.suppress(OSError):  # of a folder that turned read-only; it holds nothing that counts
             self.path.unlink(missing_ok=True)
         self.close()
+        with contextlib.suppress(OSError):  # SQLite's own, where the process before this one was killed
+            Path(f"{self.path}-journal").unlink(missing_ok=True)
 
     def _one(self, query: str) -> tuple[Any, ...]:
         return self._connection.rows(query)[0]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from gradcanary import wire
+from gradcanary_server.database import Database
 from gradcanary_server.entries import Entries
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.nodes import Nodes, Ticks
@@ -147,12 +148,17 @@ class Archive:
         source = MetricSource(self.tiles, connection, run_id, of.chain, of.pieces, numbered)
         return collect(source, of.chain, level, of.begin, of.end)
 
-    def samples(self, connection: Connection, run_id: int, of: Stretch) -> Iterator[Piece]:
-        """Yield the samples of a stretch that are still there, some hundred steps at a time."""
+    def samples(self, database: Database, run_id: int, of: Stretch) -> Iterator[Piece]:
+        """Yield the samples of a stretch that are still there, some hundred steps at a time.
+
+        Each time in a transaction of its own: whoever takes them may take his time.
+        """
         span = of.chain.span(0)
         begin, end = max(of.begin, of.chain.raw_from), min(of.end, of.chain.sealed)
         for low in range(begin // span * span, end, span):
-            for piece in self._sealed(connection, run_id, of.chain, low // span):
+            with database.read() as connection:
+                pieces = list(self._sealed(connection, run_id, of.chain, low // span))
+            for piece in pieces:
                 yield inside(piece, begin, end)
         for piece in of.pieces:
             yield inside(piece, max(of.begin, of.chain.sealed), of.end)

@@ -137,7 +137,10 @@ class Database:
         with self._queued(), self._engine.connect() as connection:
             # Beside SQLAlchemy: it frees a page per row, and only a script takes the rows of what has no columns.
             raw = cast("sqlite3.Connection", connection.connection.driver_connection)
-            raw.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE}); PRAGMA wal_checkpoint(TRUNCATE);")
+            raw.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE});")
+            raw.execute("PRAGMA busy_timeout = 0")  # it would wait for readers, and writers would wait for it
+            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            raw.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
             return int(raw.execute("PRAGMA freelist_count").fetchone()[0]) > 0
 
     def close(self) -> None:

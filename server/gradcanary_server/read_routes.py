@@ -1,7 +1,7 @@
 """What pages and scripts read: JSON that says 304 as long as nothing changed."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Annotated, Literal, get_args
 
@@ -171,13 +171,9 @@ def export_csv(reader: Reading, run: str, stat: Stat = "absmax", match: str | No
     with reader.database.read() as connection:
         seen = runs.one(connection, run, reader.database.now(connection))
         layers = views.matching(layer_table.described(connection, seen.row.run_id), match)
-
-    def lines() -> Iterator[str]:
-        with reader.database.read() as connection:
-            yield from export.lines(views.samples(connection, reader.archive, seen.row.run_id), stat, layers)
-
+    lines = export.lines(views.samples(reader.database, reader.archive, seen.row.run_id), stat, layers)
     headers = {"Content-Disposition": f'attachment; filename="{run}-{stat}.csv"'}
-    return StreamingResponse(lines(), media_type="text/csv", headers=headers)
+    return StreamingResponse(lines, media_type="text/csv", headers=headers)
 
 
 @router.get("/rules")

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 from gradcanary_server import heatmap, incidents, layer_table, runs
 from gradcanary_server.archive import Archive
 from gradcanary_server.arrays import array
-from gradcanary_server.database import Record
+from gradcanary_server.database import Database, Record
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.expressions import Expression, ExpressionError
 from gradcanary_server.fold import FoldState
@@ -114,10 +114,12 @@ def metrics(connection: Connection, archive: Archive, run: Record, names: Sequen
     }
 
 
-def samples(connection: Connection, archive: Archive, run_id: int) -> Iterator[Piece]:
+def samples(database: Database, archive: Archive, run_id: int) -> Iterator[Piece]:
     """Yield every sample of a run that is still there, by step as far as launches and intervals allow."""
-    for of in sorted(archive.stretches(connection, run_id, None, None), key=lambda of: (of.begin, of.chain.every)):
-        yield from archive.samples(connection, run_id, of)
+    with database.read() as connection:
+        stretches = archive.stretches(connection, run_id, None, None)
+    for of in sorted(stretches, key=lambda of: (of.begin, of.chain.every)):
+        yield from archive.samples(database, run_id, of)
 
 
 def matching(rows: Sequence[Record], expression: str | None) -> Sequence[Record]:

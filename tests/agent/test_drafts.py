@@ -2,9 +2,11 @@
 
 import json
 import random
+import sqlite3
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -240,6 +242,24 @@ def test_a_batch_that_is_too_long_for_a_collector_is_cut_before_it_is_sent():
         box.taken()
     assert [seq for seq, *_ in sent] == list(range(len(sent)))
     assert [step for _, *steps in sent for step in steps] == list(range(64))
+
+
+def test_what_a_full_disk_kept_does_not_hide_what_comes_to_its_place(tmp_path):
+    """The first entry goes, but its row stays; the next one is cut in two, and its first half takes that place."""
+    spool = spool_in(str(tmp_path), Tally())
+    for steps in (1, 2):
+        spool.append(Entry(b"body", 1, steps))
+    first = spool.first()
+    spool.split(first, (replace(first, place=first.place - 1), first), Tally())
+    spool._connection.rows("PRAGMA query_only = 1")
+    with pytest.raises(sqlite3.OperationalError):
+        spool.drop(spool.first(), Tally())
+    spool._connection.rows("PRAGMA query_only = 0")
+    assert spool.first() == first
+    half = replace(first, place=first.place - 1, steps=9)
+    spool.split(first, (half, first), Tally())
+    assert spool.first() == half
+    spool.close()
 
 
 FORK = """

@@ -1,5 +1,6 @@
 """``gradcanary sync`` delivers what trainings left: from a terminal, killed in its middle, into whatever answers."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -179,6 +180,27 @@ def test_a_damaged_file_is_said_and_left_and_the_others_go(left, garbage):
     assert "a.damaged.spool: not sent, " in done.stdout
     assert files(left) == ["a.damaged.spool"]
     assert done.stderr == ""
+
+
+def test_a_file_that_was_never_begun_is_no_news(left):
+    """Its process was killed between making it and writing to it."""
+    (left / "begun.spool").touch()
+    (left / "long-ago.spool").touch()
+    os.utime(left / "long-ago.spool", (1, 1))
+    with collector_that() as collector:
+        assert synced(left, "--url", collector.url).returncode == 1
+    assert files(left) == ["begun.spool"]
+
+
+def test_what_sqlite_left_of_a_killed_training_goes_with_its_file(spool_folder):
+    with training(NOBODY, STEPS, hold=200) as trained:
+        trained.until_step(200)
+        until_it_rests(spool_folder)
+        trained.kill()
+    assert any(name.endswith("-journal") for name in files(spool_folder))
+    with collector_that(lambda _: Says(410, refusal("run_deleted"))) as collector:
+        synced(spool_folder, "--url", collector.url)
+    assert files(spool_folder) == []
 
 
 def test_a_token_goes_along(left, monkeypatch):

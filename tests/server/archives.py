@@ -72,7 +72,7 @@ class Store:
         found["metrics"] = self.read(lambda c, run: views.metrics(c, archive, run, (), span))
         found["layers"] = self.read(lambda c, run: layer_table.table(c, archive, run.run_id))
         found["samples"] = self.read(
-            lambda c, run: sum(len(p.columns.steps) for p in views.samples(c, archive, run.run_id))
+            lambda _, run: sum(len(p.columns.steps) for p in views.samples(self.database, archive, run.run_id))
         )
         for each in found.values():
             if isinstance(each, dict):

@@ -6,10 +6,11 @@ import time
 import pytest
 import streams
 from archives import Store
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 
 from gradcanary_server import deletion, tiles
 from gradcanary_server.database import Database
+from gradcanary_server.engines import BUSY_S
 from gradcanary_server.schema import batch, tile
 
 
@@ -52,6 +53,19 @@ def test_a_deleted_run_is_gone_its_sessions_are_told_and_its_room_comes_back(col
     again = streams.Session(collector.url, session="another")
     again.send(streams.Stream(streams.healthy(10, 2)))
     assert collector.get("/api/v1/runs/run-1").json()["step"] == 9
+
+
+def test_a_reader_that_takes_its_time_holds_up_no_writer(store):
+    """Room is given back while a snapshot is open: what cannot be done beside it waits for another day."""
+    store.send("s", streams.Stream(streams.healthy(300, 100)), 50)
+    with store.database.read() as connection:
+        connection.execute(select(func.count()).select_from(batch)).scalar_one()
+        with store.database.write() as writer:
+            writer.execute(delete(batch))
+        began = time.monotonic()
+        store.database.reclaim()
+        assert time.monotonic() - began < BUSY_S / 2
+    store.send("t", streams.Stream(streams.healthy(10, 2)), 5)
 
 
 def test_old_samples_go_and_the_pyramid_stays(store, monkeypatch):
