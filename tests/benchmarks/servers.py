@@ -1,0 +1,81 @@
+"""Processes that benchmarks talk to, with what they use of CPU and disk. Imported, not run."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+import httpx
+import psutil
+
+STARTUP_S = 120
+
+
+class Server:
+    """A process that listens on a port of its own, its children included, with everything it keeps in one folder."""
+
+    def __init__(self, data: Path, *command: str, ready: str, **environ: str) -> None:
+        """``command`` is for this Python, ``{port}`` in it a free port; ``ready`` a path that answers once it is up."""
+        self.data = data
+        self.url = f"http://127.0.0.1:{_free_port()}"
+        self._ready = ready
+        self._command = [sys.executable, *(each.format(port=self.url.rsplit(":", 1)[1]) for each in command)]
+        self._environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+        self._process: psutil.Popen | None = None
+
+    def __enter__(self) -> Self:
+        self.data.mkdir(parents=True, exist_ok=True)
+        with (self.data.parent / f"{self.data.name}.log").open("w") as log:
+            self._process = psutil.Popen(
+                self._command, env=self._environ, cwd=self.data, stdout=log, stderr=subprocess.STDOUT
+            )
+        until = time.monotonic() + STARTUP_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > until:
+                self.__exit__()
+                raise RuntimeError(f"{self._command} did not start:\n{Path(log.name).read_text()}")
+            time.sleep(0.1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        children = self._process.children(recursive=True)
+        self._process.terminate()
+        self._process.wait(60)
+        for child in psutil.wait_procs(children, 10)[1]:
+            child.kill()
+
+    def cpu_s(self) -> float:
+        """Return the seconds of CPU that it has used so far."""
+        return sum(each.cpu_times().user + each.cpu_times().system for each in self._processes())
+
+    def disk(self) -> int:
+        """Return the bytes of its folder."""
+        return sum(each.stat().st_size for each in self.data.rglob("*") if each.is_file())
+
+    def _processes(self) -> list[psutil.Process]:
+        return [self._process, *self._process.children(recursive=True)]
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(self.url + self._ready, timeout=5).is_success
+        except httpx.TransportError:
+            return False
+
+
+def collector(data: Path) -> Server:
+    """Return gradcanary's collector, with its pages, on the data of a folder."""
+    return Server(
+        data,
+        *("-m", "gradcanary.cli", "up", "--port", "{port}", "--data", str(data)),
+        ready="/api/v1/runs",
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
