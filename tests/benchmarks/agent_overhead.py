@@ -94,9 +94,12 @@ def main() -> int:
         print(
             f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {arguments.rounds} rounds\n", flush=True
         )
-        with tempfile.TemporaryDirectory(prefix="gradcanary-cost-") as folder, collector(Path(folder) / "data") as to:
-            with all_ways(to.url) as ways:
-                costs = measure(loop, ways, arguments.rounds, arguments.steps)
+        with (
+            tempfile.TemporaryDirectory(prefix="gradcanary-cost-") as folder,
+            collector(Path(folder) / "data") as receiver,
+            all_ways(receiver.url) as ways,
+        ):
+            costs = measure(loop, ways, arguments.rounds, arguments.steps)
         are_met.append(show(costs))
     return int(not all(are_met))
 

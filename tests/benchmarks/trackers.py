@@ -1,0 +1,221 @@
+"""What takes the same series as gradcanary's collector, each through its own door. Imported, not run.
+
+Requests are made before the clock starts: what is measured is the side that takes them.
+"""
+
+import json
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+from servers import Server, collector
+from torch.utils.tensorboard import SummaryWriter
+
+sys.path[:0] = [str(Path(__file__).parent.parent)]
+
+import streams  # noqa: E402 -- found through the path above
+
+from gradcanary import wire  # noqa: E402 -- likewise
+
+QUIET_S = 2.5
+"""A little more than the compactor sleeps."""
+
+
+@dataclass
+class Series:
+    """``absmax`` and ``norm`` are float32 [step][layer], with mantissas as random as those of a training."""
+
+    absmax: NDArray[np.float32]
+    norm: NDArray[np.float32]
+
+    @classmethod
+    def made(cls, steps: int, layers: int) -> "Series":
+        """Return healthy gradients."""
+        random = np.random.default_rng(0)
+        level = 10 ** random.uniform(-4, -1, layers)
+        absmax = level * 10 ** random.normal(0, 0.1, (steps, layers))
+        return cls(np.float32(absmax), np.float32(absmax * random.uniform(3, 9, (steps, layers))))
+
+    def steps(self, begin: int, end: int) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the numbers of some steps by their name."""
+        names = streams.layer_names(self.absmax.shape[1])
+        keys = [f"{name}/absmax" for name in names] + [f"{name}/norm" for name in names]
+        for step in range(begin, min(end, len(self.absmax))):
+            yield step, dict(zip(keys, [*self.absmax[step].tolist(), *self.norm[step].tolist()], strict=True))
+
+
+class Tracker(Protocol):
+    """Something that takes the first ``steps`` of a series."""
+
+    steps: int
+
+    def prepare(self, run: str) -> None:
+        """Make the requests of a run."""
+
+    def send(self) -> float:
+        """Send them; return the seconds of CPU until the last number is where it stays."""
+
+    def disk(self) -> int:
+        """Return the bytes that all runs take."""
+
+
+class Gradcanary:
+    """The collector, through HTTP, until its log is compacted."""
+
+    def __init__(self, series: Series, server: Server, cut: int) -> None:
+        self.steps = len(series.absmax)
+        self.disk = server.disk
+        self._stream = streams.Stream(series.absmax, loss=streams.falling_loss(self.steps))
+        self._norm, self._server, self._cut = series.norm, server, cut
+
+    def prepare(self, run: str) -> None:
+        self._session = streams.Session(self._server.url, run)
+        self._bodies = [wire.dump(self._batch(begin)) for begin in range(0, self.steps, self._cut)]
+
+    def send(self) -> float:
+        used = self._server.cpu_s()
+        self._session.put_hello(self._stream.hello()).raise_for_status()
+        for number, body in enumerate(self._bodies):
+            self._session.post_batch(number, body).raise_for_status()
+        self._session.end().raise_for_status()
+        while self._is_logged():
+            time.sleep(0.1)
+        return settled(self._server) - used
+
+    def _batch(self, begin: int) -> wire.Batch:
+        """Return a batch of a healthy step: ``nonfinite`` is sent only when there is something to count."""
+        end = min(begin + self._cut, self.steps)
+        plain = self._stream.batch(begin, end, change_records=begin == 0)
+        absmax, norm, _ = plain.blocks
+        values = wire.column("f", self._norm[begin:end].ravel().tolist())
+        return replace(plain, blocks=(absmax, replace(norm, values=values)))
+
+    def _is_logged(self) -> bool:
+        database = sqlite3.connect(self._server.data / "gradcanary.db")
+        try:
+            return bool(database.execute("SELECT count(*) FROM batch").fetchone()[0])
+        finally:
+            database.close()
+
+
+class Trackio:
+    """trackio's server, through the requests that its client sends."""
+
+    def __init__(self, series: Series, server: Server, cut: int) -> None:
+        self.steps = min(256, len(series.absmax))
+        self.disk = server.disk
+        self._series, self._server, self._cut = series, server, cut
+
+    def prepare(self, run: str) -> None:
+        self._bodies = [self._request(run, begin) for begin in range(0, self.steps, self._cut)]
+
+    def send(self) -> float:
+        used = self._server.cpu_s()
+        with httpx.Client(base_url=self._server.url, headers={"x-trackio-write-token": TRACKIO_TOKEN}) as client:
+            for body in self._bodies:
+                answer = client.post("/api/bulk_log", content=body, timeout=60).raise_for_status().json()
+                assert answer.get("error") is None, answer
+        return settled(self._server) - used
+
+    def _request(self, run: str, begin: int) -> bytes:
+        until = min(begin + self._cut, self.steps)
+        logs = [
+            {"project": "p", "run": run, "run_id": run, "metrics": numbers, "step": step, "log_id": f"{run}-{step}"}
+            for step, numbers in self._series.steps(begin, until)
+        ]
+        return json.dumps({"args": [], "kwargs": {"logs": logs, "hf_token": None}}).encode()
+
+
+class Mlflow:
+    """MLflow's server with its SQLite store, a thousand metrics to a request, the most it takes."""
+
+    def __init__(self, series: Series, server: Server) -> None:
+        self.steps = min(16, len(series.absmax))
+        self.disk = server.disk
+        self._series, self._server = series, server
+
+    def prepare(self, run: str) -> None:
+        self._client = httpx.Client(base_url=f"{self._server.url}/api/2.0/mlflow", timeout=120)
+        asked = {"experiment_id": "0", "run_name": run, "start_time": 1_700_000_000_000}
+        made = self._client.post("/runs/create", json=asked).raise_for_status().json()
+        self._bodies = [self._request(made["run"]["info"]["run_id"], step) for step in range(self.steps)]
+
+    def send(self) -> float:
+        used = self._server.cpu_s()
+        for body in self._bodies:
+            self._client.post("/runs/log-batch", content=body, headers=JSON).raise_for_status()
+        self._client.close()
+        return settled(self._server) - used
+
+    def _request(self, run_id: str, at: int) -> bytes:
+        metrics = [
+            {"key": key, "value": value, "timestamp": 1_700_000_000_000 + step, "step": step}
+            for step, numbers in self._series.steps(at, at + 1)
+            for key, value in numbers.items()
+        ]
+        assert len(metrics) <= MLFLOW_MOST, "at most 500 layers"
+        return json.dumps({"run_id": run_id, "metrics": metrics}).encode()
+
+
+class Tensorboard:
+    """A SummaryWriter: no server, the training's own process writes."""
+
+    def __init__(self, series: Series, folder: Path) -> None:
+        self.steps = min(64, len(series.absmax))
+        self._series, self._folder = series, folder
+
+    def prepare(self, run: str) -> None:
+        self._numbers = list(self._series.steps(0, self.steps))
+        self._run = run
+
+    def send(self) -> float:
+        used = time.process_time()
+        with SummaryWriter(self._folder / self._run) as writer:
+            for step, numbers in self._numbers:
+                for key, value in numbers.items():
+                    writer.add_scalar(key, value, step)
+        return time.process_time() - used
+
+    def disk(self) -> int:
+        return sum(each.stat().st_size for each in self._folder.rglob("*") if each.is_file())
+
+
+TRACKIO_TOKEN, MLFLOW_MOST, JSON = "benchmark", 1000, {"Content-Type": "application/json"}
+
+
+@contextmanager
+def all_trackers(folder: Path, series: Series, cuts: tuple[int, ...]) -> Iterator[dict[str, Tracker]]:
+    """Start all servers; yield what takes the series, by name. ``cuts``: so many steps are in a request."""
+    database = f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}"
+    show = "import trackio; trackio.show(open_browser=False, share=False, server_port={port})"
+    offline = {"TRACKIO_DIR": str(folder / "trackio"), "TRACKIO_WRITE_TOKEN": TRACKIO_TOKEN, "HF_HUB_OFFLINE": "1"}
+    serve = ("server", "--port", "{port}", "--workers", "1", "--backend-store-uri", database)
+    mlflow_server = Server(folder / "mlflow", "-m", "mlflow", *serve, ready="/health", MLFLOW_DISABLE_TELEMETRY="1")
+    with (
+        collector(folder / "gradcanary") as ours,
+        Server(folder / "trackio", "-c", show, ready="/", **offline) as theirs,
+        mlflow_server as mlflow,
+    ):
+        yield {
+            **{f"gradcanary, {cut} steps": Gradcanary(series, ours, cut) for cut in cuts},
+            **{f"trackio, {cut} steps": Trackio(series, theirs, cut) for cut in cuts},
+            "MLflow, 1 step": Mlflow(series, mlflow),
+            "TensorBoard": Tensorboard(series, folder / "tensorboard"),
+        }
+
+
+def settled(server: Server) -> float:
+    """Wait until a server has nothing to do any more; return the seconds of CPU that it has used then."""
+    used, before = server.cpu_s(), -1.0
+    while used - before > 0.02 * QUIET_S:
+        time.sleep(QUIET_S)
+        used, before = server.cpu_s(), used
+    return used
