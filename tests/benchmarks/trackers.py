@@ -38,9 +38,9 @@ class Series:
 
     @classmethod
     def made(cls, steps: int, layers: int) -> "Series":
-        """Return healthy gradients."""
+        """Return gradients of which no rule says anything."""
         random = np.random.default_rng(0)
-        level = 10 ** random.uniform(-4, -1, layers)
+        level = 10 ** random.uniform(-3, -1.5, layers)
         absmax = level * 10 ** random.normal(0, 0.1, (steps, layers))
         return cls(np.float32(absmax), np.float32(absmax * random.uniform(3, 9, (steps, layers))))
 
