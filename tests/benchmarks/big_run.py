@@ -1,9 +1,10 @@
 """A run of a million steps: what it takes on disk, and how long its pictures take over HTTP.
 
-python tests/benchmarks/big_run.py [--steps 1000000] [--layers 500] [--keep FOLDER]
+python tests/benchmarks/big_run.py [--steps 1000000] [--layers 500] [--keep FOLDER] [--growth]
 The samples go through the compactor's own functions into tiles and pyramid, without ingest and rules: the store and
 its readers are measured, not the fold. With --keep the database stays and is used again. Times are medians; cold is a
-collector just started, its caches empty.
+collector just started, its caches empty. During ingest ten other trainings post ten steps a second each. With --growth
+the pictures of 200,000 steps are held against those of 20,000 instead. Exit status 1 where a target is missed.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import ratios
+from jobs import Jobs
 from sqlalchemy import update
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
@@ -37,27 +40,40 @@ RUN = "big"
 CHUNK = 4096
 STATS = ("absmax", "norm")
 ROUNDS = 7
+HEATMAP, TREND = "heatmap of everything", "trend of one layer"
+PICTURES = {HEATMAP: f"/api/v1/runs/{RUN}/heatmap", TREND: f"/api/v1/runs/{RUN}/series?layer=7"}
+TARGETS_MS = {HEATMAP: 100.0, TREND: 30.0}
+JOBS = 10
+GROWTH = (20_000, 200_000)
 
 
-def main() -> None:
+def main() -> int:
     """Load the run where it is not there yet, ask for its pictures, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--layers", type=int, default=500)
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--growth", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gradcanary-big-run-") as folder:
         data = arguments.keep or Path(folder)
+        if arguments.growth:
+            compare(data, arguments.layers)
+            return 0
         if not (data / "gradcanary.db").exists():
             load(data, arguments.steps, arguments.layers)
         size = (data / "gradcanary.db").stat().st_size
         points = arguments.steps * arguments.layers * len(STATS)
         print(f"{size / 2**20:,.0f} MB on disk, {size / points:.2f} B per point")
         ask(data, arguments.steps)
+        busy = ask_during_ingest(data, arguments.layers)
+    are_met = [ratios.judged(f"{each}, during ingest, ms", busy[each], TARGETS_MS[each]) for each in TARGETS_MS]
+    return int(not all(are_met))
 
 
 def load(data: Path, steps: int, width: int) -> None:
     """Write a run of healthy noise, in which one layer dips for a single step."""
+    data.mkdir(parents=True, exist_ok=True)
     database = Database(f"sqlite:///{data / 'gradcanary.db'}")
     database.migrate()
     names = streams.layer_set(streams.layer_names(width))
@@ -128,8 +144,7 @@ def ask(data: Path, steps: int) -> None:
     """Start a collector on the data and print how long its answers take."""
     api = f"/api/v1/runs/{RUN}"
     questions = {
-        "heatmap of everything": f"{api}/heatmap",
-        "trend of one layer": f"{api}/series?layer=7",
+        **PICTURES,
         "heatmap, zoomed to 1 %": f"{api}/heatmap?from={steps // 2}&to={steps // 2 + steps // 100}",
         "heatmap, single steps": f"{api}/heatmap?from={steps // 2}&to={steps // 2 + 500}",
         "loss": f"{api}/metrics?name=loss",
@@ -143,6 +158,51 @@ def ask(data: Path, steps: int) -> None:
             size = len(client.get(path).content)
         warm = statistics.median(times[1:])
         print(f"| {name} | {times[0] * 1e3:.0f} ms | {warm * 1e3:.0f} ms | {size / 1e3:.0f} kB |", flush=True)
+
+
+def ask_during_ingest(data: Path, width: int) -> dict[str, float]:
+    """Ask for the pictures while other trainings post; print and return the milliseconds, medians of warm answers."""
+    with collector(data) as url, httpx.Client(base_url=url, timeout=600) as client, Jobs(url, JOBS, width) as jobs:
+        time.sleep(5)  # the first batches of a run are dearer
+        times: dict[str, list[float]] = {name: [] for name in PICTURES}
+        for _ in range(1 + 3 * ROUNDS):
+            for name, path in PICTURES.items():
+                times[name].append(timed(client, path) * 1e3)
+                time.sleep(0.25)
+    if jobs.problems:
+        raise RuntimeError("; ".join(jobs.problems))
+    print(f"\n| during ingest of {JOBS} jobs, 10 steps/s each | cold | warm: median (range) |\n|---|---|---|")
+    for name, (cold, *warm) in times.items():
+        print(f"| {name} | {cold:.0f} ms | {ratios.told(warm, '.0f')} ms |")
+    acks = sorted(each * 1e3 for each in jobs.acks_s)
+    print(
+        f"\nacks of {len(acks)} batches: median {acks[len(acks) // 2]:.0f} ms, p99 {acks[len(acks) * 99 // 100]:.0f} ms"
+    )
+    return {name: statistics.median(warm) for name, (_, *warm) in times.items()}
+
+
+def compare(data: Path, width: int) -> None:
+    """Print how the times of the pictures grow with a tenfold run, asked in turns."""
+    folders = {steps: data / str(steps) for steps in GROWTH}
+    for steps, folder in folders.items():
+        if not (folder / "gradcanary.db").exists():
+            load(folder, steps, width)
+    times: dict[tuple[str, int], list[float]] = {(name, steps): [] for name in PICTURES for steps in GROWTH}
+    colds: dict[tuple[str, int], list[float]] = {each: [] for each in times}
+    for _ in range(ROUNDS):
+        for name, steps in times:
+            with collector(folders[steps]) as url, httpx.Client(base_url=url, timeout=600) as client:
+                client.get("/api/v1/runs")
+                cold, *warm = (timed(client, PICTURES[name]) * 1e3 for _ in range(ROUNDS))
+            colds[name, steps].append(cold)
+            times[name, steps].append(statistics.median(warm))
+    short, long = GROWTH
+    print(f"| answer | {short:,} steps | {long:,} steps | times: median (range) |\n|---|---|---|---|")
+    for kind, found in (("cold", colds), ("warm", times)):
+        for name in PICTURES:
+            few, many = found[name, short], found[name, long]
+            told = ratios.told([much / little for much, little in zip(many, few, strict=True)], ".1f")
+            print(f"| {name}, {kind} | {statistics.median(few):.0f} ms | {statistics.median(many):.0f} ms | {told} |")
 
 
 def timed(client: httpx.Client, path: str) -> float:
@@ -174,4 +234,4 @@ class collector:  # noqa: N801 -- used as a context manager
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
