@@ -25,5 +25,5 @@ def judged(what: str, found: float, target: float, *, at_least: bool = False) ->
     """Print a target and whether it was met; return whether it was."""
     is_met = found >= target if at_least else found <= target
     relation = "at least" if at_least else "at most"
-    print(f"- {what}: {found:.3g}, target {relation} {target:g}: {'met' if is_met else 'MISSED'}")
+    print(f"- {what}: {found:.4g}, target {relation} {target:g}: {'met' if is_met else 'MISSED'}")
     return is_met
