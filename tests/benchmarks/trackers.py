@@ -198,7 +198,8 @@ def all_trackers(folder: Path, series: Series, cuts: tuple[int, ...]) -> Iterato
     show = "import trackio; trackio.show(open_browser=False, share=False, server_port={port})"
     offline = {"TRACKIO_DIR": str(folder / "trackio"), "TRACKIO_WRITE_TOKEN": TRACKIO_TOKEN, "HF_HUB_OFFLINE": "1"}
     serve = ("server", "--port", "{port}", "--workers", "1", "--backend-store-uri", database)
-    mlflow_server = Server(folder / "mlflow", "-m", "mlflow", *serve, ready="/health", MLFLOW_DISABLE_TELEMETRY="1")
+    alone = {"MLFLOW_DISABLE_TELEMETRY": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # no work but ours
+    mlflow_server = Server(folder / "mlflow", "-m", "mlflow", *serve, ready="/health", **alone)
     with (
         collector(folder / "gradcanary") as ours,
         Server(folder / "trackio", "-c", show, ready="/", **offline) as theirs,
