@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 
 import torch
 
@@ -21,7 +22,7 @@ class Greeting:
         self, launch: str, rank: int, world_size: int, facts: tuple[wire.Fact, ...], observer: Observer
     ) -> None:
         self._launch, self._rank, self._world_size, self._facts = launch, rank, world_size, facts
-        self._settings = observer.settings
+        self._settings, self._started = observer.settings, time.time()
         self._sets: dict[str, wire.LayerSet] = {}
         self._framework: str | None = None
         self._first_step: int | None = None
@@ -75,6 +76,7 @@ class Greeting:
             norm_below=self._settings.norm_below,
             layer_sets=tuple(self._sets.values()),
             facts=self._facts,
+            started=self._started,
         )
 
     def body(self) -> bytes:

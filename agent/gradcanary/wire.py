@@ -75,7 +75,10 @@ class Fact(Request):
 
 @dataclass(frozen=True)
 class Hello(Request):
-    """What a session says first; a repeat may add layer sets and facts and fill what was None."""
+    """What a session says first; a repeat may add layer sets and facts and fill what was None.
+
+    ``started`` is when it began, in unix seconds by the agent's clock: launches go by it, whenever they arrive.
+    """
 
     protocol: int
     launch: str
@@ -95,6 +98,7 @@ class Hello(Request):
     norm_below: float | None
     layer_sets: tuple[LayerSet, ...]
     facts: tuple[Fact, ...]
+    started: float | None = None
 
 
 @dataclass(frozen=True)

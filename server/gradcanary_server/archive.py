@@ -14,10 +14,11 @@ from sqlalchemy import Connection, select
 from gradcanary import wire
 from gradcanary_server.database import Database
 from gradcanary_server.entries import Entries
+from gradcanary_server.launches import ORDER, places
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.nodes import Nodes, Ticks
 from gradcanary_server.samples import inside, piece_of
-from gradcanary_server.schema import session
+from gradcanary_server.schema import launch, session
 from gradcanary_server.sources import MetricSource, Numbered, StatSource, TickSource
 from gradcanary_server.tiles import METRICS, OF_METRICS, STATE, STEPS, Chain, Tiles, chains
 
@@ -111,7 +112,9 @@ class Archive:
         pieces = [piece for piece in self.log.pieces(connection, run_id) if len(piece.columns.steps)]
         spans, measured = _visible(connection, run_id, begin, end)
         found = []
-        for key in sorted(known.keys() | {(piece.launch_no, piece.columns.every) for piece in pieces}):
+        place = {launch_no: number for number, launch_no in enumerate(spans)}
+        keys = known.keys() | {(piece.launch_no, piece.columns.every) for piece in pieces}
+        for key in sorted(keys, key=lambda key: (place[key[0]], key[1])):
             logged = tuple(piece for piece in pieces if (piece.launch_no, piece.columns.every) == key)
             found += _stretches(known.get(key) or Chain(*key), spans[key[0]], measured[key[0]], logged)
         return found
@@ -122,7 +125,7 @@ class Archive:
         pieces = self.log.pieces(connection, run_id)
         spans, _ = _visible(connection, run_id, begin, end)
         found = []
-        for launch_no in sorted(spans):
+        for launch_no in spans:
             logged = tuple(piece for piece in pieces if piece.launch_no == launch_no)
             of = known.get(launch_no) or Chain(launch_no, OF_METRICS)
             steps = [each for piece in logged for metric in piece.columns.metrics for each in _ends(metric.steps)]
@@ -165,9 +168,12 @@ class Archive:
 
     def newest(self, connection: Connection, run_id: int) -> list[Piece]:
         """Return the last samples of a run, the newest first."""
+        place = places(connection, run_id)
         logged = [piece for piece in self.log.pieces(connection, run_id) if len(piece.columns.steps)]
-        found = sorted(logged, key=lambda piece: (piece.launch_no, int(piece.columns.steps[-1])), reverse=True)
-        latest = sorted(_chains(connection, run_id), key=lambda each: (each.launch_no, each.sealed), reverse=True)
+        found = sorted(logged, key=lambda piece: (place[piece.launch_no], int(piece.columns.steps[-1])), reverse=True)
+        latest = sorted(
+            _chains(connection, run_id), key=lambda each: (place[each.launch_no], each.sealed), reverse=True
+        )
         for each in latest[: max(0, NEWEST - len(found))]:
             last = (each.sealed - 1) // each.span(0)
             found += reversed(list(self._sealed(connection, run_id, each, last)))
@@ -193,18 +199,23 @@ Span = tuple[int, int]
 def _visible(
     connection: Connection, run_id: int, begin: int | None, end: int | None
 ) -> tuple[dict[int, list[Span]], dict[int, Span]]:
-    """Return, by launch, the steps that no later launch measured, and the first and last that it measured itself."""
+    """Return, by launch, the steps that no later launch measured, and the first and last that it measured itself.
+
+    Launches are in the order in which they began.
+    """
     query = select(session.c.launch_no, session.c.first_sample, session.c.last_step)
+    joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
     mine = (session.c.run_id == run_id) & (session.c.rank == 0)
+    rows = connection.execute(query.join(launch, joined).where(mine).order_by(*ORDER)).all()
     visible: dict[int, list[Span]] = {}
     measured: dict[int, Span] = {}
     free = [(begin or 0, FOR_EVER if end is None else end + 1)]
-    for row in connection.execute(query.where(mine).order_by(session.c.launch_no.desc())):
+    for row in reversed(rows):
         visible[row.launch_no] = free
         if row.first_sample is not None:
             measured[row.launch_no] = (row.first_sample, row.last_step)
             free = [left for span in free for left in _without(span, row.first_sample, row.last_step + 1)]
-    return visible, measured
+    return {row.launch_no: visible[row.launch_no] for row in rows}, measured
 
 
 def _stretches(chain: Chain, spans: Sequence[Span], measured: Span, logged: tuple[Piece, ...]) -> list[Stretch]:

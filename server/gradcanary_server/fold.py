@@ -2,7 +2,7 @@
 
 Any cutting of a stream gives the same state and the same changes, and so does a stream that comes twice: steps are
 folded one by one, in their order; a step or loss that is not later than the last one folded is not folded; and of a
-launch that a later one replaced nothing is.
+launch nothing is once one that began later was folded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["FoldState", "Verdict", "fold"]
 
 def fold(state: FoldState, launch: Launch, samples: Samples, rules: Rules) -> tuple[FoldState, tuple[Change, ...]]:
     """Return the state after these samples of a launch, and what began or ended in them, in the order of steps."""
-    if launch.number < state.progress.launch:
+    if state.progress.launch in launch.newer:
         return state, ()
     walk = Walk(state.copy(), launch, rules)
     found = [change for event in _events(samples, walk.state.progress) for change in walk.take(event)]

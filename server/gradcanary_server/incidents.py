@@ -126,7 +126,7 @@ def _unrecovered(connection: Connection, run_id: int, launch_no: int) -> list[Ca
     rules = select(incident.c.rule).where(
         incident.c.run_id == run_id,
         incident.c.resolution == "run_finished",
-        incident.c.launch_no < launch_no,
+        incident.c.launch_no != launch_no,
         reached.scalar_subquery() >= first.scalar_subquery() + RESUME_STEPS,
     )
     latest = [incident_rows.latest(connection, run_id, rule) for rule in set(connection.scalars(rules))]

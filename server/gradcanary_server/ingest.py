@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy import Connection, insert, select, update
 
 from gradcanary import wire
-from gradcanary_server import batches, incidents, layers, metrics, requests, sessions, spark
+from gradcanary_server import batches, incidents, launches, layers, metrics, requests, sessions, spark
 from gradcanary_server.batches import Columns
 from gradcanary_server.database import Database, Record
 from gradcanary_server.errors import RequestError, invalid
@@ -20,7 +20,7 @@ from gradcanary_server.layers import KnownSet, KnownSets
 from gradcanary_server.observations import Change, Launch
 from gradcanary_server.requests import LIMITS
 from gradcanary_server.rules import Rules
-from gradcanary_server.schema import batch, fold_state, launch, run
+from gradcanary_server.schema import batch, fold_state, run
 
 
 class Ingest:
@@ -55,8 +55,9 @@ class Ingest:
             _check_place(row, columns, known)
             _append(connection, row, seq, digest, columns, raw, now)
             self._fold(connection, run_row, row, launched, columns, now)
-            layers.note_accumulators(connection, row.run_id, known.numbers, columns.accumulators)
-            metrics.note(connection, row.run_id, columns.metrics)
+            settled = layers.of_launches(connection, row.run_id, launched.newer)
+            layers.note_accumulators(connection, row.run_id, known.numbers, columns.accumulators, settled)
+            metrics.note(connection, row.run_id, row.launch_no, launched.newer, columns.metrics)
             _note_progress(connection, row, seq, columns, launched.first_step, now)
             return self._reply(connection, row.run_id, "stored", seq + 1)
 
@@ -84,11 +85,12 @@ class Ingest:
         groups = 1 + max((facts.group for facts in launched.layers if facts.group is not None), default=-1)
         samples = batches.samples(columns, groups)
         state, changes = fold(_fold_state(connection, row.run_id), launched, samples, self._rules)
-        self._record(connection, run_row, row.launch_no, changes, now)
-        _store_fold_state(connection, row.run_id, state)
         values: dict[str, object] = {"low": state.low_count()}
-        if len(columns.steps) and launched.number == state.progress.launch:  # not of a launch that was replaced
-            values["step"] = int(columns.steps[-1])
+        if state.progress.launch == launched.number:  # a launch that was replaced says nothing of the present
+            self._record(connection, run_row, row.launch_no, changes, now)
+            _store_fold_state(connection, row.run_id, state)
+            if len(columns.steps):
+                values["step"] = int(columns.steps[-1])
         if "absmax" in columns.values:
             line = spark.Spark.unpack(run_row.spark)
             values["spark"] = line.add(columns.steps, spark.levels(columns.values["absmax"])).pack()
@@ -122,8 +124,9 @@ def _is_known(connection: Connection, row: Record, seq: int, digest: bytes) -> b
 
 
 def _launch(connection: Connection, row: Record, known: KnownSet) -> Launch:
-    query = select(launch).where(launch.c.run_id == row.run_id, launch.c.launch_no == row.launch_no)
-    mine = connection.execute(query).one()
+    known_launches = launches.in_order(connection, row.run_id)
+    place = [each.launch_no for each in known_launches].index(row.launch_no)
+    mine = known_launches[place]
     if mine.first_step is None:
         raise RequestError(409, "unknown_layer_set", "No hello told the first step of this launch.", "first_step")
     return Launch(
@@ -133,6 +136,7 @@ def _launch(connection: Connection, row: Record, known: KnownSet) -> Launch:
         absmax_below=mine.absmax_below,
         norm_below=mine.norm_below,
         layers=known.facts,
+        newer=frozenset(each.launch_no for each in known_launches[place + 1 :]),
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from threading import Lock
 
@@ -56,8 +56,22 @@ class KnownSets:
         return known
 
 
-def register(connection: Connection, run_id: int, layer_set: wire.LayerSet) -> list[int]:
-    """Return the numbers of the layers of a set, giving new names the next ones; a new description replaces the old."""
+def of_launches(connection: Connection, run_id: int, launches: Collection[int]) -> frozenset[int]:
+    """Return the numbers of the layers that these launches have."""
+    if not launches:
+        return frozenset()
+    query = select(session.c.layer_sets).where(session.c.run_id == run_id, session.c.launch_no.in_(launches))
+    sets = (numbers for text in connection.scalars(query) for numbers in json.loads(text).values())
+    return frozenset().union(*sets)
+
+
+def register(
+    connection: Connection, run_id: int, layer_set: wire.LayerSet, settled: frozenset[int] = frozenset()
+) -> list[int]:
+    """Return the numbers of the layers of a set, giving new names the next ones.
+
+    A new description replaces the old one, but not of ``settled`` layers: a newer launch described them.
+    """
     rows = connection.execute(select(layer).where(layer.c.run_id == run_id))
     known = {row.name: row for row in rows}
     numbers: dict[str, int] = {name: row.layer_no for name, row in known.items()}
@@ -68,6 +82,7 @@ def register(connection: Connection, run_id: int, layer_set: wire.LayerSet) -> l
     described = [_described(item, numbers[item.name]) for item in layer_set.layers]
     inserts = [row for row in described if row["name"] not in known]
     updates = [row for row in described if row["name"] in known and _differs(known[str(row["name"])], row)]
+    updates = [row for row in updates if row["layer_no"] not in settled]
     if inserts:
         connection.execute(insert(layer), [{"run_id": run_id, **row} for row in inserts])
     _rewrite(connection, run_id, updates, ("shape", "param_dtype", "module_class", "group_no"))
@@ -75,10 +90,14 @@ def register(connection: Connection, run_id: int, layer_set: wire.LayerSet) -> l
 
 
 def note_accumulators(
-    connection: Connection, run_id: int, numbers: NDArray[np.int32], records: Iterable[wire.Accumulator]
+    connection: Connection,
+    run_id: int,
+    numbers: NDArray[np.int32],
+    records: Iterable[wire.Accumulator],
+    settled: frozenset[int] = frozenset(),
 ) -> None:
-    """Keep the latest change record of each layer."""
-    latest = {index: record for record in records for index in record.layers}
+    """Keep the latest change record of each layer, but not of ``settled`` ones: those of a newer launch count."""
+    latest = {index: record for record in records for index in record.layers if int(numbers[index]) not in settled}
     rows: list[dict[str, object]] = [
         {
             "layer_no": int(numbers[index]),

@@ -25,10 +25,12 @@ class Series:
     last: float | None
 
 
-def note(connection: Connection, run_id: int, columns: Iterable[MetricColumn]) -> None:
-    """Keep the newest value of each series."""
+def note(
+    connection: Connection, run_id: int, launch_no: int, newer: frozenset[int], columns: Iterable[MetricColumn]
+) -> None:
+    """Keep the newest value of each series that none of the newer launches logged."""
     known: dict[tuple[str, str], int] = {
-        (row.name, row.tags): row.last_step
+        (row.name, row.tags): row.launch_no
         for row in connection.execute(select(metric).where(metric.c.run_id == run_id))
     }
     for column in columns:
@@ -36,18 +38,18 @@ def note(connection: Connection, run_id: int, columns: Iterable[MetricColumn]) -
             continue
         at = int(column.steps.argmax())
         step, value = int(column.steps[at]), float(column.values[at])
-        values = {"last_step": step, "last": value if math.isfinite(value) else None}
+        values = {"launch_no": launch_no, "last_step": step, "last": value if math.isfinite(value) else None}
         key = (column.name, column.tags)
         if key not in known:
             if len(known) >= MAX_SERIES:
                 raise invalid(f"A run has at most {MAX_SERIES} metrics.", "metrics")
             row = {"run_id": run_id, "series": _key(*key), "name": column.name, "tags": column.tags}
             connection.execute(insert(metric).values(**row, **values))
-        else:
+        elif known[key] not in newer:
             # Also when the step is lower: a resumed run went back, and its newest launch speaks.
             this = (metric.c.run_id == run_id) & (metric.c.series == _key(*key))
             connection.execute(update(metric).where(this).values(**values))
-        known[key] = step
+        known.setdefault(key, launch_no)
 
 
 def of_run(connection: Connection, run_id: int) -> list[Series]:

@@ -30,7 +30,7 @@ class LayerFacts:
 class Launch:
     """One start of a job; constant while the launch and its layer set are.
 
-    ``layers[i]`` belongs to column i of the samples.
+    ``layers[i]`` belongs to column i of the samples; ``newer`` are the numbers of the launches that began later.
     """
 
     number: int
@@ -39,6 +39,7 @@ class Launch:
     absmax_below: float | None
     norm_below: float | None
     layers: tuple[LayerFacts, ...]
+    newer: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

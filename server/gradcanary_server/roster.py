@@ -23,7 +23,7 @@ def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ..
     """
     columns = view.columns
     state.make_room(int(columns.max(initial=-1)) + 1, int(view.observations.max(initial=0)))
-    is_new = launch.number > state.progress.launch
+    is_new = launch.number != state.progress.launch
     reshaped = (state.shapes[columns] != UNKNOWN_SHAPE) & (state.shapes[columns] != view.shapes)
     leaves = state.present.copy() if is_new else np.zeros_like(state.present)
     leaves[columns] = reshaped

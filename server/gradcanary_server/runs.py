@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
-from gradcanary_server import incidents, metrics
+from gradcanary_server import incidents, launches, metrics
 from gradcanary_server.arrays import Array, array, moment
 from gradcanary_server.database import Record
 from gradcanary_server.errors import unknown_run
@@ -128,7 +128,7 @@ def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators
 def _sessions(connection: Connection, run_id: int) -> Sequence[Record]:
     joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
     query = select(session, launch.c.launch, launch.c.world_size).join(launch, joined)
-    order = (session.c.launch_no, session.c.rank, session.c.started)
+    order = (*launches.ORDER, session.c.rank, session.c.started)
     return connection.execute(query.where(session.c.run_id == run_id).order_by(*order)).all()
 
 

@@ -65,7 +65,8 @@ launch = Table(
     metadata,
     Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), primary_key=True),
     Column("launch_no", Integer, primary_key=True),  # 1, 2, ... in the order of arrival
-    Column("launch", String(64), nullable=False),  # the newest of equal ids is meant
+    Column("started", Double, nullable=False, server_default="0"),  # by the agent's clock: the order of launches
+    Column("launch", String(64), nullable=False),  # not unique: somebody may fix it
     Column("world_size", Integer, nullable=False),
     Column("first_step", BigInteger),
     Column("late", Boolean, nullable=False),
@@ -91,7 +92,7 @@ session = Table(
     Column("last_step", BigInteger),
     Column("started", Double, nullable=False),
     Column("last_seen", Double, nullable=False),
-    Column("ended", String(10)),  # finished | crashed | silent (a new launch came), None while open
+    Column("ended", String(10)),  # finished | crashed | silent (a newer launch is here), None while open
     Column("error", Text),
     Column("dropped_steps", BigInteger, nullable=False, default=0),
     Column("gaps", Text, nullable=False, default="[]"),  # JSON list of [from_step, to_step, why]
@@ -171,6 +172,7 @@ metric = Table(
     Column("series", LargeBinary(32), primary_key=True),  # a hash of name and tags, which are too long for an index
     Column("name", String(200), nullable=False),
     Column("tags", String(2000), nullable=False),  # canonical JSON object
+    Column("launch_no", Integer, nullable=False, server_default="0"),  # that logged the last value
     Column("last_step", BigInteger, nullable=False),
     Column("last", Double),  # None where the value was NaN or infinite
 )

@@ -6,18 +6,18 @@ Every function runs inside a write transaction that holds the run's row: it orde
 import json
 from dataclasses import replace
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from gradcanary import wire
-from gradcanary_server import incidents, layers
+from gradcanary_server import incidents, launches, layers
 from gradcanary_server.database import Record, insert_new
 from gradcanary_server.deletion import check_deleted
 from gradcanary_server.errors import RequestError
 from gradcanary_server.requests import MAX_FACTS
-from gradcanary_server.schema import launch, run, session
+from gradcanary_server.schema import run, session
 
 SILENT = "silent"
-"""How a session ended that was still open when the next launch of its run came."""
+"""How a session ended that had said nothing of an end when a newer launch of its run was there."""
 
 
 def lock(connection: Connection, run_name: str, session_id: str) -> tuple[Record, Record]:
@@ -34,25 +34,29 @@ def lock(connection: Connection, run_name: str, session_id: str) -> tuple[Record
 
 def say_hello(connection: Connection, run_name: str, session_id: str, hello: wire.Hello, now: float) -> int:
     """Store a hello, the first or a fuller one, and return the session's next seq; raises RequestError 409."""
-    run_id = _join_run(connection, run_name, hello, now)
+    run_row = _join_run(connection, run_name, hello, now)
+    run_id = int(run_row.run_id)
     check_deleted(connection, run_name, session_id)
     its = (session.c.run_id == run_id) & (session.c.session == session_id)
     known = connection.execute(select(session).where(its)).one_or_none()
-    if known is None:
-        launch_no = _join_launch(connection, run_id, hello)
-        sets = {item.id: layers.register(connection, run_id, item) for item in hello.layer_sets}
-        row = {"run_id": run_id, "session": session_id, "launch_no": launch_no, "rank": hello.rank, "started": now}
-        row |= {"interval_s": hello.interval_s, "hello": _stored(hello), "layer_sets": json.dumps(sets)}
-        connection.execute(insert(session).values(**row, last_seen=now))
-        connection.execute(update(run).where(run.c.run_id == run_id).values(ended=None))
-        return 0
-    merged = _merged(_restored(known.hello), hello)
-    _fill_launch(connection, run_id, known.launch_no, merged.first_step)
-    sets = json.loads(known.layer_sets)
+    launch_no = launches.join(connection, run_id, hello, now) if known is None else int(known.launch_no)
+    newer = launches.newer(connection, run_id, launch_no)
+    _describe_run(connection, run_row, hello, now, is_newest=not newer)
+    settled = layers.of_launches(connection, run_id, newer)
+    sets = {} if known is None else json.loads(known.layer_sets)
     new = [item for item in hello.layer_sets if item.id not in sets]
-    sets |= {item.id: layers.register(connection, run_id, item) for item in new}
-    touch(connection, known, now, hello=_stored(merged), layer_sets=json.dumps(sets))
-    return int(known.next_seq)
+    sets |= {item.id: layers.register(connection, run_id, item, settled) for item in new}
+    if known is not None:
+        merged = _merged(_restored(known.hello), hello)
+        launches.fill(connection, run_id, launch_no, merged.first_step)
+        touch(connection, known, now, hello=_stored(merged), layer_sets=json.dumps(sets))
+        return int(known.next_seq)
+    if not newer:
+        _take_over(connection, run_id, launch_no)
+    row = {"run_id": run_id, "session": session_id, "launch_no": launch_no, "rank": hello.rank, "started": now}
+    row |= {"interval_s": hello.interval_s, "hello": _stored(hello), "layer_sets": json.dumps(sets)}
+    connection.execute(insert(session).values(**row, last_seen=now, ended=SILENT if newer else None))
+    return 0
 
 
 def hear(connection: Connection, row: Record, heartbeat: wire.Heartbeat, now: float) -> None:
@@ -61,17 +65,20 @@ def hear(connection: Connection, row: Record, heartbeat: wire.Heartbeat, now: fl
 
 
 def end(connection: Connection, row: Record, message: wire.End, now: float) -> None:
-    """Note the end of a session; with the last open one the run ends, and its incidents with it."""
+    """Note the end of a session; with the last open one of the newest launch the run ends, and its incidents with it.
+
+    Sessions of other launches do not matter: whoever was killed never says that it ended.
+    """
     if row.ended not in (None, SILENT):
         return
     touch(connection, row, now, ended=message.state, error=message.error)
-    mine = select(session.c.ended, session.c.launch_no).where(session.c.run_id == row.run_id)
-    states = connection.execute(mine).all()
-    if any(state.ended is None for state in states):
+    if launches.newer(connection, row.run_id, row.launch_no):
         return
-    newest = max(state.launch_no for state in states)
-    crashed = any(state.ended == "crashed" for state in states if state.launch_no == newest)
-    ended = "crashed" if crashed else "finished"
+    mine = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no)
+    states = connection.scalars(select(session.c.ended).where(mine)).all()
+    if None in states:
+        return
+    ended = "crashed" if "crashed" in states else "finished"
     connection.execute(update(run).where(run.c.run_id == row.run_id).values(ended=ended))
     close_incidents(connection, row.run_id, now)
 
@@ -83,10 +90,7 @@ def close_incidents(connection: Connection, run_id: int, now: float) -> None:
 
 
 def touch(connection: Connection, row: Record, now: float, **values: object) -> None:
-    """Note that a session was heard of; one that was taken for dead is open again, and so is its run."""
-    if row.ended == SILENT and "ended" not in values:
-        values["ended"] = None
-        connection.execute(update(run).where(run.c.run_id == row.run_id).values(ended=None))
+    """Note that a session was heard of; one whose launch was replaced stays silent, and its run as it is."""
     its = (session.c.run_id == row.run_id) & (session.c.session == row.session)
     connection.execute(update(session).where(its).values(last_seen=now, **values))
     revise(connection, row.run_id, last_seen=now)
@@ -97,48 +101,32 @@ def revise(connection: Connection, run_id: int, **values: object) -> None:
     connection.execute(update(run).where(run.c.run_id == run_id).values(revision=run.c.revision + 1, **values))
 
 
-def _join_run(connection: Connection, name: str, hello: wire.Hello, now: float) -> int:
+def _join_run(connection: Connection, name: str, hello: wire.Hello, now: float) -> Record:
+    """Return the row of a run, a new one where there was none, held until the transaction ends."""
     its = select(run).where(run.c.name == name).with_for_update()
     known = connection.execute(its).one_or_none()
-    if known is None:
-        values = {"name": name, "created": now, "last_seen": now, "framework": hello.framework, "revision": 1}
-        is_new = insert_new(connection, run, {**values, "facts": json.dumps(hello.facts, default=vars)})
-        known = connection.execute(its).one()
-        if is_new:
-            return int(known.run_id)
-    facts = json.loads(known.facts)
+    if known is not None:
+        return known
+    values = {"name": name, "created": now, "last_seen": now, "framework": hello.framework, "facts": "[]"}
+    insert_new(connection, run, {**values, "revision": 0})
+    return connection.execute(its).one()
+
+
+def _describe_run(connection: Connection, row: Record, hello: wire.Hello, now: float, *, is_newest: bool) -> None:
+    """Note what a hello says of its run; the framework is that of the newest launch."""
+    facts = json.loads(row.facts)
     arrived = json.loads(json.dumps(hello.facts, default=vars))
     facts += [fact for fact in arrived if fact not in facts]
-    framework = hello.framework or known.framework
+    named = (hello.framework, row.framework) if is_newest else (row.framework, hello.framework)
     stored = json.dumps(facts[:MAX_FACTS])
-    revise(connection, known.run_id, last_seen=now, framework=framework, facts=stored)
-    return int(known.run_id)
+    revise(connection, row.run_id, last_seen=now, framework=named[0] or named[1], facts=stored)
 
 
-def _join_launch(connection: Connection, run_id: int, hello: wire.Hello) -> int:
-    """Return the number of the launch of a new session.
-
-    A second process of the same rank is the job started again under an id that somebody fixed: the next launch.
-    """
-    newest = select(func.max(launch.c.launch_no)).where(launch.c.run_id == run_id)
-    mine = connection.execute(newest.where(launch.c.launch == hello.launch)).scalar_one()
-    same_rank = (session.c.run_id == run_id) & (session.c.launch_no == mine) & (session.c.rank == hello.rank)
-    if mine is not None and connection.execute(select(session.c.session).where(same_rank)).first() is None:
-        _fill_launch(connection, run_id, mine, hello.first_step)
-        return int(mine)
-    number = (connection.execute(newest).scalar_one() or 0) + 1
-    values = {"run_id": run_id, "launch_no": number, "launch": hello.launch, "world_size": hello.world_size}
-    values |= {"first_step": hello.first_step, "late": hello.late}
-    values |= {"absmax_below": hello.absmax_below, "norm_below": hello.norm_below}
-    connection.execute(insert(launch).values(**values))
-    older = (session.c.run_id == run_id) & session.c.ended.is_(None)
+def _take_over(connection: Connection, run_id: int, launch_no: int) -> None:
+    """Let the run go on with its newest launch; what was open of others is silent from now on."""
+    older = (session.c.run_id == run_id) & (session.c.launch_no != launch_no) & session.c.ended.is_(None)
     connection.execute(update(session).where(older).values(ended=SILENT))
-    return number
-
-
-def _fill_launch(connection: Connection, run_id: int, launch_no: int, first_step: int | None) -> None:
-    unknown = (launch.c.run_id == run_id) & (launch.c.launch_no == launch_no) & launch.c.first_step.is_(None)
-    connection.execute(update(launch).where(unknown).values(first_step=first_step))
+    connection.execute(update(run).where(run.c.run_id == run_id).values(ended=None))
 
 
 def _stored(hello: wire.Hello) -> str:

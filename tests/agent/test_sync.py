@@ -69,6 +69,20 @@ def test_a_training_that_ended_alone_says_what_to_type(ended):
     assert (folder / files(folder)[0]).stat().st_mode & 0o077 == 0
 
 
+def test_what_was_left_of_an_older_launch_does_not_disturb_the_one_that_lives(left, collector, tmp_path):
+    with training(collector.url, 600, tmp_path / "other", hold=300) as trained:
+        trained.until_step(300)
+        until(lambda: (collector.get("/api/v1/runs/spooled").json().get("step") or 0) >= 290)
+        assert synced(left, "--url", collector.url).returncode == 0
+        during = collector.get("/api/v1/runs/spooled").json()
+        assert 290 <= during["step"] < 300
+        assert [each["state"] for each in during["sessions"]] == ["finished", "live"]
+        trained.go_on()
+        trained.ended()
+    after = kept(collector)
+    assert (after["state"], after["step"]) == ("finished", 599)
+
+
 def test_what_was_left_arrives_as_if_nothing_had_happened(left, collector, undisturbed):
     done = synced(left, "--url", collector.url)
     assert (done.returncode, done.stderr) == (0, "")

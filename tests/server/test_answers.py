@@ -272,6 +272,7 @@ BAD_HELLOS = {
     "no heartbeat": {"interval_s": 0.0},
     "an unknown source": {"step_source": "guessed"},
     "a negative threshold": {"absmax_below": -1.0},
+    "a beginning before 1970": {"started": -1.0},
     "a control character": {"torch": "2.13\x1b[31m"},
     "a wrong hash": {"layer_sets": (wire.LayerSet("0" * 16, streams.layer_set(["a"]).layers),)},
     "equal names": {"layer_sets": (streams.layer_set(["a", "a"]),)},

@@ -3,6 +3,7 @@
 import stat
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import func, insert, inspect, select, text
@@ -10,7 +11,23 @@ from sqlalchemy.exc import DBAPIError
 
 from gradcanary_server.database import Database
 from gradcanary_server.errors import StoreError
-from gradcanary_server.schema import fold_state, metadata
+from gradcanary_server.schema import fold_state, launch, metadata, metric
+
+OF_THE_OLDER_VERSION = {
+    "run (run_id, name, created, last_seen, revision, low, note, tags, archived, facts)": (
+        "(1, 'run', 0, 0, 1, 0, '', '[]', false, '[]')"
+    ),
+    "launch (run_id, launch_no, launch, world_size, late)": (
+        "(1, 1, 'x', 2, false), (1, 2, 'x', 2, false), (1, 3, 'x', 2, false)"
+    ),
+    "session (run_id, session, launch_no, rank, started, interval_s, hello, layer_sets, next_seq, sealed_seq,"
+    " last_seen, dropped_steps, gaps)": (
+        "(1, 'a', 1, 0, 10, 1, '', '', 0, 0, 0, 0, ''), (1, 'b', 1, 1, 11, 1, '', '', 0, 0, 0, 0, ''),"
+        " (1, 'c', 2, 0, 20, 1, '', '', 0, 0, 0, 0, '')"
+    ),
+    "metric (run_id, series, name, tags, last_step)": "(1, '1', 'loss', '', 0)",
+}
+"""A run of three launches, of which the last one has no session."""
 
 
 @pytest.fixture
@@ -105,3 +122,18 @@ def test_a_commit_is_on_disk_before_it_is_told(database):
 def test_a_store_that_cannot_be_opened(url, words):
     with pytest.raises(StoreError, match=words):
         Database(url)
+
+
+def test_launches_of_an_older_version_are_in_the_order_in_which_they_came(database, monkeypatch):
+    to_head = command.upgrade
+    monkeypatch.setattr(command, "upgrade", lambda config, _: to_head(config, "0002"))
+    database.migrate()
+    with database.write() as connection:
+        for table, rows in OF_THE_OLDER_VERSION.items():
+            connection.execute(text(f"INSERT INTO {table} VALUES {rows}"))
+    monkeypatch.undo()
+    database.migrate()
+    with database.read() as connection:
+        began = connection.execute(select(launch.c.launch_no, launch.c.started).order_by(launch.c.launch_no)).all()
+        assert began == [(1, 10.0), (2, 20.0), (3, 0.0)]
+        assert connection.execute(select(metric.c.launch_no)).all() == [(3,)]

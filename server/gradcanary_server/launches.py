@@ -1,0 +1,64 @@
+"""The launches of a run in the store, and which of them is the newer one.
+
+They are numbered as they come here, and ordered by when they began: what the collector could not hear of one launch may
+come by ``gradcanary sync`` when the next one is long under way.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, insert, select, update
+
+from gradcanary import wire
+from gradcanary_server.database import Record
+from gradcanary_server.schema import launch, session
+
+ORDER = (launch.c.started, launch.c.launch_no)
+"""The columns that put the one that began first first."""
+
+
+def in_order(connection: Connection, run_id: int) -> Sequence[Record]:
+    """Return the rows of the launches of a run, the one that began first first."""
+    return connection.execute(select(launch).where(launch.c.run_id == run_id).order_by(*ORDER)).all()
+
+
+def places(connection: Connection, run_id: int) -> dict[int, int]:
+    """Return the place of each launch of a run by its number, 0 for the one that began first."""
+    return {row.launch_no: place for place, row in enumerate(in_order(connection, run_id))}
+
+
+def newer(connection: Connection, run_id: int, launch_no: int) -> frozenset[int]:
+    """Return the numbers of the launches of a run that began after this one."""
+    known = places(connection, run_id)
+    return frozenset(number for number, place in known.items() if place > known[launch_no])
+
+
+def join(connection: Connection, run_id: int, hello: wire.Hello, now: float) -> int:
+    """Return the number of the launch of a new session.
+
+    A second process of the same rank is the job started again under an id that somebody fixed: another launch. Of
+    several that lack this rank, the one that began at nearly the same time is meant.
+    """
+    started = now if hello.started is None else min(hello.started, now)
+    known = in_order(connection, run_id)
+    lacking = [row for row in known if row.launch == hello.launch and not _has(connection, row, hello.rank)]
+    if lacking:
+        mine = min(reversed(lacking), key=lambda row: abs(float(row.started) - started))
+        fill(connection, run_id, mine.launch_no, hello.first_step)
+        return int(mine.launch_no)
+    number = max((row.launch_no for row in known), default=0) + 1
+    values = {"run_id": run_id, "launch_no": number, "launch": hello.launch, "world_size": hello.world_size}
+    values |= {"first_step": hello.first_step, "late": hello.late, "started": started}
+    values |= {"absmax_below": hello.absmax_below, "norm_below": hello.norm_below}
+    connection.execute(insert(launch).values(**values))
+    return number
+
+
+def fill(connection: Connection, run_id: int, launch_no: int, first_step: int | None) -> None:
+    """Note the first step of a launch where it was not known."""
+    unknown = (launch.c.run_id == run_id) & (launch.c.launch_no == launch_no) & launch.c.first_step.is_(None)
+    connection.execute(update(launch).where(unknown).values(first_step=first_step))
+
+
+def _has(connection: Connection, row: Record, rank: int) -> bool:
+    mine = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no) & (session.c.rank == rank)
+    return connection.execute(select(session.c.session).where(mine)).first() is not None
