@@ -32,12 +32,12 @@ class Ingest:
         self._sets = sets
         self._public_url = public_url
 
-    def hello(self, run_name: str, session_id: str, raw: bytes) -> wire.Reply:
-        """Store a hello, the first or a fuller one."""
+    def hello(self, run_name: str, session_id: str, raw: bytes, sent: float | None = None) -> wire.Reply:
+        """Store a hello, the first or a fuller one; ``sent`` is the time at which it was, by the sender's clock."""
         message = requests.hello(raw)
         with self._database.write() as connection:
             now = self._database.now(connection)
-            next_seq = sessions.say_hello(connection, run_name, session_id, message, now)
+            next_seq = sessions.say_hello(connection, run_name, session_id, message, sent, now)
             run_row, _ = sessions.lock(connection, run_name, session_id)
             return self._reply(connection, run_row.run_id, "ok", next_seq)
 

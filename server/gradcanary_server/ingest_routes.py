@@ -1,6 +1,7 @@
 """Where sessions send: bodies are read on the event loop, bounded, and stored in a thread."""
 
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -20,7 +21,7 @@ async def hello(request: Request, run: str, session: str) -> Response:
     """Take a Hello."""
     requests.check_names(run, session)
     raw = await bodies.read(request, gzip=True)
-    return await _answer(_ingest(request).hello, run, session, raw)
+    return await _answer(_ingest(request).hello, run, session, raw, _sent(request.headers.get("date")))
 
 
 @router.post("/batches/{seq}")
@@ -45,6 +46,14 @@ async def end(request: Request, run: str, session: str) -> Response:
     requests.check_names(run, session)
     raw = await bodies.read(request)
     return await _answer(_ingest(request).end, run, session, raw)
+
+
+def _sent(date: str | None) -> float | None:
+    """Return the unix time of a Date header, None where there is none that can be read."""
+    try:
+        return None if date is None else parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _ingest(request: Request) -> Ingest:

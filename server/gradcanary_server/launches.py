@@ -12,6 +12,9 @@ from gradcanary import wire
 from gradcanary_server.database import Record
 from gradcanary_server.schema import launch, session
 
+CLOCK_S = 5.0
+"""A clock that is off by less is taken for right: a Date header has whole seconds, and requests take their time."""
+
 ORDER = (launch.c.started, launch.c.launch_no)
 """The columns that put the one that began first first."""
 
@@ -32,13 +35,20 @@ def newer(connection: Connection, run_id: int, launch_no: int) -> frozenset[int]
     return frozenset(number for number, place in known.items() if place > known[launch_no])
 
 
-def join(connection: Connection, run_id: int, hello: wire.Hello, now: float) -> int:
+def began(hello: wire.Hello, sent: float | None, now: float) -> float:
+    """Return when the launch of a hello began, by our clock; ``sent`` is when the hello was, by that of the sender."""
+    if hello.started is None:
+        return now
+    off = now - sent if sent is not None and abs(now - sent) > CLOCK_S else 0.0
+    return max(min(hello.started + off, now), 0.0)
+
+
+def join(connection: Connection, run_id: int, hello: wire.Hello, started: float) -> int:
     """Return the number of the launch of a new session.
 
     A second process of the same rank is the job started again under an id that somebody fixed: another launch. Of
     several that lack this rank, the one that began at nearly the same time is meant.
     """
-    started = now if hello.started is None else min(hello.started, now)
     known = in_order(connection, run_id)
     lacking = [row for row in known if row.launch == hello.launch and not _has(connection, row, hello.rank)]
     if lacking:

@@ -32,14 +32,19 @@ def lock(connection: Connection, run_name: str, session_id: str) -> tuple[Record
     raise RequestError(404, "unknown_session", f"No hello of session {session_id!r} of run {run_name!r} came here.")
 
 
-def say_hello(connection: Connection, run_name: str, session_id: str, hello: wire.Hello, now: float) -> int:
+def say_hello(
+    connection: Connection, run_name: str, session_id: str, hello: wire.Hello, sent: float | None, now: float
+) -> int:
     """Store a hello, the first or a fuller one, and return the session's next seq; raises RequestError 409."""
     run_row = _join_run(connection, run_name, hello, now)
     run_id = int(run_row.run_id)
     check_deleted(connection, run_name, session_id)
     its = (session.c.run_id == run_id) & (session.c.session == session_id)
     known = connection.execute(select(session).where(its)).one_or_none()
-    launch_no = launches.join(connection, run_id, hello, now) if known is None else int(known.launch_no)
+    if known is None:
+        launch_no = launches.join(connection, run_id, hello, launches.began(hello, sent, now))
+    else:
+        launch_no = int(known.launch_no)
     newer = launches.newer(connection, run_id, launch_no)
     _describe_run(connection, run_row, hello, now, is_newest=not newer)
     settled = layers.of_launches(connection, run_id, newer)

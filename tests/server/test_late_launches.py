@@ -1,6 +1,8 @@
 """A launch that arrives when a newer one is there: it is kept, and changes nothing that the newer one says."""
 
 import json
+import time
+from email.utils import formatdate
 from types import SimpleNamespace
 
 import numpy as np
@@ -173,6 +175,20 @@ def test_a_clock_that_is_ahead_does_not_hold_the_place_of_the_newest(runs, told)
     new.client.put(new.path(), content=body, headers={"Content-Type": "application/json"}).raise_for_status()
     go_on(new, 0, stream.batches())
     assert states(told(new)) == [("old", "silent"), ("new", "live")]
+
+
+def test_a_clock_that_is_behind_is_set_right_by_the_date_of_its_hello(runs, told):
+    """A node whose clock is an hour late goes on with a run that another node began a minute ago."""
+    old, new = runs()
+    stream = streams.Stream(streams.healthy(20, 2))
+    now = time.time()
+    begin(old, stream, stream.batches(), launch="L1", started=now - 60)
+    new.client.headers["Date"] = formatdate(now - 3600, usegmt=True)
+    begin(new, stream, stream.batches(), launch="L2", started=now - 3600)
+    assert states(told(new)) == [("old", "silent"), ("new", "live")]
+    for garbage in ("soon", "Mon, 99 Foo 2026 00:00:00 GMT", ""):
+        new.client.headers["Date"] = garbage
+        new.put_hello(stream.hello(launch="L2", started=now - 3600)).raise_for_status()
 
 
 def test_a_launch_id_that_somebody_fixed_names_the_launch_that_began_then(runs, told):
