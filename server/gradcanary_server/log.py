@@ -52,15 +52,23 @@ class Log:
         )
         return self._read(connection, run_id, connection.execute(query).all())
 
-    def of_session(self, connection: Connection, run_id: int, session_id: str, seq: int, most: int) -> list[Piece]:
-        """Return up to ``most`` batches of a session from a seq on."""
+    def of_session(
+        self, connection: Connection, run_id: int, session_id: str, seq: int, most: int, most_bytes: int
+    ) -> list[Piece]:
+        """Return up to ``most`` batches of a session from a seq on, and none behind that which makes ``most_bytes``."""
         query = (
             select(batch.c.session, batch.c.seq, batch.c.launch_no)
             .where(batch.c.run_id == run_id, batch.c.session == session_id, batch.c.seq >= seq)
             .order_by(batch.c.seq)
             .limit(most)
         )
-        return self._read(connection, run_id, connection.execute(query).all())
+        found: list[Piece] = []
+        for row in connection.execute(query).all():
+            found.append(self._piece(connection, run_id, row))
+            most_bytes -= found[-1].columns.nbytes()
+            if most_bytes <= 0:
+                break
+        return found
 
     def _read(self, connection: Connection, run_id: int, rows: Sequence[Key]) -> list[Piece]:
         return [self._piece(connection, run_id, row) for row in rows]

@@ -15,8 +15,11 @@ from gradcanary_server.schema import batch, chain, session
 from gradcanary_server.sources import named, points_of
 from gradcanary_server.tiles import METRICS, OF_METRICS, Chain, Place
 
-MOST_BATCHES = 64
-"""Of a session at once: so much is held in memory."""
+MOST_BATCHES = 512
+"""Of a session at once. Not less than two tiles of one sample each, so that what is sent in trickles fills whole ones."""
+
+MOST_BYTES = 64 * 2**20
+"""Of a session at once, decoded, and a batch more: so much is held in memory."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,13 @@ class Work:
 
 
 def waiting(connection: Connection) -> list[tuple[int, str]]:
-    """Return the sessions that fill a tile, or that ended with something in the log."""
+    """Return the sessions that fill a tile or have many batches, or that ended with something in the log."""
     joined = (chain.c.run_id == session.c.run_id) & (chain.c.launch_no == session.c.launch_no)
     query = (
         select(session.c.run_id, session.c.session)
         .outerjoin(chain, and_(joined, chain.c.every == session.c.every))
         .where(session.c.rank == 0, session.c.next_seq > session.c.sealed_seq)
-        .where(or_(session.c.ended.is_not(None), _fills_a_tile()))
+        .where(or_(session.c.ended.is_not(None), _fills_a_tile(), _is_long()))
     )
     return [(row.run_id, row.session) for row in connection.execute(query)]
 
@@ -49,13 +52,15 @@ def prepare(connection: Connection, log: Log, run_id: int, session_id: str) -> W
     row = connection.execute(its).one_or_none()
     if row is None:
         return None
-    pieces = log.of_session(connection, run_id, session_id, row.sealed_seq, MOST_BATCHES)
+    pieces = log.of_session(connection, run_id, session_id, row.sealed_seq, MOST_BATCHES, MOST_BYTES)
     if not pieces:
         return None
-    is_over = row.ended is not None and len(pieces) < MOST_BATCHES
+    is_full = len(pieces) == MOST_BATCHES or sum(piece.columns.nbytes() for piece in pieces) >= MOST_BYTES
+    is_over = row.ended is not None and not is_full
     known = {each.every: each for each in tiles.chains(connection, run_id) if each.launch_no == row.launch_no}
     before = _of_samples(known, pieces, row.launch_no)
-    after = {each.every: replace(each, sealed=_until(each, pieces, is_over=is_over)) for each in before}
+    ends = [(each, _until(each, pieces, is_over=is_over, is_full=is_full)) for each in before]
+    after = {each.every: replace(each, sealed=max(each.sealed, end)) for each, end in ends}
     packed = [tile for each in before for tile in tiles_of(pieces, each, after[each.every].sealed)]
     sealed_seq = next((piece.seq for piece in pieces if _is_open(piece, after)), pieces[-1].seq + 1)
     if not packed and sealed_seq == row.sealed_seq:
@@ -91,18 +96,28 @@ def _fills_a_tile() -> ColumnElement[bool]:
     return session.c.last_step + 1 >= (func.coalesce(chain.c.sealed, 0) // span + 1) * span
 
 
+def _is_long() -> ColumnElement[bool]:
+    return session.c.next_seq - session.c.sealed_seq >= MOST_BATCHES
+
+
 def _of_samples(known: dict[int, Chain], pieces: Sequence[Piece], launch_no: int) -> list[Chain]:
     found = sorted({piece.columns.every for piece in pieces if len(piece.columns.steps)})
     return [known.get(every) or Chain(launch_no, every) for every in found]
 
 
-def _until(of: Chain, pieces: Sequence[Piece], *, is_over: bool) -> int:
-    """Return the step up to which a chain can be sealed: whole tiles, or all of it where nothing follows."""
-    sampled = [piece for piece in pieces if len(piece.columns.steps)]
-    end = int(sampled[-1].columns.steps[-1]) + 1
-    if is_over or sampled[-1].columns.every != of.every:
-        return max(of.sealed, end)
-    return max(of.sealed, end // of.span(0) * of.span(0))
+def _until(of: Chain, pieces: Sequence[Piece], *, is_over: bool, is_full: bool) -> int:
+    """Return the step up to which a chain can be sealed: whole tiles, or all of it where nothing follows.
+
+    Where no tile gets whole of as much as is held at once, a part of it is sealed: the log must not grow for ever.
+    """
+    sampled = [piece.columns for piece in pieces if len(piece.columns.steps)]
+    end = int(sampled[-1].steps[-1]) + 1
+    whole = end // of.span(0) * of.span(0)
+    if is_over or sampled[-1].every != of.every:
+        return end
+    mine = np.concatenate([columns.steps for columns in sampled if columns.every == of.every])
+    begin = mine[np.searchsorted(mine, of.sealed) :][:1]
+    return end if is_full and len(begin) and whole <= int(begin[0]) else whole
 
 
 def _is_open(piece: Piece, after: dict[int, Chain]) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 
 from gradcanary import wire
-from gradcanary_server import tiles
+from gradcanary_server import sealing, tiles, views
 from gradcanary_server.schema import batch, tile
 
 
@@ -28,6 +28,7 @@ def module_store(new_store_url):
 def small_tiles(monkeypatch):
     """Tiles of so few rows that a short run has a pyramid."""
     monkeypatch.setattr(tiles, "ROWS", 8)
+    return monkeypatch
 
 
 @pytest.fixture
@@ -63,8 +64,14 @@ def stories(draw):
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(stories(), st.sampled_from([1, 9, 100, 600]), st.tuples(st.integers(0, 900), st.integers(0, 900)))
-def test_compaction_does_not_show(module_store, small_tiles, story, points, some):
+@given(
+    stories(),
+    st.sampled_from([1, 9, 100, 600]),
+    st.tuples(st.integers(0, 900), st.integers(0, 900)),
+    st.sampled_from([1, 2, 64]),
+)
+def test_compaction_does_not_show(module_store, small_tiles, story, points, some, most):
+    small_tiles.setattr(sealing, "MOST_BATCHES", most)
     module_store.clear()
     begin, end = min(some), max(some)
     for number, each in enumerate(story):
@@ -136,6 +143,49 @@ def test_a_live_run_keeps_less_than_a_tile_in_the_log(store):
     assert store.count(batch) <= 5
     store.compactor.compact()
     assert store.count(tile) == store.count(tile)
+
+
+def test_one_step_a_batch_fills_tiles_while_it_lives_and_all_of_it_at_its_end(store):
+    store.send("s", stream(np.random.default_rng(8), 260, 0, 1), 1)
+    store.compactor.compact()
+    assert store.count(batch) == 260 - tiles.ROWS
+    store.ingest.end(RUN, "s", wire.dump(wire.End("finished", None, None)))
+    store.compactor.compact()
+    assert store.count(batch) == 0
+    samples = store.read(lambda c, run: [p.columns.steps for p in views.samples(c, store.archive, run.run_id)])
+    assert np.concatenate(samples).tolist() == list(range(260))
+
+
+def of_few_samples(steps, every):
+    """One step a batch, with a loss for each and samples of some."""
+    made = stream(np.random.default_rng(9), 1 + steps // every, 0, every)
+    for step in range(steps):
+        each = made.batch(step // every, step // every + (step % every == 0))
+        yield replace(each, metrics=(wire.Metric("loss", (), (step,), wire.column("d", [1.0 / (1 + step)])),))
+
+
+@pytest.mark.parametrize("every", [100, 1000])
+def test_the_log_of_a_run_with_few_samples_does_not_grow_for_ever(store, monkeypatch, every):
+    monkeypatch.setattr(sealing, "MOST_BATCHES", 40)
+    store.ingest.hello(RUN, "s", wire.dump(stream(np.random.default_rng(9), 1, 0, every).hello()))
+    for seq, each in enumerate(of_few_samples(110, every)):
+        store.ingest.batch(RUN, "s", seq, wire.dump(each))
+    before = store.pictures(50)
+    store.compactor.compact()
+    assert store.count(batch) < 40
+    assert store.pictures(50) == before
+
+
+def test_what_is_large_is_sealed_in_parts(store, monkeypatch):
+    monkeypatch.setattr(sealing, "MOST_BYTES", 5_000)
+    store.send("s", stream(np.random.default_rng(10), 300, 0, 1), 10, end="finished")
+    before = store.pictures(50)
+    store.compactor.compact()
+    assert store.count(batch) == 0
+    with store.database.read() as connection:
+        parts = connection.scalars(select(tile.c.part).where(tile.c.kind == "absmax", tile.c.level == 0)).all()
+    assert len(parts) > 2
+    assert store.pictures(50) == before
 
 
 def test_a_session_that_goes_on_after_its_end_is_whole(store):
