@@ -4,6 +4,7 @@ import re
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -93,6 +94,15 @@ def test_a_database_address_that_is_none(capsys):
 
 def test_data_and_db_exclude_each_other(capsys, tmp_path):
     assert "not allowed with" in refused(capsys, "up", "--data", str(tmp_path), "--db", "sqlite://")
+
+
+def test_a_second_collector_on_one_file_is_refused_until_the_first_is_dead(capsys, collector):
+    with ThreadPoolExecutor(1) as thread:  # Playwright, once used, keeps an event loop in the main one
+        said = thread.submit(refused, capsys, "up", "--port", "0", "--data", str(collector.data)).result()
+    assert f"{collector.data / 'gradcanary.db'} belongs to another collector" in said
+    assert "--data DIR" in said
+    collector.kill()
+    assert collector.start().get("/healthz").status_code == 200
 
 
 def test_without_the_extras_it_says_what_to_install(capsys, monkeypatch):

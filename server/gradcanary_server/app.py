@@ -63,17 +63,18 @@ def _fill(app: FastAPI, settings: Settings) -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     database: Database = app.state.database
-    await run_in_threadpool(database.migrate)
-    app.state.new_webhook_secret = await run_in_threadpool(_ensure_endpoint, database, app.state.settings)
-    deliverer = Deliverer(database, app.state.rules.pace, app.state.settings.public_url)
-    deliverer.start()
-    app.state.compactor.start()
-    try:
-        yield
-    finally:
-        await run_in_threadpool(app.state.compactor.stop)
-        await run_in_threadpool(deliverer.stop)
-        await run_in_threadpool(database.close)
+    with database.claimed():
+        await run_in_threadpool(database.migrate)
+        app.state.new_webhook_secret = await run_in_threadpool(_ensure_endpoint, database, app.state.settings)
+        deliverer = Deliverer(database, app.state.rules.pace, app.state.settings.public_url)
+        deliverer.start()
+        app.state.compactor.start()
+        try:
+            yield
+        finally:
+            await run_in_threadpool(app.state.compactor.stop)
+            await run_in_threadpool(deliverer.stop)
+            await run_in_threadpool(database.close)
 
 
 def _ensure_endpoint(database: Database, settings: Settings) -> str | None:

@@ -10,7 +10,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 from alembic import command
@@ -21,7 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from gradcanary_server.engines import BUSY_S, open_engine
+from gradcanary_server.engines import BUSY_S, claimed, open_engine
 from gradcanary_server.errors import RequestError, StoreError
 
 Record = Row[Any]
@@ -87,6 +87,12 @@ class Database:
                 yield writer
 
     @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep other collectors away that would share what cannot be shared; raises StoreError where one is there."""
+        with claimed(self._engine) if self._dialect == "sqlite" else nullcontext():
+            yield
+
+    @contextmanager
     def set_up(self) -> Iterator[Connection]:
         """Yield a writing connection to prepare the store with: one collector at a time is in such a block."""
         with self.write() as connection:
@@ -98,7 +104,7 @@ class Database:
     def alone(self) -> Iterator[bool]:
         """Yield whether nobody else is in such a block: of the collectors on one store, one tidies it at a time."""
         if self._dialect == "sqlite":
-            yield True  # its file belongs to one collector
+            yield True  # its file is claimed by one collector
             return
         with self._engine.connect() as connection:
             keeper = connection.execution_options(isolation_level="AUTOCOMMIT")

@@ -63,7 +63,7 @@ def thin(connection: Connection, older_than: float) -> bool:
     query = select(*keys, func.max(tile.c.number).label("last")).where(old).group_by(*keys)
     thinned = False
     for row in connection.execute(query).all():
-        known = tiles.chains(connection, row.run_id)
+        known = tiles.chains(connection, row.run_id, held=True)
         of = next(each for each in known if (each.launch_no, each.every) == (row.launch_no, row.every))
         until = min((row.last + 1) * of.span(0), of.end(1))
         if until > of.raw_from:

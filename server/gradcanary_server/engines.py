@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
@@ -15,6 +16,9 @@ from gradcanary_server.errors import StoreError
 
 BUSY_S = 5.0
 """How long a transaction waits for another writer, or for a connection, before the sender is told to come back."""
+
+CLAIM_S = 3.0
+"""How long a collector that starts waits for one on the same file that is just being killed."""
 
 STATEMENT_S = 30
 """How long PostgreSQL works on a statement before it gives up."""
@@ -68,6 +72,24 @@ def open_engine(url: str) -> Engine:
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise StoreError(f"--db {_shown(url)} is not a database URL: {_EXAMPLES}, for example.") from error
     raise StoreError(f"--db {_shown(url)}: this version stores in SQLite and PostgreSQL, {_EXAMPLES}.")
+
+
+@contextlib.contextmanager
+def claimed(engine: Engine) -> Iterator[None]:
+    """Keep other collectors away from an SQLite file while the block lasts; raises StoreError where one is at it.
+
+    SQLite's own lock on an empty file beside it, which the operating system takes back however the process ends.
+    """
+    path = Path(str(engine.url.database)).resolve()
+    with contextlib.closing(sqlite3.connect(f"{path}.lock", CLAIM_S, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            raise StoreError(
+                f"{path} belongs to another collector that runs ({error}): stop that one, or choose another folder "
+                "with --data DIR."
+            ) from error
+        yield
 
 
 def _shown(url: str) -> str:

@@ -48,7 +48,7 @@ def prepare(connection: Connection, store: Tiles, run_id: int, launch_no: int, e
 
 def carry_out(connection: Connection, work: Work, now: float) -> None:
     """Write it, unless the chain was moved meanwhile."""
-    if work.before not in tiles.chains(connection, work.run_id):
+    if work.before not in tiles.chains(connection, work.run_id, held=True):
         return
     tiles.write(connection, work.run_id, work.packed, now)
     tiles.note(connection, work.run_id, work.after)

@@ -24,14 +24,15 @@ MOST_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be written of a session that was sealed up to ``was``: tiles, and how far it is then."""
+    """What is to be written of a session that was sealed up to ``was``: tiles, and its chains before and after."""
 
     run_id: int
     session: str
     was: int
     sealed_seq: int
     packed: list[tuple[Place, bytes]]
-    chains: list[Chain]
+    before: list[Chain]
+    after: list[Chain]
 
 
 def waiting(connection: Connection) -> list[tuple[int, str]]:
@@ -67,22 +68,26 @@ def prepare(connection: Connection, log: Log, run_id: int, session_id: str) -> W
         return None
     moved, whole = list(after.values()), [piece for piece in pieces if piece.seq < sealed_seq]
     if whole:
-        of_metrics, made = metric_tiles(
-            whole, known.get(OF_METRICS) or Chain(row.launch_no, OF_METRICS), row.sealed_seq
-        )
+        of_metrics = known.get(OF_METRICS) or Chain(row.launch_no, OF_METRICS)
+        grown, made = metric_tiles(whole, of_metrics, row.sealed_seq)
         packed += made
-        moved.append(of_metrics)
-    return Work(run_id, session_id, row.sealed_seq, sealed_seq, [tiles.packed(*each) for each in packed], moved)
+        before.append(of_metrics)
+        moved.append(grown)
+    written = [tiles.packed(*each) for each in packed]
+    return Work(run_id, session_id, row.sealed_seq, sealed_seq, written, before, moved)
 
 
 def carry_out(connection: Connection, work: Work, now: float) -> None:
-    """Write it, unless somebody else has sealed meanwhile."""
+    """Write it, unless somebody else has sealed the session or moved its chains meanwhile."""
+    there = {(each.launch_no, each.every): each for each in tiles.chains(connection, work.run_id, held=True)}
+    if any(each != there.get(key := (each.launch_no, each.every), Chain(*key)) for each in work.before):
+        return
     mine = (session.c.run_id == work.run_id) & (session.c.session == work.session)
     free = mine & (session.c.sealed_seq == work.was)
     if connection.execute(update(session).where(free).values(sealed_seq=work.sealed_seq)).rowcount != 1:
         return
     tiles.write(connection, work.run_id, work.packed, now)
-    for each in work.chains:
+    for each in work.after:
         tiles.note(connection, work.run_id, each)
         for level, end in enumerate(each.rolled, start=1):
             if each.every == OF_METRICS:

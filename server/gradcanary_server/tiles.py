@@ -190,9 +190,11 @@ def packed(place: Place, arrays: Arrays) -> tuple[Place, bytes]:
     return place, pack(arrays)
 
 
-def chains(connection: Connection, run_id: int) -> list[Chain]:
-    """Return the chains of a run by launch and interval."""
+def chains(connection: Connection, run_id: int, *, held: bool = False) -> list[Chain]:
+    """Return the chains of a run by launch and interval; ``held``: nobody moves them until the transaction ends."""
     query = select(chain).where(chain.c.run_id == run_id).order_by(chain.c.launch_no, chain.c.every)
+    if held:
+        query = query.with_for_update()
     return [
         Chain(row.launch_no, row.every, row.sealed, row.raw_from, tuple(json.loads(row.rolled)))
         for row in connection.execute(query)

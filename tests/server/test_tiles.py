@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 
 from gradcanary import wire
-from gradcanary_server import sealing, tiles, views
+from gradcanary_server import rolling, sealing, tiles, views
 from gradcanary_server.schema import batch, tile
 
 
@@ -239,6 +239,34 @@ def test_a_collector_sees_what_another_one_made_again(store, small_tiles):
     for points in (1, 20, 100):
         assert other.pictures(points) == store.pictures(points)
     other.database.close()
+
+
+def work_of(store, prepare, *arguments):
+    with store.database.read() as connection:
+        return prepare(connection, *arguments)
+
+
+def carried_out(store, module, work):
+    with store.database.write() as connection:
+        module.carry_out(connection, work, store.database.now(connection))
+
+
+def test_what_another_collector_rolled_up_meanwhile_stays_so(store, small_tiles):
+    made = stream(np.random.default_rng(11), 200, 0, 1)
+    halves = [streams.Stream(made.absmax[:160], made.loss[:160]), streams.Stream(made.absmax[160:], first_step=160)]
+    store.send("s", halves[0], 40)
+    (key,) = work_of(store, sealing.waiting)
+    carried_out(store, sealing, work_of(store, sealing.prepare, store.archive.log, *key))
+    store.send("s", halves[1], 40, first_seq=4)
+    stale = work_of(store, sealing.prepare, store.archive.log, *key)
+    while (rolled := work_of(store, rolling.prepare, store.archive.tiles, key[0], 1, 1)) is not None:
+        carried_out(store, rolling, rolled)
+    carried_out(store, sealing, stale)
+    before = store.pictures(50)
+    store.compactor.compact()
+    assert store.pictures(50) == before
+    _, of = work_of(store, tiles.chains, key[0])
+    assert (of.sealed, of.rolled) == (200, (192,))
 
 
 def test_a_batch_that_cannot_be_read_holds_up_no_other_session(store, caplog):
