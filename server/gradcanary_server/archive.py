@@ -27,8 +27,8 @@ Part = TypeVar("Part")
 FOR_EVER = 2**31
 """Behind every step."""
 
-NEWEST = 8
-"""Batches, or ranges of tiles, that :meth:`Archive.newest` looks at."""
+NEWEST = 256
+"""Samples that :meth:`Archive.newest` looks at: of a stat that is sampled in turns, each layer's is among them."""
 
 
 @dataclass(frozen=True)
@@ -167,17 +167,32 @@ class Archive:
             yield inside(piece, max(of.begin, of.chain.sealed), of.end)
 
     def newest(self, connection: Connection, run_id: int) -> list[Piece]:
-        """Return the last samples of a run, the newest first."""
-        place = places(connection, run_id)
+        """Return the last samples of a run, with those of earlier launches where the last one has few, in no order."""
         logged = [piece for piece in self.log.pieces(connection, run_id) if len(piece.columns.steps)]
-        found = sorted(logged, key=lambda piece: (place[piece.launch_no], int(piece.columns.steps[-1])), reverse=True)
-        latest = sorted(
-            _chains(connection, run_id), key=lambda each: (place[each.launch_no], each.sealed), reverse=True
-        )
-        for each in latest[: max(0, NEWEST - len(found))]:
-            last = (each.sealed - 1) // each.span(0)
-            found += reversed(list(self._sealed(connection, run_id, each, last)))
-        return found[:NEWEST]
+        known = {(each.launch_no, each.every): each for each in _chains(connection, run_id)}
+        found: list[Piece] = []
+        place = places(connection, run_id)
+        for launch_no in sorted(place, key=lambda number: place[number], reverse=True):
+            most, mine = NEWEST - sum(len(piece.columns.steps) for piece in found), []
+            if most <= 0:
+                break
+            for piece in logged:
+                if piece.launch_no == launch_no:
+                    of = known.get((launch_no, piece.columns.every))
+                    mine.append(piece if of is None else inside(piece, of.sealed, FOR_EVER))
+            for of in known.values():
+                if of.launch_no == launch_no:
+                    mine += self._newest_sealed(connection, run_id, of)
+            found += _last(mine, most)
+        return found
+
+    def _newest_sealed(self, connection: Connection, run_id: int, of: Chain) -> list[Piece]:
+        found: list[Piece] = []
+        number = self.tiles.last(connection, run_id, of, STEPS, FOR_EVER - 1)
+        while number is not None and sum(len(piece.columns.steps) for piece in found) < NEWEST:
+            found += self._sealed(connection, run_id, of, number)
+            number = self.tiles.last(connection, run_id, of, STEPS, number - 1)
+        return found
 
     def _sealed(self, connection: Connection, run_id: int, chain: Chain, number: int) -> Iterator[Piece]:
         """Yield the samples that the tiles of one number hold."""
@@ -186,6 +201,15 @@ class Archive:
         for part in sorted({place.part for place, _ in found}):
             mine = {(place.kind, place.shelf): arrays for place, arrays in found if place.part == part}
             yield piece_of(chain, mine.pop((STEPS, 0)), mine)
+
+
+def _last(pieces: Sequence[Piece], most: int) -> list[Piece]:
+    """Return the last samples of a launch, however they are cut."""
+    steps = np.sort(np.concatenate([np.empty(0, np.int64), *(piece.columns.steps for piece in pieces)]))
+    if not len(steps):
+        return []
+    begin = int(steps[-most:][0])
+    return [cut for piece in pieces if len((cut := inside(piece, begin, FOR_EVER)).columns.steps)]
 
 
 def _chains(connection: Connection, run_id: int) -> list[Chain]:

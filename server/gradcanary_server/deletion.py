@@ -57,7 +57,10 @@ def purge(connection: Connection) -> None:
 
 
 def thin(connection: Connection, older_than: float) -> bool:
-    """Delete raw samples that were stored before a time and are in the pyramid; tell whether there were any."""
+    """Delete raw samples that were stored before a time and are in the pyramid; tell whether there were any.
+
+    The last tile of a chain stays: the newest samples tell how the layers are.
+    """
     keys = (tile.c.run_id, tile.c.launch_no, tile.c.every)
     old = and_(tile.c.level == 0, tile.c.every != OF_METRICS, tile.c.stored < older_than)
     query = select(*keys, func.max(tile.c.number).label("last")).where(old).group_by(*keys)
@@ -65,7 +68,7 @@ def thin(connection: Connection, older_than: float) -> bool:
     for row in connection.execute(query).all():
         known = tiles.chains(connection, row.run_id, held=True)
         of = next(each for each in known if (each.launch_no, each.every) == (row.launch_no, row.every))
-        until = min((row.last + 1) * of.span(0), of.end(1))
+        until = min((row.last + 1) * of.span(0), of.end(1), (of.sealed - 1) // of.span(0) * of.span(0))
         if until > of.raw_from:
             tiles.discard(connection, row.run_id, of, 0, of.raw_from, until)
             tiles.note(connection, row.run_id, replace(of, raw_from=until))

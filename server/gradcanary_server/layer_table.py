@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from gradcanary_server.arrays import number
 from gradcanary_server.database import Record
 from gradcanary_server.fold import FoldState
 from gradcanary_server.heatmap import block
+from gradcanary_server.launches import places
 from gradcanary_server.log import Piece
 from gradcanary_server.schema import fold_state, layer
 from gradcanary_server.tiles import ABSENT
@@ -33,12 +33,40 @@ EACH_STEP = ("absmax", "norm", "nonfinite")
 Json = dict[str, object]
 
 
-@dataclass
 class _Latest:
-    step: int
-    state: str
-    micro_steps: int
-    values: dict[str, float | None] = field(default_factory=dict)
+    """The last known of each layer, which pieces tell in any order; an ``at`` rises with launch and step."""
+
+    def __init__(self, layers: int) -> None:
+        self.at, self.step = np.full(layers, -1, np.int64), np.zeros(layers, np.int64)
+        self.state, self.micro_steps = np.zeros(layers, np.uint8), np.zeros(layers, np.int64)
+        self.values = {stat: np.full(layers, np.nan, np.float32) for stat in SHOWN}
+        self._told = {stat: np.full(layers, -1, np.int64) for stat in SHOWN if stat not in EACH_STEP}
+
+    def take(self, piece: Piece, place: int) -> None:
+        """Take what a piece with samples knows better, of the launch at a place."""
+        columns = piece.columns
+        rows, newer = self._newer(self.at, piece, place, columns.state != ABSENT)
+        mine = piece.numbers[newer]
+        self.step[mine], self.micro_steps[mine] = columns.steps[rows], columns.micro_steps[rows]
+        self.state[mine] = columns.state[rows, newer]
+        for stat in EACH_STEP:
+            plane = columns.values.get(stat)
+            self.values[stat][mine] = np.nan if plane is None else plane[rows, newer]
+        for stat, told in self._told.items():
+            if stat in columns.values:
+                rows, newer = self._newer(told, piece, place, ~np.isnan(columns.values[stat]))
+                self.values[stat][piece.numbers[newer]] = columns.values[stat][rows, newer]
+
+    @staticmethod
+    def _newer(
+        at: NDArray[np.int64], piece: Piece, place: int, known: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the last known row of each column where it is newer than what is there, and these columns."""
+        rows = len(known) - 1 - np.argmax(known[::-1], axis=0)
+        when = (place << 32) + piece.columns.steps[rows]
+        newer = np.flatnonzero(known.any(axis=0) & (when > at[piece.numbers]))
+        at[piece.numbers[newer]] = when[newer]
+        return rows[newer], newer
 
 
 def described(connection: Connection, run_id: int) -> Sequence[Record]:
@@ -54,48 +82,22 @@ def folded(connection: Connection, run_id: int) -> FoldState:
 
 def table(connection: Connection, archive: Archive, run_id: int) -> list[Json]:
     """Return a run's layers with their last values."""
-    latest: dict[int, _Latest] = {}
+    rows = described(connection, run_id)
+    latest = _Latest(1 + max((row.layer_no for row in rows), default=-1))
+    place = places(connection, run_id)
     for piece in archive.newest(connection, run_id):
-        _fill(latest, piece)
+        latest.take(piece, place[piece.launch_no])
     state = folded(connection, run_id)
-    return [_entry(row, latest.get(row.layer_no), state) for row in described(connection, run_id)]
+    return [_entry(row, latest, state) for row in rows]
 
 
-def _fill(latest: dict[int, _Latest], piece: Piece) -> None:
-    """Add what an older piece knows to what newer ones said."""
-    columns = piece.columns
-    if not len(columns.steps):
-        return
-    last = {stat: _last_values(plane, stat) for stat, plane in columns.values.items() if stat in SHOWN}
-    for column, layer_no in enumerate(piece.numbers.tolist()):
-        if columns.state[-1, column] == ABSENT:
-            continue
-        known = latest.get(layer_no)
-        if known is None:
-            state = wire.STATES[int(columns.state[-1, column])]
-            known = latest[layer_no] = _Latest(int(columns.steps[-1]), state, int(columns.micro_steps[-1]))
-            # The count is sent only of layers that have one.
-            counted: dict[str, float | None] = {} if state == "nonfinite" else {"nonfinite": 0}
-            sent = {stat: number(values[column]) for stat, values in last.items()}
-            known.values = counted | {stat: value for stat, value in sent.items() if value is not None}
-        else:
-            for stat, values in last.items():
-                if stat not in EACH_STEP and known.values.get(stat) is None:
-                    known.values[stat] = number(values[column])
-
-
-def _last_values(plane: NDArray[np.float32], stat: str) -> NDArray[np.float32]:
-    """Return float32[L]: the last row, or for a stat that is sampled in turns the last value of each column."""
-    at = np.full(plane.shape[1], len(plane) - 1)
-    if stat not in EACH_STEP:
-        at -= np.argmax(~np.isnan(plane)[::-1], axis=0)
-    last: NDArray[np.float32] = plane[at, np.arange(plane.shape[1])]
-    return last
-
-
-def _entry(row: Record, latest: _Latest | None, state: FoldState) -> Json:
-    verdict = state.verdict(row.layer_no)
-    values = {} if latest is None else latest.values
+def _entry(row: Record, latest: _Latest, state: FoldState) -> Json:
+    verdict, at = state.verdict(row.layer_no), row.layer_no
+    is_known = latest.at[at] >= 0
+    measured = wire.STATES[int(latest.state[at])] if is_known else None
+    values = {stat: number(plane[at]) for stat, plane in latest.values.items()}
+    if is_known and measured != "nonfinite" and values["nonfinite"] is None:
+        values["nonfinite"] = 0  # the count is sent only of layers that have one
     return {
         "layer": row.layer_no,
         "name": row.name,
@@ -103,10 +105,10 @@ def _entry(row: Record, latest: _Latest | None, state: FoldState) -> Json:
         "shape": json.loads(row.shape),
         "param_dtype": row.param_dtype,
         "accumulator": {"declared": row.declared, "stored": row.stored, "effective": row.effective},
-        "micro_steps": latest and latest.micro_steps,
-        "step": latest and latest.step,
-        "state": latest and latest.state,
-        **{stat: values.get(stat) for stat in SHOWN},
+        "micro_steps": int(latest.micro_steps[at]) if is_known else None,
+        "step": int(latest.step[at]) if is_known else None,
+        "state": measured,
+        **values,
         "rules": verdict.rules,
         "low": verdict.low,
         "baseline": verdict.baseline,

@@ -16,7 +16,7 @@ from gradcanary_server.sources import named, points_of
 from gradcanary_server.tiles import METRICS, OF_METRICS, Chain, Place
 
 MOST_BATCHES = 512
-"""Of a session at once. Not less than two tiles of one sample each, so that what is sent in trickles fills whole ones."""
+"""Of a session at once. Not less than two tiles of one sample each, so that what comes in trickles fills whole ones."""
 
 MOST_BYTES = 64 * 2**20
 """Of a session at once, decoded, and a batch more: so much is held in memory."""

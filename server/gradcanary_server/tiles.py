@@ -36,6 +36,7 @@ OF_METRICS = 0
 
 _CACHE_BYTES = 256 * 2**20
 _ONE_BY_ONE = 2
+_HIGHEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ _SHELVES = _RANGE.where(tile.c.shelf.in_(bindparam("shelves", expanding=True)))
 _RANGE_BODIES, _SHELVES_BODIES = _RANGE.add_columns(tile.c.body), _SHELVES.add_columns(tile.c.body)
 _BODY = _tiles(tile.c.body, of=("run_id", *Place.__annotations__))
 _FIRST = _tiles(func.min(tile.c.number), of=(*_CHAIN, "kind")).where(tile.c.number >= bindparam("lowest"))
-_LAST = _tiles(func.max(tile.c.number), of=(*_CHAIN, "kind"))
+_LAST = _tiles(func.max(tile.c.number), of=(*_CHAIN, "kind")).where(tile.c.number <= bindparam("highest"))
 
 Kept = tuple[int, Place, float]
 """A tile that was decoded: of which run, where, and when it was stored."""
@@ -154,9 +155,15 @@ class Tiles:
         found: int | None = connection.execute(_FIRST, values).scalar_one()
         return found
 
+    def last(self, connection: Connection, run_id: int, of: Chain, kind: str, highest: int) -> int | None:
+        """Return the number of the last tile of samples of a kind up to a number."""
+        values = _key(run_id, of, 0) | {"kind": kind, "highest": highest}
+        found: int | None = connection.execute(_LAST, values).scalar_one()
+        return found
+
     def end(self, connection: Connection, run_id: int, of: Chain, kind: str) -> int:
         """Return the step behind the last tile of samples of a kind, 0 where there is none."""
-        last = connection.execute(_LAST, _key(run_id, of, 0) | {"kind": kind}).scalar_one()
+        last = self.last(connection, run_id, of, kind, _HIGHEST)
         return 0 if last is None else (last + 1) * of.span(0)
 
     def _kept(self, run_id: int, stored: Mapping[Place, float]) -> dict[Place, Arrays]:

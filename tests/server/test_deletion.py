@@ -8,7 +8,7 @@ import streams
 from archives import Store
 from sqlalchemy import delete, func, select, update
 
-from gradcanary_server import deletion, tiles
+from gradcanary_server import deletion, layer_table, tiles
 from gradcanary_server.database import Database
 from gradcanary_server.engines import BUSY_S
 from gradcanary_server.schema import batch, tile
@@ -84,6 +84,18 @@ def test_old_samples_go_and_the_pyramid_stays(store, monkeypatch):
     assert thinned.partition('"samples"')[0] == before.partition('"samples"')[0]
     fine = store.read(lambda c, run: run.name) and store.pictures(5000)
     assert '"bucket_steps": 8' in fine, "single steps are not told apart where they are gone"
+
+
+def test_how_the_layers_ended_is_kept(store, monkeypatch):
+    monkeypatch.setattr(tiles, "ROWS", 8)
+    store.send("s", streams.Stream(streams.healthy(128, 3)), 64, end="finished")
+    store.compactor.compact()
+    layers = store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id))
+    with store.database.write() as connection:
+        assert deletion.thin(connection, store.database.now(connection) + 1)
+    store.forget()
+    assert store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id)) == layers
+    assert layers[0]["step"] == 127
 
 
 def test_a_raw_days_that_is_no_number_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 
 from gradcanary import wire
-from gradcanary_server import rolling, sealing, tiles, views
+from gradcanary_server import layer_table, rolling, sealing, tiles, views
 from gradcanary_server.schema import batch, tile
 
 
@@ -186,6 +186,19 @@ def test_what_is_large_is_sealed_in_parts(store, monkeypatch):
         parts = connection.scalars(select(tile.c.part).where(tile.c.kind == "absmax", tile.c.level == 0)).all()
     assert len(parts) > 2
     assert store.pictures(50) == before
+
+
+def test_the_layers_last_values_are_those_of_so_many_samples(store):
+    made = stream(np.random.default_rng(12), 400, 0, 1)
+    store.ingest.hello(RUN, "s", wire.dump(made.hello()))
+    for seq, each in enumerate(made.batches(16)):
+        ratio = wire.Block("update_ratio", None, (each.steps[0],), (seq % 3,), wire.column("f", [seq / 64]))
+        told = (*each.blocks, ratio) if seq in (5, 12, 13) else each.blocks
+        store.ingest.batch(RUN, "s", seq, wire.dump(replace(each, blocks=told)))
+    before = store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id))
+    assert [layer["update_ratio"] for layer in before] == [12 / 64, 13 / 64, None]
+    store.compactor.compact()
+    assert store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id)) == before
 
 
 def test_a_session_that_goes_on_after_its_end_is_whole(store):
