@@ -130,8 +130,7 @@ class Archive:
             of = known.get(launch_no) or Chain(launch_no, OF_METRICS)
             steps = [each for piece in logged for metric in piece.columns.metrics for each in _ends(metric.steps)]
             last = max([self.tiles.end(connection, run_id, of, METRICS) - 1, *steps])
-            mine = lowered(replace(of, sealed=FOR_EVER), min(steps, default=FOR_EVER))
-            found += _stretches(mine, spans[launch_no], (0, last), logged)
+            found += _stretches(replace(of, sealed=FOR_EVER), spans[launch_no], (0, last), logged)
         return found
 
     def ticks(self, connection: Connection, run_id: int, of: Stretch, level: int) -> Ticks:
@@ -257,9 +256,3 @@ def _ends(steps: NDArray[np.int64]) -> list[int]:
 def _without(span: Span, begin: int, end: int) -> list[Span]:
     parts = [(span[0], min(span[1], begin)), (max(span[0], end), span[1])]
     return [part for part in parts if part[0] < part[1]]
-
-
-def lowered(chain: Chain, step: int) -> Chain:
-    """Return a chain whose pyramid ends at or before a step."""
-    ends = (min(end, step // chain.span(level) * chain.span(level)) for level, end in enumerate(chain.rolled, start=1))
-    return replace(chain, rolled=tuple(ends))

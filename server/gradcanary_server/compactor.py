@@ -103,7 +103,7 @@ class Compactor:
     def _seal(self, run_id: int, session_id: str) -> bool:
         """Seal some batches of a session; tell whether there may be more."""
         with self._database.read() as connection:
-            work = sealing.prepare(connection, self._log, run_id, session_id)
+            work = sealing.prepare(connection, self._log, self._tiles, run_id, session_id)
         if work is None:
             return False
         with self._database.write() as connection:

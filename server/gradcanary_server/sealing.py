@@ -1,19 +1,18 @@
 """Batches of a session into tiles of level 0, and out of the log."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, update
 
 from gradcanary_server import tiles
-from gradcanary_server.archive import FOR_EVER, lowered
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.packing import Arrays
 from gradcanary_server.samples import tiles_of
 from gradcanary_server.schema import batch, chain, session
-from gradcanary_server.sources import named, points_of
-from gradcanary_server.tiles import METRICS, OF_METRICS, Chain, Place
+from gradcanary_server.sources import MetricSource, entries_of, named, points_of
+from gradcanary_server.tiles import METRICS, OF_METRICS, Chain, Place, Tiles
 
 MOST_BATCHES = 512
 """Of a session at once. Not less than two tiles of one sample each, so that what comes in trickles fills whole ones."""
@@ -47,7 +46,7 @@ def waiting(connection: Connection) -> list[tuple[int, str]]:
     return [(row.run_id, row.session) for row in connection.execute(query)]
 
 
-def prepare(connection: Connection, log: Log, run_id: int, session_id: str) -> Work | None:
+def prepare(connection: Connection, log: Log, store: Tiles, run_id: int, session_id: str) -> Work | None:
     """Return what to write to seal the next batches of a session, None if none can be sealed."""
     its = select(session).where(session.c.run_id == run_id, session.c.session == session_id)
     row = connection.execute(its).one_or_none()
@@ -70,7 +69,7 @@ def prepare(connection: Connection, log: Log, run_id: int, session_id: str) -> W
     if whole:
         of_metrics = known.get(OF_METRICS) or Chain(row.launch_no, OF_METRICS)
         grown, made = metric_tiles(whole, of_metrics, row.sealed_seq)
-        packed += made
+        packed += [*made, *_late_tiles(connection, store, run_id, of_metrics, whole)]
         before.append(of_metrics)
         moved.append(grown)
     written = [tiles.packed(*each) for each in packed]
@@ -86,12 +85,14 @@ def carry_out(connection: Connection, work: Work, now: float) -> None:
     free = mine & (session.c.sealed_seq == work.was)
     if connection.execute(update(session).where(free).values(sealed_seq=work.sealed_seq)).rowcount != 1:
         return
+    for place, _ in work.packed:
+        if place.level > 0:
+            of = Chain(place.launch_no, place.every)
+            begin = place.number * of.span(place.level)
+            tiles.discard(connection, work.run_id, of, place.level, begin, begin + of.span(place.level))
     tiles.write(connection, work.run_id, work.packed, now)
     for each in work.after:
         tiles.note(connection, work.run_id, each)
-        for level, end in enumerate(each.rolled, start=1):
-            if each.every == OF_METRICS:
-                tiles.discard(connection, work.run_id, each, level, end, FOR_EVER)
     sealed = (batch.c.run_id == work.run_id) & (batch.c.session == work.session) & (batch.c.seq < work.sealed_seq)
     connection.execute(delete(batch).where(sealed))
 
@@ -131,10 +132,7 @@ def _is_open(piece: Piece, after: dict[int, Chain]) -> bool:
 
 
 def metric_tiles(pieces: Sequence[Piece], of: Chain, part: int) -> tuple[Chain, list[tuple[Place, Arrays]]]:
-    """Return the chain of metrics with the points of these batches, and their tiles.
-
-    A point may come late. Where the pyramid is there already, it is made again from there on.
-    """
+    """Return the chain of metrics with the points of these batches, and their tiles."""
     names: dict[tuple[str, str], int] = {}
     parts = [points_of(piece, names) for piece in pieces]
     series, steps, values, times = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -148,4 +146,22 @@ def metric_tiles(pieces: Sequence[Piece], of: Chain, part: int) -> tuple[Chain, 
         made.append((Place(0, METRICS, of.launch_no, OF_METRICS, number, 0, part), arrays))
     sampled = [int(piece.columns.steps[-1]) + 1 for piece in pieces if len(piece.columns.steps)]
     sealed = max([of.sealed, *(end // span * span for end in sampled)])
-    return lowered(replace(of, sealed=sealed), int(steps.min())), made
+    return replace(of, sealed=sealed), made
+
+
+def _late_tiles(
+    connection: Connection, store: Tiles, run_id: int, of: Chain, pieces: Sequence[Piece]
+) -> Iterator[tuple[Place, Arrays]]:
+    """Yield those tiles of the pyramid of metrics that points of these batches come too late for, made again."""
+    told: dict[tuple[str, str], int] = {}
+    steps = np.concatenate([points_of(piece, told)[1] for piece in pieces]).astype(np.int64)
+    for level, whole in enumerate(of.rolled, start=1):
+        span = of.span(level)
+        for number in np.unique(steps[steps < whole] // span).tolist():
+            begin, end, names = number * span, (number + 1) * span, dict(told)
+            for _, arrays in store.read(connection, run_id, of, [METRICS], level, (begin, end)):
+                for key in entries_of(level, arrays)[0]:
+                    names.setdefault(key, len(names))
+            made = MetricSource(store, connection, run_id, of, pieces, names).of_tiles(level, begin, end)
+            place = Place(level, METRICS, of.launch_no, OF_METRICS, number, 0, 0)
+            yield place, {"names": named(names), **vars(made)}

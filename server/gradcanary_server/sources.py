@@ -148,13 +148,26 @@ class MetricSource:
         self._chain, self._pieces, self._numbered = chain, pieces, numbered
 
     def of_tiles(self, level: int, begin: int, end: int) -> Entries:
-        """Return the entries that tiles of a level hold of these steps, at level 0 with those of the log."""
+        """Return the entries that tiles of a level hold of these steps, with the points of the log."""
         found = self._tiles.read(self._connection, self._run_id, self._chain, [METRICS], level, (begin, end))
         parts = [self._chosen(entries_of(level, arrays)) for _, arrays in found]
         if level == 0:
             parts += [self._chosen(_entries_of_piece(piece)) for piece in self._pieces]
         whole = self.joined(parts)
-        return whole.chosen((whole.start >= begin) & (whole.start < end))
+        kept = whole.chosen((whole.start >= begin) & (whole.start < end))
+        return kept if level == 0 else self._with_late(kept, level, begin, end)
+
+    def _with_late(self, found: Entries, level: int, begin: int, end: int) -> Entries:
+        """Make those nodes anew that points in the log came too late for."""
+        steps = [metric.steps for piece in self._pieces for metric in piece.columns.metrics]
+        late = np.concatenate([np.empty(0, np.int64), *steps])
+        width = self._chain.width(level)
+        starts = np.unique(late[(late >= begin) & (late < end)] // width * width)
+        if not len(starts):
+            return found
+        kept = found.chosen(~np.isin(found.start, starts))
+        made = [self.widened(self.of_tiles(level - 1, at, at + width), width) for at in starts.tolist()]
+        return self.joined([kept, *made])
 
     def of_log(self, _begin: int, _end: int) -> Entries:
         """Return nothing: it was told with the tiles."""

@@ -94,7 +94,9 @@ def test_when_it_is_compacted_does_not_show(module_store, small_tiles, seed, poi
         module_store.clear()
         module_store.ingest.hello(RUN, "s", wire.dump(made.hello()))
         for seq, each in enumerate(made.batches(20)):
-            module_store.ingest.batch(RUN, "s", seq, wire.dump(each))
+            late = (wire.Metric(name, (), (seq // 4,), wire.column("d", [seq / 3])) for name in ("val", "loss"))
+            told = (*each.metrics, *late) if seq % 4 == 3 else each.metrics
+            module_store.ingest.batch(RUN, "s", seq, wire.dump(replace(each, metrics=told)))
             if seq in moments:
                 module_store.compactor.compact()
         found.append(module_store.pictures(points))
@@ -237,6 +239,25 @@ def test_points_that_come_late_are_in_the_pyramid(store):
     assert decoded(metrics["eval"]["count"]).sum() == 2
 
 
+def stored(store):
+    query = select(tile.c.level, tile.c.number, tile.c.stored).where(tile.c.kind == tiles.METRICS, tile.c.level > 0)
+    with store.database.read() as connection:
+        return {(row.level, row.number): row.stored for row in connection.execute(query)}
+
+
+def test_only_what_a_late_point_is_in_is_made_again(store, small_tiles):
+    store.send("s", streams.Stream(streams.healthy(640, LAYERS), streams.falling_loss(640)), 64)
+    store.compactor.compact()
+    before = stored(store)
+    late = wire.Metric("val", (), (70,), wire.column("d", [5.0]))
+    more = streams.Stream(streams.healthy(64, LAYERS), first_step=640).batch(0, 64)
+    store.ingest.batch(RUN, "s", 10, wire.dump(replace(more, metrics=(late,))))
+    store.compactor.compact()
+    after = stored(store)
+    assert before.keys() >= {(1, 1), (2, 0)}
+    assert {place for place in before if after[place] != before[place]} == {(1, 1), (2, 0)}
+
+
 def test_a_collector_sees_what_another_one_made_again(store, small_tiles):
     store.send("s", streams.Stream(streams.healthy(1000, LAYERS), streams.falling_loss(1000)), 50)
     store.compactor.compact()
@@ -269,9 +290,9 @@ def test_what_another_collector_rolled_up_meanwhile_stays_so(store, small_tiles)
     halves = [streams.Stream(made.absmax[:160], made.loss[:160]), streams.Stream(made.absmax[160:], first_step=160)]
     store.send("s", halves[0], 40)
     (key,) = work_of(store, sealing.waiting)
-    carried_out(store, sealing, work_of(store, sealing.prepare, store.archive.log, *key))
+    carried_out(store, sealing, work_of(store, sealing.prepare, store.archive.log, store.archive.tiles, *key))
     store.send("s", halves[1], 40, first_seq=4)
-    stale = work_of(store, sealing.prepare, store.archive.log, *key)
+    stale = work_of(store, sealing.prepare, store.archive.log, store.archive.tiles, *key)
     while (rolled := work_of(store, rolling.prepare, store.archive.tiles, key[0], 1, 1)) is not None:
         carried_out(store, rolling, rolled)
     carried_out(store, sealing, stale)
