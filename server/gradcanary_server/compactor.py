@@ -29,6 +29,7 @@ class Compactor:
         self._tiles = tiles
         self._raw_s = None if raw_days is None else raw_days * 86_400
         self._thin_at = 0.0
+        self._deleted: tuple[int, float] | None = None
         self._is_roomy = True
         self._is_first = True
         self._outage = Outage(logger)
@@ -51,7 +52,7 @@ class Compactor:
     def compact(self) -> None:
         """Move everything that can be moved."""
         with self._database.read() as connection:
-            waiting = sealing.waiting(connection)
+            waiting = sealing.waiting(connection, self._database.now(connection))
         for key in waiting:
             self._repeat(self._seal, *key)
         moved = None if self._is_first else {run_id for run_id, _ in waiting}
@@ -71,20 +72,28 @@ class Compactor:
             logger.exception("%s of %s failed; again in %s s", work.__name__, key, WAKE_S)
 
     def _tidy(self) -> None:
-        """Take away what was deleted or is too old, a bite at a time, and give its room back."""
-        while not self._stopping.is_set():
-            with self._database.read() as connection:
-                if not deletion.has_orphans(connection):
-                    break
-            with self._database.write() as connection:
-                deletion.purge(connection)
-            self._is_roomy = True
+        """Take away what was deleted or is too old, and give its room back."""
+        with self._database.read() as connection:
+            deleted = deletion.count(connection)
+        if deleted != self._deleted and self._purge():
+            self._deleted = deleted
         if self._raw_s is not None and time.monotonic() >= self._thin_at:
             self._thin_at = time.monotonic() + THIN_EACH_S
             with self._database.write() as connection:
                 self._is_roomy |= deletion.thin(connection, self._database.now(connection) - self._raw_s)
         if self._is_roomy:
             self._is_roomy = self._database.reclaim()
+
+    def _purge(self) -> bool:
+        """Take away what deleted runs left behind, a bite at a time; tell whether all of it is gone."""
+        while not self._stopping.is_set():
+            with self._database.read() as connection:
+                if not deletion.has_orphans(connection):
+                    return True
+            with self._database.write() as connection:
+                deletion.purge(connection)
+            self._is_roomy = True
+        return False
 
     def _run(self) -> None:
         while not self._stopping.wait(WAKE_S):
@@ -103,7 +112,8 @@ class Compactor:
     def _seal(self, run_id: int, session_id: str) -> bool:
         """Seal some batches of a session; tell whether there may be more."""
         with self._database.read() as connection:
-            work = sealing.prepare(connection, self._log, self._tiles, run_id, session_id)
+            now = self._database.now(connection)
+            work = sealing.prepare(connection, self._log, self._tiles, run_id, session_id, now)
         if work is None:
             return False
         with self._database.write() as connection:

@@ -42,6 +42,12 @@ def check_deleted(connection: Connection, run_name: str, session_id: str) -> Non
         raise RequestError(410, "run_deleted", f"Run {run_name!r} was deleted here.", "run")
 
 
+def count(connection: Connection) -> tuple[int, float]:
+    """Return what another deletion changes: looking for what it left behind takes a look at every tile."""
+    row = connection.execute(select(func.count(), func.max(deleted_session.c.deleted))).one()
+    return row[0], row[1] or 0.0
+
+
 def has_orphans(connection: Connection) -> bool:
     """Tell whether deleted runs left measurements behind."""
     return any(_orphan(connection, table) is not None for table in HEAVY)

@@ -20,6 +20,9 @@ MOST_BATCHES = 512
 MOST_BYTES = 64 * 2**20
 """Of a session at once, decoded, and a batch more: so much is held in memory."""
 
+OVER_S = 6 * 3600.0
+"""Without a word, after which a session is taken for ended: one that was killed never says so."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -34,19 +37,19 @@ class Work:
     after: list[Chain]
 
 
-def waiting(connection: Connection) -> list[tuple[int, str]]:
-    """Return the sessions that fill a tile or have many batches, or that ended with something in the log."""
+def waiting(connection: Connection, now: float) -> list[tuple[int, str]]:
+    """Return the sessions that fill a tile or have many batches, or that are over with something in the log."""
     joined = (chain.c.run_id == session.c.run_id) & (chain.c.launch_no == session.c.launch_no)
     query = (
         select(session.c.run_id, session.c.session)
         .outerjoin(chain, and_(joined, chain.c.every == session.c.every))
         .where(session.c.rank == 0, session.c.next_seq > session.c.sealed_seq)
-        .where(or_(session.c.ended.is_not(None), _fills_a_tile(), _is_long()))
+        .where(or_(session.c.ended.is_not(None), session.c.last_seen < now - OVER_S, _fills_a_tile(), _is_long()))
     )
     return [(row.run_id, row.session) for row in connection.execute(query)]
 
 
-def prepare(connection: Connection, log: Log, store: Tiles, run_id: int, session_id: str) -> Work | None:
+def prepare(connection: Connection, log: Log, store: Tiles, run_id: int, session_id: str, now: float) -> Work | None:
     """Return what to write to seal the next batches of a session, None if none can be sealed."""
     its = select(session).where(session.c.run_id == run_id, session.c.session == session_id)
     row = connection.execute(its).one_or_none()
@@ -56,7 +59,7 @@ def prepare(connection: Connection, log: Log, store: Tiles, run_id: int, session
     if not pieces:
         return None
     is_full = len(pieces) == MOST_BATCHES or sum(piece.columns.nbytes() for piece in pieces) >= MOST_BYTES
-    is_over = row.ended is not None and not is_full
+    is_over = (row.ended is not None or row.last_seen < now - OVER_S) and not is_full
     known = {each.every: each for each in tiles.chains(connection, run_id) if each.launch_no == row.launch_no}
     before = _of_samples(known, pieces, row.launch_no)
     ends = [(each, _until(each, pieces, is_over=is_over, is_full=is_full)) for each in before]

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import streams
-from archives import Store
+from archives import RUN, Store
 from sqlalchemy import delete, func, select, update
 
 from gradcanary_server import deletion, layer_table, tiles
@@ -66,6 +66,19 @@ def test_a_reader_that_takes_its_time_holds_up_no_writer(store):
         store.database.reclaim()
         assert time.monotonic() - began < BUSY_S / 2
     store.send("t", streams.Stream(streams.healthy(10, 2)), 5)
+
+
+def test_what_is_left_behind_is_looked_for_after_a_deletion_only(store, monkeypatch):
+    looked, look = [], deletion.has_orphans
+    monkeypatch.setattr(deletion, "has_orphans", lambda connection: looked.append(1) or look(connection))
+    store.send("s", streams.Stream(streams.healthy(30, 3)), 10, end="finished")
+    for _ in range(3):
+        store.compactor.compact()
+    assert len(looked) == 1, "at its start: another collector may have died while it deleted"
+    with store.database.write() as connection:
+        deletion.delete_run(connection, RUN, store.database.now(connection))
+    store.compactor.compact()
+    assert store.count(tile) == 0
 
 
 def test_old_samples_go_and_the_pyramid_stays(store, monkeypatch):

@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 
 from gradcanary import wire
 from gradcanary_server import layer_table, rolling, sealing, tiles, views
-from gradcanary_server.schema import batch, tile
+from gradcanary_server.schema import batch, session, tile
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +158,20 @@ def test_one_step_a_batch_fills_tiles_while_it_lives_and_all_of_it_at_its_end(st
     assert np.concatenate(samples).tolist() == list(range(260))
 
 
+def test_a_session_that_was_killed_is_sealed_and_may_go_on(store):
+    store.send("s", stream(np.random.default_rng(13), 30, 0, 1), 10)
+    store.compactor.compact()
+    assert store.count(batch) == 3
+    with store.database.write() as connection:
+        connection.execute(update(session).values(last_seen=session.c.last_seen - 86_400))
+    store.compactor.compact()
+    assert store.count(batch) == 0
+    store.send("s", stream(np.random.default_rng(13), 30, 30, 1), 10, first_seq=3)
+    store.compactor.compact()
+    samples = store.read(lambda c, run: [p.columns.steps for p in views.samples(c, store.archive, run.run_id)])
+    assert np.concatenate(samples).tolist() == list(range(60))
+
+
 def of_few_samples(steps, every):
     """One step a batch, with a loss for each and samples of some."""
     made = stream(np.random.default_rng(9), 1 + steps // every, 0, every)
@@ -289,10 +303,10 @@ def test_what_another_collector_rolled_up_meanwhile_stays_so(store, small_tiles)
     made = stream(np.random.default_rng(11), 200, 0, 1)
     halves = [streams.Stream(made.absmax[:160], made.loss[:160]), streams.Stream(made.absmax[160:], first_step=160)]
     store.send("s", halves[0], 40)
-    (key,) = work_of(store, sealing.waiting)
-    carried_out(store, sealing, work_of(store, sealing.prepare, store.archive.log, store.archive.tiles, *key))
+    (key,) = work_of(store, sealing.waiting, 0.0)
+    carried_out(store, sealing, work_of(store, sealing.prepare, store.archive.log, store.archive.tiles, *key, 0.0))
     store.send("s", halves[1], 40, first_seq=4)
-    stale = work_of(store, sealing.prepare, store.archive.log, store.archive.tiles, *key)
+    stale = work_of(store, sealing.prepare, store.archive.log, store.archive.tiles, *key, 0.0)
     while (rolled := work_of(store, rolling.prepare, store.archive.tiles, key[0], 1, 1)) is not None:
         carried_out(store, rolling, rolled)
     carried_out(store, sealing, stale)
