@@ -147,6 +147,12 @@ def test_a_live_run_keeps_less_than_a_tile_in_the_log(store):
     assert store.count(tile) == store.count(tile)
 
 
+def sampled(store):
+    run_id = store.read(lambda _, run: run.run_id)
+    pieces = views.samples(store.database, store.archive, run_id)
+    return [step for piece in pieces for step in piece.columns.steps.tolist()]
+
+
 def test_one_step_a_batch_fills_tiles_while_it_lives_and_all_of_it_at_its_end(store):
     store.send("s", stream(np.random.default_rng(8), 260, 0, 1), 1)
     store.compactor.compact()
@@ -154,8 +160,7 @@ def test_one_step_a_batch_fills_tiles_while_it_lives_and_all_of_it_at_its_end(st
     store.ingest.end(RUN, "s", wire.dump(wire.End("finished", None, None)))
     store.compactor.compact()
     assert store.count(batch) == 0
-    samples = store.read(lambda c, run: [p.columns.steps for p in views.samples(c, store.archive, run.run_id)])
-    assert np.concatenate(samples).tolist() == list(range(260))
+    assert sampled(store) == list(range(260))
 
 
 def test_a_session_that_was_killed_is_sealed_and_may_go_on(store):
@@ -168,8 +173,7 @@ def test_a_session_that_was_killed_is_sealed_and_may_go_on(store):
     assert store.count(batch) == 0
     store.send("s", stream(np.random.default_rng(13), 30, 30, 1), 10, first_seq=3)
     store.compactor.compact()
-    samples = store.read(lambda c, run: [p.columns.steps for p in views.samples(c, store.archive, run.run_id)])
-    assert np.concatenate(samples).tolist() == list(range(60))
+    assert sampled(store) == list(range(60))
 
 
 def of_few_samples(steps, every):
