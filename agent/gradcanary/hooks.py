@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradcanary import tap
+from gradcanary import engine, tap
 from gradcanary.guard import Guard
 from gradcanary.layers import discover, living
 from gradcanary.observer import Observer
@@ -32,9 +32,10 @@ class Hooks:
         self.before_first_step: Callable[[], None] | None = None
         self._model: Callable[[], nn.Module | None] = lambda: None
         self._takes_any = False
-        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._groups: tuple[int, ...] = ()
+        self._sizes: dict[int, tuple[int, ...]] = {}
+        self._main: Callable[[], Optimizer | None] = lambda: None
         self._counters: list[Any] = []
         self._unhooked: list[int] = []
         self._steps: list[Any] = []
@@ -43,16 +44,16 @@ class Hooks:
     def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
         observer, wrap = self.observer, self.guard.wrap
-        observer.main, observer.optimizers = self._main, self.optimizers
+        observer.main, observer.optimizers = lambda: self._main(), self.optimizers
         self._takes_any = model is None and optimizer is None
         if model is not None:
             self._model = weakref.ref(model)
             if optimizer is not None and not self._shares(optimizer):
                 self.guard.say("the optimizer has no parameter of the model: watch() was given two that do not belong")
         if optimizer is not None:
-            self._optimizers.append(weakref.ref(optimizer))
+            self._add([optimizer])
         elif model is not None:
-            self._optimizers += [weakref.ref(found) for found in living(Optimizer) if self._shares(found)]
+            self._add([found for found in living(Optimizer) if self._shares(found)])
         if not self._takes_any:
             self._follow()
         self._steps.append(register_optimizer_step_pre_hook(wrap("the step hook", self._step_begins)))
@@ -68,18 +69,16 @@ class Hooks:
 
     def optimizers(self) -> Sequence[Optimizer]:
         """Return the optimizers followed, without those that the training has let go of."""
-        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+        return [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
 
     def follows(self, optimizer: Optimizer) -> bool:
         """Say whether the optimizer is one of this watch."""
-        return any(reference() is optimizer for reference in self._optimizers)
+        reference = self._optimizers.get(id(optimizer))
+        return reference is not None and reference() is optimizer
 
     def watches(self, model: nn.Module) -> bool:
         """Say whether the model is the one that this watch was given."""
         return self._model() is model
-
-    def _main(self) -> Optimizer | None:
-        return max(self.optimizers(), key=_elements, default=None)
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.follows(optimizer):
@@ -91,9 +90,9 @@ class Hooks:
             if self.before_first_step is not None:
                 begin, self.before_first_step = self.before_first_step, None
                 begin()
-            self._optimizers.append(weakref.ref(optimizer))
+            self._add([optimizer, *self._companions(optimizer)])
             self._follow()
-        elif self._sizes() != self._groups:
+        elif self._sizes.get(id(optimizer)) != _sizes(optimizer) or self._main() is None:
             self._follow()
         else:
             self._count_unfrozen()
@@ -102,6 +101,16 @@ class Hooks:
     def _step_ended(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if self.follows(optimizer):
             self.observer.step_ended(optimizer)
+
+    def _add(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in optimizers})
+
+    def _companions(self, optimizer: Optimizer) -> Sequence[Optimizer]:
+        """Return the optimizers that come with one that steps inside a backward pass: there each layer has its own."""
+        if not self.observer.has_callbacks or engine.current_pass() < 0:
+            return ()
+        others = [found for found in living(Optimizer) if found is not optimizer and not self.follows(found)]
+        return [found for found in others if self._is_ours(found)]
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
         """Say whether an optimizer that nobody named belongs here: a wrapper hides the one that steps, for example."""
@@ -114,29 +123,29 @@ class Hooks:
         return any(id(parameter) in known for parameter in _parameters(optimizer))
 
     def _follow(self) -> None:
-        layers = discover(self.optimizers(), self._model(), self.settings)
+        optimizers = self.optimizers()
+        layers = discover(optimizers, self._model(), self.settings)
         if not len(layers):
             self.guard.say("no layer to watch: nothing is trainable, or include/exclude leave nothing")
-        self._groups = self._sizes()
+        self._sizes = {id(optimizer): _sizes(optimizer) for optimizer in optimizers}
+        main = max(optimizers, key=_elements, default=None)
+        self._main = (lambda: None) if main is None else weakref.ref(main)
         self.observer.follow(layers)
         self._uncount()
         self._unhooked = list(range(len(layers)))
         self._count_unfrozen()
 
-    def _sizes(self) -> tuple[int, ...]:
-        return tuple(len(group["params"]) for optimizer in self.optimizers() for group in optimizer.param_groups)
-
     def _count_unfrozen(self) -> None:
         """Hook the layers that are trainable now: torch takes no hook on one that is frozen."""
         layers = self.observer.layers
+        counters = self.observer.counters() if self._unhooked else {}
         frozen = []
         for layer in self._unhooked if layers is not None else ():
             parameter = layers.references[layer]() if layers is not None else None
             if parameter is None or not (parameter.requires_grad and parameter.is_leaf):
                 frozen.append(layer)
             else:
-                counter = self.observer.counter(layer)
-                self._counters.append(parameter.register_post_accumulate_grad_hook(counter))  # type: ignore[no-untyped-call]  # untyped in torch
+                self._counters.append(parameter.register_post_accumulate_grad_hook(counters[layer]))  # type: ignore[no-untyped-call]  # untyped in torch
         self._unhooked = frozen
 
     def _uncount(self) -> None:
@@ -147,6 +156,10 @@ class Hooks:
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _sizes(optimizer: Optimizer) -> tuple[int, ...]:
+    return tuple(len(group["params"]) for group in optimizer.param_groups)
 
 
 def _elements(optimizer: Optimizer) -> int:

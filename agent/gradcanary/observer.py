@@ -1,43 +1,35 @@
-"""The training thread's side of a watch: follows windows through hooks and puts a record into the ring for each.
+"""The training thread's side of a watch: puts a record into the ring for each window of the main optimizer.
 
-The hooks count, look at identities and launch kernels. None of them reads a tensor's value, waits, or returns anything.
+The main optimizer is the one that holds most elements; what others step is recorded under its current step.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradcanary import engine
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers
 from gradcanary.origin import origin_of
-from gradcanary.records import (
-    NOT_SKIPPED,
-    SKIPPED_BY_LOOP,
-    SKIPPED_BY_SCALER,
-    Logged,
-    Origin,
-    Probe,
-    Record,
-    Wishes,
-)
-from gradcanary.sampling import is_capturing, take_sample
-from gradcanary.scaling import Scaling
+from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER, Logged, Origin, Record, Sample, Wishes
+from gradcanary.sampling import not_sampled
 from gradcanary.settings import Settings
-from gradcanary.statistics import norm_of, readable
-from gradcanary.window import NEW, TOUCHED, Sentinel, Window
+from gradcanary.track import Track
 
 _ROOTS_BEFORE_LAYERS = 64
 """Losses kept while no optimizer has stepped yet: as many micro-steps as the first window has, hardly more."""
 
+Optimizer = torch.optim.Optimizer
+
 
 class Observer:
-    """Follows the windows of the main optimizer; fed by the hooks of :class:`gradcanary.hooks.Hooks`."""
+    """Follows all optimizers, each on a track of its own; fed by the hooks of :class:`gradcanary.hooks.Hooks`."""
 
     def __init__(self, settings: Settings, guard: Guard, *, put: Callable[[Record], None]) -> None:
         self.settings = settings
@@ -45,233 +37,206 @@ class Observer:
         self.has_callbacks = False
         self.put = put
         self.layers: Layers | None = None
-        self.main: Callable[[], torch.optim.Optimizer | None] = lambda: None
-        self.optimizers: Callable[[], Sequence[torch.optim.Optimizer]] = tuple
+        self.main: Callable[[], Optimizer | None] = lambda: None
+        self.optimizers: Callable[[], Sequence[Optimizer]] = tuple
         self.origin: Origin | None = None
         self.wishes = Wishes()
         self.step = 0
+        self.steps_taken = 0
+        self.samples = 0
+        self.spent_s = 0.0
         self.paused = False
         self.logged: list[Logged] = []
-        self.scaling = Scaling()
-        self._window = Window(0)
-        self._sentinel = Sentinel()
-        self._pass = -1
-        self._open: set[int] = set()
+        self._tracks: dict[int | None, Track] = {}
+        self._leading: Track | None = None
+        self._parts: dict[Track, Sample] = {}
+        self._early_parts: dict[Track, Sample] = {}
         self._roots: list[Tensor] = []
         self._calls = 0
-        self._passes_before = 0
-        self._clears_in_place = False
-        self._earlier: list[int] = []
-        self._samples = 0
-        self._spent_s = 0.0
         self._since: float | None = None
         self._stepped_at: float | None = None
 
     # -- what the hooks call -------------------------------------------------------------------------------------
 
     def follow(self, layers: Layers) -> None:
-        """Take other layers; in the middle of a window what it counted so far is given up, unless they are the same."""
-        if self._window.stepped:
-            self._close_window()
-        before, self.layers = self.layers, layers
-        if before is not None and layers.are_those_of(before):
-            return
-        self._window = Window(len(layers))
-        self._sentinel = Sentinel()
-        self._earlier = [0] * len(layers)
-        self._passes_before = 0
+        """Take other layers; for an optimizer that has the same ones as before, the window that is open goes on."""
+        main, owners = self.main(), [id(optimizer) for optimizer in self.optimizers()]
+        first = None if main is None else id(main)
+        places: dict[int | None, list[int]] = {first: []}
+        for layer, owner in enumerate(layers.optimizers):
+            places.setdefault(first if owner is None else owners[owner], []).append(layer)
+        tracks = {key: self._track_of(key, mine, layers) for key, mine in places.items()}
+        self._hand_over(tracks[first], tracks.values())
+        self.layers, self._tracks = layers, tracks
+        for key, mine in places.items():
+            tracks[key].layers = mine
+
+    def counters(self) -> dict[int, Callable[[Tensor], None]]:
+        """Return the post-accumulate hook of each layer."""
+        return {
+            layer: track.counter(position)
+            for track in self._tracks.values()
+            for position, layer in enumerate(track.layers)
+        }
 
     def backward_called(self, roots: list[Tensor]) -> None:
-        """Keep what a backward pass starts from until a layer of ours takes part in it."""
-        self._open.clear()  # a pass that raised has left its number
+        """Keep what a backward pass starts from until a layer of the main optimizer takes part in it."""
+        for track in self._tracks.values():
+            track.forget_passes()
         self._calls += not self.paused
         copies = [] if self.paused else [root.detach().clone() for root in roots]
         self._roots = copies if self.layers is not None else [*self._roots, *copies][-_ROOTS_BEFORE_LAYERS:]
 
-    def counter(self, layer: int) -> Callable[[Tensor], None]:
-        """Return the post-accumulate hook of a layer: the one piece of the agent that runs per layer and micro-step."""
-        has_callbacks, catch = self.has_callbacks, self.guard.catch
-
-        def accumulated(_parameter: Tensor) -> None:
-            try:
-                if self.paused:
-                    return
-                if has_callbacks:
-                    if engine.current_pass() != self._pass:
-                        self._pass_begins(layer)
-                elif self._sentinel.layer in (None, layer) or not self._window.begun or self._window.stepped:
-                    self._pass_begins(layer)
-                self._window.counts[layer] += 1
-            except Exception as error:  # noqa: BLE001 -- as in Guard.wrap, without a second call per layer
-                catch("counting micro-steps", error)
-
-        return accumulated
-
-    def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
-        """Take what only the moment before the step shows: a late sample, the clip, the learning rates."""
+    def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        """Take what only the moment before the step shows."""
         began = time.perf_counter()
-        if optimizer is not self.main():
+        track = self._tracks.get(id(optimizer))
+        if track is None:
             return
-        window = self._begun_window()
-        if not self.scaling.learn(optimizer):
-            self._unscale(window)
-        window.stepping = True
-        window.lr = tuple(_copied(group["lr"]) for group in self._groups() if "lr" in group)
-        scale, window.found_inf = self.scaling.at_step(optimizer)
-        if self._is_sampled() and not has_closure:
-            if window.sample is None:
-                self._take_sample("post_clip", scale)
-            else:
-                self._look_for_clip(window, scale)
+        self._begin_stepping(track)
+        track.step_begins(optimizer, has_closure=has_closure)
+        if track is self._leading:
+            track.window.lr = tuple(_copied(group["lr"]) for group in self._groups() if "lr" in group)
         self.paused = False
-        self._spent_s += time.perf_counter() - began
+        self.spent_s += time.perf_counter() - began
 
-    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that the window got its step; it stays open for what is logged until the next one begins."""
-        window = self._window
-        if optimizer is not self.main():
-            window.consumed.update(i for i, other in enumerate(self.optimizers()) if other is optimizer)
-            return
+    def step_ended(self, optimizer: Optimizer) -> None:
+        """Note the step; a sample of another optimizer than the main one goes to the main one's record."""
         now = time.perf_counter()
-        window.stepping, window.stepped = False, True
-        window.step_time_s = None if self._stepped_at is None else now - self._stepped_at
-        self._stepped_at = now
-        if self._sentinel.layer is not None:
-            self._sentinel.mark(self._sentinel.layer, self._gradient(self._sentinel.layer))
-        self._spent_s += time.perf_counter() - now
+        track = self._tracks.get(id(optimizer))
+        if track is None:
+            return
+        track.step_ended()
+        self.steps_taken += 1
+        if track is self._leading:
+            track.window.step_time_s = None if self._stepped_at is None else now - self._stepped_at
+            self._stepped_at = now
+        else:
+            self._lay_down(track)
+        self.spent_s += time.perf_counter() - now
 
     def close(self) -> None:
         """Hand over the last window if it had its step."""
-        if self._window.stepped:
-            self._close_window()
+        if self._leading is not None and self._leading.window.stepped:
+            self._close_window(self._leading)
 
     def share(self) -> float:
         """Return the part of the time since the first window that the agent's hooks took, the counters left out."""
         elapsed = 0.0 if self._since is None else time.perf_counter() - self._since
-        return self._spent_s / elapsed if elapsed > 0 else 0.0
+        return self.spent_s / elapsed if elapsed > 0 else 0.0
 
-    # -- backward passes -----------------------------------------------------------------------------------------
+    # -- what the tracks ask -------------------------------------------------------------------------------------
 
-    def _pass_begins(self, layer: int) -> None:
-        began = time.perf_counter()
-        is_outermost = not self._open
-        if self.has_callbacks and not self._is_opened(engine.current_pass()):
-            return
-        if is_outermost:
-            self._enter_window(layer)
-        if not self.has_callbacks:
-            self._sentinel.mark(layer, self._gradient(layer))
-        elif self._sentinel.layer is None:
-            self._sentinel.layer = layer
-        self._spent_s += time.perf_counter() - began
+    def is_sampled(self, track: Track) -> bool:
+        """Say whether the step that a track's window is recorded under is one that is sampled."""
+        leading = self._leading
+        is_next = leading is not None and leading.window.stepped and not self._is_shared(track)
+        return self.layers is not None and (self.step + is_next) % self.settings.interval == 0
 
-    def _is_opened(self, number: int) -> bool:
-        """Queue what follows the end of a pass, once; False when an inner pass of a checkpointed block has ended."""
-        self._pass = number
-        if number in self._open:
-            return False
-        self._open.add(number)
-        engine.at_end(self.guard.wrap("the end of backward", lambda: self._pass_ends(number)))
-        return True
+    def another_stepped(self, track: Track) -> bool:
+        """Say whether another optimizer has stepped since the track's window began, and not the track's own."""
+        return not track.window.stepped and self.steps_taken > track.window.steps_before
 
-    def _enter_window(self, layer: int) -> None:
-        if self._is_new_window(layer):
-            if self._window.stepping:
-                self._window.restart()
-            else:
-                self._close_window()
-        if not self._window.begun:
-            self._begin_window()
-        self._window.losses += self._roots
-        self._roots = []
+    def take_roots(self, track: Track) -> list[Tensor]:
+        """Return what the present backward pass starts from, once, and to the main optimizer only."""
+        if track is not self._leading:
+            return []
+        roots, self._roots = self._roots, []
+        return roots
 
-    def _is_new_window(self, layer: int) -> bool:
-        window, sentinel = self._window, self._sentinel
-        if not window.begun:
-            return False
-        change = NEW
-        if sentinel.layer is not None:
-            change = sentinel.change(self._gradient(sentinel.layer), writes=int(layer == sentinel.layer))
-        if window.stepped:
-            self._clears_in_place = change == TOUCHED
-            return True
-        updated = window.scaler_round is not None and self.scaling.round() is not window.scaler_round
-        return updated or (window.micro_steps > 0 and (change == NEW or (change == TOUCHED and self._clears_in_place)))
-
-    def _pass_ends(self, number: int) -> None:
-        self._pass = -1
-        # Once more from inside: what a data-parallel wrapper queued meanwhile comes first.
-        engine.at_end(self.guard.wrap("sampling", lambda: self._pass_settled(number)))
-
-    def _pass_settled(self, number: int) -> None:
-        began = time.perf_counter()
-        self._open.discard(number)
-        window = self._window
-        window.passes += 1
-        if self._is_sampled() and (window.stepping or window.passes >= self._passes_before):
-            self._take_sample("accumulated", window.loss_scale)
-        if self._sentinel.layer is not None:
-            self._sentinel.mark(self._sentinel.layer, self._gradient(self._sentinel.layer))
-        self._spent_s += time.perf_counter() - began
-
-    @staticmethod
-    def _unscale(window: Window) -> None:
-        """Take back a guess: the scaler that lives in this process is not of this training."""
-        window.loss_scale = window.scaler_round = None
-        if window.sample is not None:
-            window.sample.scale = None
-
-    # -- windows -------------------------------------------------------------------------------------------------
-
-    def _begun_window(self) -> Window:
-        """Return the window that a step belongs to; a step without a backward pass of its own is a window too."""
-        if self._window.stepped:
-            self._close_window()
-        if not self._window.begun:
-            self._begin_window()
-            self._window.losses, self._roots = self._roots, []
-        self._window.calls, self._calls = self._calls, 0
-        self._find_origin(even_unknown=False)
-        return self._window
-
-    def _begin_window(self) -> None:
+    def window_begins(self) -> None:
+        """Learn where the count of steps begins."""
         if self._since is None:
             self._since = time.perf_counter()
         self._find_origin(even_unknown=False)
-        self.scaling.search()
-        self._window.begun = True
-        self._window.scaler_round = self.scaling.round()
-        self._window.loss_scale = self.scaling.scale()
+
+    def window_ended(self, track: Track) -> None:
+        """Put the record of the main optimizer's window.
+
+        One that got no step of its own while another optimizer had one was that one's: gradients that pass through.
+        """
+        is_foreign = self.another_stepped(track) and not track.was_updated()
+        if track is self._leading and not is_foreign:
+            self._close_window(track)
+        else:
+            track.renew_window(was_sampled=track.window.stepped and self.is_sampled(track), is_foreign=is_foreign)
+
+    # -- several optimizers --------------------------------------------------------------------------------------
+
+    def _track_of(self, key: int | None, places: list[int], layers: Layers) -> Track:
+        references = [layers.references[layer] for layer in places]
+        for earlier in (self._tracks.get(key), self._tracks.get(None)):
+            if earlier is not None and earlier.has(references):
+                return earlier
+        return Track(self, places, references)
+
+    def _hand_over(self, leading: Track, tracks: Collection[Track]) -> None:
+        """Change the main optimizer. A step that it had while it led is recorded, or laid down for the next to lead."""
+        before, self._leading = self._leading, leading
+        if before is not None and before.window.stepped:
+            if before is leading or before not in tracks:
+                self._close_window(before)
+            else:
+                self._lay_down(before)
+        self._parts = {track: sample for track, sample in self._parts.items() if track in tracks}
+        self._early_parts = {track: sample for track, sample in self._early_parts.items() if track in tracks}
+
+    def _begin_stepping(self, track: Track) -> None:
+        """Have a window that the step belongs to; a step without a backward pass of its own is a window too."""
+        if track.window.stepped:
+            self.window_ended(track)
+        if not track.window.begun:
+            track.begin_window()
+            track.window.losses = self.take_roots(track)
+        if track is self._leading:
+            track.window.calls, self._calls = self._calls, 0
+        self._find_origin(even_unknown=False)
+
+    def _lay_down(self, track: Track) -> None:
+        """Keep a sample for the main optimizer's record: the present one, or where that had its step, the next."""
+        sample, leading = track.window.sample, self._leading
+        if sample is None or leading is None:
+            return
+        sample.is_joint = self._is_shared(track)
+        is_early = leading.window.stepped and not sample.is_joint
+        (self._early_parts if is_early else self._parts)[track] = sample
+
+    def _is_shared(self, track: Track) -> bool:
+        """Say whether the track's window and the main optimizer's have a backward pass in common."""
+        leading = self._leading
+        if leading is None or track is leading:
+            return True
+        now = engine.current_pass() if self.has_callbacks else -1
+        return (leading.window.stepped_in == now >= 0) or bool(leading.window.seen_in & track.window.seen_in)
+
+    # -- records -------------------------------------------------------------------------------------------------
 
     def _find_origin(self, *, even_unknown: bool) -> None:
         if self.origin is None and (even_unknown or self.main() is not None):
             self.origin = origin_of(self.main(), self.settings.step)
             self.step = self.origin.first_step
 
-    def _close_window(self) -> None:
-        window, layers = self._window, self.layers
-        if layers is None:
+    def _close_window(self, track: Track) -> None:
+        if self.layers is None:
             return
         self._find_origin(even_unknown=True)
-        self._passes_before = window.passes or self._passes_before
-        if self._is_sampled():
-            self._samples += 1
-            self._earlier = [0] * len(layers)
-        else:
-            self._earlier = [a + b for a, b in zip(self._earlier, window.counts, strict=True)]
-        self.put(self._record(window, layers))
+        is_sampled = self.step % self.settings.interval == 0
+        self.samples += is_sampled
+        self.put(self._record(track, self.layers))
         self.step += 1
-        self._window = Window(len(layers))
+        self._parts, self._early_parts = self._early_parts, {}
+        track.renew_window(was_sampled=is_sampled)
 
-    def _record(self, window: Window, layers: Layers) -> Record:
+    def _record(self, track: Track, layers: Layers) -> Record:
+        window = track.window
         logged, self.logged = self.logged, []
         return Record(
             layers=layers,
             step=self.step,
             time=time.time(),
             micro_steps=window.micro_steps or window.calls,
-            skipped=self._why_skipped(window),
-            sample=window.sample,
+            skipped=_why_skipped(track),
+            samples=self._samples(track),
             probe=window.probe,
             found_inf=window.found_inf,
             losses=window.losses,
@@ -282,51 +247,27 @@ class Observer:
             logged=logged,
         )
 
-    def _why_skipped(self, window: Window) -> int:
-        if window.stepped:
-            return NOT_SKIPPED
-        now = self.scaling.round()
-        return SKIPPED_BY_SCALER if now is not None and now is not window.scaler_round else SKIPPED_BY_LOOP
-
-    # -- samples -------------------------------------------------------------------------------------------------
-
-    def _is_sampled(self) -> bool:
-        return self.layers is not None and self.step % self.settings.interval == 0
-
-    def _take_sample(self, phase: str, scale: Tensor | None) -> None:
-        window, layers = self._window, self.layers
-        if layers is None or is_capturing():
-            return
-        window.sample = take_sample(
-            layers,
-            window.counts if window.micro_steps else None,
-            self._earlier,
-            window.consumed,
-            phase=phase,
-            scale=scale,
-            number=self._samples,
-            wishes=self.wishes,
-        )
-
-    def _look_for_clip(self, window: Window, scale: Tensor | None) -> None:
-        """Measure one layer again if gradients were written to since the sample."""
-        sentinel = self._sentinel
-        if sentinel.layer is None or sentinel.change(self._gradient(sentinel.layer)) != TOUCHED or is_capturing():
-            return
-        wished = self.wishes.probe
-        layer = wished if wished is not None and wished < len(window.counts) else sentinel.layer
-        gradient = self._gradient(layer)
-        if gradient is not None and readable(gradient) and window.counts[layer]:
-            window.probe = Probe(layer, norm_of(gradient), scale)
-
-    # -- small things --------------------------------------------------------------------------------------------
-
-    def _gradient(self, layer: int) -> Tensor | None:
-        parameter: nn.Parameter | None = None if self.layers is None else self.layers.references[layer]()
-        return None if parameter is None else parameter.grad
+    def _samples(self, leading: Track) -> list[Sample]:
+        """Return the samples of all optimizers, the main one's first; none where that has none."""
+        if leading.window.sample is None:
+            return []
+        others = [track for track in self._tracks.values() if track is not leading]
+        found = [replace(leading.window.sample, layers=leading.layers)]
+        for track in others:
+            part = self._parts.get(track)
+            found.append(
+                not_sampled(track.layers, track.references) if part is None else replace(part, layers=track.layers)
+            )
+        return found
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         return (group for optimizer in self.optimizers() for group in optimizer.param_groups)
+
+
+def _why_skipped(track: Track) -> int:
+    if track.window.stepped:
+        return NOT_SKIPPED
+    return SKIPPED_BY_SCALER if track.was_updated() and track.scaling.round() is not None else SKIPPED_BY_LOOP
 
 
 def _copied(number: float | Tensor) -> float | Tensor:

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gradcanary import wire
-from gradcanary.records import MEASURED, NONFINITE, SKIPPED_BY_SCALER, ZERO, Record, Sample, Wishes
+from gradcanary.records import MEASURED, NONFINITE, PARTIAL, SKIPPED_BY_SCALER, ZERO, Record, Sample, Wishes
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from gradcanary.statistics import Numbers
 
 FLOAT32_MAX = 3.4028234663852886e38
 LOW = 1e-4
@@ -82,8 +80,8 @@ class Reader:
             agent_share=record.agent_share,
         )
         row.metrics += [((name, ()), record.step, value) for name, value in self._own_metrics(record)]
-        if record.sample is not None:
-            self._read_sample(record, record.sample, row)
+        if record.samples:
+            self._read_samples(record, row)
         row.metrics += [
             ((logged.name, logged.tags), record.step if logged.step is None else logged.step, _number(logged.value))
             for logged in record.logged
@@ -98,7 +96,7 @@ class Reader:
         if record.losses and not said:
             yield "loss", sum(map(_number, record.losses)) / (scale or 1.0)
         yield from ((f"lr{group}", _number(rate)) for group, rate in enumerate(record.lr))
-        if record.sample is None:
+        if not record.samples:
             return
         if record.step_time_s is not None:
             yield "step_time_s", record.step_time_s
@@ -107,33 +105,32 @@ class Reader:
         if self._skipped_total or record.loss_scale is not None:
             yield "skipped_total", float(self._skipped_total)
 
-    def _read_sample(self, record: Record, sample: Sample, row: Row) -> None:
-        from gradcanary.statistics import read
-
-        numbers = read(sample.measured)
-        scale = _scale(sample.scale)
-        states = bytearray(sample.states)
+    def _read_samples(self, record: Record, row: Row) -> None:
+        found = _Found(len(record.layers))
+        for sample in record.samples:
+            found.add(sample)
+        states = found.states
         absmax, norm = (array("f", [math.nan]) * len(states) for _ in range(2))
         bad: dict[int, float] = {}
-        for layer, largest in numbers.absmax.items():
+        for layer, largest in found.absmax.items():
             if not math.isfinite(largest):
                 states[layer] = NONFINITE
-                bad[layer] = numbers.nonfinite.get(layer) or 1.0
+                bad[layer] = found.nonfinite.get(layer) or 1.0
                 continue
             if largest == 0:
                 states[layer] = ZERO
-            absmax[layer] = value = min(largest / scale, FLOAT32_MAX)
-            norm[layer] = _norm(numbers.norm[layer] / scale, value)
-        row.states, row.dtypes = bytes(states), sample.dtypes
-        row.columns["absmax"] = Column(sample.phase, None, absmax)
-        row.columns["norm"] = Column(sample.phase, None, norm)
-        self._add_counts(row, numbers, sample.phase, bad)
-        self._add_clip(record, numbers, scale, row)
+            absmax[layer] = value = min(largest, FLOAT32_MAX)
+            norm[layer] = _norm(found.norm[layer], value)
+        row.states, row.dtypes = bytes(states), tuple(found.dtypes)
+        row.columns["absmax"] = Column(found.phase, None, absmax)
+        row.columns["norm"] = Column(found.phase, None, norm)
+        self._add_counts(row, found, bad)
+        _add_clip(record, found, row)
         self.wishes = self._next_wishes(absmax, norm, states, row.layer_set)
 
-    def _add_counts(self, row: Row, numbers: Numbers, phase: str, bad: dict[int, float]) -> None:
-        layers = row.layer_set.layers
-        fractions = {i: count / layers[i].local_numel for i, count in numbers.zeros.items()}
+    def _add_counts(self, row: Row, found: _Found, bad: dict[int, float]) -> None:
+        layers, phase = row.layer_set.layers, found.phase
+        fractions = {i: count / layers[i].local_numel for i, count in found.zeros.items()}
         for stat, values in (("zero_fraction", fractions), ("nonfinite", bad)):
             if values:
                 row.columns[stat] = Column(
@@ -141,23 +138,6 @@ class Reader:
                 )
         self._watched = {layer: left - 1 for layer, left in self._watched.items() if left > 1}
         self._watched.update(dict.fromkeys(bad, COUNTED_AFTER_NONFINITE))
-
-    def _add_clip(self, record: Record, numbers: Numbers, scale: float, row: Row) -> None:
-        """Add total norm and clip factor: of gradients before the clip, so never from a sample in the step hook."""
-        phase = row.columns["absmax"].phase
-        norms = [value / scale for value in numbers.norm.values()]
-        if phase == "post_clip" or not norms or not all(map(math.isfinite, norms)):
-            return
-        row.metrics.append((("total_norm", ()), record.step, math.sqrt(math.fsum(value * value for value in norms))))
-        probe = record.probe
-        before = numbers.norm.get(probe.layer, 0.0) / scale if probe is not None else 0.0
-        if probe is None or before == 0.0:
-            return
-        factor = _number(probe.norm) / _scale(probe.scale) / before
-        if factor < CLIPPED_BELOW:
-            row.clipped = 1
-        if factor <= 1 + 1e-3:
-            row.metrics.append((("clip_factor", ()), record.step, min(factor, 1.0)))
 
     def _next_wishes(
         self, absmax: array[float], norm: array[float], states: bytearray, layer_set: wire.LayerSet
@@ -169,6 +149,54 @@ class Reader:
             nonfinite=frozenset(self._watched),
             probe=max(strength, key=strength.__getitem__, default=None),
         )
+
+
+class _Found:
+    """What the samples of a record say together, by number of the layer, the loss scale divided out."""
+
+    def __init__(self, layers: int) -> None:
+        self.states = bytearray([PARTIAL]) * layers
+        self.dtypes: list[str | None] = [None] * layers
+        self.phase = "accumulated"
+        self.absmax: dict[int, float] = {}
+        self.norm: dict[int, float] = {}
+        self.zeros: dict[int, float] = {}
+        self.nonfinite: dict[int, float] = {}
+        self.joint: list[float] = []
+
+    def add(self, sample: Sample) -> None:
+        """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
+        from gradcanary.statistics import read
+
+        numbers, scale = read(sample.measured), _scale(sample.scale)
+        norms = {place: value / scale for place, value in numbers.norm.items()}
+        self.phase = "post_clip" if "post_clip" in (self.phase, sample.phase) else sample.phase
+        self.joint += norms.values() if sample.is_joint else ()
+        self.norm.update({sample.layers[place]: value for place, value in norms.items()})
+        self.absmax.update({sample.layers[place]: value / scale for place, value in numbers.absmax.items()})
+        self.zeros.update({sample.layers[place]: value for place, value in numbers.zeros.items()})
+        self.nonfinite.update({sample.layers[place]: value for place, value in numbers.nonfinite.items()})
+        for place, layer in enumerate(sample.layers):
+            self.states[layer], self.dtypes[layer] = sample.states[place], sample.dtypes[place]
+
+
+def _add_clip(record: Record, found: _Found, row: Row) -> None:
+    """Add total norm and clip factor: of gradients before the clip, so never from a sample in the step hook.
+
+    The total is that of what one backward pass made: its clip takes all of that together.
+    """
+    norms, probe = found.joint, record.probe
+    if found.phase == "post_clip" or not norms or not all(map(math.isfinite, norms)):
+        return
+    row.metrics.append((("total_norm", ()), record.step, math.sqrt(math.fsum(value * value for value in norms))))
+    before = found.norm.get(probe.layer, 0.0) if probe is not None else 0.0
+    if probe is None or before == 0.0:
+        return
+    factor = _number(probe.norm) / _scale(probe.scale) / before
+    if factor < CLIPPED_BELOW:
+        row.clipped = 1
+    if factor <= 1 + 1e-3:
+        row.metrics.append((("clip_factor", ()), record.step, min(factor, 1.0)))
 
 
 def _norm(norm: float, absmax: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,13 +22,19 @@ NOT_SKIPPED, SKIPPED_BY_SCALER, SKIPPED_BY_LOOP = range(3)
 
 @dataclass
 class Sample:
-    """The layers of a window, measured once. ``scale`` is the loss scale that the gradients carried then."""
+    """The layers of one optimizer's window, measured once; ``states``, ``dtypes`` and ``measured`` go by position.
 
+    ``layers`` are their numbers in the layer set, ``scale`` the loss scale that the gradients carried then;
+    ``is_joint`` tells whether they came out of the main optimizer's backward passes.
+    """
+
+    layers: Sequence[int]
     phase: str
     states: bytearray
     dtypes: tuple[str | None, ...]
     measured: Measured
     scale: Tensor | None
+    is_joint: bool = True
 
 
 @dataclass
@@ -51,14 +58,14 @@ class Logged:
 
 @dataclass
 class Record:
-    """One closed window; ``sample`` is None at steps that are not sampled."""
+    """One closed window of the main optimizer; ``samples``, its own first, are none at steps that are not sampled."""
 
     layers: Layers
     step: int
     time: float
     micro_steps: int
     skipped: int
-    sample: Sample | None
+    samples: list[Sample]
     probe: Probe | None
     found_inf: Tensor | None
     losses: list[Tensor]

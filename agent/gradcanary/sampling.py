@@ -2,53 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from gradcanary.layers import Layers, dtype_name
+from gradcanary.layers import dtype_name
 from gradcanary.records import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Sample, Wishes
-from gradcanary.statistics import measure, readable
+from gradcanary.statistics import Measured, measure, readable
 
 ZEROS_EACH = 16
 """Zero fractions of all layers are counted in each 16th sample: they cost as much as everything else together."""
 
 
 def take_sample(
-    layers: Layers,
+    layers: Sequence[int],
+    references: Sequence[weakref.ref[nn.Parameter]],
     fired: Sequence[int] | None,
     earlier: Sequence[int],
-    consumed: Container[int],
     *,
     phase: str,
     scale: Tensor | None,
     number: int,
     wishes: Wishes,
 ) -> Sample:
-    """Return the sample of a window.
+    """Return the sample of a window of some layers, given by their numbers and parameters.
 
     ``fired`` counts the accumulations per layer in this window, None where no hook saw any (gradients made by hand);
-    ``earlier`` those of the unsampled windows before it; ``consumed`` are optimizers whose step came before the sample,
-    so that their layers may hold something else by now.
+    ``earlier`` those of the unsampled windows before it.
     """
     states = bytearray([NO_GRADIENT]) * len(layers)
     dtypes: list[str | None] = [None] * len(layers)
     gradients: dict[int, Tensor] = {}
-    for layer, parameter in enumerate(layers.parameters()):
+    for place, parameter in enumerate(reference() for reference in references):
         gradient = None if parameter is None else parameter.grad
-        is_here = gradient is not None if fired is None else fired[layer] > 0
+        is_here = gradient is not None if fired is None else fired[place] > 0
         if not is_here:
-            states[layer] = _idle(parameter, earlier[layer])
-        elif gradient is None or not readable(gradient) or layers.optimizers[layer] in consumed:
-            states[layer] = PARTIAL
+            states[place] = _idle(parameter, earlier[place])
+        elif gradient is None or not readable(gradient):
+            states[place] = PARTIAL
         else:
-            states[layer] = MEASURED
-            gradients[layer] = gradient
-            dtypes[layer] = dtype_name(gradient.dtype)
-    zeros = list(gradients) if number % ZEROS_EACH == 0 else [i for i in wishes.zeros if i in gradients]
-    measured = measure(gradients, zeros, [i for i in wishes.nonfinite if i in gradients])
-    return Sample(phase, states, tuple(dtypes), measured, scale)
+            states[place] = MEASURED
+            gradients[place] = gradient
+            dtypes[place] = dtype_name(gradient.dtype)
+    zeros = [place for place in gradients if number % ZEROS_EACH == 0 or layers[place] in wishes.zeros]
+    measured = measure(gradients, zeros, [place for place in gradients if layers[place] in wishes.nonfinite])
+    return Sample(layers, phase, states, tuple(dtypes), measured, scale)
+
+
+def not_sampled(layers: Sequence[int], references: Sequence[weakref.ref[nn.Parameter]]) -> Sample:
+    """Return what is known of layers whose optimizer had no step: nothing."""
+    parameters = (reference() for reference in references)
+    states = bytearray(_idle(parameter, 1) for parameter in parameters)
+    return Sample(layers, "accumulated", states, (None,) * len(layers), Measured(), None, is_joint=False)
 
 
 def is_capturing() -> bool:

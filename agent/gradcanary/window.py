@@ -17,7 +17,9 @@ class Window:
     """What is known of the present window.
 
     ``counts`` holds per layer how often it accumulated; ``calls`` how often ``backward()`` was called since the last
-    step, which is all that is known of a window whose layers had no hooks yet.
+    step, which is all that is known of a window whose layers had no hooks yet. ``seen_in`` are the numbers of its
+    backward passes, ``stepped_in`` of the one that its step came in, if it did; ``steps_before`` counts the steps of
+    all optimizers until it began.
     """
 
     def __init__(self, layers: int) -> None:
@@ -35,7 +37,9 @@ class Window:
         self.loss_scale: Tensor | None = None
         self.lr: tuple[float | Tensor, ...] = ()
         self.step_time_s: float | None = None
-        self.consumed: set[int] = set()
+        self.seen_in: set[int] = set()
+        self.stepped_in = -1
+        self.steps_before = 0
 
     @property
     def micro_steps(self) -> int:

@@ -57,15 +57,15 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 def sabotage() -> None:
     """Let the agent draw one random number per sample."""
-    from gradcanary import observer
+    from gradcanary import track
 
-    honest = observer.take_sample
+    honest = track.take_sample
 
     def drawing(*args: object, **kwargs: object) -> object:
         torch.rand(1)
         return honest(*args, **kwargs)
 
-    observer.take_sample = drawing
+    track.take_sample = drawing
 
 
 def spool() -> None:

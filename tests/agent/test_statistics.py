@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gradcanary import wire
 from gradcanary.layers import Layers
 from gradcanary.readings import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader, Row
-from gradcanary.records import MEASURED, NONFINITE, ZERO, Probe, Record, Sample
+from gradcanary.records import MEASURED, NONFINITE, ZERO, Probe, Record
 from gradcanary.sampling import take_sample
 from gradcanary.statistics import measure, norm_of, read, readable
 from gradcanary.window import NEW, SAME, TOUCHED, Sentinel
@@ -45,7 +45,14 @@ def record_of(
     earlier = [0] * len(gradients)
     carried = None if scale is None else torch.tensor(scale)
     sample = take_sample(
-        layers, None, earlier, (), phase="accumulated", scale=carried, number=1, wishes=wishes
+        range(len(layers)),
+        layers.references,
+        None,
+        earlier,
+        phase="accumulated",
+        scale=carried,
+        number=1,
+        wishes=wishes,
     )  # number 1: no sample in which the zeros of all layers are counted
     defaults: dict[str, object] = {"probe": None, "found_inf": None, "losses": [], "loss_scale": carried, "skipped": 0}
     return Record(
@@ -53,7 +60,7 @@ def record_of(
         step=7,
         time=0.0,
         micro_steps=1,
-        sample=sample,
+        samples=[sample],
         lr=(),
         step_time_s=None,
         agent_share=0.0,
@@ -203,25 +210,6 @@ def test_a_fused_optimizer_says_through_found_inf_that_it_skipped() -> None:
     for found, skipped in ((0.0, 0), (1.0, 1)):
         assert reader.read(record_of([torch.ones(1)], found_inf=torch.tensor(found))).skipped == skipped
     assert metrics_of(reader.read(record_of([torch.ones(1)])))["skipped_total"] == 1.0
-
-
-def test_a_sample_says_less_of_what_another_step_consumed() -> None:
-    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
-    for parameter in parameters:
-        parameter.grad = torch.ones(2)
-    layers = layers_of(parameters)
-    taken: Sample = take_sample(
-        Layers(layers.references, (0, 1), layers.layer_set, None),
-        [1, 1],
-        [0, 0],
-        {1},
-        phase="accumulated",
-        scale=None,
-        number=0,
-        wishes=Reader(None).wishes,
-    )
-    assert [wire.STATES[state] for state in taken.states] == ["measured", "partial"]
-    assert taken.dtypes == ("float32", None)
 
 
 # -- the sentinel --------------------------------------------------------------------------------------------------

@@ -1,0 +1,242 @@
+"""One optimizer's windows: which backward passes are its own, when its gradients are complete, and when it steps."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from gradcanary import engine
+from gradcanary.records import Probe
+from gradcanary.sampling import is_capturing, take_sample
+from gradcanary.scaling import Scaling
+from gradcanary.statistics import norm_of, readable
+from gradcanary.window import NEW, TOUCHED, Sentinel, Window
+
+if TYPE_CHECKING:
+    import torch
+
+    from gradcanary.observer import Observer
+
+References = Sequence[weakref.ref[nn.Parameter]]
+
+
+class Track:
+    """Follows the layers of one optimizer; ``layers`` are their numbers in the layer set, all else goes by position.
+
+    The hooks count, look at identities and launch kernels. None of them reads a tensor's value, waits, or returns
+    anything.
+    """
+
+    def __init__(self, observer: Observer, layers: Sequence[int], references: References) -> None:
+        self.layers = layers
+        self.references = references
+        self.scaling = Scaling()
+        self.window = Window(len(layers))
+        self._of = observer
+        self._sentinel = Sentinel()
+        self._pass = -1
+        self._open: set[int] = set()
+        self._passes_before = 0
+        self._clears_in_place = False
+        self._earlier = [0] * len(layers)
+
+    def has(self, references: References) -> bool:
+        """Say whether these are its layers. By identity: equal references compare their tensors."""
+        return [*map(id, self.references)] == [*map(id, references)]
+
+    def parameter(self, position: int) -> nn.Parameter | None:
+        """Return a layer's parameter, None when the training has let go of it."""
+        return self.references[position]()
+
+    # -- backward passes -----------------------------------------------------------------------------------------
+
+    def forget_passes(self) -> None:
+        """Before a backward pass: one that raised has left its number."""
+        self._open.clear()
+
+    def counter(self, position: int) -> Callable[[Tensor], None]:
+        """Return the post-accumulate hook of a layer: the one piece of the agent that runs per layer and micro-step."""
+        of, has_callbacks, catch = self._of, self._of.has_callbacks, self._of.guard.catch
+
+        def accumulated(_parameter: Tensor) -> None:
+            try:
+                if of.paused:
+                    return
+                if has_callbacks:
+                    if engine.current_pass() != self._pass:
+                        self._pass_begins(position)
+                elif self._sentinel.layer in (None, position) or not self.window.begun or self.window.stepped:
+                    self._pass_begins(position)
+                self.window.counts[position] += 1
+            except Exception as error:  # noqa: BLE001 -- as in Guard.wrap, without a second call per layer
+                catch("counting micro-steps", error)
+
+        return accumulated
+
+    def _pass_begins(self, position: int) -> None:
+        began = time.perf_counter()
+        number = engine.current_pass() if self._of.has_callbacks else -1
+        is_outermost = not self._open
+        if self._of.has_callbacks and not self._is_opened(number):
+            return
+        if is_outermost:
+            self._enter_window(position, number)
+        if not self._of.has_callbacks:
+            self._sentinel.mark(position, self._gradient(position))
+        elif self._sentinel.layer is None:
+            self._sentinel.layer = position
+        self._of.spent_s += time.perf_counter() - began
+
+    def _is_opened(self, number: int) -> bool:
+        """Queue what follows the end of a pass, once; False when an inner pass of a checkpointed block has ended."""
+        self._pass = number
+        if number in self._open:
+            return False
+        self._open.add(number)
+        engine.at_end(self._of.guard.wrap("the end of backward", lambda: self._pass_ends(number)))
+        return True
+
+    def _enter_window(self, position: int, number: int) -> None:
+        if self.window.stepped and self.window.stepped_in == number >= 0:
+            return  # the optimizer stepped before this hook was called, in the same pass
+        if self._is_new_window(position):
+            if self.window.stepping:
+                self.window.restart()
+            else:
+                self._of.window_ended(self)
+        if not self.window.begun:
+            self.begin_window()
+        self.window.seen_in.add(number)
+        self.window.losses += self._of.take_roots(self)
+
+    def _is_new_window(self, position: int) -> bool:
+        window, sentinel = self.window, self._sentinel
+        if not window.begun:
+            return False
+        change = NEW
+        if sentinel.layer is not None:
+            change = sentinel.change(self._gradient(sentinel.layer), writes=int(position == sentinel.layer))
+        if window.stepped:
+            self._clears_in_place = change == TOUCHED
+            return True
+        is_cleared = self._clears_in_place or self._of.another_stepped(self)
+        return self.was_updated() or (window.micro_steps > 0 and (change == NEW or (change == TOUCHED and is_cleared)))
+
+    def was_updated(self) -> bool:
+        """Say whether the GradScaler was updated since the window began."""
+        return self.window.scaler_round is not None and self.scaling.round() is not self.window.scaler_round
+
+    def _pass_ends(self, number: int) -> None:
+        self._pass = -1
+        # Once more from inside: what a data-parallel wrapper queued meanwhile comes first.
+        engine.at_end(self._of.guard.wrap("sampling", lambda: self._pass_settled(number)))
+
+    def _pass_settled(self, number: int) -> None:
+        began = time.perf_counter()
+        self._open.discard(number)
+        window = self.window
+        window.passes += 1
+        is_last = window.stepping or window.passes >= self._passes_before
+        if is_last and not window.stepped and self._of.is_sampled(self):
+            self._take_sample("accumulated", window.loss_scale)
+        if self._sentinel.layer is not None:
+            self._sentinel.mark(self._sentinel.layer, self._gradient(self._sentinel.layer))
+        self._of.spent_s += time.perf_counter() - began
+
+    # -- windows and steps ---------------------------------------------------------------------------------------
+
+    def begin_window(self) -> None:
+        """Begin the window."""
+        self._of.window_begins()
+        self.scaling.search()
+        self.window.begun = True
+        self.window.steps_before = self._of.steps_taken
+        self.window.scaler_round = self.scaling.round()
+        self.window.loss_scale = self.scaling.scale()
+
+    def renew_window(self, *, was_sampled: bool, is_foreign: bool = False) -> None:
+        """Let go of the window.
+
+        ``was_sampled`` tells whether what its layers did is known to whoever reads samples, ``is_foreign`` whether it
+        was made of another optimizer's passes.
+        """
+        window = self.window
+        if not is_foreign:
+            self._passes_before = window.passes or self._passes_before
+        if was_sampled:
+            self._earlier = [0] * len(self.layers)
+        else:
+            self._earlier = [a + b for a, b in zip(self._earlier, window.counts, strict=True)]
+        self.window = Window(len(self.layers))
+
+    def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
+        """Take what only the moment before the step shows: a late sample, or the clip."""
+        window = self.window
+        if not self.scaling.learn(optimizer):
+            self._unscale(window)
+        window.stepping = True
+        scale, window.found_inf = self.scaling.at_step(optimizer)
+        if has_closure or not self._of.is_sampled(self):
+            return
+        if window.sample is None:
+            self._take_sample("accumulated" if self._is_fresh() else "post_clip", scale)
+        else:
+            self._look_for_clip(window, scale)
+
+    def step_ended(self) -> None:
+        """Note that the window got its step; it stays open for what is logged until the next one begins."""
+        window = self.window
+        window.stepping, window.stepped = False, True
+        window.stepped_in = engine.current_pass() if self._of.has_callbacks else -1
+        if self._sentinel.layer is not None:
+            self._sentinel.mark(self._sentinel.layer, self._gradient(self._sentinel.layer))
+
+    @staticmethod
+    def _unscale(window: Window) -> None:
+        """Take back a guess: the scaler that lives in this process is not of this training."""
+        window.loss_scale = window.scaler_round = None
+        if window.sample is not None:
+            window.sample.scale = None
+
+    # -- samples -------------------------------------------------------------------------------------------------
+
+    def _take_sample(self, phase: str, scale: Tensor | None) -> None:
+        if is_capturing():
+            return
+        counts = self.window.counts if self.window.micro_steps else None
+        self.window.sample = take_sample(
+            self.layers,
+            self.references,
+            counts,
+            self._earlier,
+            phase=phase,
+            scale=scale,
+            number=self._of.samples,
+            wishes=self._of.wishes,
+        )
+
+    def _is_fresh(self) -> bool:
+        """Say whether it steps inside a backward pass, with gradients that nobody wrote to since torch made them."""
+        if not self._of.has_callbacks or engine.current_pass() < 0:
+            return False
+        gradients = [self._gradient(position) for position in range(len(self.layers))]
+        return all(each is None or each._version == 0 for each in gradients)  # noqa: SLF001 -- documented only by its name
+
+    def _look_for_clip(self, window: Window, scale: Tensor | None) -> None:
+        """Measure one layer again if gradients were written to since the sample."""
+        sentinel = self._sentinel
+        if sentinel.layer is None or sentinel.change(self._gradient(sentinel.layer)) != TOUCHED or is_capturing():
+            return
+        wished = self._of.wishes.probe
+        position = self.layers.index(wished) if wished in self.layers else sentinel.layer
+        gradient = self._gradient(position)
+        if gradient is not None and readable(gradient) and window.counts[position]:
+            window.probe = Probe(self.layers[position], norm_of(gradient), scale)
+
+    def _gradient(self, position: int) -> Tensor | None:
+        parameter = self.references[position]()
+        return None if parameter is None else parameter.grad
