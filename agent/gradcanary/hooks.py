@@ -18,6 +18,9 @@ from gradcanary.settings import Settings
 
 Optimizer = torch.optim.Optimizer
 
+LEADS_AFTER = 64
+"""Steps after which an optimizer counts the steps of a training whose largest one has not stepped yet."""
+
 
 class Hooks:
     """Finds the optimizers that a watch follows and leads what torch calls to its observer.
@@ -35,6 +38,7 @@ class Hooks:
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._sizes: dict[int, tuple[int, ...]] = {}
+        self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._main: Callable[[], Optimizer | None] = lambda: None
         self._counters: list[Any] = []
         self._unhooked: list[int] = []
@@ -91,26 +95,55 @@ class Hooks:
                 begin, self.before_first_step = self.before_first_step, None
                 begin()
             self._add([optimizer, *self._companions(optimizer)])
-            self._follow()
-        elif self._sizes.get(id(optimizer)) != _sizes(optimizer) or self._main() is None:
+        if self._is_changed(optimizer):
             self._follow()
         else:
             self._count_unfrozen()
         self.observer.step_begins(optimizer, has_closure=len(args) > 1 or "closure" in kwargs)
 
     def _step_ended(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        if self.follows(optimizer):
-            self.observer.step_ended(optimizer)
+        if not self.follows(optimizer):
+            return
+        self.observer.step_ended(optimizer)
+        self._steps_of[optimizer] = taken = self._steps_of.get(optimizer, 0) + 1
+        if taken == LEADS_AFTER and self._main() not in self._steps_of:
+            self.observer.step += taken - 1  # the last of them is still to be recorded
+            self._follow()
 
     def _add(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in optimizers})
+
+    def _is_changed(self, optimizer: Optimizer) -> bool:
+        """Say whether what is followed has to be found out anew."""
+        is_first = optimizer not in self._steps_of
+        self._steps_of.setdefault(optimizer, 0)
+        if is_first and self._replaces(optimizer):
+            return True
+        return self._sizes.get(id(optimizer)) != _sizes(optimizer) or self._main() is None
+
+    def _replaces(self, optimizer: Optimizer) -> bool:
+        """At an optimizer's first step: no more follow those that hold nothing else.
+
+        They are wrappers around it, the one of an earlier stage, or what an earlier cell of a notebook left. Say
+        whether that changes something, or that it is larger than the one that counts the steps so far.
+        """
+        mine = {id(parameter) for parameter in _parameters(optimizer)}
+        others = [
+            other
+            for other in self.optimizers()
+            if other is not optimizer and mine.issuperset(id(parameter) for parameter in _parameters(other))
+        ]
+        for other in others:
+            del self._optimizers[id(other)]
+        main = self._main()
+        return bool(others) or (main is not None and _elements(main) < _elements(optimizer))
 
     def _companions(self, optimizer: Optimizer) -> Sequence[Optimizer]:
         """Return the optimizers that come with one that steps inside a backward pass: there each layer has its own."""
         if not self.observer.has_callbacks or engine.current_pass() < 0:
             return ()
         others = [found for found in living(Optimizer) if found is not optimizer and not self.follows(found)]
-        return [found for found in others if self._is_ours(found)]
+        return [found for found in others if self._is_ours(found) and any(map(_is_hooked, _parameters(found)))]
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
         """Say whether an optimizer that nobody named belongs here: a wrapper hides the one that steps, for example."""
@@ -128,7 +161,10 @@ class Hooks:
         if not len(layers):
             self.guard.say("no layer to watch: nothing is trainable, or include/exclude leave nothing")
         self._sizes = {id(optimizer): _sizes(optimizer) for optimizer in optimizers}
-        main = max(optimizers, key=_elements, default=None)
+        # The largest one; of those that have stepped, where it takes too long to.
+        is_late = any(taken >= LEADS_AFTER for taken in self._steps_of.values())
+        able = [each for each in optimizers if each in self._steps_of] if is_late else optimizers
+        main = max(able, key=_elements, default=None)
         self._main = (lambda: None) if main is None else weakref.ref(main)
         self.observer.follow(layers)
         self._uncount()
@@ -156,6 +192,11 @@ class Hooks:
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_hooked(parameter: nn.Parameter) -> bool:
+    """Say whether somebody is called when its gradient is there: that is who steps inside a backward pass."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def _sizes(optimizer: Optimizer) -> tuple[int, ...]:

@@ -65,7 +65,8 @@ class Observer:
         places: dict[int | None, list[int]] = {first: []}
         for layer, owner in enumerate(layers.optimizers):
             places.setdefault(first if owner is None else owners[owner], []).append(layer)
-        tracks = {key: self._track_of(key, mine, layers) for key, mine in places.items()}
+        left = [track for key, track in self._tracks.items() if key not in places]
+        tracks = {key: self._track_of(key, mine, layers, left) for key, mine in places.items()}
         self._hand_over(tracks[first], tracks.values())
         self.layers, self._tracks = layers, tracks
         for key, mine in places.items():
@@ -163,12 +164,11 @@ class Observer:
 
     # -- several optimizers --------------------------------------------------------------------------------------
 
-    def _track_of(self, key: int | None, places: list[int], layers: Layers) -> Track:
+    def _track_of(self, key: int | None, places: list[int], layers: Layers, left: list[Track]) -> Track:
+        """Return the track of an optimizer: its own, or of ``left`` ones that of the optimizer it takes over from."""
         references = [layers.references[layer] for layer in places]
-        for earlier in (self._tracks.get(key), self._tracks.get(None)):
-            if earlier is not None and earlier.has(references):
-                return earlier
-        return Track(self, places, references)
+        known = [self._tracks[key]] if key in self._tracks else left
+        return next((track for track in known if track.has(references)), None) or Track(self, places, references)
 
     def _hand_over(self, leading: Track, tracks: Collection[Track]) -> None:
         """Change the main optimizer. A step that it had while it led is recorded, or laid down for the next to lead."""

@@ -11,6 +11,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
+from gradcanary import hooks
 
 EXACT = 1e-6
 STEPS = 6
@@ -143,6 +144,79 @@ def test_an_optimizer_that_stops_says_nothing_more(collector: Recorded) -> None:
     assert sorted(sent(collector, "g.")) == list(range(STEPS))
     assert sorted(sent(collector, "d.")) == [0, 1, 2]
     assert {state for name, state in collector.states()[5].items() if name.startswith("d.")} == {"partial"}
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Shows the parameters of another optimizer and has it step, as Accelerate's does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def param_groups(self) -> list[dict[str, object]]:
+        return self.inner.param_groups
+
+    def step(self) -> None:
+        self.inner.step()
+
+
+@pytest.mark.parametrize("kind", ["wrapper", "left over"])
+def test_an_optimizer_of_the_same_layers_that_never_steps_is_none(collector: Recorded, kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    if kind == "wrapper":
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        others = [Wrapper(inner), Wrapper(inner)]
+        stepping: torch.optim.Optimizer = others[1]
+    else:
+        others = [torch.optim.SGD(model.parameters(), lr=0.1)]
+        stepping = torch.optim.SGD(model.parameters(), lr=0.1)
+    read = []
+    with gradcanary.watch(model, url=collector.url, run="idle"):
+        for _ in range(STEPS):
+            model(torch.randn(2, 4)).square().mean().backward()
+            read.append(norms(model))
+            stepping.step()
+            model.zero_grad()
+    assert others
+    assert collector.steps() == list(range(STEPS))
+    assert collector.stat("norm") == {step: pytest.approx(each, rel=EXACT) for step, each in enumerate(read)}
+
+
+def test_a_second_stage_with_a_new_optimizer_goes_on(collector: Recorded) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    stages = [torch.optim.Adam(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1)]
+    read = []
+    with gradcanary.watch(model, url=collector.url, run="stages"):
+        for optimizer in stages:
+            for _ in range(3):
+                model(torch.randn(2, 4)).square().mean().backward()
+                read.append(norms(model))
+                optimizer.step()
+                model.zero_grad()
+    assert collector.stat("norm") == {step: pytest.approx(each, rel=EXACT) for step, each in enumerate(read)}
+
+
+def test_while_the_largest_waits_another_one_counts(collector: Recorded) -> None:
+    """A discriminator is trained alone at first; the steps that nobody counted are none of the page's."""
+    pair = Pair(64, 16)
+    of_g, of_d = torch.optim.SGD(pair.g.parameters(), lr=0.1), torch.optim.SGD(pair.d.parameters(), lr=0.1)
+    with gradcanary.watch(pair, url=collector.url, run="alone"):
+        for _ in range(hooks.LEADS_AFTER + 10):
+            pair.d(pair.g(torch.randn(5, 4)).detach()).square().mean().backward()
+            of_d.step()
+            pair.zero_grad()
+        for _ in range(STEPS):
+            pair.d(pair.g(torch.randn(5, 4))).square().mean().backward()
+            of_d.step()
+            of_g.step()
+            pair.zero_grad()
+    alone = list(range(hooks.LEADS_AFTER - 1, hooks.LEADS_AFTER + 10))
+    both = list(range(alone[-1] + 1, alone[-1] + 1 + STEPS))
+    assert collector.steps() == alone + both
+    assert sorted(sent(collector, "d.")) == alone + both
+    assert sorted(sent(collector, "g.")) == both
 
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["watched before", "watched after"])
