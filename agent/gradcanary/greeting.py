@@ -18,10 +18,9 @@ INTERVAL_S = 15.0
 class Greeting:
     """Knows what a hello would say now and what the collector was told already."""
 
-    def __init__(
-        self, launch: str, rank: int, world_size: int, facts: tuple[wire.Fact, ...], observer: Observer
-    ) -> None:
-        self._launch, self._rank, self._world_size, self._facts = launch, rank, world_size, facts
+    def __init__(self, launch: str, rank: int, world_size: int, observer: Observer) -> None:
+        self._launch, self._rank, self._world_size = launch, rank, world_size
+        self._facts = tuple(observer.facts)
         self._settings, self._started = observer.settings, time.time()
         self._sets: dict[str, wire.LayerSet] = {}
         self._framework: str | None = None
@@ -45,7 +44,7 @@ class Greeting:
 
     def learn(self, observer: Observer, layer_set: wire.LayerSet | None) -> None:
         """Take over what the training thread has found out."""
-        origin, layers = observer.origin, observer.layers
+        origin, layers, self._facts = observer.origin, observer.layers, tuple(observer.facts)
         if origin is not None and self._first_step is None:
             self._first_step, self._step_source, self._optimizer = origin.first_step, origin.source, origin.optimizer
         if origin is not None and self._late is None:

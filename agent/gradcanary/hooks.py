@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradcanary import engine, tap
+from gradcanary import compiled, engine, tap
 from gradcanary.guard import Guard
 from gradcanary.layers import discover, living
 from gradcanary.observer import Observer
@@ -60,8 +60,10 @@ class Hooks:
             self._add([found for found in living(Optimizer) if self._shares(found)])
         if not self._takes_any:
             self._follow()
-        self._steps.append(register_optimizer_step_pre_hook(wrap("the step hook", self._step_begins)))
-        self._steps.append(register_optimizer_step_post_hook(wrap("the step hook", self._step_ended)))
+        wrap("keeping out of torch.compile", compiled.keep_out)()
+        begins, ended = (wrap("the step hook", each) for each in (self._step_begins, self._step_ended))
+        self._steps.append(register_optimizer_step_pre_hook(self.observer.graphs.outside(begins)))
+        self._steps.append(register_optimizer_step_post_hook(self.observer.graphs.outside(ended)))
         tap.listen(self._listener)
 
     def detach(self) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradcanary import engine
+from gradcanary import engine, facts, wire
+from gradcanary.compiled import Graphs
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers
 from gradcanary.origin import origin_of
@@ -24,6 +25,9 @@ from gradcanary.track import Track
 
 _ROOTS_BEFORE_LAYERS = 64
 """Losses kept while no optimizer has stepped yet: as many micro-steps as the first window has, hardly more."""
+
+PASSES_WITHOUT_STEP = 256
+"""More micro-steps than the first window of a training with an optimizer has, as a rule."""
 
 Optimizer = torch.optim.Optimizer
 
@@ -47,6 +51,8 @@ class Observer:
         self.spent_s = 0.0
         self.paused = False
         self.logged: list[Logged] = []
+        self.graphs = Graphs()
+        self.facts: list[wire.Fact] = []
         self._tracks: dict[int | None, Track] = {}
         self._leading: Track | None = None
         self._parts: dict[Track, Sample] = {}
@@ -82,15 +88,21 @@ class Observer:
 
     def backward_called(self, roots: list[Tensor]) -> None:
         """Keep what a backward pass starts from until a layer of the main optimizer takes part in it."""
+        if self.graphs.stepped:
+            self._catch_up()
         for track in self._tracks.values():
             track.forget_passes()
         self._calls += not self.paused
+        if self._calls == PASSES_WITHOUT_STEP and not self.steps_taken:
+            self.tell(facts.NO_OPTIMIZER)
         copies = [] if self.paused else [root.detach().clone() for root in roots]
         self._roots = copies if self.layers is not None else [*self._roots, *copies][-_ROOTS_BEFORE_LAYERS:]
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Take what only the moment before the step shows."""
         began = time.perf_counter()
+        if self.graphs.stepped:
+            self._catch_up()
         track = self._tracks.get(id(optimizer))
         if track is None:
             return
@@ -118,6 +130,10 @@ class Observer:
 
     def close(self) -> None:
         """Hand over the last window if it had its step."""
+        if self.graphs.stepped:
+            self._catch_up()
+        if self._calls > 1 and not self.steps_taken:
+            self.tell(facts.NO_OPTIMIZER)
         if self._leading is not None and self._leading.window.stepped:
             self._close_window(self._leading)
 
@@ -125,6 +141,12 @@ class Observer:
         """Return the part of the time since the first window that the agent's hooks took, the counters left out."""
         elapsed = 0.0 if self._since is None else time.perf_counter() - self._since
         return self.spent_s / elapsed if elapsed > 0 else 0.0
+
+    def tell(self, fact: wire.Fact) -> None:
+        """Say once, on stderr and with the session, what a reader of the numbers must know."""
+        if fact not in self.facts:
+            self.facts.append(fact)
+            self.guard.say(fact.text)
 
     # -- what the tracks ask -------------------------------------------------------------------------------------
 
@@ -137,6 +159,10 @@ class Observer:
     def another_stepped(self, track: Track) -> bool:
         """Say whether another optimizer has stepped since the track's window began, and not the track's own."""
         return not track.window.stepped and self.steps_taken > track.window.steps_before
+
+    def has_optimizer(self) -> bool:
+        """Say whether an optimizer is known: without one, windows end as their gradients are cleared."""
+        return self.main() is not None
 
     def take_roots(self, track: Track) -> list[Tensor]:
         """Return what the present backward pass starts from, once, and to the main optimizer only."""
@@ -161,6 +187,18 @@ class Observer:
             self._close_window(track)
         else:
             track.renew_window(was_sampled=track.window.stepped and self.is_sampled(track), is_foreign=is_foreign)
+
+    def _catch_up(self) -> None:
+        """Note a step that came in a compiled graph. Whose it was is known where there is one optimizer only."""
+        self.graphs.stepped = False
+        self.tell(facts.COMPILED_STEP if len(self._tracks) == 1 else facts.COMPILED_STEPS)
+        leading = self._leading
+        if len(self._tracks) != 1:
+            self.layers, self._tracks, self._leading = None, {}, None
+        elif leading is not None and leading.window.begun and not leading.window.stepped:
+            leading.window.calls, self._calls = self._calls, 0
+            leading.step_ended()
+        self.steps_taken += 1
 
     # -- several optimizers --------------------------------------------------------------------------------------
 
@@ -235,7 +273,7 @@ class Observer:
             step=self.step,
             time=time.time(),
             micro_steps=window.micro_steps or window.calls,
-            skipped=_why_skipped(track),
+            skipped=_why_skipped(track) if self.has_optimizer() else NOT_SKIPPED,
             samples=self._samples(track),
             probe=window.probe,
             found_inf=window.found_inf,

@@ -21,6 +21,10 @@ LOW = 1e-4
 CLIPPED_BELOW = 1 - 1e-5
 """A ratio of norms under which a clip is meant; the same kernel measures both, so an untouched gradient gives 1."""
 
+NARROW = (1e-12, 1e12)
+"""Norms that float32 sums of squares hold, and those that follow within a factor of 1e6; others are asked for in
+float64 from the next sample on."""
+
 COUNTED_AFTER_NONFINITE = 5
 """Samples in which the non-finite elements of a layer are counted exactly, after it had one."""
 
@@ -147,6 +151,7 @@ class Reader:
         return Wishes(
             zeros=frozenset(i for i, state in enumerate(states) if state == ZERO or absmax[i] < self._low),
             nonfinite=frozenset(self._watched),
+            wide=frozenset(i for i in measured if not NARROW[0] < norm[i] < NARROW[1]),
             probe=max(strength, key=strength.__getitem__, default=None),
         )
 

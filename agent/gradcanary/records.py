@@ -92,4 +92,5 @@ class Wishes:
 
     zeros: frozenset[int] = frozenset()
     nonfinite: frozenset[int] = frozenset()
+    wide: frozenset[int] = frozenset()
     probe: int | None = None

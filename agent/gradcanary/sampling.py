@@ -47,7 +47,9 @@ def take_sample(
             gradients[place] = gradient
             dtypes[place] = dtype_name(gradient.dtype)
     zeros = [place for place in gradients if number % ZEROS_EACH == 0 or layers[place] in wishes.zeros]
-    measured = measure(gradients, zeros, [place for place in gradients if layers[place] in wishes.nonfinite])
+    nonfinite = [place for place in gradients if layers[place] in wishes.nonfinite]
+    wide = {place for place in gradients if layers[place] in wishes.wide}
+    measured = measure(gradients, zeros, nonfinite, wide)
     return Sample(layers, phase, states, tuple(dtypes), measured, scale)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gradcanary import engine, naming, wire
+from gradcanary import engine, facts, naming, wire
 from gradcanary.backlog import Creates
 from gradcanary.greeting import Greeting
 from gradcanary.guard import Guard
@@ -19,13 +19,6 @@ from gradcanary.ring import Ring, capacity_for
 from gradcanary.sender import Sender
 from gradcanary.settings import Settings
 from gradcanary.transport import Transport
-
-NO_CALLBACKS = wire.Fact(
-    code="no_engine_callback",
-    text="This version of torch has no callback at the end of backward: gradients are read at the optimizer step, "
-    "after any clipping, so falls are not looked for.",
-    layers=(),
-)
 
 
 class Session:
@@ -57,9 +50,10 @@ class Session:
         self.observer.paused = True
         self.observer.has_callbacks = engine.has_callbacks()
         self.observer.paused = False
-        facts = () if self.observer.has_callbacks else (NO_CALLBACKS,)
+        if not self.observer.has_callbacks:
+            self.observer.facts.append(facts.NO_CALLBACKS)
         rank, world_size = _place()
-        greeting = Greeting(self._begin(), rank, world_size, facts, self.observer)
+        greeting = Greeting(self._begin(), rank, world_size, self.observer)
         session, url = naming.session_id(), self._settings.url
         transport = Transport(url, self._settings.token, self._run, session)
         self.sender = Sender(

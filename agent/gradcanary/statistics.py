@@ -6,7 +6,7 @@ numbers. Two functions of tensors, no state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,26 +38,36 @@ class Numbers:
 
 
 def readable(gradient: Tensor) -> bool:
-    """Say whether a gradient can be measured here: a plain dense tensor (a shard of a DTensor is another thing)."""
-    return type(gradient) is Tensor and gradient.layout is torch.strided and gradient.numel() > 0
+    """Say whether a gradient can be measured here: a plain tensor (a shard of a DTensor is another thing) that is
+    dense, or sparse on a CPU (elsewhere its duplicates cannot be added up without waiting for the device)."""
+    is_summable = gradient.layout is torch.sparse_coo and gradient.device.type == "cpu"
+    return type(gradient) is Tensor and (gradient.layout is torch.strided or is_summable) and gradient.numel() > 0
 
 
 def measure(
-    gradients: dict[int, Tensor], count_zeros: Sequence[int] = (), count_nonfinite: Sequence[int] = ()
+    gradients: dict[int, Tensor],
+    count_zeros: Sequence[int] = (),
+    count_nonfinite: Sequence[int] = (),
+    wide: Collection[int] = (),
 ) -> Measured:
-    """Launch the kernels for readable gradients by layer index; the tensors of the result are new ones."""
+    """Launch the kernels for readable gradients by layer index; the tensors of the result are new ones.
+
+    ``wide`` are layers whose norm is summed in float64.
+    """
     measured = Measured()
+    sizes = {layer: gradient.numel() for layer, gradient in gradients.items()}
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for layer, gradient in gradients.items():
         groups.setdefault((gradient.device, gradient.dtype), []).append(layer)
     with torch.no_grad():
+        gradients = {layer: _dense(gradient) for layer, gradient in gradients.items()}
         for layers in groups.values():
             values = [_real(gradients[layer]) for layer in layers]
-            measured.columns.append((layers, _columns(values)))
+            measured.columns.append((layers, _columns(values, [layer in wide for layer in layers])))
         for layers in _by_device(gradients, count_zeros):
             counts = [torch.count_nonzero(gradients[layer]) for layer in layers]
-            sizes = [gradients[layer].numel() for layer in layers]
-            measured.zeros.append((layers, torch.tensor(sizes).to(counts[0].device) - torch.stack(counts)))
+            totals = torch.tensor([sizes[layer] for layer in layers])
+            measured.zeros.append((layers, totals.to(counts[0].device) - torch.stack(counts)))
         for layers in _by_device(gradients, count_nonfinite):
             counts = [(~torch.isfinite(gradients[layer])).sum() for layer in layers]
             measured.nonfinite.append((layers, torch.stack(counts)))
@@ -79,30 +89,44 @@ def read(measured: Measured) -> Numbers:
     return numbers
 
 
-def norm_of(gradient: Tensor) -> Tensor:
+def norm_of(gradient: Tensor, *, is_wide: bool = False) -> Tensor:
     """Return the L2 norm of one gradient by the kernel of :func:`measure`: equal inputs give equal norms."""
     with torch.no_grad():
-        return _norms([_real(gradient)])[0]
+        return _norms([_real(_dense(gradient))], [is_wide])[0]
 
 
-def _columns(values: list[Tensor]) -> Tensor:
+def _columns(values: list[Tensor], wide: Sequence[bool]) -> Tensor:
     if values[0].device.type == "cpu":
         bounds = [torch.aminmax(value) for value in values]  # the inf-norm takes 16 times as long on a CPU
         lows, highs = torch.stack([low for low, _ in bounds]), torch.stack([high for _, high in bounds])
     else:
         highs = torch.stack(torch._foreach_norm(values, float("inf")))  # noqa: SLF001 -- torch's own optimizers use it
         lows = -highs
-    return torch.stack([torch.stack(_norms(values)), -lows.to(torch.float32), highs.to(torch.float32)])
+    return torch.stack([torch.stack(_norms(values, wide)), -lows.to(torch.float32), highs.to(torch.float32)])
 
 
-def _norms(values: list[Tensor]) -> list[Tensor]:
-    if values[0].dtype in _LOW_PRECISION or values[0].dtype is torch.float64:
-        return [torch.linalg.vector_norm(value, dtype=_norm_dtype(value)).to(torch.float32) for value in values]
-    return list(torch._foreach_norm(values, 2))  # noqa: SLF001 -- torch's own optimizers use it
+def _norms(values: list[Tensor], wide: Sequence[bool]) -> list[Tensor]:
+    is_float32 = values[0].dtype not in _LOW_PRECISION and values[0].dtype is not torch.float64
+    if is_float32 and not any(wide):
+        return list(torch._foreach_norm(values, 2))  # noqa: SLF001 -- torch's own optimizers use it
+    dtypes = [_norm_dtype(value, is_wide) for value, is_wide in zip(values, wide, strict=True)]
+    return [
+        torch.linalg.vector_norm(value, dtype=dtype).to(torch.float32)
+        for value, dtype in zip(values, dtypes, strict=True)
+    ]
 
 
-def _norm_dtype(value: Tensor) -> torch.dtype:
-    return torch.float64 if value.dtype is torch.float64 else torch.float32
+def _norm_dtype(value: Tensor, is_wide: bool) -> torch.dtype:
+    can_be_wide = value.device.type != "mps"  # has no float64
+    return torch.float64 if value.dtype is torch.float64 or (is_wide and can_be_wide) else torch.float32
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """Return the elements: of a sparse gradient those that it holds, duplicates added up in a tensor of our own."""
+    if gradient.layout is torch.strided:
+        return gradient
+    held = gradient.detach().coalesce().values()
+    return held if held.numel() else held.new_zeros(1)
 
 
 def _real(gradient: Tensor) -> Tensor:

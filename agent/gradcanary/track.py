@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from gradcanary import engine
+from gradcanary.compiled import is_backward_traced
 from gradcanary.records import Probe
 from gradcanary.sampling import is_capturing, take_sample
 from gradcanary.scaling import Scaling
@@ -63,6 +64,8 @@ class Track:
         of, has_callbacks, catch = self._of, self._of.has_callbacks, self._of.guard.catch
 
         def accumulated(_parameter: Tensor) -> None:
+            if is_backward_traced():
+                return
             try:
                 if of.paused:
                     return
@@ -123,7 +126,7 @@ class Track:
         if window.stepped:
             self._clears_in_place = change == TOUCHED
             return True
-        is_cleared = self._clears_in_place or self._of.another_stepped(self)
+        is_cleared = self._clears_in_place or self._of.another_stepped(self) or not self._of.has_optimizer()
         return self.was_updated() or (window.micro_steps > 0 and (change == NEW or (change == TOUCHED and is_cleared)))
 
     def was_updated(self) -> bool:
@@ -235,7 +238,8 @@ class Track:
         position = self.layers.index(wished) if wished in self.layers else sentinel.layer
         gradient = self._gradient(position)
         if gradient is not None and readable(gradient) and window.counts[position]:
-            window.probe = Probe(self.layers[position], norm_of(gradient), scale)
+            is_wide = self.layers[position] in self._of.wishes.wide
+            window.probe = Probe(self.layers[position], norm_of(gradient, is_wide=is_wide), scale)
 
     def _gradient(self, position: int) -> Tensor | None:
         parameter = self.references[position]()

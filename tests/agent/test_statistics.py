@@ -126,7 +126,8 @@ def test_the_norm_of_one_is_the_norm_of_many_bit_for_bit(values: list[float], dt
 def test_what_can_be_measured() -> None:
     assert readable(torch.ones(2))
     assert not readable(torch.ones(0))
-    assert not readable(torch.eye(2).to_sparse())
+    assert readable(torch.eye(2).to_sparse())
+    assert not readable(torch.eye(2).to_sparse_csr())
 
     class Shard(torch.Tensor):
         pass

@@ -1,0 +1,29 @@
+"""What a session says of numbers that it cannot have, or has differently than a reader would think."""
+
+from gradcanary import wire
+
+NO_CALLBACKS = wire.Fact(
+    code="no_engine_callback",
+    text="This version of torch has no callback at the end of backward: gradients are read at the optimizer step, "
+    "after any clipping, so falls are not looked for.",
+    layers=(),
+)
+NO_OPTIMIZER = wire.Fact(
+    code="no_optimizer",
+    text="There are backward passes, and no step of a torch.optim optimizer that holds the watched parameters. Where "
+    "the loop updates them itself, an optimizer is what to give it: torch.optim.SGD(model.parameters(), lr).step() is "
+    "p -= lr * p.grad; where copies of them are updated, give watch() that optimizer.",
+    layers=(),
+)
+COMPILED_STEP = wire.Fact(
+    code="compiled_step",
+    text="The optimizer steps inside a compiled graph, where nothing of it is seen: there are no learning rates and no "
+    "clip factors, and a step that a GradScaler skipped counts as made.",
+    layers=(),
+)
+COMPILED_STEPS = wire.Fact(
+    code="compiled_steps",
+    text="An optimizer steps inside a compiled graph, and which one cannot be told: nothing is measured. "
+    "watch(model, optimizer) follows one; an optimizer.step() outside of torch.compile is always seen.",
+    layers=(),
+)

@@ -1,0 +1,484 @@
+"""Loops of plain torch that are out of the ordinary: the numbers are right there, or the agent says what it lacks."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from recorded import Recorded, recording
+from torch import nn
+
+import gradcanary
+from gradcanary import facts, observer
+
+EXACT = 1e-6
+STEPS, MICRO_STEPS = 5, 2
+Read = dict[str, float]
+
+
+@pytest.fixture
+def collector() -> Iterator[Recorded]:
+    with recording() as recorded:
+        yield recorded
+
+
+@pytest.fixture
+def silent(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """What goes wrong inside the agent is told on stderr, and only there."""
+    yield
+    assert capsys.readouterr().err == ""
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+
+
+def loss_of(model: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return model(torch.randn(8, 16, dtype=dtype)).float().square().mean()
+
+
+def reading(model: nn.Module) -> tuple[Read, Read]:
+    """Return absmax and norm by name, in float64."""
+    gradients = {n: p.grad.to_dense().double() for n, p in model.named_parameters() if p.grad is not None}
+    return (
+        {name: float(each.abs().max()) for name, each in gradients.items()},
+        {name: float(each.norm()) for name, each in gradients.items()},
+    )
+
+
+def assert_sent(collector: Recorded, read: list[tuple[Read, Read]], steps: range | None = None) -> None:
+    """Compare all that was sent with what was read at each step."""
+    steps = range(len(read)) if steps is None else steps
+    assert collector.steps() == list(steps)
+    for position, stat in enumerate(("absmax", "norm")):
+        sent = collector.stat(stat)
+        assert {step: sent[step] for step in steps} == {
+            step: pytest.approx(read[step][position], rel=EXACT, abs=0) for step in steps
+        }
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [each.detach().clone() for each in model.parameters()]
+
+
+def assert_identical(first: nn.Module, second: nn.Module) -> None:
+    assert all(map(torch.equal, weights(first), weights(second)))
+
+
+def watching(
+    collector: Recorded, *given: object, is_watched: bool, **words: object
+) -> contextlib.AbstractContextManager:
+    if not is_watched:
+        return contextlib.nullcontext()
+    return gradcanary.watch(*given, url=collector.url, run="loop", **words)
+
+
+# -- torch.compile ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The files of all functions that torch compiles, with repeats."""
+    from torch._dynamo import convert_frame
+
+    files: list[str] = []
+    original = convert_frame._compile
+
+    def compile_(code: object, *args: object, **kwargs: object) -> object:
+        files.append(code.co_filename)
+        return original(code, *args, **kwargs)
+
+    monkeypatch.setattr(convert_frame, "_compile", compile_)
+    torch._dynamo.reset()
+    yield files
+    torch._dynamo.reset()
+
+
+def train_compiled(collector: Recorded, what: str, *, is_watched: bool) -> tuple[nn.Module, list[tuple[Read, Read]]]:
+    torch._dynamo.reset()
+    model, read = mlp(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = torch.compile(backend="aot_eager" if what == "model" else "eager")
+    net = compiled(model) if what == "model" else model
+
+    def accumulate(xs: torch.Tensor) -> None:
+        for x in xs:
+            net(x).square().mean().backward()
+
+    def step() -> None:
+        optimizer.step()
+
+    def whole(xs: torch.Tensor) -> None:
+        accumulate(xs)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    accumulate_ = compiled(accumulate) if what in ("accumulation", "autograd") else accumulate
+    step_ = compiled(step) if what == "optimizer" else step
+    whole_ = compiled(whole)
+    with watching(collector, model, optimizer, is_watched=is_watched):
+        for _ in range(STEPS):
+            xs = torch.randn(MICRO_STEPS, 8, 16)
+            if what == "whole":
+                twin = mlp().double()
+                twin.load_state_dict(model.state_dict())
+                for x in xs:
+                    twin(x.double()).square().mean().backward()
+                read.append(reading(twin))
+                whole_(xs)
+                continue
+            with torch._dynamo.utils.maybe_enable_compiled_autograd(what == "autograd", fullgraph=False):
+                accumulate_(xs)
+            read.append(reading(model))
+            step_()
+            optimizer.zero_grad()
+    return model, read
+
+
+TORCHS_OWN = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script_method.*:DeprecationWarning", "ignore:The .grad attribute of a Tensor that is not a leaf"
+)
+
+
+@TORCHS_OWN
+@pytest.mark.parametrize("what", ["model", "accumulation", "optimizer", "whole", "autograd"])
+def test_what_is_compiled_has_the_same_numbers(collector: Recorded, recompiled: list[str], what: str) -> None:
+    bare, _ = train_compiled(collector, what, is_watched=False)
+    recompiled.clear()
+    model, read = train_compiled(collector, what, is_watched=True)
+    assert recompiled
+    assert not [file for file in recompiled if "/gradcanary/" in file], "nothing of the agent is compiled"
+    assert_identical(model, bare)
+    if what == "whole":  # its reference is no reading but a calculation of our own
+        for stat, position in (("absmax", 0), ("norm", 1)):
+            sent = collector.stat(stat)
+            assert sent == {step: pytest.approx(read[step][position], rel=1e-5) for step in range(STEPS)}
+    else:
+        assert_sent(collector, read)
+    assert collector.per_step("micro_steps") == [MICRO_STEPS] * STEPS
+    assert set(collector.per_step("skipped")) == {0}
+    assert collector.phases("norm") == {"post_clip" if what == "autograd" else "accumulated"}
+    assert len(collector.metric("loss")) == STEPS
+    told = [facts.COMPILED_STEP.code] if what in ("optimizer", "whole") else []
+    assert [fact["code"] for fact in collector.hellos[-1]["facts"]] == told
+    assert len(collector.metric("lr0")) == (0 if told else STEPS)
+
+
+class Plain(torch.optim.Optimizer):
+    """An optimizer whose step fits into one graph."""
+
+    def __init__(self, parameters: object) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+
+
+def test_a_step_that_must_be_one_graph_is_one(collector: Recorded) -> None:
+    model, read = mlp(), []
+    optimizer = Plain(model.parameters())
+    torch._dynamo.reset()
+    step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="fullgraph"):
+        for _ in range(STEPS):
+            loss_of(model).backward()
+            read.append(reading(model))
+            step()
+            optimizer.zero_grad()
+    assert_sent(collector, read)
+
+
+@TORCHS_OWN
+def test_compiled_steps_of_two_optimizers_are_not_told_apart(
+    collector: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = mlp()
+    optimizers = [torch.optim.SGD(model[layer].parameters(), lr=0.1) for layer in (0, 2)]
+    torch._dynamo.reset()
+    steps = [torch.compile(optimizer.step, backend="eager") for optimizer in optimizers]
+    with gradcanary.watch(model, url=collector.url, run="two"):
+        for _ in range(STEPS):
+            loss_of(model).backward()
+            for step in steps:
+                step()
+            model.zero_grad()
+    assert collector.batches == []
+    assert [fact["code"] for fact in collector.hellos[-1]["facts"]] == [facts.COMPILED_STEPS.code]
+    assert capsys.readouterr().err.count(facts.COMPILED_STEPS.text) == 1
+
+
+# -- gradients that are written to, or made, by hand -----------------------------------------------------------------
+
+
+class Sign(torch.optim.Optimizer):
+    """Overwrites gradients as it steps."""
+
+    def __init__(self, parameters: object, *, in_place: bool) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        self.in_place = in_place
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            if self.in_place:
+                parameter.grad.sign_()
+            else:
+                parameter.grad = parameter.grad.sign()
+            parameter.add_(parameter.grad, alpha=-0.01)
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_optimizer_that_overwrites_gradients(collector: Recorded, in_place: bool, set_to_none: bool) -> None:
+    def train(*, is_watched: bool) -> tuple[nn.Module, list[tuple[Read, Read]]]:
+        model, read = mlp(), []
+        optimizer = Sign(model.parameters(), in_place=in_place)
+        with watching(collector, model, optimizer, is_watched=is_watched):
+            for _ in range(STEPS):
+                for _ in range(MICRO_STEPS):
+                    loss_of(model).backward()
+                read.append(reading(model))
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=set_to_none)
+        return model, read
+
+    model, read = train(is_watched=True)
+    assert_identical(model, train(is_watched=False)[0])
+    assert_sent(collector, read)
+    assert collector.per_step("micro_steps") == [MICRO_STEPS] * STEPS
+    assert collector.per_step("clipped") == [0] * STEPS
+    assert collector.phases("norm") == {"accumulated"}
+
+
+@pytest.mark.parametrize("given", ["optimizer", "nothing", "model"])
+def test_master_copies_that_get_their_gradients_by_hand(
+    collector: Recorded, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    """No hook fires on a copy: it is read as its optimizer steps. Given the model, its own gradients are followed."""
+    model, read = mlp().bfloat16(), []
+    masters = [each.detach().clone().float().requires_grad_() for each in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=1e-3)
+    words = {"optimizer": {"optimizer": optimizer}, "nothing": {}, "model": {"model": model}}[given]
+    with gradcanary.watch(url=collector.url, run="masters", **words):
+        for _ in range(STEPS):
+            for _ in range(MICRO_STEPS):
+                loss_of(model, torch.bfloat16).backward()
+            for parameter, master in zip(model.parameters(), masters, strict=True):
+                master.grad = parameter.grad.float()
+            read.append(reading(model))
+            optimizer.step()
+            with torch.no_grad():
+                for parameter, master in zip(model.parameters(), masters, strict=True):
+                    parameter.copy_(master)
+            optimizer.zero_grad()
+            model.zero_grad()
+    err = capsys.readouterr().err
+    if given == "model":
+        assert_sent(collector, read, range(STEPS - 1))  # without a step the last window does not end
+        assert collector.phases("norm") == {"accumulated"}
+        assert set(collector.stored().values()) == {"bfloat16"}
+        assert err == f"gradcanary: {facts.NO_OPTIMIZER.text}\n"
+    else:
+        places = {name: f"group0.{place}" for place, (name, _) in enumerate(model.named_parameters())}
+        named = [tuple({places[name]: value for name, value in stat.items()} for stat in each) for each in read]
+        assert_sent(collector, named)
+        assert collector.phases("norm") == {"post_clip"}
+        assert set(collector.stored().values()) == {"float32"}
+        assert err == ""
+    assert set(collector.per_step("skipped")) == {0}
+    assert set(collector.per_step("micro_steps")) == {MICRO_STEPS}
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_loop_without_an_optimizer_with_the_model_given(
+    collector: Recorded, capsys: pytest.CaptureFixture[str], set_to_none: bool
+) -> None:
+    def train(*, is_watched: bool) -> tuple[nn.Module, list[tuple[Read, Read]]]:
+        model, read = mlp(), []
+        with watching(collector, model, is_watched=is_watched):
+            for _ in range(STEPS):
+                for _ in range(MICRO_STEPS):
+                    loss_of(model).backward()
+                read.append(reading(model))
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter -= 0.1 * parameter.grad
+                model.zero_grad(set_to_none=set_to_none)
+        return model, read
+
+    model, read = train(is_watched=True)
+    assert_identical(model, train(is_watched=False)[0])
+    assert_sent(collector, read, range(STEPS - 1))  # the last window has no end
+    assert collector.per_step("micro_steps") == [MICRO_STEPS] * (STEPS - 1)
+    assert set(collector.per_step("skipped")) == {0}
+    assert [fact["code"] for fact in collector.hellos[-1]["facts"]] == [facts.NO_OPTIMIZER.code]
+    assert capsys.readouterr().err == f"gradcanary: {facts.NO_OPTIMIZER.text}\n"
+
+
+def test_a_loop_without_an_optimizer_is_told_so_while_it_runs(
+    collector: Recorded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer, "PASSES_WITHOUT_STEP", 10)
+    weight = torch.ones(3, requires_grad=True)
+    with gradcanary.watch(url=collector.url, run="by-hand"):
+        for micro_step in range(30):
+            (weight * 2).sum().backward()
+            assert capsys.readouterr().err.count("no step of a torch.optim optimizer") == (micro_step == 9)
+            weight.data -= 0.1 * weight.grad
+            weight.grad = None
+    assert capsys.readouterr().err == ""
+    assert [fact["code"] for fact in collector.hellos[-1]["facts"]] == [facts.NO_OPTIMIZER.code]
+
+
+# -- GradScaler, kinds of parameters ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_scaler_with_a_foreach_optimizer(collector: Recorded, unscales: bool) -> None:
+    def train(*, is_watched: bool) -> tuple[nn.Module, list[tuple[Read, Read]], list[float]]:
+        model, read, scales = mlp(), [], []
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**13, growth_interval=2)
+        with watching(collector, model, optimizer, is_watched=is_watched):
+            for step in range(STEPS):
+                scales.append(scaler.get_scale())
+                for _ in range(MICRO_STEPS):
+                    loss = loss_of(model) * (float("inf") if step == 3 else 1.0)
+                    scaler.scale(loss).backward()
+                absmax, norm = reading(model)
+                read.append(tuple({n: v / scales[-1] for n, v in stat.items()} for stat in (absmax, norm)))
+                if unscales:
+                    scaler.unscale_(optimizer)
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        return model, read, scales
+
+    model, read, scales = train(is_watched=True)
+    assert_identical(model, train(is_watched=False)[0])
+    assert collector.steps() == list(range(STEPS))
+    assert collector.per_step("skipped") == [0, 0, 0, 1, 0]
+    assert collector.per_step("micro_steps") == [MICRO_STEPS] * STEPS
+    assert collector.per_step("clipped") == [int(unscales)] * 3 + [0, int(unscales)]
+    for step in (0, 1, 2, 4):
+        assert collector.stat("norm")[step] == pytest.approx(read[step][1], rel=EXACT)
+        assert collector.stat("absmax")[step] == pytest.approx(read[step][0], rel=EXACT)
+    assert set(collector.states()[3].values()) == {"nonfinite"}
+    assert collector.metric("scaler_scale") == dict(enumerate(scales))
+
+
+@pytest.mark.usefixtures("silent")
+def test_empty_and_meta_parameters_are_left_out(collector: Recorded) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"used": nn.Linear(4, 4), "there": nn.Linear(4, 4, device="meta")})
+    model.register_parameter("empty", nn.Parameter(torch.empty(0, 4)))
+    optimizer = torch.optim.SGD([*model["used"].parameters(), model.empty], lr=0.1)
+    read = []
+    with gradcanary.watch(model, optimizer, url=collector.url, run="kinds"):
+        for _ in range(STEPS):
+            (model["used"](torch.randn(2, 4)).square().mean() + model.empty.sum()).backward()
+            assert model.empty.grad is not None
+            read.append(reading(model["used"]))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert collector.names == ["used.weight", "used.bias"]
+    named = [tuple({f"used.{name}": value for name, value in stat.items()} for stat in each) for each in read]
+    assert_sent(collector, named)
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_layers_that_are_frozen_and_unfrozen_in_between(collector: Recorded, set_to_none: bool) -> None:
+    model, read = mlp(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="frozen"):
+        for step in range(6):
+            model[0].requires_grad_(requires_grad=step not in (2, 3))
+            for _ in range(MICRO_STEPS):
+                loss_of(model).backward()
+            read.append(reading(model))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+    assert collector.per_step("micro_steps") == [MICRO_STEPS] * 6
+    for step, states in collector.states().items():
+        first = "not_trainable" if step in (2, 3) else "measured"
+        assert states == {"0.weight": first, "0.bias": first, "2.weight": "measured", "2.bias": "measured"}
+        sent = {name: value for name, value in collector.stat("norm")[step].items() if states[name] == "measured"}
+        assert sent == pytest.approx({name: read[step][1][name] for name in sent}, rel=EXACT)
+
+
+@pytest.mark.usefixtures("silent")
+def test_norms_that_float32_sums_of_squares_do_not_hold(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from normal ones as a decay does: what leaves the safe range is measured in float64 from then on."""
+    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.02)
+    kinds = [(dtype, size) for dtype in (torch.float32, torch.bfloat16) for size in (1e-30, 1e30)]
+    layers = {f"{dtype}-{size}".replace(".", "-"): nn.Parameter(torch.ones(64, dtype=dtype)) for dtype, size in kinds}
+    model, sizes, read = nn.ParameterDict(layers), dict(zip(layers, (size for _, size in kinds), strict=True)), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="extreme") as watched:
+        for step, power in enumerate((0, 0.5, 0.5, 1, 1)):
+            for name, weight in layers.items():
+                weight.backward((torch.linspace(0.5, 1.0, 64) * sizes[name] ** power).to(weight.dtype))
+            read.append(reading(model))
+            optimizer.step()
+            optimizer.zero_grad()
+            wait_until_read(watched, step)
+    assert_sent(collector, read)
+    assert {state for states in collector.states().values() for state in states.values()} == {"measured"}
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("size", [2.0**-24, 65504.0])
+def test_the_smallest_and_the_largest_float16(collector: Recorded, size: float) -> None:
+    weight = nn.Parameter(torch.ones(64, dtype=torch.float16))
+    optimizer, read = torch.optim.SGD([("weight", weight)], lr=0.0), []
+    with gradcanary.watch(optimizer=optimizer, url=collector.url, run="float16"):
+        for _ in range(2):
+            weight.backward(torch.full_like(weight, size))
+            gradient = weight.grad.double()
+            read.append(({"weight": float(gradient.abs().max())}, {"weight": float(gradient.norm())}))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_sent(collector, read)
+
+
+def wait_until_read(watched: gradcanary.Watch, step: int) -> None:
+    """Let the sender, who decides how the next samples are measured, see the windows before ``step``."""
+    sender = watched._session.sender
+    for _ in range(200):
+        if (sender._step if sender._step is not None else -1) >= step - 1:
+            return
+        sender._stopping.wait(0.01)
+    raise AssertionError("the sender does not read")
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_sparse_embedding(collector: Recorded) -> None:
+    """Rows that were looked up twice are added up first, and the gradient itself stays as it is."""
+
+    def train(*, is_watched: bool) -> tuple[nn.Module, list[tuple[Read, Read]]]:
+        torch.manual_seed(0)
+        model, read = nn.Embedding(10, 4, sparse=True), []
+        optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+        with watching(collector, model, optimizer, is_watched=is_watched):
+            for _ in range(STEPS):
+                for _ in range(MICRO_STEPS):
+                    model(torch.tensor([1, 2, 2, 7])).square().sum().backward()
+                assert not model.weight.grad.is_coalesced()
+                read.append(reading(model))
+                optimizer.step()
+                optimizer.zero_grad()
+        return model, read
+
+    model, read = train(is_watched=True)
+    assert_identical(model, train(is_watched=False)[0])
+    assert_sent(collector, read)
+    assert collector.per_step("micro_steps") == [MICRO_STEPS] * STEPS
+    assert set(collector.states()[0].values()) == {"measured"}
+    assert collector.stat("zero_fraction")[0] == {"weight": pytest.approx(0.7)}
