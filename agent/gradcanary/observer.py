@@ -18,7 +18,7 @@ from gradcanary.compiled import Graphs
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers
 from gradcanary.origin import origin_of
-from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER, Logged, Origin, Record, Sample, Wishes
+from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Sample, Wishes
 from gradcanary.sampling import not_sampled
 from gradcanary.settings import Settings
 from gradcanary.track import Track
@@ -28,7 +28,6 @@ _ROOTS_BEFORE_LAYERS = 64
 
 PASSES_WITHOUT_STEP = 256
 """More micro-steps than the first window of a training with an optimizer has, as a rule."""
-
 Optimizer = torch.optim.Optimizer
 
 
@@ -88,8 +87,7 @@ class Observer:
 
     def backward_called(self, roots: list[Tensor]) -> None:
         """Keep what a backward pass starts from until a layer of the main optimizer takes part in it."""
-        if self.graphs.stepped:
-            self._catch_up()
+        self._catch_up()
         for track in self._tracks.values():
             track.forget_passes()
         self._calls += not self.paused
@@ -101,8 +99,7 @@ class Observer:
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Take what only the moment before the step shows."""
         began = time.perf_counter()
-        if self.graphs.stepped:
-            self._catch_up()
+        self._catch_up()
         track = self._tracks.get(id(optimizer))
         if track is None:
             return
@@ -130,8 +127,7 @@ class Observer:
 
     def close(self) -> None:
         """Hand over the last window if it had its step."""
-        if self.graphs.stepped:
-            self._catch_up()
+        self._catch_up()
         if self._calls > 1 and not self.steps_taken:
             self.tell(facts.NO_OPTIMIZER)
         if self._leading is not None and self._leading.window.stepped:
@@ -190,6 +186,8 @@ class Observer:
 
     def _catch_up(self) -> None:
         """Note a step that came in a compiled graph. Whose it was is known where there is one optimizer only."""
+        if not self.graphs.stepped:
+            return
         self.graphs.stepped = False
         self.tell(facts.COMPILED_STEP if len(self._tracks) == 1 else facts.COMPILED_STEPS)
         leading = self._leading
@@ -273,7 +271,7 @@ class Observer:
             step=self.step,
             time=time.time(),
             micro_steps=window.micro_steps or window.calls,
-            skipped=_why_skipped(track) if self.has_optimizer() else NOT_SKIPPED,
+            skipped=track.why_skipped() if self.has_optimizer() else NOT_SKIPPED,
             samples=self._samples(track),
             probe=window.probe,
             found_inf=window.found_inf,
@@ -289,23 +287,14 @@ class Observer:
         """Return the samples of all optimizers, the main one's first; none where that has none."""
         if leading.window.sample is None:
             return []
-        others = [track for track in self._tracks.values() if track is not leading]
         found = [replace(leading.window.sample, layers=leading.layers)]
-        for track in others:
-            part = self._parts.get(track)
-            found.append(
-                not_sampled(track.layers, track.references) if part is None else replace(part, layers=track.layers)
-            )
+        for track in (each for each in self._tracks.values() if each is not leading):
+            part = self._parts.get(track) or not_sampled(track.layers, track.references)
+            found.append(replace(part, layers=track.layers))
         return found
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         return (group for optimizer in self.optimizers() for group in optimizer.param_groups)
-
-
-def _why_skipped(track: Track) -> int:
-    if track.window.stepped:
-        return NOT_SKIPPED
-    return SKIPPED_BY_SCALER if track.was_updated() and track.scaling.round() is not None else SKIPPED_BY_LOOP
 
 
 def _copied(number: float | Tensor) -> float | Tensor:

@@ -106,13 +106,14 @@ def _columns(values: list[Tensor], wide: Sequence[bool]) -> Tensor:
 
 
 def _norms(values: list[Tensor], wide: Sequence[bool]) -> list[Tensor]:
-    is_float32 = values[0].dtype not in _LOW_PRECISION and values[0].dtype is not torch.float64
-    if is_float32 and not any(wide):
-        return list(torch._foreach_norm(values, 2))  # noqa: SLF001 -- torch's own optimizers use it
-    dtypes = [_norm_dtype(value, is_wide) for value, is_wide in zip(values, wide, strict=True)]
+    is_alone = values[0].dtype in _LOW_PRECISION or values[0].dtype is torch.float64
+    together = [value for value, is_wide in zip(values, wide, strict=True) if not (is_alone or is_wide)]
+    norms = iter(torch._foreach_norm(together, 2) if together else ())  # noqa: SLF001 -- torch's own optimizers use it
     return [
-        torch.linalg.vector_norm(value, dtype=dtype).to(torch.float32)
-        for value, dtype in zip(values, dtypes, strict=True)
+        torch.linalg.vector_norm(value, dtype=_norm_dtype(value, is_wide)).to(torch.float32)
+        if is_alone or is_wide
+        else next(norms)
+        for value, is_wide in zip(values, wide, strict=True)
     ]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradcanary import engine
 from gradcanary.compiled import is_backward_traced
-from gradcanary.records import Probe
+from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER, Probe
 from gradcanary.sampling import is_capturing, take_sample
 from gradcanary.scaling import Scaling
 from gradcanary.statistics import norm_of, readable
@@ -132,6 +132,12 @@ class Track:
     def was_updated(self) -> bool:
         """Say whether the GradScaler was updated since the window began."""
         return self.window.scaler_round is not None and self.scaling.round() is not self.window.scaler_round
+
+    def why_skipped(self) -> int:
+        """Say who skipped the window's step, if somebody did."""
+        if self.window.stepped:
+            return NOT_SKIPPED
+        return SKIPPED_BY_SCALER if self.was_updated() and self.scaling.round() is not None else SKIPPED_BY_LOOP
 
     def _pass_ends(self, number: int) -> None:
         self._pass = -1

@@ -127,7 +127,6 @@ def test_what_can_be_measured() -> None:
     assert readable(torch.ones(2))
     assert not readable(torch.ones(0))
     assert readable(torch.eye(2).to_sparse())
-    assert not readable(torch.eye(2).to_sparse_csr())
 
     class Shard(torch.Tensor):
         pass
