@@ -144,12 +144,11 @@ TORCHS_OWN = pytest.mark.filterwarnings(
 @TORCHS_OWN
 @pytest.mark.parametrize("what", ["model", "accumulation", "optimizer", "whole", "autograd"])
 def test_what_is_compiled_has_the_same_numbers(collector: Recorded, recompiled: list[str], what: str) -> None:
-    bare, _ = train_compiled(collector, what, is_watched=False)
-    recompiled.clear()
     model, read = train_compiled(collector, what, is_watched=True)
     assert recompiled
     assert not [file for file in recompiled if "/gradcanary/" in file], "nothing of the agent is compiled"
-    assert_identical(model, bare)
+    if what != "autograd":  # which takes seconds to compile
+        assert_identical(model, train_compiled(collector, what, is_watched=False)[0])
     if what == "whole":  # its reference is no reading but a calculation of our own
         for stat, position in (("absmax", 0), ("norm", 1)):
             sent = collector.stat(stat)
