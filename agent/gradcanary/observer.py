@@ -25,7 +25,6 @@ from gradcanary.track import Track
 
 _ROOTS_BEFORE_LAYERS = 64
 """Losses kept while no optimizer has stepped yet: as many micro-steps as the first window has, hardly more."""
-
 PASSES_WITHOUT_STEP = 256
 """More micro-steps than the first window of a training with an optimizer has, as a rule."""
 Optimizer = torch.optim.Optimizer
@@ -190,10 +189,9 @@ class Observer:
             return
         self.graphs.stepped = False
         self.tell(facts.COMPILED_STEP if len(self._tracks) == 1 else facts.COMPILED_STEPS)
-        leading = self._leading
         if len(self._tracks) != 1:
             self.layers, self._tracks, self._leading = None, {}, None
-        elif leading is not None and leading.window.begun and not leading.window.stepped:
+        elif (leading := self._leading) is not None and leading.window.begun and not leading.window.stepped:
             leading.window.calls, self._calls = self._calls, 0
             leading.step_ended()
         self.steps_taken += 1
