@@ -1,11 +1,15 @@
 """Fixtures that several suites share."""
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import postgres
 import pytest
 from collectors import Collector
+
+# A shell that starts the suite in the background has Ctrl-C ignored, and what the tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NewDb = Callable[[], str | None]
 
