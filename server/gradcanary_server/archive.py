@@ -3,7 +3,7 @@
 Whether samples lie in the log, in tiles, or are summed up in the pyramid already does not show in what is returned.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -139,10 +139,17 @@ class Archive:
         return collect(source, of.chain, level, of.begin, of.end)
 
     def nodes(
-        self, connection: Connection, run_id: int, of: Stretch, stat: str, layers: NDArray[np.int32], level: int
+        self,
+        connection: Connection,
+        run_id: int,
+        of: Stretch,
+        stat: str,
+        layers: NDArray[np.int32],
+        level: int,
+        wanted: Collection[str],
     ) -> Nodes:
-        """Return a stat of some layers as nodes [n, L] of a level."""
-        source = StatSource(self.tiles, connection, run_id, of.chain, of.pieces, stat, layers)
+        """Return a stat of some layers as the ``wanted`` planes of nodes [n, L] of a level."""
+        source = StatSource(self.tiles, connection, run_id, of.chain, of.pieces, stat, layers, wanted)
         return collect(source, of.chain, level, of.begin, of.end)
 
     def entries(self, connection: Connection, run_id: int, of: Stretch, numbered: Numbered, level: int) -> Entries:

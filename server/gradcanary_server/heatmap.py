@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server.window import Envelope
+from gradcanary_server.nodes import COUNT, MAXIMUM, MEAN, MINIMUM, NONFINITE, Groups, Planes, means, sums
 
 Value = Literal["min", "mean", "max"]
 Order = Literal["model", "worst", "block"]
@@ -21,6 +21,11 @@ LIMIT = 32766
 
 _BLOCK = re.compile(r"^\D*\d+")
 
+_NEEDED: dict[Value, tuple[str, ...]] = {
+    "min": (MINIMUM, NONFINITE),
+    "mean": (MEAN, COUNT, NONFINITE),
+    "max": (MAXIMUM, NONFINITE),
+}
 _RANKS = {"firing": 0, "recovering": 1, "suspect": 2}
 
 
@@ -39,7 +44,12 @@ def block(name: str) -> str:
     return found.group() if found else name.rpartition(".")[0] or name
 
 
-def ordered(order: Order, names: Sequence[str], states: Sequence[str | None], envelope: Envelope) -> NDArray[np.intp]:
+def needed(value: Value, order: Order) -> set[str]:
+    """Return the planes of a window that its picture is made of."""
+    return {*_NEEDED[value], *((MINIMUM,) if order == "worst" else ())}
+
+
+def ordered(order: Order, names: Sequence[str], states: Sequence[str | None], envelope: Planes) -> NDArray[np.intp]:
     """Return the columns of a window in the order of the rows.
 
     ``model``: as the run first named them; ``block``: blocks together, in the order of their first layer; ``worst``:
@@ -51,7 +61,7 @@ def ordered(order: Order, names: Sequence[str], states: Sequence[str | None], en
         firsts: dict[str, int] = {}
         return np.argsort([firsts.setdefault(block(name), len(firsts)) for name in names], kind="stable")
     ranks = [_RANKS.get(state or "", 3) for state in states]
-    finite = (envelope.nonfinite > 0).sum(axis=0) == 0
+    finite = (envelope[NONFINITE] > 0).sum(axis=0) == 0
     return np.lexsort([_last(envelope).astype(np.float64), np.array(ranks), finite])
 
 
@@ -62,41 +72,25 @@ def rows(columns: NDArray[np.intp], names: Sequence[str], most: int) -> list[Row
     return [Row(tuple(group), _title([names[column] for column in group]), block(names[group[0]])) for group in groups]
 
 
-def cells(envelope: Envelope, picture: Sequence[Row], value: Value) -> NDArray[np.int16]:
+def cells(envelope: Planes, picture: Sequence[Row], value: Value) -> NDArray[np.int16]:
     """Return int16[rows, buckets]: round(1000 * log10(value)), or one of the three words."""
     if not picture:
-        return np.empty((0, envelope.count.shape[0]), np.int16)
+        return np.empty((0, len(envelope[NONFINITE])), np.int16)
     order = np.array([column for row in picture for column in row.columns])
-    starts = np.cumsum([0, *(len(row.columns) for row in picture)])[:-1]
-    chosen = _shared(envelope, order, starts, value)
+    groups = Groups(np.repeat(np.arange(len(picture)), [len(row.columns) for row in picture]))
+    shared = sums({name: plane.T[order] for name, plane in envelope.items()}, groups)
+    chosen = means(shared) if value == "mean" else shared[MINIMUM if value == "min" else MAXIMUM].astype(np.float64)
     with np.errstate(divide="ignore"):
-        milli = np.clip(np.round(1000 * np.log10(chosen.astype(np.float64))), -LIMIT, LIMIT)
+        milli = np.clip(np.round(1000 * np.log10(chosen)), -LIMIT, LIMIT)
     milli = np.where(np.isnan(chosen), NO_DATA, np.where(chosen == 0, EXACT_ZERO, milli))
-    broken = np.add.reduceat(envelope.nonfinite[:, order], starts, axis=1) > 0
-    return np.where(broken, ANY_NONFINITE, milli).astype(np.int16).T
+    return np.where(shared[NONFINITE] > 0, ANY_NONFINITE, milli).astype(np.int16)
 
 
-def _shared(
-    envelope: Envelope, order: NDArray[np.intp], starts: NDArray[np.intp], value: Value
-) -> NDArray[np.floating]:
-    if value == "min":
-        return np.fmin.reduceat(envelope.minimum[:, order], starts, axis=1)
-    if value == "max":
-        return np.fmax.reduceat(envelope.maximum[:, order], starts, axis=1)
-    count = envelope.count[:, order]
-    sums = np.where(count > 0, envelope.mean[:, order].astype(np.float64) * count, 0)
-    total = np.add.reduceat(count, starts, axis=1)
-    shape = total.shape
-    means: NDArray[np.floating] = np.full(shape, np.nan)
-    np.divide(np.add.reduceat(sums, starts, axis=1), total, out=means, where=total > 0)
-    return means
-
-
-def _last(envelope: Envelope) -> NDArray[np.floating]:
+def _last(envelope: Planes) -> NDArray[np.floating]:
     """Return each column's last minimum; a column without data sorts last."""
-    filled = envelope.count > 0
+    filled = ~np.isnan(envelope[MINIMUM])
     at = len(filled) - 1 - np.argmax(filled[::-1], axis=0) if len(filled) else np.zeros(filled.shape[1], np.intp)
-    values = envelope.minimum[at, np.arange(filled.shape[1])] if len(filled) else np.full(filled.shape[1], np.nan)
+    values = envelope[MINIMUM][at, np.arange(filled.shape[1])] if len(filled) else np.full(filled.shape[1], np.nan)
     return np.where(filled.any(axis=0), values, np.inf)
 
 

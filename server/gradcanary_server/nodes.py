@@ -4,7 +4,7 @@ A node sums up the samples of ``width`` steps from a multiple of it on. Nodes ar
 one order: a node is the same to the last bit whether it was made long ago from tiles or just now from the log.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 FACTOR = 8
 
-Planes = NDArray[np.floating]
+MINIMUM, MEAN, MAXIMUM, COUNT, NONFINITE = PLANES = ("minimum", "mean", "maximum", "count", "nonfinite")
+
+Plane = NDArray[np.number]
+Planes = Mapping[str, Plane]
+"""By name, each [n, L]: of the finite samples the minimum, mean and maximum, float (NaN where the count is 0), and the
+count, int32; and how many samples, int32, were not finite and are in none of the others. A mean needs its count."""
 
 
 @dataclass(frozen=True)
@@ -30,36 +35,45 @@ class Ticks:
 
 @dataclass(frozen=True)
 class Nodes:
-    """n nodes of L series: the finite samples' minimum, mean, maximum float[n, L] (NaN where ``count`` int32[n, L] is
-    0), and ``nonfinite`` int32[n, L], samples that are in none of the others. ``start`` int64[n] rises.
-    """
+    """n nodes of L series, as far as somebody wants to know: some of the planes. ``start`` int64[n] rises."""
 
     start: NDArray[np.int64]
-    minimum: Planes
-    mean: Planes
-    maximum: Planes
-    count: NDArray[np.int32]
-    nonfinite: NDArray[np.int32]
+    planes: Planes
 
 
-def leaves(steps: NDArray[np.int64], values: Planes, nonfinite: NDArray[np.bool_]) -> Nodes:
+def leaves(
+    steps: NDArray[np.int64],
+    values: NDArray[np.floating],
+    nonfinite: NDArray[np.bool_],
+    wanted: Collection[str] = PLANES,
+) -> Nodes:
     """Return samples [n, L] as nodes of their own; NaN is no sample."""
-    count = (~np.isnan(values)).astype(np.int32)
-    return Nodes(steps, values, values, values, count, nonfinite.astype(np.int32))
+    planes: dict[str, Plane] = {name: values for name in (MINIMUM, MEAN, MAXIMUM) if name in wanted}
+    if COUNT in wanted:
+        planes[COUNT] = (~np.isnan(values)).astype(np.int32)
+    if NONFINITE in wanted:
+        planes[NONFINITE] = nonfinite.astype(np.int32)
+    return Nodes(steps, planes)
 
 
-def nothing(series: int) -> Nodes:
-    """Return no nodes of so many series."""
-    plane, counts = np.empty((0, series), np.float32), np.empty((0, series), np.int32)
-    return Nodes(np.empty(0, np.int64), plane, plane, plane, counts, counts)
+def blank(start: NDArray[np.int64], series: int, wanted: Collection[str]) -> Nodes:
+    """Return nodes without data."""
+    shape = (len(start), series)
+    return Nodes(
+        start,
+        {
+            name: np.zeros(shape, np.int32) if name in (COUNT, NONFINITE) else np.full(shape, np.nan, np.float32)
+            for name in wanted
+        },
+    )
 
 
 def joined(parts: Sequence[Nodes]) -> Nodes:
-    """Return nodes of rising parts, one at least, as one."""
+    """Return nodes of rising parts with the same planes, one at least, as one."""
     if len(parts) == 1:
         return parts[0]
-    columns = ("start", "minimum", "mean", "maximum", "count", "nonfinite")
-    return Nodes(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
+    planes = {name: np.concatenate([part.planes[name] for part in parts]) for name in parts[0].planes}
+    return Nodes(np.concatenate([part.start for part in parts]), planes)
 
 
 def widened(nodes: Nodes, width: int) -> Nodes:
@@ -71,19 +85,34 @@ def widened(nodes: Nodes, width: int) -> Nodes:
         return nodes
     index = nodes.start // width
     groups = Groups(index)
-    shape = (len(groups.starts), nodes.count.shape[1])
-    low, high = np.full(shape, np.nan, nodes.minimum.dtype), np.full(shape, np.nan, nodes.maximum.dtype)
-    total, count, nonfinite = np.zeros(shape), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    # With nothing there, a weighted mean is NaN times 0.
-    terms = np.where(nodes.count > 0, nodes.mean.astype(np.float64) * nodes.count, 0.0)
-    for rows, places in groups.ranks():
-        low[places] = np.fmin(low[places], nodes.minimum[rows])
-        high[places] = np.fmax(high[places], nodes.maximum[rows])
-        total[places] += terms[rows]
-        count[places] += nodes.count[rows]
-        nonfinite[places] += nodes.nonfinite[rows]
-    mean = np.divide(total, count, out=np.full(shape, np.nan), where=count > 0).astype(nodes.mean.dtype)
-    return Nodes(index[groups.starts] * width, low, mean, high, count, nonfinite)
+    planes = sums(nodes.planes, groups)
+    if MEAN in planes:
+        planes[MEAN] = means(planes).astype(nodes.planes[MEAN].dtype)
+    return Nodes(index[groups.starts] * width, planes)
+
+
+def sums(planes: Planes, groups: "Groups") -> dict[str, Plane]:
+    """Return the planes of whole groups; in the place of the mean there is the sum of all samples, float64."""
+    found: dict[str, Plane] = {}
+    for name, plane in planes.items():
+        if name == MEAN:
+            # With nothing there, a weighted mean is NaN times 0.
+            count = planes[COUNT]
+            found[name] = groups.folded(np.add, np.where(count > 0, plane.astype(np.float64) * count, 0.0))
+        else:
+            found[name] = groups.folded(FOLDS[name], plane)
+    return found
+
+
+def means(summed: Planes) -> NDArray[np.float64]:
+    """Return the means of what :func:`sums` made."""
+    found = np.full(summed[MEAN].shape, np.nan)
+    np.divide(summed[MEAN], summed[COUNT], out=found, where=summed[COUNT] > 0)
+    return found
+
+
+FOLDS = {MINIMUM: np.fmin, MEAN: np.add, MAXIMUM: np.fmax, COUNT: np.add, NONFINITE: np.add}
+"""How the parts of a plane come together; means as sums."""
 
 
 def ticks_of(steps: NDArray[np.int64], times: NDArray[np.float64], phases: dict[str, NDArray[np.uint8]]) -> Ticks:
@@ -128,6 +157,9 @@ def widened_ticks(ticks: Ticks, width: int) -> Ticks:
     )
 
 
+Rows = slice | NDArray[np.intp]
+
+
 class Groups:
     """Neighbours with the same key (int64[n] or int64[n, k]): where each group begins, and its members by rank."""
 
@@ -137,8 +169,24 @@ class Groups:
         self.starts = np.concatenate([[0], 1 + np.flatnonzero(begins)])
         self._sizes = np.diff(self.starts, append=len(keys))
 
-    def ranks(self) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    def folded(self, fold: np.ufunc, plane: Plane) -> Plane:
+        """Return what each group's members [n, L] are together, taken one after the other."""
+        found: Plane | None = None
+        for rows, places in self.ranks():
+            if found is None:
+                found = plane[rows].copy()
+            else:
+                found[places] = fold(found[places], plane[rows])
+        return plane if found is None else found
+
+    def ranks(self) -> Iterator[tuple[Rows, Rows]]:
         """Yield for the first, second, ... members of all groups: their rows, and the groups that have one."""
-        for rank in range(int(self._sizes.max())):
+        size = int(self._sizes.max(initial=0))
+        if (self._sizes[:-1] == size).all():  # as it mostly is, and then nothing need be gathered
+            rows = int(self._sizes.sum())
+            for rank in range(size):
+                yield slice(rank, None, size), slice(0, -(-(rows - rank) // size))
+            return
+        for rank in range(size):
             places = np.flatnonzero(self._sizes > rank)
             yield self.starts[places] + rank, places

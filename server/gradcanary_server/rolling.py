@@ -8,7 +8,7 @@ from sqlalchemy import Connection, select
 
 from gradcanary import wire
 from gradcanary_server import entries, tiles
-from gradcanary_server.nodes import FACTOR, Ticks
+from gradcanary_server.nodes import COUNT, FACTOR, MAXIMUM, MEAN, MINIMUM, NONFINITE, Ticks
 from gradcanary_server.packing import Arrays
 from gradcanary_server.samples import PHASE
 from gradcanary_server.schema import chain
@@ -91,9 +91,9 @@ def _samples(
         planes = StatSource(store, connection, run_id, of, (), stat, layers)
         found = planes.widened(planes.of_tiles(level - 1, begin, end), of.width(level))
         if kind == STATE:
-            yield kind, shelf, {"nonfinite": found.nonfinite}
+            yield kind, shelf, {NONFINITE: found.planes[NONFINITE]}
         else:
-            yield kind, shelf, {name: getattr(found, name) for name in ("minimum", "mean", "maximum", "count")}
+            yield kind, shelf, {name: found.planes[name] for name in (MINIMUM, MEAN, MAXIMUM, COUNT)}
 
 
 def _metrics(

@@ -1,7 +1,7 @@
 """Where the nodes of a stretch come from: its tiles of some level, and its samples in the log."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +11,13 @@ from gradcanary_server import entries, nodes
 from gradcanary_server.batches import NO_PHASE, NONFINITE
 from gradcanary_server.entries import Entries
 from gradcanary_server.log import Piece
-from gradcanary_server.nodes import Nodes, Ticks
+from gradcanary_server.nodes import MINIMUM, Nodes, Plane, Ticks
 from gradcanary_server.packing import Arrays
 from gradcanary_server.samples import PHASE, inside
 from gradcanary_server.tiles import METRICS, SHELF, STATE, STEPS, Chain, Place, Tiles
 
 Numbered = Mapping[tuple[str, str], int]
 """The number of each metric that is asked for, by name and tags."""
-
-
-_PLANES = {"plane": "minimum"}
-"""Where a tile of samples is read to, until its leaves are made."""
 
 
 class TickSource:
@@ -58,7 +54,7 @@ class TickSource:
 
 
 class StatSource:
-    """Reads one stat of some layers, int32[L]."""
+    """Reads one stat of some layers, int32[L], as the ``wanted`` planes of nodes."""
 
     def __init__(
         self,
@@ -69,9 +65,11 @@ class StatSource:
         pieces: Sequence[Piece],
         stat: str,
         layers: NDArray[np.int32],
+        wanted: Collection[str] = nodes.PLANES,
     ) -> None:
         self._tiles, self._connection, self._run_id = tiles, connection, run_id
         self._chain, self._pieces, self._stat, self._layers = chain, pieces, stat, layers
+        self._wanted = wanted
         shelves = layers // SHELF
         self._shelves = {int(shelf): np.flatnonzero(shelves == shelf) for shelf in np.unique(shelves)}
 
@@ -89,13 +87,16 @@ class StatSource:
             mine = head["start" if level else "steps"].astype(np.int64, copy=False)
             rows.append(slice(*np.searchsorted(mine, [begin, end]).tolist()))
             starts.append(mine[rows[-1]])
-        whole = self._blank(level, np.concatenate(starts) if starts else np.empty(0, np.int64))
+        filled = self._wanted if level else (MINIMUM, nodes.NONFINITE)
+        whole = nodes.blank(np.concatenate([np.empty(0, np.int64), *starts]), len(self._layers), filled)
         at = 0
         for (place, _), each in zip(heads, rows, strict=True):
             end_at = at + each.stop - each.start
             self._fill(whole, slice(at, end_at), planes.get((place.number, place.part), []), each)
             at = end_at
-        return nodes.leaves(whole.start, whole.minimum, whole.nonfinite > 0) if level == 0 else whole
+        if level:
+            return whole
+        return nodes.leaves(whole.start, whole.planes[MINIMUM], whole.planes[nodes.NONFINITE] > 0, self._wanted)  # type: ignore[arg-type]  # a plane of samples is of floats
 
     def of_log(self, begin: int, end: int) -> Nodes:
         """Return the samples that the log holds of these steps."""
@@ -103,23 +104,20 @@ class StatSource:
 
     def joined(self, parts: Sequence[Nodes]) -> Nodes:
         """Return parts as one."""
-        return nodes.joined(parts) if parts else nodes.nothing(len(self._layers))
+        nothing = nodes.blank(np.empty(0, np.int64), len(self._layers), self._wanted)
+        return nodes.joined(parts) if parts else nothing
 
     def widened(self, part: Nodes, width: int) -> Nodes:
         """Return wider nodes."""
         return nodes.widened(part, width)
 
-    def _blank(self, level: int, starts: NDArray[np.int64]) -> Nodes:
-        shape = (len(starts), len(self._layers))
-        low = np.full(shape, np.nan, np.float32)
-        mean, high = (low, low) if level == 0 else (low.copy(), low.copy())
-        return Nodes(starts, low, mean, high, np.zeros(shape, np.int32), np.zeros(shape, np.int32))
-
     def _fill(self, whole: Nodes, at: slice, found: Sequence[tuple[Place, Arrays]], rows: slice) -> None:
         for place, arrays in found:
-            for name, plane in arrays.items():
-                target = whole.nonfinite if place.kind == STATE else getattr(whole, _PLANES.get(name, name))
-                _put(target[at], self._shelves[place.shelf], self._layers % SHELF, _told(plane[rows], place))
+            for stored, plane in arrays.items():
+                name = nodes.NONFINITE if place.kind == STATE else MINIMUM if stored == "plane" else stored
+                if name in whole.planes:
+                    told = plane[rows] == NONFINITE if place.kind == STATE and place.level == 0 else plane[rows]
+                    _put(whole.planes[name][at], self._shelves[place.shelf], self._layers % SHELF, told)
 
     def _leaves(self, piece: Piece) -> Nodes:
         columns = piece.columns
@@ -129,7 +127,7 @@ class StatSource:
         nonfinite[:, mine] = columns.state[:, theirs] == NONFINITE
         if self._stat in columns.values:
             values[:, mine] = columns.values[self._stat][:, theirs]
-        return nodes.leaves(columns.steps, values, nonfinite)
+        return nodes.leaves(columns.steps, values, nonfinite, self._wanted)
 
 
 class MetricSource:
@@ -232,16 +230,17 @@ def _bits(phases: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.where(phases == NO_PHASE, 0, 1 << np.minimum(phases, 7)).astype(np.uint8)
 
 
-def _put(
-    target: NDArray[np.generic], mine: NDArray[np.intp], columns: NDArray[np.int32], plane: NDArray[np.generic]
-) -> None:
+def _put(target: Plane, mine: NDArray[np.intp], columns: NDArray[np.int32], plane: NDArray[np.generic]) -> None:
     """Fill the columns ``mine`` of a plane; a layer that came later is not in older tiles."""
     there = mine[columns[mine] < plane.shape[1]]
-    target[:, there] = plane[:, columns[there]]
+    target[:, _run(there)] = plane[:, _run(columns[there])]
 
 
-def _told(plane: NDArray[np.generic], place: Place) -> NDArray[np.generic]:
-    return plane == NONFINITE if place.kind == STATE and place.level == 0 else plane
+def _run(columns: NDArray[np.integer]) -> slice | NDArray[np.integer]:
+    """Return neighbours as a slice: copying those is several times faster."""
+    if len(columns) and (np.diff(columns) == 1).all():
+        return slice(int(columns[0]), int(columns[-1]) + 1)
+    return columns
 
 
 def _entries_of_piece(piece: Piece) -> tuple[list[tuple[str, str]], Entries]:

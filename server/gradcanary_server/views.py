@@ -16,9 +16,10 @@ from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.expressions import Expression, ExpressionError
 from gradcanary_server.fold import FoldState
 from gradcanary_server.log import Piece
+from gradcanary_server.nodes import MAXIMUM, MINIMUM, PLANES, Planes
 from gradcanary_server.rules import Rules
 from gradcanary_server.schema import metric
-from gradcanary_server.window import Envelope, Range, metric_window, window
+from gradcanary_server.window import Range, metric_window, window
 
 Json = dict[str, object]
 
@@ -26,6 +27,8 @@ MAX_SERIES = 100
 """Layers or metrics of one answer."""
 
 MAX_CELLS = 4_000_000
+
+_SHORT = {MINIMUM: "min", MAXIMUM: "max"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ def picture(
         raise invalid(f"rows x columns is at most {MAX_CELLS}.", "rows")
     chosen = matching(layer_table.described(connection, run.run_id), wanted.match)
     names = [row.name for row in chosen]
-    found = window(archive, connection, run.run_id, stat, _numbers(chosen), span)
+    planes = heatmap.needed(wanted.value, wanted.order)
+    found = window(archive, connection, run.run_id, stat, _numbers(chosen), span, planes)
     states = _states(layer_table.folded(connection, run.run_id), chosen) if wanted.order == "worst" else []
     columns = heatmap.ordered(wanted.order, names, states, found.envelope)
     rows = heatmap.rows(columns, names, wanted.rows)
@@ -154,11 +158,5 @@ def _states(folded: FoldState, rows: Sequence[Record]) -> list[str | None]:
     return [next((state for state in worst if state in states), None) for states in found]
 
 
-def _lines(envelope: Envelope, column: int) -> Json:
-    return {
-        "min": array(envelope.minimum[:, column]),
-        "mean": array(envelope.mean[:, column]),
-        "max": array(envelope.maximum[:, column]),
-        "count": array(envelope.count[:, column]),
-        "nonfinite": array(envelope.nonfinite[:, column]),
-    }
+def _lines(envelope: Planes, column: int) -> Json:
+    return {_SHORT.get(name, name): array(envelope[name][:, column]) for name in PLANES}

@@ -4,7 +4,7 @@ The only way from the archive to a picture. Buckets are aligned to multiples of 
 keeps its picture while it is extended, and made of the widest nodes that fit into them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,21 @@ from sqlalchemy import Connection
 from gradcanary import wire
 from gradcanary_server.archive import Archive, Stretch
 from gradcanary_server.entries import Entries
-from gradcanary_server.nodes import Nodes, Ticks
+from gradcanary_server.nodes import (
+    COUNT,
+    FOLDS,
+    MAXIMUM,
+    MEAN,
+    MINIMUM,
+    NONFINITE,
+    PLANES,
+    Groups,
+    Plane,
+    Planes,
+    Ticks,
+    means,
+    sums,
+)
 
 
 @dataclass(frozen=True)
@@ -44,45 +58,39 @@ class Buckets:
 
 
 @dataclass(frozen=True)
-class Envelope:
-    """float32[B, R] (metrics: float64) of the finite samples per bucket and row.
-
-    NaN where ``count`` int32[B, R] is 0. ``nonfinite`` int32[B, R] counts the samples that were not finite; they are in
-    none of the others.
-    """
-
-    minimum: NDArray[np.floating]
-    mean: NDArray[np.floating]
-    maximum: NDArray[np.floating]
-    count: NDArray[np.int32]
-    nonfinite: NDArray[np.int32]
-
-
-@dataclass(frozen=True)
 class Window:
-    """A stat of some layers; ``times`` float64[B] is the agent's time of a bucket's first sample, NaN = no sample."""
+    """A stat of some layers, per bucket and layer [B, R].
+
+    ``times`` float64[B] is the agent's time of a bucket's first sample, NaN = no sample.
+    """
 
     stat: str
     phases: tuple[str, ...]
     buckets: Buckets
     times: NDArray[np.float64]
     layers: NDArray[np.int32]
-    envelope: Envelope
+    envelope: Planes
 
 
 @dataclass(frozen=True)
 class MetricWindow:
-    """Some sparse series on the same buckets; row r of the envelope is series r."""
+    """Some sparse series on the same buckets; column r of the envelope is series r."""
 
     buckets: Buckets
     times: NDArray[np.float64]
-    envelope: Envelope
+    envelope: Planes
 
 
 def window(
-    archive: Archive, connection: Connection, run_id: int, stat: str, layers: NDArray[np.int32], steps: Range
+    archive: Archive,
+    connection: Connection,
+    run_id: int,
+    stat: str,
+    layers: NDArray[np.int32],
+    steps: Range,
+    wanted: Collection[str] = PLANES,
 ) -> Window:
-    """Return a stat of these layers between two steps."""
+    """Return a stat of these layers between two steps, as far as it is ``wanted``."""
     found = archive.stretches(connection, run_id, steps.begin, steps.end)
     # Which buckets there are is known when the steps are read, and how to read them when the buckets are.
     rough = _buckets([(of.first, of.last) for of in found], _every(found), steps.points)
@@ -90,14 +98,15 @@ def window(
     used = [(of, each) for of, each in zip(found, ticks, strict=True) if len(each.start)]
     bounds = [(int(each.first.min()), int(each.last.max())) for _, each in used]
     buckets = _buckets(bounds, _every([of for of, _ in used]), steps.points)
-    gathered, times, phases = _Gathered(buckets.count, len(layers)), np.full(buckets.count, np.nan), 0
+    gathered = _Gathered(buckets.count, len(layers), wanted)
+    times, phases = np.full(buckets.count, np.nan), 0
     for of, each in used:
         level = of.chain.level_for(buckets.width)
         seen = each if buckets.width == rough.width else archive.ticks(connection, run_id, of, level)
         np.fmin.at(times, buckets.places(seen.start), seen.time)
         phases |= _phases(seen, stat)
-        nodes = archive.nodes(connection, run_id, of, stat, layers, level)
-        gathered.add(buckets.places(nodes.start), slice(None), nodes)
+        nodes = archive.nodes(connection, run_id, of, stat, layers, level, wanted)
+        gathered.add(buckets.places(nodes.start), slice(None), nodes.planes)
     names = tuple(name for bit, name in enumerate(wire.PHASES) if phases >> bit & 1)
     return Window(stat, names, buckets, times, layers, gathered.envelope(np.float32))
 
@@ -118,7 +127,7 @@ def metric_window(
     buckets = _buckets(bounds, _every(found), steps.points)
     if buckets.width != rough.width:
         drawn = read(buckets.width)
-    gathered, times = _Gathered(buckets.count, len(series)), np.full(buckets.count, np.nan)
+    gathered, times = _Gathered(buckets.count, len(series), PLANES), np.full(buckets.count, np.nan)
     for each in drawn:
         np.fmin.at(times, buckets.places(each.start), each.time)
         for row in np.unique(each.series).tolist():
@@ -127,10 +136,9 @@ def metric_window(
     return MetricWindow(buckets, times, gathered.envelope(np.float64))
 
 
-def _planes(each: Entries) -> Nodes:
-    """Return the entries of one series as nodes [n, 1]."""
-    low, mean, high = (plane[:, None] for plane in (each.minimum, each.mean, each.maximum))
-    return Nodes(each.start, low, mean, high, each.count[:, None], each.nonfinite[:, None])
+def _planes(each: Entries) -> Planes:
+    """Return the entries of one series as planes [n, 1]."""
+    return {name: getattr(each, name)[:, None] for name in PLANES}
 
 
 def _every(stretches: Iterable[Stretch]) -> int:
@@ -156,29 +164,25 @@ def _buckets(bounds: Sequence[tuple[int, int]], every: int, points: int) -> Buck
 class _Gathered:
     """Puts nodes into buckets."""
 
-    def __init__(self, buckets: int, rows: int) -> None:
-        self._low = np.full((buckets, rows), np.nan)
-        self._high = np.full((buckets, rows), np.nan)
-        self._sum = np.zeros((buckets, rows))
-        self._count = np.zeros((buckets, rows), np.int32)
-        self._nonfinite = np.zeros((buckets, rows), np.int32)
+    def __init__(self, buckets: int, series: int, wanted: Collection[str]) -> None:
+        shape = (buckets, series)
+        counts = {name: np.zeros(shape, np.int32) for name in wanted if name in (COUNT, NONFINITE)}
+        extremes = {name: np.full(shape, np.nan) for name in wanted if name in (MINIMUM, MAXIMUM)}
+        self._summed: dict[str, Plane] = {MEAN: np.zeros(shape)} if MEAN in wanted else {}
+        self._summed |= counts | extremes
 
-    def add(self, places: NDArray[np.int64], rows: slice, nodes: Nodes) -> None:
+    def add(self, places: NDArray[np.int64], series: slice, planes: Planes) -> None:
         """Take nodes, of which number i belongs to bucket ``places[i]``; places rise."""
-        starts = np.flatnonzero(np.diff(places, prepend=-1))
-        if not len(starts):
+        if not len(places):
             return
-        at = (places[starts], rows)
-        self._low[at] = np.fmin(self._low[at], np.fmin.reduceat(nodes.minimum, starts))
-        self._high[at] = np.fmax(self._high[at], np.fmax.reduceat(nodes.maximum, starts))
+        groups = Groups(places)
+        at = (places[groups.starts], series)
         with np.errstate(over="ignore", invalid="ignore"):  # a mean of metrics near 1e308 is inf
-            terms = np.where(nodes.count > 0, nodes.mean.astype(np.float64) * nodes.count, 0.0)
-            self._sum[at] += np.add.reduceat(terms, starts)
-        self._count[at] += np.add.reduceat(nodes.count, starts, dtype=np.int32)
-        self._nonfinite[at] += np.add.reduceat(nodes.nonfinite, starts, dtype=np.int32)
+            for name, plane in sums(planes, groups).items():
+                mine = self._summed[name]
+                mine[at] = FOLDS[name](mine[at], plane)
 
-    def envelope(self, dtype: type[np.floating]) -> Envelope:
+    def envelope(self, dtype: type[np.floating]) -> Planes:
         """Return what was taken."""
-        mean = np.divide(self._sum, self._count, out=np.full(self._sum.shape, np.nan), where=self._count > 0)
-        low, mean, high = (plane.astype(dtype) for plane in (self._low, mean, self._high))
-        return Envelope(low, mean, high, self._count, self._nonfinite)
+        found = self._summed | ({MEAN: means(self._summed)} if MEAN in self._summed else {})
+        return {name: plane if plane.dtype == np.int32 else plane.astype(dtype) for name, plane in found.items()}
