@@ -3,7 +3,8 @@
 Its gradients are the same in every process, and fall at step 150. It says "step N" as it goes, and ends with a digest
 of its weights. Options: ``pause`` (seconds after each tenth step), ``hold`` (a step at which it waits for a line on
 stdin), ``flush`` and ``limit`` (of the agent), ``largest_file`` (bytes, as a disk that is full), ``fork`` (a step at
-which a child trains on and ends as a process does).
+which a child trains on and ends as a process does), ``close`` (seconds that the end may take, long enough for a machine
+that does much else).
 """
 
 import hashlib
@@ -20,7 +21,7 @@ FALLS_AT = 150
 
 
 def options(arguments: list[str]) -> dict[str, float]:
-    return {"pause": 0.0, "hold": -1, "flush": 0.05, "limit": 0, "largest_file": 0, "fork": -1} | {
+    return {"pause": 0.0, "hold": -1, "flush": 0.05, "limit": 0, "largest_file": 0, "fork": -1, "close": 60} | {
         name: float(value) for name, value in (argument.split("=") for argument in arguments)
     }
 
@@ -72,7 +73,7 @@ def main(url: str, steps: str, *arguments: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     watch = gradcanary.watch(run="spooled", url=url, absmax_below=1e-5)
     digest = train(int(steps), chosen["pause"], chosen["fork"], chosen["hold"])
-    watch.close()
+    watch.close(timeout_s=chosen["close"])
     print(digest)
 
 

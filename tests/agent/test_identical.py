@@ -1,9 +1,9 @@
 """Training is the same bit for bit: without the agent, with it, and with its collector dead, its spool full."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
+import warm
 from collectors import Collector
 
 SCRIPT = Path(__file__).parent / "identical_training.py"
@@ -12,9 +12,11 @@ NOBODY = "http://127.0.0.1:9"
 
 def trained(mode: str, url: str = NOBODY) -> str:
     """Return the digest of a training in a process of its own."""
-    ended = subprocess.run([sys.executable, SCRIPT, mode, url], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.strip()
+    process = warm.Process(warm.TRAINING, [str(SCRIPT), mode, url], {**os.environ, "OMP_NUM_THREADS": "1"})
+    with process.stdout as lines:
+        said = lines.read()
+    assert process.wait(120) == 0, said
+    return said.splitlines()[-1]
 
 
 def test_the_agent_changes_no_bit_and_one_random_number_would_show(collector: Collector, spool_folder: Path) -> None:

@@ -23,13 +23,11 @@ def workplace(tmp_path: Path, module_collector: Collector, request: pytest.Fixtu
     "words",
     [
         ("train.py", "a", "--run", "b"),
-        ("--", "train.py", "a", "--run", "b"),
         ("-m", "train", "a", "--run", "b"),
-        (sys.executable, "train.py", "a", "--run", "b"),
         ("sh", "-c", f"{sys.executable} train.py a --run b"),
         (SCRIPTS / "accelerate", "launch", "--cpu", "train.py", "a", "--run", "b"),
     ],
-    ids=["script", "dashes", "module", "command", "shell", "accelerate"],
+    ids=["script", "module", "shell", "accelerate"],
 )
 def test_a_training_is_watched_without_a_change(workplace: Workplace, words: tuple[object, ...]) -> None:
     ended = workplace.launch(*words)
@@ -43,8 +41,17 @@ def test_a_training_is_watched_without_a_change(workplace: Workplace, words: tup
     assert losses["loss"] > 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("show.py",), ("--", "show.py"), ("-m", "show"), (sys.executable, "show.py"), ("--", sys.executable, "show.py")],
+)
+def test_what_follows_the_command_is_the_commands(workplace: Workplace, words: tuple[str, ...]) -> None:
+    workplace.write("show.py", "import sys; print(sys.argv[1:])")
+    assert workplace.launch(*words, "a", "--run", "b").stdout == "['a', '--run', 'b']\n"
+
+
 def test_ranks_share_run_and_launch_and_the_first_one_speaks(workplace: Workplace) -> None:
-    assert workplace.launch(*TORCHRUN).stdout == "trained\ntrained\n"
+    assert workplace.launch(*TORCHRUN).stdout.count("trained") == 2
     stored = workplace.stored()
     assert (stored["state"], stored["step"]) == ("finished", 3)
     assert [(each["rank"], each["world_size"]) for each in stored["sessions"]] == [(0, 2), (1, 2)]
@@ -57,15 +64,11 @@ def test_a_run_that_nobody_named_is_called_after_its_script(workplace: Workplace
     assert re.search(r"/runs/x-\d{8}-[0-9a-f]{4}\n", ended.stderr)
 
 
-def test_the_first_step_is_whole(workplace: Workplace) -> None:
+def test_the_first_step_is_whole_and_the_interval_passed_on(workplace: Workplace) -> None:
     workplace.write("once.py", "from train import train; train(steps=1)")
-    workplace.launch("once.py")
+    workplace.launch("--every", "10", "once.py")
     layers = workplace.stored(f"{workplace.name}/layers")["layers"]
     assert [each["micro_steps"] for each in layers] == [2] * 4
-
-
-def test_the_interval_is_passed_on(workplace: Workplace) -> None:
-    workplace.launch("--every", "10", "train.py")
     assert workplace.stored()["sessions"][0]["every"] == 10
 
 
@@ -130,13 +133,11 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("words", "state"),
     [
-        (("fork",), "finished"),
-        (("spawn",), "finished"),
-        (("forkserver",), "finished"),
         (("fork", "fail"), "crashed"),
-        (("spawn", "fail"), "crashed"),
+        (("spawn",), "finished"),
+        (("forkserver", "fail"), "crashed"),
     ],
-    ids=["fork", "spawn", "forkserver", "fork-fails", "spawn-fails"],
+    ids=["fork-fails", "spawn", "forkserver-fails"],
 )
 def test_a_child_that_trains_is_watched_to_its_end(workplace: Workplace, words: tuple[str, ...], state: str) -> None:
     workplace.write("parent.py", TRAINING_CHILD)
@@ -189,14 +190,13 @@ def steps(count):
 @pytest.mark.parametrize(
     ("script", "sessions"),
     [
-        ("gradcanary.watch()\nsteps(3)", [(1, 2)]),
         ("gradcanary.watch(model, optimizer, every=10)\nsteps(11)", [(10, 10)]),
         ("assert gradcanary.watch(model) is gradcanary.watch(model)\nsteps(3)", [(1, 2)]),
         ("steps(3)\nassert gradcanary.watch() is gradcanary.watch()\nsteps(3)", [(1, 5)]),
         ("steps(3)\ngradcanary.watch(every=10)\nsteps(8)", [(1, 2), (10, 10)]),
         ("steps(3)\ngradcanary.watch(on_alert=print)\nsteps(3)", [(1, 2), (1, 5)]),
     ],
-    ids=["before", "arguments", "twice", "after", "arguments-after", "callback-after"],
+    ids=["arguments", "twice", "after", "arguments-after", "callback-after"],
 )
 def test_a_watch_of_the_scripts_own_is_the_only_one(
     workplace: Workplace, script: str, sessions: list[tuple[int, int]]
@@ -250,5 +250,3 @@ def test_training_is_the_same_bit_for_bit(workplace: Workplace) -> None:
     alone = workplace.run(script, "bare", "").stdout
     assert workplace.launch(script, "bare", "").stdout == alone
     assert workplace.stored()["step"] == 199
-    workplace.url = "http://127.0.0.1:9"
-    assert workplace.launch(script, "bare", "").stdout == alone

@@ -79,7 +79,9 @@ def load(data: Path, steps: int, width: int) -> None:
     names = streams.layer_set(streams.layer_names(width))
     with database.write() as connection:
         sessions.say_hello(connection, RUN, "s", streams.hello(names), None, database.now(connection))
-        metrics.note(connection, 1, 1, frozenset(), made(np.random.default_rng(0), steps - 1, steps, width).columns.metrics)
+        metrics.note(
+            connection, 1, 1, frozenset(), made(np.random.default_rng(0), steps - 1, steps, width).columns.metrics
+        )
     began, used = time.perf_counter(), time.process_time()
     chain, of_metrics = Chain(1, 1), Chain(1, OF_METRICS)
     random = np.random.default_rng(0)
