@@ -30,8 +30,11 @@ def cut(rows: Sequence[Row], limits: wire.Limits, max_steps: int) -> int:
     series: set[Series] = set()
     for count, row in enumerate(rows[:alike]):
         cells = sum(len(column.values) for column in row.columns.values())
-        # A block of some steps and all layers can be no larger than its cells; metrics take about 60 bytes each.
+        lists = [column.layers for column in row.columns.values() if column.layers is not None]
+        # A block of some steps and all layers can be no larger than its cells; metrics take about 60 bytes each. One
+        # of some layers may be a block of its own at each step.
         size += math.ceil(cells * BYTES_PER_VALUE + len(row.states or b"") * 4 / 3 + 60 * len(row.metrics))
+        size += sum(110 + 6 * len(layers) for layers in lists)
         points += cells
         series.update(key for key, _, _ in row.metrics)
         if count and (size > limits.max_body or points > limits.max_points or len(series) >= MAX_SERIES):
@@ -61,7 +64,7 @@ def build(rows: Sequence[Row], every: int) -> wire.Batch:
 
 def _blocks(rows: Sequence[Row]) -> tuple[wire.Block, ...]:
     """Return one block per stat, phase and choice of layers."""
-    kinds: dict[tuple[str, str, tuple[int, ...] | None], list[tuple[int, array[float]]]] = {}
+    kinds: dict[tuple[str, str | None, tuple[int, ...] | None], list[tuple[int, array[float]]]] = {}
     for row in rows:
         for stat, column in row.columns.items():
             kinds.setdefault((stat, column.phase, column.layers), []).append((row.step, column.values))

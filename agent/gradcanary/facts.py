@@ -1,6 +1,7 @@
 """What a session says of numbers that it cannot have, or has differently than a reader would think."""
 
 from gradcanary import wire
+from gradcanary.weights import MAX_ELEMENTS
 
 NO_CALLBACKS = wire.Fact(
     code="no_engine_callback",
@@ -27,3 +28,15 @@ COMPILED_STEPS = wire.Fact(
     "watch(model, optimizer) follows one; an optimizer.step() outside of torch.compile is always seen.",
     layers=(),
 )
+
+
+def of_layers(layer_set: wire.LayerSet) -> tuple[wire.Fact, ...]:
+    """Return what there is to say of the layers themselves."""
+    large = tuple(layer.name for layer in layer_set.layers if layer.local_numel > MAX_ELEMENTS)
+    if not large:
+        return ()
+    text = (
+        f"Update ratio and weight norm are not measured of layers with more than {MAX_ELEMENTS:,} elements: that takes "
+    )
+    text += "a copy of the layer."
+    return (wire.Fact("no_update_ratio", text, large),)

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from gradcanary import wire
+from gradcanary import facts, wire
 from gradcanary.observer import Observer
 from gradcanary.version import __version__
 
@@ -23,6 +23,7 @@ class Greeting:
         self._facts = tuple(observer.facts)
         self._settings, self._started = observer.settings, time.time()
         self._sets: dict[str, wire.LayerSet] = {}
+        self._findings: tuple[wire.Fact, ...] = ()
         self._framework: str | None = None
         self._first_step: int | None = None
         self._step_source: str | None = None
@@ -52,6 +53,8 @@ class Greeting:
         if layers is not None:
             self._framework = self._framework or layers.framework
         if layer_set is not None:
+            if layer_set.id not in self._sets:
+                self._findings += facts.of_layers(layer_set)
             self._sets.setdefault(layer_set.id, layer_set)
 
     def hello(self) -> wire.Hello:
@@ -74,7 +77,7 @@ class Greeting:
             absmax_below=self._settings.absmax_below,
             norm_below=self._settings.norm_below,
             layer_sets=tuple(self._sets.values()),
-            facts=self._facts,
+            facts=self._facts + self._findings,
             started=self._started,
         )
 

@@ -6,9 +6,8 @@ The main optimizer is the one that holds most elements; what others step is reco
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from gradcanary.guard import Guard
 from gradcanary.layers import Layers
 from gradcanary.origin import origin_of
 from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Sample, Wishes
-from gradcanary.sampling import not_sampled
+from gradcanary.sampling import learning_rates, not_sampled
 from gradcanary.settings import Settings
 from gradcanary.track import Track
 
@@ -105,7 +104,7 @@ class Observer:
         self._begin_stepping(track)
         track.step_begins(optimizer, has_closure=has_closure)
         if track is self._leading:
-            track.window.lr = tuple(_copied(group["lr"]) for group in self._groups() if "lr" in group)
+            track.window.lr = learning_rates(self.optimizers())
         self.paused = False
         self.spent_s += time.perf_counter() - began
 
@@ -147,9 +146,12 @@ class Observer:
 
     def is_sampled(self, track: Track) -> bool:
         """Say whether the step that a track's window is recorded under is one that is sampled."""
+        return self.layers is not None and self.step_of(track) % self.settings.interval == 0
+
+    def step_of(self, track: Track) -> int:
+        """Return the step that a track's window is recorded under."""
         leading = self._leading
-        is_next = leading is not None and leading.window.stepped and not self._is_shared(track)
-        return self.layers is not None and (self.step + is_next) % self.settings.interval == 0
+        return self.step + (leading is not None and leading.window.stepped and not self._is_shared(track))
 
     def another_stepped(self, track: Track) -> bool:
         """Say whether another optimizer has stepped since the track's window began, and not the track's own."""
@@ -290,10 +292,3 @@ class Observer:
             part = self._parts.get(track) or not_sampled(track.layers, track.references)
             found.append(replace(part, layers=track.layers))
         return found
-
-    def _groups(self) -> Iterator[dict[str, Any]]:
-        return (group for optimizer in self.optimizers() for group in optimizer.param_groups)
-
-
-def _copied(number: float | Tensor) -> float | Tensor:
-    return number.detach().clone() if isinstance(number, Tensor) else float(number)

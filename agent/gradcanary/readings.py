@@ -35,7 +35,7 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 class Column:
     """One stat of a step: float32 values of all layers, or of some."""
 
-    phase: str
+    phase: str | None
     layers: tuple[int, ...] | None
     values: array[float]
 
@@ -129,6 +129,7 @@ class Reader:
         row.columns["absmax"] = Column(found.phase, None, absmax)
         row.columns["norm"] = Column(found.phase, None, norm)
         self._add_counts(row, found, bad)
+        _add_moved(row, found)
         _add_clip(record, found, row)
         self.wishes = self._next_wishes(absmax, norm, states, row.layer_set)
 
@@ -136,10 +137,7 @@ class Reader:
         layers, phase = row.layer_set.layers, found.phase
         fractions = {i: count / layers[i].local_numel for i, count in found.zeros.items()}
         for stat, values in (("zero_fraction", fractions), ("nonfinite", bad)):
-            if values:
-                row.columns[stat] = Column(
-                    phase, tuple(sorted(values)), array("f", [values[i] for i in sorted(values)])
-                )
+            _add_some(row, stat, phase, values)
         self._watched = {layer: left - 1 for layer, left in self._watched.items() if left > 1}
         self._watched.update(dict.fromkeys(bad, COUNTED_AFTER_NONFINITE))
 
@@ -168,6 +166,7 @@ class _Found:
         self.zeros: dict[int, float] = {}
         self.nonfinite: dict[int, float] = {}
         self.joint: list[float] = []
+        self.moved: dict[int, tuple[float, float]] = {}
 
     def add(self, sample: Sample) -> None:
         """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
@@ -181,6 +180,7 @@ class _Found:
         self.absmax.update({sample.layers[place]: value / scale for place, value in numbers.absmax.items()})
         self.zeros.update({sample.layers[place]: value for place, value in numbers.zeros.items()})
         self.nonfinite.update({sample.layers[place]: value for place, value in numbers.nonfinite.items()})
+        self.moved.update({sample.layers[place]: _change_of(factors) for place, factors in sample.moved.items()})
         for place, layer in enumerate(sample.layers):
             self.states[layer], self.dtypes[layer] = sample.states[place], sample.dtypes[place]
 
@@ -202,6 +202,29 @@ def _add_clip(record: Record, found: _Found, row: Row) -> None:
         row.clipped = 1
     if factor <= 1 + 1e-3:
         row.metrics.append((("clip_factor", ()), record.step, min(factor, 1.0)))
+
+
+def _add_moved(row: Row, found: _Found) -> None:
+    """Add how far the step moved some layers, none of a step that was skipped and so moved nothing."""
+    moved = {
+        layer: (change / weights if weights else 0.0, weights)
+        for layer, (change, weights) in found.moved.items()
+        if math.isfinite(change + weights) and (weights or not change) and not row.skipped
+    }
+    _add_some(row, "update_ratio", None, {layer: ratio for layer, (ratio, _) in moved.items()})
+    _add_some(row, "weight_norm", None, {layer: weights for layer, (_, weights) in moved.items()})
+
+
+def _add_some(row: Row, stat: str, phase: str | None, values: dict[int, float]) -> None:
+    if values:
+        layers = tuple(sorted(values))
+        row.columns[stat] = Column(phase, layers, array("f", [min(values[layer], FLOAT32_MAX) for layer in layers]))
+
+
+def _change_of(factors: Tensor) -> tuple[float, float]:
+    """Return the L2 norms of a layer's change and of its weights."""
+    largest_change, change, largest, weights = factors.tolist()
+    return largest_change * change, largest * weights
 
 
 def _norm(norm: float, absmax: float) -> float:

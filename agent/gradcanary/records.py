@@ -25,7 +25,8 @@ class Sample:
     """The layers of one optimizer's window, measured once; ``states``, ``dtypes`` and ``measured`` go by position.
 
     ``layers`` are their numbers in the layer set, ``scale`` the loss scale that the gradients carried then;
-    ``is_joint`` tells whether they came out of the main optimizer's backward passes.
+    ``is_joint`` tells whether they came out of the main optimizer's backward passes; ``moved`` holds what
+    :func:`gradcanary.weights.changes` found of some layers, by position.
     """
 
     layers: Sequence[int]
@@ -35,6 +36,7 @@ class Sample:
     measured: Measured
     scale: Tensor | None
     is_joint: bool = True
+    moved: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,12 @@ def not_sampled(layers: Sequence[int], references: Sequence[weakref.ref[nn.Param
     parameters = (reference() for reference in references)
     states = bytearray(_idle(parameter, 1) for parameter in parameters)
     return Sample(layers, "accumulated", states, (None,) * len(layers), Measured(), None, is_joint=False)
+
+
+def learning_rates(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[float | Tensor, ...]:
+    """Return the learning rate of each group, of all optimizers; a tensor as a copy."""
+    rates = (group["lr"] for optimizer in optimizers for group in optimizer.param_groups if "lr" in group)
+    return tuple(rate.detach().clone() if isinstance(rate, Tensor) else float(rate) for rate in rates)
 
 
 def is_capturing() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER, 
 from gradcanary.sampling import is_capturing, take_sample
 from gradcanary.scaling import Scaling
 from gradcanary.statistics import norm_of, readable
+from gradcanary.weights import changes, copies_of, whose_turn
 from gradcanary.window import NEW, TOUCHED, Sentinel, Window
 
 if TYPE_CHECKING:
@@ -188,6 +189,7 @@ class Track:
         if not self.scaling.learn(optimizer):
             self._unscale(window)
         window.stepping = True
+        self._of.guard.wrap("copying weights", self._copy_weights)()
         scale, window.found_inf = self.scaling.at_step(optimizer)
         if has_closure or not self._of.is_sampled(self):
             return
@@ -203,6 +205,9 @@ class Track:
         window.stepped_in = engine.current_pass() if self._of.has_callbacks else -1
         if self._sentinel.layer is not None:
             self._sentinel.mark(self._sentinel.layer, self._gradient(self._sentinel.layer))
+        copies, window.copies = window.copies, {}
+        if copies and window.sample is not None:
+            window.sample.moved = changes(copies, self._parameters(copies))
 
     @staticmethod
     def _unscale(window: Window) -> None:
@@ -210,6 +215,17 @@ class Track:
         window.loss_scale = window.scaler_round = None
         if window.sample is not None:
             window.sample.scale = None
+
+    def _copy_weights(self) -> None:
+        """Keep what the step changes, of the layers whose turn it is."""
+        if not self._of.is_sampled(self) or is_capturing():
+            return
+        turn = whose_turn(self._of.step_of(self), len(self._of.layers or ()))
+        mine = [self.layers.index(layer) for layer in turn if layer in self.layers]
+        self.window.copies = copies_of(self._parameters(mine))
+
+    def _parameters(self, positions: Iterable[int]) -> dict[int, Tensor | None]:
+        return {position: self.references[position]() for position in positions}
 
     # -- samples -------------------------------------------------------------------------------------------------
 

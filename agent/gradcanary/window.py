@@ -19,7 +19,7 @@ class Window:
     ``counts`` holds per layer how often it accumulated; ``calls`` how often ``backward()`` was called since the last
     step, which is all that is known of a window whose layers had no hooks yet. ``seen_in`` are the numbers of its
     backward passes, ``stepped_in`` of the one that its step came in, if it did; ``steps_before`` counts the steps of
-    all optimizers until it began.
+    all optimizers until it began. ``copies`` are the weights of some layers before the step, by position.
     """
 
     def __init__(self, layers: int) -> None:
@@ -40,6 +40,7 @@ class Window:
         self.seen_in: set[int] = set()
         self.stepped_in = -1
         self.steps_before = 0
+        self.copies: dict[int, Tensor] = {}
 
     @property
     def micro_steps(self) -> int:

@@ -311,6 +311,8 @@ def boom(*_: object, **__: object) -> None:
         "track.Track._pass_ends",
         "track.Track._pass_settled",
         "track.Track._take_sample",
+        "track.Track._copy_weights",
+        "track.changes",
         "observer.Observer._record",
         "observer.Observer.close",
         "hooks.discover",

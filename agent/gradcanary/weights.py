@@ -1,0 +1,78 @@
+"""How far a step moves the weights: of two layers in each sampled step, in turns; kernels only, nothing is read.
+
+A copy lives from right before the step until right after it, when the gradients' graph is gone and memory is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+PER_STEP = 2
+MAX_ELEMENTS = 2**26
+"""Of a layer that is copied: 256 MiB in float32. Larger ones are left out, and it is said."""
+
+_SPREAD = 0xA55A15D46DF9CE17
+"""Of 10,000 random multipliers the one that keeps no layer waiting for more than three rounds, whether each step, each
+10th, 100th or 1000th is sampled: ranks that sample at different intervals meet on the same layers."""
+
+_TINY = 2.0**-126
+
+
+def whose_turn(step: int, layers: int) -> range:
+    """Return the layers of a step: by its number alone, so that all ranks take the same."""
+    turns = -(-layers // PER_STEP)
+    first = ((step * _SPREAD) % 2**64 * turns >> 64) * PER_STEP
+    return range(first, min(first + PER_STEP, layers))
+
+
+def copies_of(weights: Mapping[int, Tensor | None]) -> dict[int, Tensor]:
+    """Return float32 copies by the same keys, for :func:`changes`; none of what is large or no plain number."""
+    able = {key: weight.detach() for key, weight in weights.items() if weight is not None and weight.requires_grad}
+    with torch.no_grad():
+        return {
+            key: _real(weight).to(_dtype(weight), copy=True) for key, weight in able.items() if _can_be_copied(weight)
+        }
+
+
+def changes(copies: Mapping[int, Tensor], weights: Mapping[int, Tensor | None]) -> dict[int, Tensor]:
+    """Return tensors of four: two of the change's L2 norm and two of the weights' own, each a product of its two.
+
+    The copies are used up. One factor is the absmax: squares of small changes would be nothing in float32.
+    """
+    found = {}
+    with torch.no_grad():
+        for key, copy in copies.items():
+            if (weight := weights[key]) is not None:
+                change = _norm(copy.sub_(_real(weight)))
+                found[key] = torch.stack([*change, *_norm(copy.copy_(_real(weight)))])
+    return found
+
+
+def _can_be_copied(weight: Tensor) -> bool:
+    """Say so of a plain dense tensor of real or complex numbers: a quantized one or a shard is another thing."""
+    is_number = weight.is_complex() or (weight.is_floating_point() and weight.element_size() > 1)
+    is_plain = type(weight) is Tensor and weight.layout is torch.strided
+    return is_plain and is_number and 0 < weight.numel() <= MAX_ELEMENTS
+
+
+def _norm(own: Tensor) -> tuple[Tensor, Tensor]:
+    largest = _absmax(own).clamp_min(_TINY)
+    return largest, torch.linalg.vector_norm(own.div_(largest))
+
+
+def _absmax(values: Tensor) -> Tensor:
+    if values.device.type == "cpu":
+        return torch.stack([each.abs() for each in torch.aminmax(values)]).amax()  # as in the statistics of gradients
+    largest: Tensor = torch.linalg.vector_norm(values, float("inf"))
+    return largest
+
+
+def _real(weight: Tensor) -> Tensor:
+    return torch.view_as_real(weight.detach()) if weight.is_complex() else weight.detach()
+
+
+def _dtype(weight: Tensor) -> torch.dtype:
+    return torch.float64 if weight.dtype in (torch.float64, torch.complex128) else torch.float32
