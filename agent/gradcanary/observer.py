@@ -16,6 +16,7 @@ from gradcanary import engine, facts, wire
 from gradcanary.compiled import Graphs
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers
+from gradcanary.memory import peak_bytes
 from gradcanary.origin import origin_of
 from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Sample, Wishes
 from gradcanary.sampling import learning_rates, not_sampled
@@ -266,19 +267,21 @@ class Observer:
     def _record(self, track: Track, layers: Layers) -> Record:
         window = track.window
         logged, self.logged = self.logged, []
+        samples = self._samples(track)
         return Record(
             layers=layers,
             step=self.step,
             time=time.time(),
             micro_steps=window.micro_steps or window.calls,
             skipped=track.why_skipped() if self.has_optimizer() else NOT_SKIPPED,
-            samples=self._samples(track),
+            samples=samples,
             probe=window.probe,
             found_inf=window.found_inf,
             losses=window.losses,
             loss_scale=window.loss_scale,
             lr=window.lr,
             step_time_s=window.step_time_s,
+            peak_memory_bytes=peak_bytes({device for sample in samples for device in sample.measured.devices()}),
             agent_share=self.share(),
             logged=logged,
         )

@@ -104,6 +104,8 @@ class Reader:
             return
         if record.step_time_s is not None:
             yield "step_time_s", record.step_time_s
+        if record.peak_memory_bytes is not None:
+            yield "peak_memory_bytes", float(record.peak_memory_bytes)
         if record.loss_scale is not None:
             yield "scaler_scale", scale
         if self._skipped_total or record.loss_scale is not None:

@@ -75,6 +75,7 @@ class Record:
     lr: tuple[float | Tensor, ...]
     step_time_s: float | None
     agent_share: float
+    peak_memory_bytes: int | None = None
     logged: list[Logged] = field(default_factory=list)
 
 

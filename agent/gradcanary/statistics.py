@@ -26,6 +26,10 @@ class Measured:
     zeros: list[tuple[list[int], Tensor]] = field(default_factory=list)
     nonfinite: list[tuple[list[int], Tensor]] = field(default_factory=list)
 
+    def devices(self) -> set[torch.device]:
+        """Return where the gradients were."""
+        return {columns.device for _, columns in self.columns}
+
 
 @dataclass
 class Numbers:
