@@ -55,6 +55,18 @@ def number_of(name: str, value: object) -> Any:  # noqa: ANN401 -- a float, or a
         raise ValueError(f"log({name}=): the number is too large for a float") from error
 
 
+def check_buffer(name: object, tensor: object) -> None:
+    """Raise TypeError or ValueError on what ``Watch.observe_accumulator()`` cannot read."""
+    import torch
+
+    if not isinstance(name, str):
+        raise TypeError(f"observe_accumulator(name=) is a {type(name).__name__}: it must be the name of a layer")
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"observe_accumulator({name!r}) is a {type(tensor).__name__}: it must be a tensor")
+    if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ValueError(f"observe_accumulator({name!r}) is a tensor of {tensor.dtype} on {tensor.device}: no gradient")
+
+
 def tags_of(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Return the pairs in their order; raises TypeError or ValueError."""
     if not isinstance(tags, (Mapping, type(None))):

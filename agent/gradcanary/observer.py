@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from gradcanary import engine, facts, wire
+from gradcanary.buffers import Buffers
 from gradcanary.compiled import Graphs
 from gradcanary.guard import Guard
-from gradcanary.layers import Layers
+from gradcanary.layers import Layers, learning_rates
 from gradcanary.memory import peak_bytes
 from gradcanary.origin import origin_of
 from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Sample, Wishes
-from gradcanary.sampling import learning_rates, not_sampled
+from gradcanary.sampling import not_sampled
 from gradcanary.settings import Settings
 from gradcanary.track import Track
 
@@ -51,6 +52,7 @@ class Observer:
         self.logged: list[Logged] = []
         self.graphs = Graphs()
         self.facts: list[wire.Fact] = []
+        self.buffers = Buffers(self)
         self._tracks: dict[int | None, Track] = {}
         self._leading: Track | None = None
         self._parts: dict[Track, Sample] = {}
@@ -75,6 +77,7 @@ class Observer:
         self.layers, self._tracks = layers, tracks
         for key, mine in places.items():
             tracks[key].layers = mine
+        self.buffers.follow(layers, tracks.values())
 
     def counters(self) -> dict[int, Callable[[Tensor], None]]:
         """Return the post-accumulate hook of each layer."""
@@ -90,7 +93,7 @@ class Observer:
         for track in self._tracks.values():
             track.forget_passes()
         self._calls += not self.paused
-        if self._calls == PASSES_WITHOUT_STEP and not self.steps_taken:
+        if self._calls == PASSES_WITHOUT_STEP and not (self.steps_taken or self.buffers):
             self.tell(facts.NO_OPTIMIZER)
         copies = [] if self.paused else [root.detach().clone() for root in roots]
         self._roots = copies if self.layers is not None else [*self._roots, *copies][-_ROOTS_BEFORE_LAYERS:]
@@ -127,9 +130,9 @@ class Observer:
     def close(self) -> None:
         """Hand over the last window if it had its step."""
         self._catch_up()
-        if self._calls > 1 and not self.steps_taken:
+        if self._calls > 1 and not (self.steps_taken or self.buffers):
             self.tell(facts.NO_OPTIMIZER)
-        if self._leading is not None and self._leading.window.stepped:
+        if self._leading is not None and self._leading.is_complete:
             self._close_window(self._leading)
 
     def share(self) -> float:

@@ -32,7 +32,7 @@ class Sample:
     layers: Sequence[int]
     phase: str
     states: bytearray
-    dtypes: tuple[str | None, ...]
+    dtypes: list[str | None]
     measured: Measured
     scale: Tensor | None
     is_joint: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,13 @@ def take_sample(
     scale: Tensor | None,
     number: int,
     wishes: Wishes,
+    observed: Collection[int] = (),
 ) -> Sample:
     """Return the sample of a window of some layers, given by their numbers and parameters.
 
     ``fired`` counts the accumulations per layer in this window, None where no hook saw any (gradients made by hand);
-    ``earlier`` those of the unsampled windows before it.
+    ``earlier`` those of the unsampled windows before it. ``observed`` are layers, by position, whose gradients are
+    summed elsewhere: they come by :func:`add_buffer`.
     """
     states = bytearray([NO_GRADIENT]) * len(layers)
     dtypes: list[str | None] = [None] * len(layers)
@@ -38,7 +40,9 @@ def take_sample(
     for place, parameter in enumerate(reference() for reference in references):
         gradient = None if parameter is None else parameter.grad
         is_here = gradient is not None if fired is None else fired[place] > 0
-        if not is_here:
+        if place in observed:
+            states[place] = PARTIAL
+        elif not is_here:
             states[place] = _idle(parameter, earlier[place])
         elif gradient is None or not readable(gradient):
             states[place] = PARTIAL
@@ -46,30 +50,35 @@ def take_sample(
             states[place] = MEASURED
             gradients[place] = gradient
             dtypes[place] = dtype_name(gradient.dtype)
-    zeros = [place for place in gradients if number % ZEROS_EACH == 0 or layers[place] in wishes.zeros]
-    nonfinite = [place for place in gradients if layers[place] in wishes.nonfinite]
-    wide = {place for place in gradients if layers[place] in wishes.wide}
-    measured = measure(gradients, zeros, nonfinite, wide)
-    return Sample(layers, phase, states, tuple(dtypes), measured, scale)
+    return Sample(layers, phase, states, dtypes, _measured(layers, gradients, number, wishes), scale)
+
+
+def add_buffer(sample: Sample, position: int, buffer: Tensor, *, number: int, wishes: Wishes) -> None:
+    """Put a gradient that was summed in another tensor into its layer's place."""
+    if readable(buffer):
+        sample.states[position] = MEASURED
+        sample.dtypes[position] = dtype_name(buffer.dtype)
+        sample.measured.add(_measured(sample.layers, {position: buffer}, number, wishes))
 
 
 def not_sampled(layers: Sequence[int], references: Sequence[weakref.ref[nn.Parameter]]) -> Sample:
     """Return what is known of layers whose optimizer had no step: nothing."""
     parameters = (reference() for reference in references)
     states = bytearray(_idle(parameter, 1) for parameter in parameters)
-    return Sample(layers, "accumulated", states, (None,) * len(layers), Measured(), None, is_joint=False)
-
-
-def learning_rates(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[float | Tensor, ...]:
-    """Return the learning rate of each group, of all optimizers; a tensor as a copy."""
-    rates = (group["lr"] for optimizer in optimizers for group in optimizer.param_groups if "lr" in group)
-    return tuple(rate.detach().clone() if isinstance(rate, Tensor) else float(rate) for rate in rates)
+    return Sample(layers, "accumulated", states, [None] * len(layers), Measured(), None, is_joint=False)
 
 
 def is_capturing() -> bool:
     """Say whether a CUDA graph is being recorded: our kernels must not become part of it."""
     is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # untyped in torch
     return is_used and torch.cuda.is_current_stream_capturing()
+
+
+def _measured(layers: Sequence[int], gradients: dict[int, Tensor], number: int, wishes: Wishes) -> Measured:
+    zeros = [place for place in gradients if number % ZEROS_EACH == 0 or layers[place] in wishes.zeros]
+    nonfinite = [place for place in gradients if layers[place] in wishes.nonfinite]
+    wide = {place for place in gradients if layers[place] in wishes.wide}
+    return measure(gradients, zeros, nonfinite, wide)
 
 
 def _idle(parameter: nn.Parameter | None, earlier: int) -> int:

@@ -84,6 +84,12 @@ class Session:
         """Keep a number for the window that is open."""
         self.observer.logged.append(Logged(name, tags, step, value))
 
+    def observe(self, name: str, buffer: Tensor) -> None:
+        """Read a buffer in place of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
+        self.observer.buffers.check(name, tuple(buffer.shape))
+        if not self.observer.paused:
+            self.guard.wrap("reading a buffer", self.observer.buffers.read)(name, buffer)
+
     def close(self, end: wire.End, timeout_s: float) -> None:
         """Detach, send what is left, and end."""
         self.guard.wrap("the last window", self.observer.close)()

@@ -26,6 +26,12 @@ class Measured:
     zeros: list[tuple[list[int], Tensor]] = field(default_factory=list)
     nonfinite: list[tuple[list[int], Tensor]] = field(default_factory=list)
 
+    def add(self, other: Measured) -> None:
+        """Take over what another holds; of a layer that both have, the other's counts."""
+        self.columns += other.columns
+        self.zeros += other.zeros
+        self.nonfinite += other.nonfinite
+
     def devices(self) -> set[torch.device]:
         """Return where the gradients were."""
         return {columns.device for _, columns in self.columns}

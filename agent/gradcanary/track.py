@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradcanary import engine
 from gradcanary.compiled import is_backward_traced
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER, Probe
-from gradcanary.sampling import is_capturing, take_sample
+from gradcanary.sampling import add_buffer, is_capturing, take_sample
 from gradcanary.scaling import Scaling
 from gradcanary.statistics import norm_of, readable
 from gradcanary.weights import changes, copies_of, whose_turn
@@ -38,6 +38,7 @@ class Track:
         self.references = references
         self.scaling = Scaling()
         self.window = Window(len(layers))
+        self.observed: set[int] = set()
         self._of = observer
         self._sentinel = Sentinel()
         self._pass = -1
@@ -121,6 +122,8 @@ class Track:
         window, sentinel = self.window, self._sentinel
         if not window.begun:
             return False
+        if self.observed:  # whose loops clear gradients whenever they like
+            return window.stepped or bool(window.summed) or self.was_updated()
         change = NEW
         if sentinel.layer is not None:
             change = sentinel.change(self._gradient(sentinel.layer), writes=int(position == sentinel.layer))
@@ -133,6 +136,11 @@ class Track:
     def was_updated(self) -> bool:
         """Say whether the GradScaler was updated since the window began."""
         return self.window.scaler_round is not None and self.scaling.round() is not self.window.scaler_round
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the window is one to record though no other begins: stepped, or summed where nobody steps."""
+        return self.window.stepped or (bool(self.window.summed) and not self._of.has_optimizer())
 
     def why_skipped(self) -> int:
         """Say who skipped the window's step, if somebody did."""
@@ -207,7 +215,7 @@ class Track:
             self._sentinel.mark(self._sentinel.layer, self._gradient(self._sentinel.layer))
         copies, window.copies = window.copies, {}
         if copies and window.sample is not None:
-            window.sample.moved = changes(copies, self._parameters(copies))
+            window.sample.moved = changes(copies, self.references)
 
     @staticmethod
     def _unscale(window: Window) -> None:
@@ -221,11 +229,7 @@ class Track:
         if not self._of.is_sampled(self) or is_capturing():
             return
         turn = whose_turn(self._of.step_of(self), len(self._of.layers or ()))
-        mine = [self.layers.index(layer) for layer in turn if layer in self.layers]
-        self.window.copies = copies_of(self._parameters(mine))
-
-    def _parameters(self, positions: Iterable[int]) -> dict[int, Tensor | None]:
-        return {position: self.references[position]() for position in positions}
+        self.window.copies = copies_of(turn, self.layers, self.references)
 
     # -- samples -------------------------------------------------------------------------------------------------
 
@@ -242,7 +246,15 @@ class Track:
             scale=scale,
             number=self._of.samples,
             wishes=self._of.wishes,
+            observed=self.observed,
         )
+
+    def read_buffer(self, position: int, buffer: Tensor) -> None:
+        """Put what a buffer holds now into the window's sample, in place of a gradient."""
+        if self.window.sample is None:
+            self._take_sample("accumulated", self.window.loss_scale)
+        if self.window.sample is not None and not is_capturing():
+            add_buffer(self.window.sample, position, buffer, number=self._of.samples, wishes=self._of.wishes)
 
     def _is_fresh(self) -> bool:
         """Say whether it steps inside a backward pass, with gradients that nobody wrote to since torch made them."""
@@ -254,10 +266,14 @@ class Track:
     def _look_for_clip(self, window: Window, scale: Tensor | None) -> None:
         """Measure one layer again if gradients were written to since the sample."""
         sentinel = self._sentinel
-        if sentinel.layer is None or sentinel.change(self._gradient(sentinel.layer)) != TOUCHED or is_capturing():
+        if sentinel.layer is None or sentinel.layer in self.observed:
+            return
+        if sentinel.change(self._gradient(sentinel.layer)) != TOUCHED or is_capturing():
             return
         wished = self._of.wishes.probe
         position = self.layers.index(wished) if wished in self.layers else sentinel.layer
+        if position in self.observed:
+            position = sentinel.layer
         gradient = self._gradient(position)
         if gradient is not None and readable(gradient) and window.counts[position]:
             is_wide = self.layers[position] in self._of.wishes.wide

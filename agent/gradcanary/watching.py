@@ -159,6 +159,17 @@ class Watch:
             arguments.check_name(name, is_own=name in ("loss", "lr0"))
             self._session.log(name, labels, number, arguments.number_of(name, value))
 
+    def observe_accumulator(self, name: str, tensor: torch.Tensor) -> None:
+        """Read a tensor in which you sum a layer's gradients yourself, in place of the layer's ``.grad``.
+
+        Call it once before the first backward pass, which only announces it, and then in each window when the whole
+        sum is there, before it is clipped, handed over or cleared. Without an optimizer the next backward pass ends
+        the window. Raises TypeError or ValueError on what is no gradient, and on a first call for no watched layer.
+        """
+        arguments.check_buffer(name, tensor)
+        if not self._is_closed and os.getpid() == self._pid:
+            self._session.observe(name, tensor)
+
     def pause(self) -> None:
         """Look away until the next optimizer step: an evaluation that runs backward, for example."""
         self._session.observer.paused = True

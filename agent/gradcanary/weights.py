@@ -5,10 +5,13 @@ A copy lives from right before the step until right after it, when the gradients
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+References = Sequence[weakref.ref[nn.Parameter]]
 
 PER_STEP = 2
 MAX_ELEMENTS = 2**26
@@ -28,26 +31,29 @@ def whose_turn(step: int, layers: int) -> range:
     return range(first, min(first + PER_STEP, layers))
 
 
-def copies_of(weights: Mapping[int, Tensor | None]) -> dict[int, Tensor]:
-    """Return float32 copies by the same keys, for :func:`changes`; none of what is large or no plain number."""
-    able = {key: weight.detach() for key, weight in weights.items() if weight is not None and weight.requires_grad}
+def copies_of(turn: Iterable[int], layers: Sequence[int], references: References) -> dict[int, Tensor]:
+    """Return float32 copies by position, of those of the layers whose turn it is that are small, plain and trained.
+
+    ``layers`` are the numbers, by position, and ``references`` the parameters.
+    """
+    positions = [layers.index(layer) for layer in turn if layer in layers]
+    found = {position: references[position]() for position in positions}
+    able = {position: each.detach() for position, each in found.items() if each is not None and each.requires_grad}
     with torch.no_grad():
-        return {
-            key: _real(weight).to(_dtype(weight), copy=True) for key, weight in able.items() if _can_be_copied(weight)
-        }
+        return {at: _real(each).to(_dtype(each), copy=True) for at, each in able.items() if _can_be_copied(each)}
 
 
-def changes(copies: Mapping[int, Tensor], weights: Mapping[int, Tensor | None]) -> dict[int, Tensor]:
+def changes(copies: Mapping[int, Tensor], references: References) -> dict[int, Tensor]:
     """Return tensors of four: two of the change's L2 norm and two of the weights' own, each a product of its two.
 
     The copies are used up. One factor is the absmax: squares of small changes would be nothing in float32.
     """
     found = {}
     with torch.no_grad():
-        for key, copy in copies.items():
-            if (weight := weights[key]) is not None:
+        for position, copy in copies.items():
+            if (weight := references[position]()) is not None:
                 change = _norm(copy.sub_(_real(weight)))
-                found[key] = torch.stack([*change, *_norm(copy.copy_(_real(weight)))])
+                found[position] = torch.stack([*change, *_norm(copy.copy_(_real(weight)))])
     return found
 
 

@@ -19,7 +19,8 @@ class Window:
     ``counts`` holds per layer how often it accumulated; ``calls`` how often ``backward()`` was called since the last
     step, which is all that is known of a window whose layers had no hooks yet. ``seen_in`` are the numbers of its
     backward passes, ``stepped_in`` of the one that its step came in, if it did; ``steps_before`` counts the steps of
-    all optimizers until it began. ``copies`` are the weights of some layers before the step, by position.
+    all optimizers until it began. ``copies`` are the weights of some layers before the step, by position;
+    ``summed`` the positions whose sum the script has said to be complete.
     """
 
     def __init__(self, layers: int) -> None:
@@ -41,6 +42,7 @@ class Window:
         self.stepped_in = -1
         self.steps_before = 0
         self.copies: dict[int, Tensor] = {}
+        self.summed: set[int] = set()
 
     @property
     def micro_steps(self) -> int:
@@ -53,6 +55,7 @@ class Window:
         self.passes = 0
         self.losses = []
         self.sample = None
+        self.summed = set()
 
 
 class Sentinel:
