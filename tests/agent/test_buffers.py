@@ -300,6 +300,64 @@ def test_names_are_known_with_the_first_step_where_nothing_was_given(
     assert capsys.readouterr().err.count("'no.such'): no layer is called so") == 1
 
 
+def wait_until_read(watched: gradcanary.Watch, step: int) -> None:
+    """Let the sender, who decides which layer is looked at, see the windows before ``step``."""
+    sender = watched._session.sender
+    for _ in range(200):
+        if (-1 if sender._step is None else sender._step) >= step - 1:
+            return
+        sender._stopping.wait(0.01)
+    raise AssertionError("the sender does not read")
+
+
+@pytest.mark.parametrize("prefix", ["0.", ""], ids=["some", "all"])
+def test_a_clip_is_looked_for_where_gradients_are_those_of_torch(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """A layer whose sum is not what is handed over was not clipped by that."""
+    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.02)
+    model, factors = mlp(), {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    totals = {name: torch.zeros_like(each) for name, each in model.named_parameters() if name.startswith(prefix)}
+    with gradcanary.watch(model, optimizer, url=collector.url, run="clip") as watched:
+        tell(watched, totals)
+        for step in range(STEPS):
+            for _ in range(MICRO_STEPS):
+                loss_of(model).backward()
+                for name, total in totals.items():
+                    gradient = model.get_parameter(name).grad
+                    total += 100 * gradient
+                    gradient.zero_()
+            tell(watched, totals)
+            for name, total in totals.items():
+                model.get_parameter(name).grad.copy_(total / 100)
+                total.zero_()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            factors[step] = 1e-3 / (float(norm) + 1e-6)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            wait_until_read(watched, step)
+    assert collector.names[watched._session.observer.wishes.probe].startswith(prefix)  # it would be looked at
+    sent = collector.metric("clip_factor")
+    assert bool(sent) is bool(prefix)
+    assert sent == pytest.approx({step: factors[step] for step in sent}, rel=1e-4)
+
+
+def test_a_layer_that_goes_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.1)
+    with recording() as collector, gradcanary.watch(optimizer=optimizer, url=collector.url, run="gone") as watched:
+        for step in range(4):
+            watched.observe_accumulator("2.bias", torch.zeros(4))
+            if step == 2:
+                del optimizer.param_groups[1]
+            loss_of(model).backward()
+            optimizer.step()
+            model.zero_grad()
+    assert "2.bias" not in collector.states()[3]
+    assert capsys.readouterr().err.count("'2.bias'): no layer is called so") == 1
+
+
 @pytest.mark.parametrize(
     ("name", "tensor", "error", "said"),
     [

@@ -61,6 +61,7 @@ def test_the_public_names():
     assert [name for name in vars(gradcanary.Watch) if not name.startswith("_")] == [
         "incidents",
         "log",
+        "observe_accumulator",
         "pause",
         "close",
         "serves",
