@@ -13,8 +13,8 @@ NO_OPTIMIZER = wire.Fact(
     code="no_optimizer",
     text="There are backward passes, and no step of a torch.optim optimizer that holds the watched parameters. Where "
     "the loop updates them itself, an optimizer is what to give it: torch.optim.SGD(model.parameters(), lr).step() is "
-    "p -= lr * p.grad; where copies of them are updated, give watch() that optimizer; where gradients are summed by hand, there is "
-    "Watch.observe_accumulator().",
+    "p -= lr * p.grad; where copies of them are updated, give watch() that optimizer; where gradients are summed "
+    "by hand, there is Watch.observe_accumulator().",
     layers=(),
 )
 COMPILED_STEP = wire.Fact(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,8 +18,8 @@ from gradcanary.guard import Guard
 from gradcanary.layers import Layers, learning_rates
 from gradcanary.memory import peak_bytes
 from gradcanary.origin import origin_of
-from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Sample, Wishes
-from gradcanary.sampling import not_sampled
+from gradcanary.parts import Parts
+from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Wishes
 from gradcanary.settings import Settings
 from gradcanary.track import Track
 
@@ -55,8 +54,7 @@ class Observer:
         self.buffers = Buffers(self)
         self._tracks: dict[int | None, Track] = {}
         self._leading: Track | None = None
-        self._parts: dict[Track, Sample] = {}
-        self._early_parts: dict[Track, Sample] = {}
+        self._parts = Parts()
         self._roots: list[Tensor] = []
         self._calls = 0
         self._since: float | None = None
@@ -106,10 +104,13 @@ class Observer:
         if track is None:
             return
         self._begin_stepping(track)
+        if self.paused:
+            self.paused = False
+            for each in self._tracks.values():
+                each.window.was_paused()
         track.step_begins(optimizer, has_closure=has_closure)
         if track is self._leading:
             track.window.lr = learning_rates(self.optimizers())
-        self.paused = False
         self.spent_s += time.perf_counter() - began
 
     def step_ended(self, optimizer: Optimizer) -> None:
@@ -218,8 +219,7 @@ class Observer:
                 self._close_window(before)
             else:
                 self._lay_down(before)
-        self._parts = {track: sample for track, sample in self._parts.items() if track in tracks}
-        self._early_parts = {track: sample for track, sample in self._early_parts.items() if track in tracks}
+        self._parts.keep(tracks)
 
     def _begin_stepping(self, track: Track) -> None:
         """Have a window that the step belongs to; a step without a backward pass of its own is a window too."""
@@ -238,8 +238,7 @@ class Observer:
         if sample is None or leading is None:
             return
         sample.is_joint = self._is_shared(track)
-        is_early = leading.window.stepped and not sample.is_joint
-        (self._early_parts if is_early else self._parts)[track] = sample
+        self._parts.lay_down(track, sample, is_early=leading.window.stepped and not sample.is_joint)
 
     def _is_shared(self, track: Track) -> bool:
         """Say whether the track's window and the main optimizer's have a backward pass in common."""
@@ -264,18 +263,18 @@ class Observer:
         self.samples += is_sampled
         self.put(self._record(track, self.layers))
         self.step += 1
-        self._parts, self._early_parts = self._early_parts, {}
+        self._parts.go_on()
         track.renew_window(was_sampled=is_sampled)
 
     def _record(self, track: Track, layers: Layers) -> Record:
         window = track.window
         logged, self.logged = self.logged, []
-        samples = self._samples(track)
+        samples = self._parts.joined(track, self._tracks.values())
         return Record(
             layers=layers,
             step=self.step,
             time=time.time(),
-            micro_steps=window.micro_steps or window.calls,
+            micro_steps=(window.micro_steps or window.calls) if window.is_seen else 0,
             skipped=track.why_skipped() if self.has_optimizer() else NOT_SKIPPED,
             samples=samples,
             probe=window.probe,
@@ -288,13 +287,3 @@ class Observer:
             agent_share=self.share(),
             logged=logged,
         )
-
-    def _samples(self, leading: Track) -> list[Sample]:
-        """Return the samples of all optimizers, the main one's first; none where that has none."""
-        if leading.window.sample is None:
-            return []
-        found = [replace(leading.window.sample, layers=leading.layers)]
-        for track in (each for each in self._tracks.values() if each is not leading):
-            part = self._parts.get(track) or not_sampled(track.layers, track.references)
-            found.append(replace(part, layers=track.layers))
-        return found

@@ -171,7 +171,7 @@ class Watch:
             self._session.observe(name, tensor)
 
     def pause(self) -> None:
-        """Look away until the next optimizer step: an evaluation that runs backward, for example."""
+        """Look away until the next step, as in an evaluation with ``backward()``: its K is 0, it has no loss."""
         self._session.observer.paused = True
 
     def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:

@@ -20,7 +20,8 @@ class Window:
     step, which is all that is known of a window whose layers had no hooks yet. ``seen_in`` are the numbers of its
     backward passes, ``stepped_in`` of the one that its step came in, if it did; ``steps_before`` counts the steps of
     all optimizers until it began. ``copies`` are the weights of some layers before the step, by position;
-    ``summed`` the positions whose sum the script has said to be complete.
+    ``is_seen`` is False of one that was looked away from; ``summed`` are the positions whose sum the script has said to
+    be complete.
     """
 
     def __init__(self, layers: int) -> None:
@@ -42,6 +43,7 @@ class Window:
         self.stepped_in = -1
         self.steps_before = 0
         self.copies: dict[int, Tensor] = {}
+        self.is_seen = True
         self.summed: set[int] = set()
 
     @property
@@ -56,6 +58,12 @@ class Window:
         self.losses = []
         self.sample = None
         self.summed = set()
+
+    def was_paused(self) -> None:
+        """Forget what was seen: it is not all there was, and how much there was is not known."""
+        self.is_seen = False
+        self.losses = []
+        self.sample = None
 
 
 class Sentinel:

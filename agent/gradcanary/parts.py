@@ -1,0 +1,44 @@
+"""Samples of other optimizers than the main one, until a record of the main one's takes them along."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gradcanary.records import Sample
+from gradcanary.sampling import not_sampled
+
+if TYPE_CHECKING:
+    from gradcanary.track import Track
+
+
+class Parts:
+    """Holds the last sample of each track for the main optimizer's present record and for its next one."""
+
+    def __init__(self) -> None:
+        self._present: dict[Track, Sample] = {}
+        self._early: dict[Track, Sample] = {}
+
+    def lay_down(self, track: Track, sample: Sample, *, is_early: bool) -> None:
+        """Keep a sample; one that is early belongs to the next record."""
+        (self._early if is_early else self._present)[track] = sample
+
+    def keep(self, tracks: Collection[Track]) -> None:
+        """Let go of samples of other tracks."""
+        self._present = {track: sample for track, sample in self._present.items() if track in tracks}
+        self._early = {track: sample for track, sample in self._early.items() if track in tracks}
+
+    def go_on(self) -> None:
+        """Turn to the next record."""
+        self._present, self._early = self._early, {}
+
+    def joined(self, leading: Track, tracks: Collection[Track]) -> list[Sample]:
+        """Return the samples of all optimizers, the main one's first; none where that has none."""
+        if leading.window.sample is None:
+            return []
+        found = [replace(leading.window.sample, layers=leading.layers)]
+        for track in (each for each in tracks if each is not leading):
+            part = self._present.get(track) or not_sampled(track.layers, track.references)
+            found.append(replace(part, layers=track.layers))
+        return found

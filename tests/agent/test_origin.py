@@ -1,0 +1,74 @@
+"""Where the count of steps begins, and what is said of it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from recorded import Recorded, recording
+from torch import nn
+
+import gradcanary
+
+Optimizer = torch.optim.Optimizer
+AT = 12_000
+
+
+def resumed(optimizer: Optimizer, at: object) -> Optimizer:
+    """Return the optimizer as a checkpoint leaves it: with the state that an earlier one had made."""
+    model = nn.Linear(4, 4)
+    earlier = type(optimizer)(model.parameters(), lr=1e-3)
+    model(torch.randn(2, 4)).sum().backward()
+    earlier.step()
+    state = earlier.state_dict()
+    for each in state["state"].values():
+        if "step" in each:
+            each["step"] = at
+    optimizer.load_state_dict(state)
+    return optimizer
+
+
+def adam(model: nn.Module) -> Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3)
+
+
+CASES: dict[str, tuple[Callable[[nn.Module], Optimizer], int | None, int, str, bool]] = {
+    "an optimizer that counts": (adam, None, 0, "optimizer", False),
+    "one that counted": (lambda model: resumed(adam(model), torch.tensor(float(AT))), None, AT, "optimizer", True),
+    "and in a plain number": (lambda model: resumed(adam(model), AT), None, AT, "optimizer", True),
+    "one that does not": (sgd, None, 0, "relative", False),
+    "what is given comes first": (lambda model: resumed(adam(model), torch.tensor(5.0)), AT, AT, "given", False),
+}
+
+
+def train(collector: Recorded, make: Callable[[nn.Module], Optimizer], given: int | None, *, is_told: bool) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = make(model)
+    watched = [model, optimizer] if is_told else []
+    with gradcanary.watch(*watched, url=collector.url, run="origin", step=given):
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["given", "found"])
+@pytest.mark.parametrize(("make", "given", "first", "source", "late"), CASES.values(), ids=CASES)
+def test_the_first_step(
+    make: Callable[[nn.Module], Optimizer], given: int | None, first: int, source: str, late: bool, is_told: bool
+) -> None:
+    with recording() as collector:
+        train(collector, make, given, is_told=is_told)
+    hello = collector.hellos[-1]
+    assert (hello["first_step"], hello["step_source"], hello["late"]) == (first, source, late)
+    assert collector.steps() == [first, first + 1, first + 2]
+
+
+def test_the_environment_gives_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADCANARY_STEP", "70")
+    with recording() as collector:
+        train(collector, sgd, None, is_told=True)
+    assert (collector.hellos[-1]["step_source"], collector.steps()) == ("given", [70, 71, 72])
