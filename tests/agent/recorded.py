@@ -22,8 +22,10 @@ class Recorded:
         self.hellos: list[dict[str, Any]] = []
         self.batches: list[dict[str, Any]] = []
         self.ends: list[dict[str, Any]] = []
+        self.runs: set[str] = set()
 
     def keep(self, path: str, body: dict[str, Any]) -> None:
+        self.runs.add(path.split("/")[4])
         kind = path.rpartition("/sessions/")[2].partition("/")[2].partition("/")[0]
         {"": self.hellos, "batches": self.batches, "end": self.ends}.get(kind, []).append(body)
 

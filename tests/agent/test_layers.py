@@ -1,5 +1,6 @@
 """What the layers are called, which ones are followed, and that a watch leaves nothing behind."""
 
+import copy
 import gc
 import re
 import sys
@@ -131,6 +132,28 @@ def test_equal_names_of_two_models_are_told_apart(collector: Recorded) -> None:
     with gradcanary.watch(url=collector.url, run="twins"):
         train(lambda x: second(first(x)), optimizer)
     assert sorted(collector.names) == ["bias", "bias#2", "weight", "weight#2"]
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+@pytest.mark.parametrize("twin", ["averaged", "copied", "older"])
+def test_a_twin_that_is_not_trained_is_no_layer(collector: Recorded, twin: str, is_given: bool) -> None:
+    """An average of the weights, or the model of an earlier cell, has the same names and lives beside the model."""
+    older = nn.Sequential(Block(), Block())
+    model = nn.Sequential(Block(), Block())
+    kept: object = older
+    if twin == "averaged":
+        kept = torch.optim.swa_utils.AveragedModel(model)
+    elif twin == "copied":
+        kept = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(*([model, optimizer] if is_given else []), url=collector.url, run="twin"):
+        train(model, optimizer)
+        if isinstance(kept, torch.optim.swa_utils.AveragedModel):
+            kept.update_parameters(model)
+        train(model, optimizer)
+    assert kept is not None
+    assert collector.names == [f"{block}.{name}" for block in (0, 1) for name in BLOCK]
+    assert {state for states in collector.states().values() for state in states.values()} == {"measured"}
 
 
 def test_include_and_exclude(collector: Recorded) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from collectors import Collector
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import Recorded, recording
@@ -269,25 +268,3 @@ def test_every_layer_has_its_turn(layers: int, interval: int, start: int) -> Non
     turns = [weights.whose_turn(first + interval * number, layers) for number in range(3 * rounds + 8)]
     assert {layer for turn in turns for layer in turn} == set(range(layers))
     assert all(1 <= len(turn) <= weights.PER_STEP for turn in turns)
-
-
-def test_the_collector_keeps_and_shows_them(collector_factory: Callable[..., Collector]) -> None:
-    served = collector_factory()
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    reference = Reference(model)
-    with gradcanary.watch(model, optimizer, url=served.url, run="shown"):
-        for _ in range(STEPS):
-            loss_of(model).backward()
-            with reference.step():
-                optimizer.step()
-            optimizer.zero_grad()
-    layers = served.get("/api/v1/runs/shown/layers").json()["layers"]
-    for layer in layers:
-        mine = [each[layer["name"]] for each in reference.ratios]
-        assert any(layer["update_ratio"] == pytest.approx(ratio, rel=EXACT) for ratio in mine)
-    series = served.get("/api/v1/runs/shown/series", stat="weight_norm", layer=layers[0]["layer"]).json()
-    assert series["phases"] == []
-    heatmap = served.get("/api/v1/runs/shown/heatmap", stat="update_ratio").json()
-    assert heatmap["stat"] == "update_ratio"
-    assert len(heatmap["rows"]) == len(layers)
