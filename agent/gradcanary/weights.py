@@ -71,7 +71,8 @@ def _norm(own: Tensor) -> tuple[Tensor, Tensor]:
 
 def _absmax(values: Tensor) -> Tensor:
     if values.device.type == "cpu":
-        return torch.stack([each.abs() for each in torch.aminmax(values)]).amax()  # as in the statistics of gradients
+        low, high = torch.aminmax(values)  # as in the statistics of gradients
+        return torch.maximum(high, -low)
     largest: Tensor = torch.linalg.vector_norm(values, float("inf"))
     return largest
 

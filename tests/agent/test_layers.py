@@ -253,8 +253,12 @@ class NoRead(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("phase", ["accumulated", "post_clip"])
-def test_the_training_thread_reads_no_value(collector: Recorded, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+@pytest.mark.parametrize(
+    ("phase", "has_buffers"), [("accumulated", False), ("post_clip", False), ("accumulated", True)]
+)
+def test_the_training_thread_reads_no_value(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch, phase: str, has_buffers: bool
+) -> None:
     """On a GPU each read would stop the training until the device is done."""
     if phase == "post_clip":
         monkeypatch.setattr("gradcanary.engine.has_callbacks", lambda: False)
@@ -267,6 +271,8 @@ def test_the_training_thread_reads_no_value(collector: Recorded, monkeypatch: py
         for _ in range(4):
             for _ in range(2):
                 model(torch.randn(2, 4)).square().mean().backward()
+            for name, parameter in model.named_parameters() if has_buffers else ():
+                watched.observe_accumulator(name, parameter.grad.clone())
             nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
             optimizer.step()
             optimizer.zero_grad()
@@ -275,6 +281,7 @@ def test_the_training_thread_reads_no_value(collector: Recorded, monkeypatch: py
     assert collector.steps() == [0, 1, 2, 3]
     assert collector.phases("absmax") <= {"accumulated", "post_clip"}
     assert phase in collector.phases("absmax")
+    assert collector.stat("update_ratio")
     assert collector.metric("mine") == dict.fromkeys(range(4), 1.0)
     with mode:
         float(torch.ones(()) + 1)
