@@ -99,6 +99,12 @@ def living(kind: type[Kind]) -> list[Kind]:
     return [found for found in gc.get_objects() if issubclass(type(found), kind)]
 
 
+def learning_rates(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[float | torch.Tensor, ...]:
+    """Return a copy of the learning rate of each group that has one."""
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
+    return tuple(rate.detach().clone() if isinstance(rate, torch.Tensor) else float(rate) for rate in rates)
+
+
 def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:
     """Yield name, parameter and class of the owner, in model order, without what wrappers add to the names."""
     seen: set[int] = set()

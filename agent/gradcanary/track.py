@@ -37,6 +37,7 @@ class Track:
         self.references = references
         self.scaling = Scaling()
         self.window = Window(len(layers))
+        self.is_new = True
         self._of = observer
         self._sentinel = Sentinel()
         self._pass = -1
@@ -162,7 +163,7 @@ class Track:
         """Begin the window."""
         self._of.window_begins()
         self.scaling.search()
-        self.window.begun = True
+        self.is_new, self.window.begun = False, True
         self.window.steps_before = self._of.steps_taken
         self.window.scaler_round = self.scaling.round()
         self.window.loss_scale = self.scaling.scale()
@@ -183,22 +184,20 @@ class Track:
         self.window = Window(len(self.layers))
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
-        """Take what only the moment before the step shows: a late sample, or the clip."""
+        """Take what the moment before the step shows: a late sample, or the clip. A closure comes after this."""
         window = self.window
         if not self.scaling.learn(optimizer):
             self._unscale(window)
-        window.stepping = True
+        window.stepping, window.has_closure = True, has_closure
         scale, window.found_inf = self.scaling.at_step(optimizer)
-        if has_closure or not self._of.is_sampled(self):
-            return
-        if window.sample is None:
-            self._take_sample("accumulated" if self._is_fresh() else "post_clip", scale)
-        else:
-            self._look_for_clip(window, scale)
+        if not has_closure and self._of.is_sampled(self):
+            self._complete(window, "accumulated" if self._is_fresh() else "post_clip", scale)
 
     def step_ended(self) -> None:
         """Note that the window got its step; it stays open for what is logged until the next one begins."""
         window = self.window
+        if window.has_closure and self._of.is_sampled(self):
+            self._complete(window, "post_clip", None)
         window.stepping, window.stepped = False, True
         window.stepped_in = engine.current_pass() if self._of.has_callbacks else -1
         if self._sentinel.layer is not None:
@@ -211,12 +210,18 @@ class Track:
         if window.sample is not None:
             window.sample.scale = None
 
+    def _complete(self, window: Window, phase: str, scale: Tensor | None) -> None:
+        if window.sample is None:
+            self._take_sample(phase, scale)
+        else:
+            self._look_for_clip(window, scale)
+
     # -- samples -------------------------------------------------------------------------------------------------
 
     def _take_sample(self, phase: str, scale: Tensor | None) -> None:
         if is_capturing():
             return
-        counts = self.window.counts if self.window.micro_steps else None
+        counts = self.window.counts if self.window.micro_steps and not self.window.unseen else None
         self.window.sample = take_sample(
             self.layers,
             self.references,
