@@ -1,9 +1,12 @@
 """The gradients of a training by float64, without the agent: what torch hands to each parameter, summed up by us."""
 
+import gc
 import hashlib
+import importlib
 import random
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 
 import pytest
 import torch
@@ -99,6 +102,17 @@ def assert_clipped_windows(
     assert collector.metric("total_norm") == pytest.approx({step: totals[step] for step in early}, rel=EXACT)
     assert [collector.per_step("clipped")[step] for step in early] == [int(factors[step] < 1) for step in early]
     assert collector.metric("clip_factor") == pytest.approx({step: factors[step] for step in early}, rel=1e-5)
+
+
+def imported(loops: str) -> ModuleType:
+    """Import the loops of a framework: whoever runs their tests, not all who collect them.
+
+    Its objects are frozen, or each search among the living ones would pass them, in all tests that this process runs.
+    """
+    module = importlib.import_module(loops)
+    gc.collect()
+    gc.freeze()
+    return module
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from micro_gradients import (
     assert_clipped_windows,
     assert_sent,
     clip_factors,
+    imported,
     one_thread,
     sums_of,
 )
@@ -26,10 +27,7 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 @pytest.fixture(scope="module")
 def loops() -> ModuleType:
-    """Imported by whoever runs these tests, not by all who collect them."""
-    import huggingface_loops
-
-    return huggingface_loops
+    return imported("huggingface_loops")
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from micro_gradients import (
     K,
     assert_clipped_windows,
     assert_sent,
+    imported,
     launched,
     left_behind,
     one_thread,
@@ -31,10 +32,7 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 @pytest.fixture(scope="module")
 def loops() -> ModuleType:
-    """Imported by whoever runs these tests, not by all who collect them."""
-    import lightning_loops
-
-    return lightning_loops
+    return imported("lightning_loops")
 
 
 @pytest.fixture
