@@ -9,7 +9,7 @@ SUBSET ?=
 WORKERS ?= 2
 BENCHMARKS ?= agent_overhead ingest_cost fold_speed big_run
 
-.PHONY: demo test check detection benchmarks browser clean
+.PHONY: demo test check detection loops benchmarks browser clean
 
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
@@ -25,6 +25,9 @@ check: $(VENV)/.development
 
 detection: $(VENV)/.product
 	$(BIN)/python tests/detection/table.py $(if $(SUBSET),--subset $(SUBSET))
+
+loops: $(VENV)/.development
+	$(BIN)/python tests/agent/loop_table.py
 
 # All of them run, also after one that missed a target; one thread, so that CPU time is work and not waiting.
 benchmarks: $(VENV)-benchmarks/.benchmarks

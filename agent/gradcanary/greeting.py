@@ -8,6 +8,7 @@ import time
 import torch
 
 from gradcanary import facts, wire
+from gradcanary.frameworks import chosen
 from gradcanary.observer import Observer
 from gradcanary.version import __version__
 
@@ -50,8 +51,8 @@ class Greeting:
             self._first_step, self._step_source, self._optimizer = origin.first_step, origin.source, origin.optimizer
         if origin is not None and self._late is None:
             self._late = origin.late
-        if layers is not None:
-            self._framework = self._framework or layers.framework
+        if origin is not None and layers is not None:
+            self._framework = self._framework or chosen(layers.framework, origin.loop)
         if layer_set is not None:
             if layer_set.id not in self._sets:
                 self._findings += facts.of_layers(layer_set)

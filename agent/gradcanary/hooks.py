@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradcanary import compiled, engine, tap
+from gradcanary.frameworks import unwrapped
 from gradcanary.guard import Guard
 from gradcanary.layers import discover, living
 from gradcanary.observer import Observer
@@ -55,9 +56,9 @@ class Hooks:
             if optimizer is not None and not self._shares(optimizer):
                 self.guard.say("the optimizer has no parameter of the model: watch() was given two that do not belong")
         if optimizer is not None:
-            self._add([optimizer])
+            self._add([unwrapped(optimizer)])
         elif model is not None:
-            self._add([found for found in living(Optimizer) if self._shares(found)])
+            self._add([unwrapped(found) for found in living(Optimizer) if self._shares(found)])
         if not self._takes_any:
             self._follow()
         wrap("keeping out of torch.compile", compiled.keep_out)()
@@ -101,7 +102,9 @@ class Hooks:
             self._follow()
         else:
             self._count_unfrozen()
-        self.observer.step_begins(optimizer, has_closure=len(args) > 1 or "closure" in kwargs)
+        # Accelerate's wrapper passes on a closure that is None.
+        has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
+        self.observer.step_begins(optimizer, has_closure=has_closure)
 
     def _step_ended(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if not self.follows(optimizer):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradcanary import engine, facts, wire
 from gradcanary.buffers import Buffers
+from gradcanary.calls import Calls
 from gradcanary.compiled import Graphs
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers, learning_rates
@@ -23,8 +24,6 @@ from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Wishes
 from gradcanary.settings import Settings
 from gradcanary.track import Track
 
-_ROOTS_BEFORE_LAYERS = 64
-"""Losses kept while no optimizer has stepped yet: as many micro-steps as the first window has, hardly more."""
 PASSES_WITHOUT_STEP = 256
 """More micro-steps than the first window of a training with an optimizer has, as a rule."""
 Optimizer = torch.optim.Optimizer
@@ -55,8 +54,7 @@ class Observer:
         self._tracks: dict[int | None, Track] = {}
         self._leading: Track | None = None
         self._parts = Parts()
-        self._roots: list[Tensor] = []
-        self._calls = 0
+        self._calls = Calls()
         self._since: float | None = None
         self._stepped_at: float | None = None
 
@@ -90,11 +88,12 @@ class Observer:
         self._catch_up()
         for track in self._tracks.values():
             track.forget_passes()
-        self._calls += not self.paused
-        if self._calls == PASSES_WITHOUT_STEP and not (self.steps_taken or self.buffers):
+        if self.paused:
+            self._calls.skip()
+            return
+        self._calls.add(roots)
+        if self._calls.count == PASSES_WITHOUT_STEP and not (self.steps_taken or self.buffers):
             self.tell(facts.NO_OPTIMIZER)
-        copies = [] if self.paused else [root.detach().clone() for root in roots]
-        self._roots = copies if self.layers is not None else [*self._roots, *copies][-_ROOTS_BEFORE_LAYERS:]
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Take what only the moment before the step shows."""
@@ -122,6 +121,7 @@ class Observer:
         track.step_ended()
         self.steps_taken += 1
         if track is self._leading:
+            track.window.calls += self._calls.forget()  # those of a closure
             track.window.step_time_s = None if self._stepped_at is None else now - self._stepped_at
             self._stepped_at = now
         else:
@@ -131,7 +131,7 @@ class Observer:
     def close(self) -> None:
         """Hand over the last window if it had its step."""
         self._catch_up()
-        if self._calls > 1 and not (self.steps_taken or self.buffers):
+        if self._calls.count > 1 and not (self.steps_taken or self.buffers):
             self.tell(facts.NO_OPTIMIZER)
         if self._leading is not None and self._leading.is_complete:
             self._close_window(self._leading)
@@ -168,10 +168,7 @@ class Observer:
 
     def take_roots(self, track: Track) -> list[Tensor]:
         """Return what the present backward pass starts from, once, and to the main optimizer only."""
-        if track is not self._leading:
-            return []
-        roots, self._roots = self._roots, []
-        return roots
+        return self._calls.take_present() if track is self._leading else []
 
     def window_begins(self) -> None:
         """Learn where the count of steps begins."""
@@ -199,7 +196,7 @@ class Observer:
         if len(self._tracks) != 1:
             self.layers, self._tracks, self._leading = None, {}, None
         elif (leading := self._leading) is not None and leading.window.begun and not leading.window.stepped:
-            leading.window.calls, self._calls = self._calls, 0
+            leading.window.calls = self._calls.forget()
             leading.step_ended()
         self.steps_taken += 1
 
@@ -225,11 +222,16 @@ class Observer:
         """Have a window that the step belongs to; a step without a backward pass of its own is a window too."""
         if track.window.stepped:
             self.window_ended(track)
+        is_first, is_leading = track.is_new, track is self._leading
         if not track.window.begun:
             track.begin_window()
-            track.window.losses = self.take_roots(track)
-        if track is self._leading:
-            track.window.calls, self._calls = self._calls, 0
+            if is_leading:
+                is_alone = is_first or len(self._tracks) == 1
+                track.window.losses = self._calls.take_all() if is_alone else self._calls.take_present()
+        if is_leading:
+            track.window.calls = self._calls.forget()
+            if is_first:  # its layers get their hooks only now; a pass that it steps in is still to be counted
+                track.window.unseen = track.window.calls - (self._present_pass() >= 0)
         self._find_origin(even_unknown=False)
 
     def _lay_down(self, track: Track) -> None:
@@ -245,8 +247,11 @@ class Observer:
         leading = self._leading
         if leading is None or track is leading:
             return True
-        now = engine.current_pass() if self.has_callbacks else -1
+        now = self._present_pass()
         return (leading.window.stepped_in == now >= 0) or bool(leading.window.seen_in & track.window.seen_in)
+
+    def _present_pass(self) -> int:
+        return engine.current_pass() if self.has_callbacks else -1
 
     # -- records -------------------------------------------------------------------------------------------------
 
@@ -274,7 +279,7 @@ class Observer:
             layers=layers,
             step=self.step,
             time=time.time(),
-            micro_steps=(window.micro_steps or window.calls) if window.is_seen else 0,
+            micro_steps=(window.unseen + window.micro_steps or window.calls) if window.is_seen else 0,
             skipped=track.why_skipped() if self.has_optimizer() else NOT_SKIPPED,
             samples=samples,
             probe=window.probe,

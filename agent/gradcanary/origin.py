@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gradcanary.frameworks import loop_of, unwrapped
 from gradcanary.records import Origin
 
 _LOOKED_AT = 8
@@ -16,17 +17,23 @@ _LOOKED_AT = 8
 def origin_of(optimizer: torch.optim.Optimizer | None, given: int | None) -> Origin:
     """Return the number of the first window.
 
-    What ``watch(step=)`` said; else what the optimizer counted (Adam and its family); else 0, and that is relative.
-    Reads the optimizer's counters: once, when the first window begins.
+    What ``watch(step=)`` said; else the framework; else what the optimizer counted (Adam and its family); else 0, and
+    that is relative. Reads the optimizer's counters: once, when the first window begins.
     """
-    name = type(optimizer).__name__ if optimizer is not None else "unknown"
+    optimizer = None if optimizer is None else unwrapped(optimizer)
+    name, loop = "unknown", None
+    if optimizer is not None:
+        name, loop = type(optimizer).__name__, loop_of(optimizer)
     if given is not None:
-        return Origin(given, "given", late=False, optimizer=name)
+        return Origin(given, "given", late=False, optimizer=name, loop=loop)
+    if loop is not None and loop.step is not None:
+        return Origin(loop.step, "framework", late=loop.step > 0, optimizer=name, loop=loop)
     counted = [] if optimizer is None else [_number(state["step"]) for state in _states(optimizer) if "step" in state]
     if counted:
         step = max(counted)
-        return Origin(step, "optimizer", late=step > 0, optimizer=name)
-    return Origin(0, "optimizer" if _counts(optimizer) else "relative", late=False, optimizer=name)
+        return Origin(step, "optimizer", late=step > 0, optimizer=name, loop=loop)
+    source = "optimizer" if _counts(optimizer) else "relative"
+    return Origin(0, source, late=False, optimizer=name, loop=loop)
 
 
 def _states(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from gradcanary import wire
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gradcanary.frameworks import Loop
     from gradcanary.layers import Layers
     from gradcanary.statistics import Measured
 
@@ -81,12 +82,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a session began; ``source`` as in the wire's ``step_source``."""
+    """Where a session began; ``source`` as in the wire's ``step_source``, ``loop`` is a framework's."""
 
     first_step: int
     source: str
     late: bool
     optimizer: str
+    loop: Loop | None
 
 
 @dataclass(frozen=True)

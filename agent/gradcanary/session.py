@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gradcanary import engine, facts, naming, wire
 from gradcanary.backlog import Creates
+from gradcanary.frameworks import unwrapped
 from gradcanary.greeting import Greeting
 from gradcanary.guard import Guard
 from gradcanary.hooks import Hooks
@@ -77,7 +78,7 @@ class Session:
     def covers(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
         """Tell whether this model or optimizer is watched already."""
         if optimizer is not None:
-            return self._hooks.follows(optimizer)
+            return self._hooks.follows(unwrapped(optimizer))
         return model is not None and self._hooks.watches(model)
 
     def log(self, name: str, tags: tuple[tuple[str, str], ...], step: int | None, value: float | Tensor) -> None:

@@ -39,6 +39,7 @@ class Track:
         self.scaling = Scaling()
         self.window = Window(len(layers))
         self.observed: set[int] = set()
+        self.is_new = True
         self._of = observer
         self._sentinel = Sentinel()
         self._pass = -1
@@ -171,7 +172,7 @@ class Track:
         """Begin the window."""
         self._of.window_begins()
         self.scaling.search()
-        self.window.begun = True
+        self.is_new, self.window.begun = False, True
         self.window.steps_before = self._of.steps_taken
         self.window.scaler_round = self.scaling.round()
         self.window.loss_scale = self.scaling.scale()
@@ -192,23 +193,21 @@ class Track:
         self.window = Window(len(self.layers))
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
-        """Take what only the moment before the step shows: a late sample, or the clip."""
+        """Take what the moment before the step shows: a late sample, or the clip. A closure comes after this."""
         window = self.window
         if not self.scaling.learn(optimizer):
             self._unscale(window)
-        window.stepping = True
+        window.stepping, window.has_closure = True, has_closure
         self._of.guard.wrap("copying weights", self._copy_weights)()
         scale, window.found_inf = self.scaling.at_step(optimizer)
-        if has_closure or not self._of.is_sampled(self):
-            return
-        if window.sample is None:
-            self._take_sample("accumulated" if self._is_fresh() else "post_clip", scale)
-        else:
-            self._look_for_clip(window, scale)
+        if not has_closure and self._of.is_sampled(self):
+            self._complete(window, "accumulated" if self._is_fresh() else "post_clip", scale)
 
     def step_ended(self) -> None:
         """Note that the window got its step; it stays open for what is logged until the next one begins."""
         window = self.window
+        if window.has_closure and self._of.is_sampled(self):
+            self._complete(window, "post_clip", None)
         window.stepping, window.stepped = False, True
         window.stepped_in = engine.current_pass() if self._of.has_callbacks else -1
         if self._sentinel.layer is not None:
@@ -231,12 +230,18 @@ class Track:
         turn = whose_turn(self._of.step_of(self), len(self._of.layers or ()))
         self.window.copies = copies_of(turn, self.layers, self.references)
 
+    def _complete(self, window: Window, phase: str, scale: Tensor | None) -> None:
+        if window.sample is None:
+            self._take_sample(phase, scale)
+        else:
+            self._look_for_clip(window, scale)
+
     # -- samples -------------------------------------------------------------------------------------------------
 
     def _take_sample(self, phase: str, scale: Tensor | None) -> None:
         if is_capturing():
             return
-        counts = self.window.counts if self.window.micro_steps else None
+        counts = self.window.counts if self.window.micro_steps and not self.window.unseen else None
         self.window.sample = take_sample(
             self.layers,
             self.references,

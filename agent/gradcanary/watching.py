@@ -253,8 +253,12 @@ class Watch:
 
 def _run_of(settings: Settings) -> str:
     """Return the name of the run; one that nobody named keeps its name as long as the process lives."""
+    from gradcanary import frameworks
+
     global _unnamed_run
     if settings.run is None:
+        if (given := frameworks.run_name()) is not None:
+            return naming.allowed(given)
         _unnamed_run = _unnamed_run or naming.run_name(sys.argv[0] if sys.argv else "", time.strftime("%Y%m%d"))
         return _unnamed_run
     return naming.allowed(settings.run)

@@ -17,7 +17,8 @@ class Window:
     """What is known of the present window.
 
     ``counts`` holds per layer how often it accumulated; ``calls`` how often ``backward()`` was called since the last
-    step, which is all that is known of a window whose layers had no hooks yet. ``seen_in`` are the numbers of its
+    step, which is all that is known of a window whose layers had no hooks, and ``unseen`` of them before those had any.
+    ``seen_in`` are the numbers of its
     backward passes, ``stepped_in`` of the one that its step came in, if it did; ``steps_before`` counts the steps of
     all optimizers until it began. ``copies`` are the weights of some layers before the step, by position;
     ``is_seen`` is False of one that was looked away from; ``summed`` are the positions whose sum the script has said to
@@ -27,9 +28,11 @@ class Window:
     def __init__(self, layers: int) -> None:
         self.counts = [0] * layers
         self.calls = 0
+        self.unseen = 0
         self.passes = 0
         self.begun = False
         self.stepping = False
+        self.has_closure = False
         self.stepped = False
         self.scaler_round: object = None
         self.sample: Sample | None = None

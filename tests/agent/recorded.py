@@ -72,6 +72,10 @@ class Recorded:
     def phases(self, stat: str) -> set[str]:
         return {block["phase"] for _, block in self._blocks(stat)}
 
+    def phase_of(self, stat: str) -> dict[int, str]:
+        """The phase of each step that has the stat."""
+        return {step: block["phase"] for _, block in self._blocks(stat) for step in block["steps"]}
+
     def metric(self, name: str) -> dict[int, float]:
         """A series by step; a step that was sent twice is an error."""
         found: dict[int, float] = {}

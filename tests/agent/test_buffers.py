@@ -78,6 +78,12 @@ def assert_identical(first: nn.Module, second: nn.Module) -> None:
     assert all(map(torch.equal, first.parameters(), second.parameters()))
 
 
+@pytest.mark.loop(
+    "sums in tensors of the script's own",
+    late="the first window, where `watch()` was given nothing",
+    k="right; 0 (unknown) under `torch.autograd.grad`",
+    caveat="with [`observe_accumulator`](#observe_accumulator), also without an optimizer",
+)
 @pytest.mark.parametrize("is_cleared_first", [True, False], ids=["cleared before the step", "cleared after it"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_in_tensors_of_the_scripts_own(collector: Recorded, dtype: torch.dtype, is_cleared_first: bool) -> None:
@@ -117,6 +123,7 @@ def test_sums_in_tensors_of_the_scripts_own(collector: Recorded, dtype: torch.dt
     assert collector.metric("clip_factor") == {}  # what is clipped is another tensor
 
 
+@pytest.mark.loop("sums in tensors of the script's own")
 def test_a_loop_without_an_optimizer(collector: Recorded) -> None:
     """A window ends with the next backward pass, the last one with the watch."""
     model, read = mlp(), []
@@ -139,6 +146,7 @@ def test_a_loop_without_an_optimizer(collector: Recorded) -> None:
     assert collector.hellos[-1]["facts"] == []
 
 
+@pytest.mark.loop("sums in tensors of the script's own")
 @pytest.mark.parametrize("has_optimizer", [True, False])
 def test_gradients_that_the_script_asks_torch_for(collector: Recorded, has_optimizer: bool) -> None:
     """``torch.autograd.grad`` calls no hook: windows begin with the calls, and how many micro-steps is not known."""

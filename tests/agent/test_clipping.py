@@ -47,6 +47,7 @@ def no_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not engine.has_callbacks()
 
 
+@pytest.mark.loop("clipping")
 def test_absmax_is_the_unclipped_one(collector: Collector) -> None:
     names, before, after = train(collector, "clipped")
     phases, absmax = stored(collector, "clipped", names)
@@ -55,6 +56,7 @@ def test_absmax_is_the_unclipped_one(collector: Collector) -> None:
     assert (after < 0.1 * before).all()
 
 
+@pytest.mark.loop("a torch without the callback of the autograd engine")
 def test_without_the_private_callback_it_says_post_clip(collector: Collector, no_callbacks: None) -> None:
     names, _, after = train(collector, "late")
     phases, absmax = stored(collector, "late", names)

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import pytest
 import warm
 from collectors import Collector
 
@@ -19,6 +20,7 @@ def trained(mode: str, url: str = NOBODY) -> str:
     return said.splitlines()[-1]
 
 
+@pytest.mark.loop("plain, and accumulation over K micro-steps")
 def test_the_agent_changes_no_bit_and_one_random_number_would_show(collector: Collector, spool_folder: Path) -> None:
     bare = trained("bare")
     assert trained("watched", collector.url) == bare

@@ -65,6 +65,7 @@ def test_names_of_a_model_made_before_watch(collector: Recorded) -> None:
     assert wire.layer_set_id(said) == layer_set["id"]
 
 
+@pytest.mark.loop("plain, and accumulation over K micro-steps")
 def test_names_and_first_step_of_a_model_made_after_watch(collector: Recorded) -> None:
     """The first micro-steps pass before any hook sits on a parameter; the first step still gets its values."""
     with gradcanary.watch(url=collector.url, run="later"):
@@ -187,6 +188,9 @@ def test_a_trainable_layer_that_no_optimizer_has_is_followed_too(collector: Reco
     assert [layer["group"] for layer in collector.layers] == [0, 0, None, None]
 
 
+@pytest.mark.loop(
+    "layers that are added during training", late="the first window of them", names="model's; a new layer set"
+)
 def test_layers_that_are_unfrozen_and_added_later(collector: Recorded) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].requires_grad_(requires_grad=False)

@@ -141,6 +141,11 @@ TORCHS_OWN = pytest.mark.filterwarnings(
 )
 
 
+@pytest.mark.loop(
+    "`torch.compile` of a model, or of a function with `backward()` in it",
+    late="under compiled autograd",
+    caveat="nothing of the agent is compiled",
+)
 @TORCHS_OWN
 @pytest.mark.parametrize("what", ["model", "accumulation", "optimizer", "whole", "autograd"])
 def test_what_is_compiled_has_the_same_numbers(collector: Recorded, recompiled: list[str], what: str) -> None:
@@ -176,6 +181,11 @@ class Plain(torch.optim.Optimizer):
                 parameter.data.add_(parameter.grad, alpha=-0.1)
 
 
+@pytest.mark.loop(
+    "`torch.compile` of `optimizer.step`, or of a function with it",
+    caveat="no `lr`, no clip, no `update_ratio`, no skips by a GradScaler, and it says so. With several optimizers "
+    "nothing is measured, and it says so",
+)
 def test_a_step_that_must_be_one_graph_is_one(collector: Recorded) -> None:
     model, read = mlp(), []
     optimizer = Plain(model.parameters())
@@ -190,6 +200,7 @@ def test_a_step_that_must_be_one_graph_is_one(collector: Recorded) -> None:
     assert_sent(collector, read)
 
 
+@pytest.mark.loop("`torch.compile` of `optimizer.step`, or of a function with it")
 @TORCHS_OWN
 def test_compiled_steps_of_two_optimizers_are_not_told_apart(
     collector: Recorded, capsys: pytest.CaptureFixture[str]
@@ -229,6 +240,7 @@ class Sign(torch.optim.Optimizer):
             parameter.add_(parameter.grad, alpha=-0.01)
 
 
+@pytest.mark.loop("an optimizer that overwrites `.grad`")
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("in_place", [True, False])
@@ -253,6 +265,13 @@ def test_an_optimizer_that_overwrites_gradients(collector: Recorded, in_place: b
     assert collector.phases("norm") == {"accumulated"}
 
 
+@pytest.mark.loop(
+    "fp32 master copies",
+    late="of the copies, as the optimizer steps",
+    names="the copies by their place, as `group0.1`",
+    caveat="the optimizer given, or nothing: the copies; the model given: its own gradients, with the line of "
+    "updates by hand. Both given do not belong together, and it says so",
+)
 @pytest.mark.parametrize("given", ["optimizer", "nothing", "model"])
 def test_master_copies_that_get_their_gradients_by_hand(
     collector: Recorded, capsys: pytest.CaptureFixture[str], given: str
@@ -292,6 +311,12 @@ def test_master_copies_that_get_their_gradients_by_hand(
     assert set(collector.per_step("micro_steps")) == {MICRO_STEPS}
 
 
+@pytest.mark.loop(
+    "updates by hand, without an optimizer",
+    k="right, with the model given",
+    caveat="it says so on stderr and with the session, after 256 backward passes or at the end; with the model given "
+    "values are right as long as gradients are cleared for each window, and the last window is missing",
+)
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_a_loop_without_an_optimizer_with_the_model_given(
     collector: Recorded, capsys: pytest.CaptureFixture[str], set_to_none: bool
@@ -318,6 +343,7 @@ def test_a_loop_without_an_optimizer_with_the_model_given(
     assert capsys.readouterr().err == f"gradcanary: {facts.NO_OPTIMIZER.text}\n"
 
 
+@pytest.mark.loop("updates by hand, without an optimizer")
 def test_a_loop_without_an_optimizer_is_told_so_while_it_runs(
     collector: Recorded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +362,7 @@ def test_a_loop_without_an_optimizer_is_told_so_while_it_runs(
 # -- GradScaler, kinds of parameters ---------------------------------------------------------------------------------
 
 
+@pytest.mark.loop("`GradScaler`: plain, foreach and fused optimizers, overflows")
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("unscales", [True, False])
 def test_a_scaler_with_a_foreach_optimizer(collector: Recorded, unscales: bool) -> None:
@@ -372,6 +399,7 @@ def test_a_scaler_with_a_foreach_optimizer(collector: Recorded, unscales: bool) 
     assert collector.metric("scaler_scale") == dict(enumerate(scales))
 
 
+@pytest.mark.loop("parameters that are unused, frozen, unfrozen, empty or meta")
 @pytest.mark.usefixtures("silent")
 def test_empty_and_meta_parameters_are_left_out(collector: Recorded) -> None:
     torch.manual_seed(0)
@@ -391,6 +419,7 @@ def test_empty_and_meta_parameters_are_left_out(collector: Recorded) -> None:
     assert_sent(collector, named)
 
 
+@pytest.mark.loop("parameters that are unused, frozen, unfrozen, empty or meta")
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_layers_that_are_frozen_and_unfrozen_in_between(collector: Recorded, set_to_none: bool) -> None:
@@ -412,6 +441,11 @@ def test_layers_that_are_frozen_and_unfrozen_in_between(collector: Recorded, set
         assert sent == pytest.approx({name: read[step][1][name] for name in sent}, rel=EXACT)
 
 
+@pytest.mark.loop(
+    "norms out of float32's squares (1e-30, 1e30), the ends of float16",
+    caveat="summed in float64 from the second sample outside of 1e-12 to 1e12 on. In the first ones after a jump the "
+    "absmax stands for a norm that is too small, float32's largest number for one too large",
+)
 @pytest.mark.usefixtures("silent")
 def test_norms_that_float32_sums_of_squares_do_not_hold(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from normal ones as a decay does: what leaves the safe range is measured in float64 from then on."""
@@ -432,6 +466,7 @@ def test_norms_that_float32_sums_of_squares_do_not_hold(collector: Recorded, mon
     assert {state for states in collector.states().values() for state in states.values()} == {"measured"}
 
 
+@pytest.mark.loop("norms out of float32's squares (1e-30, 1e30), the ends of float16")
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("size", [2.0**-24, 65504.0])
 def test_the_smallest_and_the_largest_float16(collector: Recorded, size: float) -> None:
@@ -457,6 +492,7 @@ def wait_until_read(watched: gradcanary.Watch, step: int) -> None:
     raise AssertionError("the sender does not read")
 
 
+@pytest.mark.loop("sparse embeddings", caveat="verified on the CPU; `partial` elsewhere")
 @pytest.mark.usefixtures("silent")
 def test_a_sparse_embedding(collector: Recorded) -> None:
     """Rows that were looked up twice are added up first, and the gradient itself stays as it is."""

@@ -51,6 +51,13 @@ class Pair(nn.Module):
         self.d = nn.Sequential(nn.Linear(8, discriminator), nn.Tanh(), nn.Linear(discriminator, 1))
 
 
+@pytest.mark.loop(
+    "several optimizers: a GAN, two of one backward pass",
+    late="the first window where `watch()` was given nothing",
+    k="right, the main optimizer's",
+    caveat="steps are counted by the optimizer with most elements (while that one does not step, after 64 steps by "
+    "another); what the others step between two of its steps belongs to the second; K and loss are its own",
+)
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("is_detached", [True, False], ids=["detached", "through"])
 @pytest.mark.parametrize(("critics", "micro_steps"), [(1, 1), (3, 2)])
@@ -99,6 +106,7 @@ def test_a_gan(
     assert collector.phases("absmax") == {"accumulated"}
 
 
+@pytest.mark.loop("several optimizers: a GAN, two of one backward pass")
 @pytest.mark.parametrize("is_watched", [True, False], ids=["model given", "found by themselves"])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_two_optimizers_of_one_backward(collector: Recorded, order: tuple[int, int], is_watched: bool) -> None:
@@ -198,6 +206,7 @@ def test_a_second_stage_with_a_new_optimizer_goes_on(collector: Recorded) -> Non
     assert collector.stat("norm") == {step: pytest.approx(each, rel=EXACT) for step, each in enumerate(read)}
 
 
+@pytest.mark.loop("several optimizers: a GAN, two of one backward pass")
 def test_while_the_largest_waits_another_one_counts(collector: Recorded) -> None:
     """A discriminator is trained alone at first; the steps that nobody counted are none of the page's."""
     pair = Pair(64, 16)
@@ -219,6 +228,7 @@ def test_while_the_largest_waits_another_one_counts(collector: Recorded) -> None
     assert sorted(sent(collector, "g.")) == both
 
 
+@pytest.mark.loop("one optimizer per layer that steps inside backward", caveat="they come together in one step")
 @pytest.mark.parametrize("is_before", [True, False], ids=["watched before", "watched after"])
 def test_an_optimizer_per_layer_that_steps_inside_backward(collector: Recorded, is_before: bool) -> None:
     """Saves the memory of gradients: each is let go of as soon as its layer has stepped."""
@@ -249,6 +259,7 @@ def test_an_optimizer_per_layer_that_steps_inside_backward(collector: Recorded, 
     assert collector.phases("absmax") == {"accumulated"}
 
 
+@pytest.mark.loop("several optimizers: a GAN, two of one backward pass")
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scaler_and_two_optimizers(collector: Recorded, fused: bool) -> None:
     torch.manual_seed(0)

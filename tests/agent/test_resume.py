@@ -62,6 +62,11 @@ def resumed(checkpoint: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
+@pytest.mark.loop(
+    "a resume with other layers",
+    names="model's; each launch has its own",
+    caveat="steps go on where the optimizer's state says",
+)
 def test_a_resume_with_other_layers(collector: Collector, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     model = Headed("first")

@@ -56,6 +56,11 @@ def loss_of(model: nn.Module) -> torch.Tensor:
     return model(torch.randn(8, 16)).float().square().mean()
 
 
+@pytest.mark.loop(
+    "plain, and accumulation over K micro-steps",
+    late="short last windows, and the first one where `watch()` was given nothing",
+    caveat="a step's loss is the sum over its micro-steps, as gradients are",
+)
 @pytest.mark.parametrize(("micro_steps", "total"), [(1, 6), (4, 16), (8, 24), (4, 10)])
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_accumulated_gradients_are_those_of_float64(
@@ -93,6 +98,7 @@ def test_accumulated_gradients_are_those_of_float64(
         assert total_norm == pytest.approx(norms[step], rel=EXACT)
 
 
+@pytest.mark.loop("bf16 autocast", caveat="gradients are those of the float32 parameters")
 def test_bf16_autocast_leaves_float32_accumulators(collector: Recorded) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -110,6 +116,9 @@ def test_bf16_autocast_leaves_float32_accumulators(collector: Recorded) -> None:
     assert collector.stored() == dict.fromkeys(collector.names, "float32")
 
 
+@pytest.mark.loop(
+    "bfloat16, float16, float64 and complex parameters", caveat="complex ones by their real and imaginary parts"
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_parameters_of_other_dtypes(collector: Recorded, dtype: torch.dtype) -> None:
     model = mlp().to(dtype)
@@ -128,6 +137,7 @@ def test_parameters_of_other_dtypes(collector: Recorded, dtype: torch.dtype) -> 
     assert {layer["param_dtype"] for layer in collector.layers} == {name}
 
 
+@pytest.mark.loop("bfloat16, float16, float64 and complex parameters")
 def test_complex_is_measured_by_its_parts(collector: Recorded) -> None:
     torch.manual_seed(0)
     model = nn.ParameterDict({"phase": torch.randn(4, dtype=torch.complex64)})
@@ -141,6 +151,10 @@ def test_complex_is_measured_by_its_parts(collector: Recorded) -> None:
     assert collector.stat("absmax")[0]["phase"] == pytest.approx(float(parts.abs().max()), rel=EXACT)
 
 
+@pytest.mark.loop(
+    "`GradScaler`: plain, foreach and fused optimizers, overflows",
+    caveat="values and loss are unscaled; a step that was skipped counts, and says so; verified on the CPU",
+)
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("micro_steps", [1, 4])
 def test_grad_scaler_values_are_unscaled_and_overflows_are_skipped(
@@ -178,6 +192,7 @@ def test_grad_scaler_values_are_unscaled_and_overflows_are_skipped(
     assert collector.metric("skipped_total")[8] == 3
 
 
+@pytest.mark.loop("`GradScaler`: plain, foreach and fused optimizers, overflows")
 def test_overflows_before_the_first_step_with_gradients_cleared_in_place(collector: Recorded) -> None:
     """The scale begins too high as a rule; only the scaler's update tells these windows apart."""
     model = mlp()
@@ -197,6 +212,7 @@ def test_overflows_before_the_first_step_with_gradients_cleared_in_place(collect
     assert collector.per_step("micro_steps") == [2, 2, 2, 2]
 
 
+@pytest.mark.loop("`GradScaler`: plain, foreach and fused optimizers, overflows")
 def test_a_scaler_of_an_earlier_training_scales_nothing(collector: Recorded) -> None:
     """In a notebook the last cell's scaler is alive while this one trains without."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
@@ -219,6 +235,7 @@ def test_a_scaler_of_an_earlier_training_scales_nothing(collector: Recorded) -> 
     assert collector.metric("scaler_scale") == {}
 
 
+@pytest.mark.loop("`GradScaler`: plain, foreach and fused optimizers, overflows")
 def test_a_scaler_that_steps_a_wrapper_of_the_optimizer_is_ours(collector: Recorded) -> None:
     class Wrapper:
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -246,6 +263,10 @@ def train_with_scaler(
     return largest
 
 
+@pytest.mark.loop(
+    "parameters that are unused, frozen, unfrozen, empty or meta",
+    caveat="a state instead of a value; empty and meta ones are no layers",
+)
 def test_an_unused_a_frozen_and_a_zero_layer(collector: Recorded) -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({name: nn.Linear(16, 16, bias=False) for name in ("used", "unused", "frozen", "zero")})
@@ -274,6 +295,9 @@ def test_an_unused_a_frozen_and_a_zero_layer(collector: Recorded) -> None:
             assert values["used.weight"] > 0
 
 
+@pytest.mark.loop(
+    "`zero_grad(set_to_none=False)`", caveat="the zeros that it leaves to an unused layer are `no_gradient`"
+)
 def test_zeros_left_by_zero_grad_are_no_gradient(collector: Recorded) -> None:
     """The tensor that ``set_to_none=False`` keeps is not a gradient of this window."""
     torch.manual_seed(0)
@@ -327,6 +351,7 @@ def _wait_until_read(watched: gradcanary.Watch, step: int) -> None:
     raise AssertionError("the sender does not read")
 
 
+@pytest.mark.loop("a loop that skips `step` on a NaN", caveat="the window counts as a step, and as skipped by the loop")
 def test_a_loop_that_skips_its_step_advances_the_count(collector: Recorded) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -434,6 +459,11 @@ def test_the_learning_rate_of_each_group(collector: Recorded) -> None:
     assert [layer["group"] for layer in collector.layers] == [0, 0, 1, 1]
 
 
+@pytest.mark.loop(
+    "a torch without the callback of the autograd engine",
+    phase="post_clip",
+    caveat="said as a fact of the session; no total norm, and no rule looks for falls",
+)
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_without_the_engine_callback_the_step_hook_samples(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch, set_to_none: bool
@@ -456,6 +486,7 @@ def test_without_the_engine_callback_the_step_hook_samples(
     assert [fact["code"] for fact in collector.hellos[-1]["facts"]] == ["no_engine_callback"]
 
 
+@pytest.mark.loop("clipping", caveat="values are those before the clip; total norm and factor are series")
 def test_the_clip_is_seen_and_its_factor_told(collector: Recorded) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -476,6 +507,11 @@ def test_the_clip_is_seen_and_its_factor_told(collector: Recorded) -> None:
     assert sent == pytest.approx({step: factors[step] for step in sent}, rel=1e-5)
 
 
+@pytest.mark.loop(
+    "closures, LBFGS",
+    caveat="one window however often it evaluates, the last one counts. The clip is read after the step, so an "
+    "optimizer that overwrites `.grad` there looks like one",
+)
 def test_a_closure_is_sampled_in_its_last_evaluation(collector: Recorded) -> None:
     model, x = mlp(), torch.randn(8, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -497,6 +533,7 @@ def test_a_closure_is_sampled_in_its_last_evaluation(collector: Recorded) -> Non
     reference.assert_sent(collector, [1, 2, 3])
 
 
+@pytest.mark.loop("closures, LBFGS")
 def test_lbfgs_is_one_window_however_often_it_evaluates(collector: Recorded) -> None:
     model, x, evaluations = mlp(), torch.randn(8, 16), []
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
@@ -517,6 +554,7 @@ def test_lbfgs_is_one_window_however_often_it_evaluates(collector: Recorded) -> 
     assert collector.metric("loss")[2] == pytest.approx(evaluations[-1], rel=1e-9)
 
 
+@pytest.mark.loop("checkpointing, reentrant or not", caveat="a block counts once per micro-step")
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpointed_blocks_count_once_per_micro_step(collector: Recorded, use_reentrant: bool) -> None:
     from torch.utils.checkpoint import checkpoint

@@ -1,0 +1,92 @@
+"""The framework that drives the training, found among the living objects: whose words to use, its step, its run's name.
+
+Nothing is imported for it: a framework that is not loaded drives nothing. Its objects are not ours, and a field that a
+version of it lacks means "not known".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from torch.optim import Optimizer
+
+from gradcanary.layers import living
+
+_ADAPTED = ("peft", "diffusers")
+"""Models whose words are more to the point than those of the loop that they are trained in."""
+
+
+class Loop(NamedTuple):
+    """What drives an optimizer; ``step`` counts the steps behind it, None where the framework does not."""
+
+    framework: str
+    step: int | None
+
+
+def loop_of(optimizer: Optimizer) -> Loop | None:
+    """Return the loop that an optimizer was handed to, None where no framework has it."""
+    for (module, name), (framework, held, step) in _LOOPS.items():
+        for driver in _living(module, name):
+            with suppress(Exception):
+                if any(_is_inside(optimizer, each) for each in held(driver)):
+                    return Loop(framework, step(driver))
+    return None
+
+
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that steps: what Accelerate prepared has another one inside."""
+    for _ in range(4):  # more than anybody wraps; one that holds itself must not hold the training
+        inner = getattr(optimizer, "optimizer", None)
+        optimizer = inner if isinstance(inner, Optimizer) else optimizer
+    return optimizer
+
+
+def chosen(model: str | None, loop: Loop | None) -> str | None:
+    """Return whose words to use: those of the model's framework, or of the loop's."""
+    return loop.framework if loop is not None and model not in _ADAPTED else model
+
+
+def run_name() -> str | None:
+    """Return the name that the only ``TrainingArguments`` with one gives the run."""
+    names = set()
+    for told in _living("transformers.training_args", "TrainingArguments"):
+        name, folder = getattr(told, "run_name", None), getattr(told, "output_dir", None)
+        if isinstance(name, str) and name.strip() and name != folder:  # older versions take the folder for a name
+            names.add(name)
+    return names.pop() if len(names) == 1 else None
+
+
+def _living(module: str, name: str) -> list[Any]:
+    kind = getattr(sys.modules.get(module), name, None)
+    return living(kind) if isinstance(kind, type) else []
+
+
+def _is_inside(optimizer: Optimizer, wrapper: Any) -> bool:  # noqa: ANN401 -- anything with an optimizer in it
+    return isinstance(wrapper, Optimizer) and unwrapped(wrapper) is unwrapped(optimizer)
+
+
+def _step_of_lightning(trainer: Any) -> int | None:  # noqa: ANN401 -- a Trainer of a framework that is not imported here
+    # It adds up the steps of all optimizers.
+    return int(trainer.global_step) if len(trainer.optimizers) == 1 else None
+
+
+_LIGHTNING = ("lightning", lambda trainer: trainer.optimizers, _step_of_lightning)
+_LOOPS: dict[tuple[str, str], tuple[str, Callable[[Any], Iterable[Any]], Callable[[Any], int | None]]] = {
+    ("transformers.trainer", "Trainer"): (
+        "transformers",
+        lambda trainer: [trainer.optimizer],
+        lambda trainer: int(trainer.state.global_step),
+    ),
+    ("lightning.pytorch.trainer.trainer", "Trainer"): _LIGHTNING,
+    ("pytorch_lightning.trainer.trainer", "Trainer"): _LIGHTNING,
+    # Counts micro-steps only; last, because the Trainer of transformers has one, too.
+    ("accelerate.accelerator", "Accelerator"): (
+        "accelerate",
+        lambda accelerator: accelerator._optimizers,  # noqa: SLF001 -- suppressed where it is missing
+        lambda _: None,
+    ),
+}
+"""Classes, by module and name, to the framework, the optimizers that one of it drives, and its count of steps."""

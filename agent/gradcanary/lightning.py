@@ -1,0 +1,47 @@
+"""The callback for Lightning: ``Trainer(callbacks=[gradcanary.lightning.GradientMonitor()])``.
+
+The one module that imports Lightning, the installation of it that the script uses; ``import gradcanary`` does not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import suppress
+from typing import Any
+
+from gradcanary.watching import Watch, watch
+
+
+def _callback() -> Any:  # noqa: ANN401 -- a class of whichever package is there
+    if "lightning.pytorch" in sys.modules or "pytorch_lightning" not in sys.modules:
+        with suppress(ImportError):
+            return importlib.import_module("lightning.pytorch").Callback
+    return importlib.import_module("pytorch_lightning").Callback
+
+
+class GradientMonitor(_callback()):  # type: ignore[misc]  # known only as this is imported
+    """Watches the module from the first batch of each ``fit()`` on, and ends with it; ``watch`` is the present handle.
+
+    Takes the settings of :func:`gradcanary.watch`, which raises on wrong ones as the training starts.
+    """
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- those of watch()
+        super().__init__()
+        self.watch: Watch | None = None
+        self._settings = settings
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401 -- as Lightning calls it
+        """Begin, now that the optimizers are there and a checkpoint is loaded."""
+        optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
+        self.watch = watch(pl_module, optimizer, **self._settings)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002 -- as Lightning calls it
+        """End it."""
+        if self.watch is not None:
+            self.watch.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ANN401, ARG002 -- as Lightning calls it
+        """End it as crashed, with what happened."""
+        if self.watch is not None:
+            self.watch.__exit__(type(exception), exception, exception.__traceback__)

@@ -1,0 +1,20 @@
+"""A test of a training loop sees the phases that the README's table says, and no other."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import loop_table
+import pytest
+from recorded import Recorded
+
+loops = lru_cache(loop_table.loops)
+
+
+@pytest.fixture(autouse=True)
+def phases_of_the_table(request: pytest.FixtureRequest) -> Iterator[None]:
+    marks = [mark.args[0] for mark in request.node.iter_markers("loop")]
+    collector = request.getfixturevalue("collector") if marks and "collector" in request.fixturenames else None
+    yield
+    if isinstance(collector, Recorded):
+        allowed = set().union(*(loops()[name].phases for name in marks))
+        assert collector.phases("norm") <= allowed
