@@ -26,7 +26,8 @@ class Sample:
     """The layers of one optimizer's window, measured once; ``states``, ``dtypes`` and ``measured`` go by position.
 
     ``layers`` are their numbers in the layer set, ``scale`` the loss scale that the gradients carried then;
-    ``is_joint`` tells whether they came out of the main optimizer's backward passes.
+    ``is_joint`` tells whether they came out of the main optimizer's backward passes; ``own`` the bounds that their
+    gradients had in this process, before a reduction.
     """
 
     layers: Sequence[int]
@@ -36,6 +37,7 @@ class Sample:
     measured: Measured
     scale: Tensor | None
     is_joint: bool = True
+    own: list[tuple[list[int], Tensor]] = field(default_factory=list)
 
 
 @dataclass
@@ -59,7 +61,10 @@ class Logged:
 
 @dataclass
 class Record:
-    """One closed window of the main optimizer; ``samples``, its own first, are none at steps that are not sampled."""
+    """One closed window of the main optimizer; ``samples``, its own first, are none at steps that are not sampled.
+
+    ``is_silent`` tells that another process has the same gradients and sends them.
+    """
 
     layers: Layers
     step: int
@@ -75,6 +80,7 @@ class Record:
     step_time_s: float | None
     agent_share: float
     logged: list[Logged] = field(default_factory=list)
+    is_silent: bool = False
 
 
 @dataclass(frozen=True)

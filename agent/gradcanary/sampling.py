@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
+from gradcanary import shards
 from gradcanary.layers import dtype_name
 from gradcanary.records import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Sample, Wishes
-from gradcanary.statistics import Measured, measure, readable
+from gradcanary.statistics import Measured, measure, readable, stacked
 
 ZEROS_EACH = 16
 """Zero fractions of all layers are counted in each 16th sample: they cost as much as everything else together."""
@@ -26,11 +28,15 @@ def take_sample(
     scale: Tensor | None,
     number: int,
     wishes: Wishes,
+    owned: Sequence[bool] | None = None,
+    bounds: Mapping[int, tuple[Tensor, Tensor]] = MappingProxyType({}),
+    is_silent: bool = False,
 ) -> Sample:
     """Return the sample of a window of some layers, given by their numbers and parameters.
 
     ``fired`` counts the accumulations per layer in this window, None where no hook saw any (gradients made by hand);
-    ``earlier`` those of the unsampled windows before it.
+    ``earlier`` those of the unsampled windows before it. ``owned`` tells which layers this process speaks for, None =
+    all; of one that ``is_silent`` nothing is asked but ``bounds``, of gradients before a reduction.
     """
     states = bytearray([NO_GRADIENT]) * len(layers)
     dtypes: list[str | None] = [None] * len(layers)
@@ -40,17 +46,21 @@ def take_sample(
         is_here = gradient is not None if fired is None else fired[place] > 0
         if not is_here:
             states[place] = _idle(parameter, earlier[place])
-        elif gradient is None or not readable(gradient):
+        elif owned is not None and not owned[place]:
+            continue  # its elements are elsewhere
+        elif gradient is None or not readable(gradient := shards.local(gradient)):
             states[place] = PARTIAL
         else:
             states[place] = MEASURED
             gradients[place] = gradient
             dtypes[place] = dtype_name(gradient.dtype)
+    if is_silent:
+        gradients = {}
     zeros = [place for place in gradients if number % ZEROS_EACH == 0 or layers[place] in wishes.zeros]
     nonfinite = [place for place in gradients if layers[place] in wishes.nonfinite]
     wide = {place for place in gradients if layers[place] in wishes.wide}
     measured = measure(gradients, zeros, nonfinite, wide)
-    return Sample(layers, phase, states, tuple(dtypes), measured, scale)
+    return Sample(layers, phase, states, tuple(dtypes), measured, scale, own=stacked(bounds))
 
 
 def not_sampled(layers: Sequence[int], references: Sequence[weakref.ref[nn.Parameter]]) -> Sample:

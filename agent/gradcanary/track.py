@@ -14,7 +14,8 @@ from gradcanary.compiled import is_backward_traced
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER, Probe
 from gradcanary.sampling import is_capturing, take_sample
 from gradcanary.scaling import Scaling
-from gradcanary.statistics import norm_of, readable
+from gradcanary.shards import is_shard, local
+from gradcanary.statistics import bounds_of, norm_of, readable
 from gradcanary.window import NEW, TOUCHED, Sentinel, Window
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Track:
 
     def counter(self, position: int) -> Callable[[Tensor], None]:
         """Return the post-accumulate hook of a layer: the one piece of the agent that runs per layer and micro-step."""
-        of, has_callbacks, catch = self._of, self._of.has_callbacks, self._of.guard.catch
+        of, place, has_callbacks, catch = self._of, self._of.place, self._of.has_callbacks, self._of.guard.catch
 
         def accumulated(_parameter: Tensor) -> None:
             if is_backward_traced():
@@ -76,6 +77,8 @@ class Track:
                 elif self._sentinel.layer in (None, position) or not self.window.begun or self.window.stepped:
                     self._pass_begins(position)
                 self.window.counts[position] += 1
+                if place.looks_at_own:
+                    self._look(position)
             except Exception as error:  # noqa: BLE001 -- as in Guard.wrap, without a second call per layer
                 catch("counting micro-steps", error)
 
@@ -115,7 +118,9 @@ class Track:
         if not self.window.begun:
             self.begin_window()
         self.window.seen_in.add(number)
-        self.window.losses += self._of.take_roots(self)
+        roots, unsynced = self._of.take_roots(self)
+        self.window.losses += roots
+        self.window.unsynced += unsynced
 
     def _is_new_window(self, position: int) -> bool:
         window, sentinel = self.window, self._sentinel
@@ -231,7 +236,19 @@ class Track:
             scale=scale,
             number=self._of.samples,
             wishes=self._of.wishes,
+            owned=self._of.place.owned(self.layers),
+            bounds=self.window.bounds,
+            is_silent=self._of.place.is_silent,
         )
+
+    def _look(self, position: int) -> None:
+        """Measure the gradient of this process alone: after this hook a data-parallel wrapper takes it."""
+        window = self.window
+        if window.passes + 1 < self._passes_before or not self._of.is_sampled(self) or is_capturing():
+            return
+        gradient = self._gradient(position)
+        if gradient is not None and readable(gradient):
+            window.bounds[position] = bounds_of(gradient)
 
     def _is_fresh(self) -> bool:
         """Say whether it steps inside a backward pass, with gradients that nobody wrote to since torch made them."""
@@ -243,12 +260,15 @@ class Track:
     def _look_for_clip(self, window: Window, scale: Tensor | None) -> None:
         """Measure one layer again if gradients were written to since the sample."""
         sentinel = self._sentinel
-        if sentinel.layer is None or sentinel.change(self._gradient(sentinel.layer)) != TOUCHED or is_capturing():
+        if sentinel.layer is None or self._of.place.is_silent or is_capturing():
+            return
+        marked = self._gradient(sentinel.layer)
+        if sentinel.change(marked) != TOUCHED and not (marked is not None and is_shard(marked)):
             return
         wished = self._of.wishes.probe
         position = self.layers.index(wished) if wished in self.layers else sentinel.layer
         gradient = self._gradient(position)
-        if gradient is not None and readable(gradient) and window.counts[position]:
+        if gradient is not None and readable(gradient := local(gradient)) and window.counts[position]:
             is_wide = self.layers[position] in self._of.wishes.wide
             window.probe = Probe(self.layers[position], norm_of(gradient, is_wide=is_wide), scale)
 
