@@ -14,30 +14,45 @@ class Calls:
     def __init__(self) -> None:
         self.count = 0
         self._present: list[Tensor] = []
+        self._kept: list[Tensor] = []
         self._all: list[Tensor] = []
+        self._unsynced = 0
+        self._is_noted = True
 
     def add(self, roots: list[Tensor]) -> None:
         """Note a call, and keep a copy of what it starts from."""
         copies = [root.detach().clone() for root in roots]
         self.count += 1
         self._present = copies
+        self._is_noted = False
         self._all = [*self._all, *copies][-_KEPT:]
 
     def skip(self) -> None:
         """Let a call pass that is not to be looked at."""
         self._present = []
+        self._is_noted = True
 
-    def take_present(self) -> list[Tensor]:
-        """Return what the present pass starts from, once."""
-        taken, self._present = self._present, []
-        return taken
+    def keep(self) -> None:
+        """Note that the present pass has reached a layer, maybe without reducing a shard and calling a hook."""
+        if not self._is_noted:
+            self._kept, self._present = [*self._kept, *self._present], []
+            self._unsynced += 1
+            self._is_noted = True
+
+    def take(self) -> tuple[list[Tensor], int]:
+        """Return what the present pass and those that were kept start from, once, and how many were kept."""
+        unsynced = self._unsynced - (self._is_noted and self._unsynced > 0)
+        taken = [*self._kept, *self._present]
+        self._kept, self._present, self._unsynced, self._is_noted = [], [], 0, True
+        return taken, unsynced
 
     def take_all(self) -> list[Tensor]:
         """Return what all passes since the last step started from."""
-        self._present = []
+        self._present, self._kept = [], []
         return self._all
 
     def forget(self) -> int:
         """Return how many there were, and begin anew."""
         count, self.count, self._all = self.count, 0, []
+        self._kept, self._unsynced = [], 0
         return count

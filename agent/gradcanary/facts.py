@@ -17,6 +17,18 @@ NO_OPTIMIZER = wire.Fact(
     "by hand, there is Watch.observe_accumulator().",
     layers=(),
 )
+SHARDED = wire.Fact(
+    code="sharded",
+    text="Each process holds a part of each gradient and sends what it measured of it; the collector puts them "
+    "together. The dtype is that of the parts after they were reduced: a reduction in bfloat16 does not show in it.",
+    layers=(),
+)
+FLAT = wire.Fact(
+    code="flat_shards",
+    text="FullyShardedDataParallel gives each process an unnamed part of its gradients: what is shown are parts of the "
+    "first rank, smaller than the whole. Those of fully_shard (FSDP2) are put together.",
+    layers=(),
+)
 COMPILED_STEP = wire.Fact(
     code="compiled_step",
     text="The optimizer steps inside a compiled graph, where nothing of it is seen: there are no learning rates and no "

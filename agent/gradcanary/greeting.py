@@ -9,6 +9,7 @@ import torch
 
 from gradcanary import facts, wire
 from gradcanary.frameworks import chosen
+from gradcanary.layers import Layers
 from gradcanary.observer import Observer
 from gradcanary.version import __version__
 
@@ -19,13 +20,14 @@ INTERVAL_S = 15.0
 class Greeting:
     """Knows what a hello would say now and what the collector was told already."""
 
-    def __init__(self, launch: str, rank: int, world_size: int, observer: Observer) -> None:
-        self._launch, self._rank, self._world_size = launch, rank, world_size
+    def __init__(self, launch: str, observer: Observer) -> None:
+        self._launch, self._place = launch, observer.place
         self._facts = tuple(observer.facts)
         self._settings, self._started = observer.settings, time.time()
         self._sets: dict[str, wire.LayerSet] = {}
         self._findings: tuple[wire.Fact, ...] = ()
         self._framework: str | None = None
+        self._sharded: bool | None = None
         self._first_step: int | None = None
         self._step_source: str | None = None
         self._optimizer: str | None = None
@@ -44,8 +46,8 @@ class Greeting:
         """Whether the collector does not know what we know."""
         return self._said is None or self.hello() != self._said
 
-    def learn(self, observer: Observer, layer_set: wire.LayerSet | None) -> None:
-        """Take over what the training thread has found out."""
+    def learn(self, observer: Observer, measured: Layers | None) -> None:
+        """Take over what the training thread has found out; ``measured`` are layers that a batch will be about."""
         origin, layers, self._facts = observer.origin, observer.layers, tuple(observer.facts)
         if origin is not None and self._first_step is None:
             self._first_step, self._step_source, self._optimizer = origin.first_step, origin.source, origin.optimizer
@@ -53,19 +55,21 @@ class Greeting:
             self._late = origin.late
         if origin is not None and layers is not None:
             self._framework = self._framework or chosen(layers.framework, origin.loop)
-        if layer_set is not None:
-            if layer_set.id not in self._sets:
-                self._findings += facts.of_layers(layer_set)
-            self._sets.setdefault(layer_set.id, layer_set)
+        if measured is not None:
+            if measured.layer_set.id not in self._sets:
+                self._findings += facts.of_layers(measured.layer_set)
+            self._sets.setdefault(measured.layer_set.id, measured.layer_set)
+            if self._sharded is None:  # it cannot be said differently later on
+                self._sharded = measured.is_sharded
 
     def hello(self) -> wire.Hello:
         """Return the hello of now."""
         return wire.Hello(
             protocol=wire.PROTOCOL,
             launch=self._launch,
-            rank=self._rank,
-            world_size=self._world_size,
-            sharded=False if self._sets else None,
+            rank=self._place.rank,
+            world_size=self._place.world_size,
+            sharded=self._sharded,
             first_step=self._first_step,
             step_source=self._step_source,
             late=bool(self._late),

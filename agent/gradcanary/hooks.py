@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradcanary import compiled, engine, tap
 from gradcanary.frameworks import unwrapped
 from gradcanary.guard import Guard
-from gradcanary.layers import discover, living
+from gradcanary.layers import Layers, discover, living
 from gradcanary.observer import Observer
 from gradcanary.settings import Settings
+from gradcanary.shards import is_shard
 
 Optimizer = torch.optim.Optimizer
 
@@ -44,7 +45,8 @@ class Hooks:
         self._counters: list[Any] = []
         self._unhooked: list[int] = []
         self._steps: list[Any] = []
-        self._listener = guard.wrap("capturing the loss", observer.backward_called)
+        self._whole: Any = None
+        self._listener = guard.wrap("capturing the loss", self._backward_called)
 
     def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
@@ -72,6 +74,8 @@ class Hooks:
         tap.leave(self._listener)
         for handle in self._steps:
             handle.remove()
+        if self._whole is not None:
+            self._whole.remove()
         self._uncount()
 
     def optimizers(self) -> Sequence[Optimizer]:
@@ -86,6 +90,21 @@ class Hooks:
     def watches(self, model: nn.Module) -> bool:
         """Say whether the model is the one that this watch was given."""
         return self._model() is model
+
+    def _backward_called(self, roots: list[Tensor]) -> None:
+        self.observer.backward_called(roots)
+        layers = self.observer.layers
+        if layers is not None and layers.has_shards and self._whole is None:
+            self._hear_of_unsynced(layers)
+
+    def _hear_of_unsynced(self, layers: Layers) -> None:
+        """Hook one parameter that is gathered now: the shards' own hooks are called by passes that reduce them only."""
+        for owner in (reference() for reference in layers.owners):
+            for parameter in owner._parameters.values() if owner is not None else ():  # noqa: SLF001 -- what it holds now
+                if parameter is not None and parameter.requires_grad and not is_shard(parameter):
+                    keep = self.guard.wrap("a pass that reduces nothing", lambda _: self.observer.calls.keep())
+                    self._whole = parameter.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]  # untyped in torch
+                    return
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.follows(optimizer):

@@ -6,13 +6,13 @@ import gc
 import re
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from gradcanary import wire
+from gradcanary import facts, shards, wire
 from gradcanary.settings import Settings
 
 Kind = TypeVar("Kind")
@@ -37,12 +37,19 @@ class Layers:
 
     References are weak: a model that the user lets go of is freed, watched or not.
     ``optimizers`` holds the position of the optimizer that steps each layer, None for one that nobody steps yet.
+    ``is_sharded`` tells whether other processes hold other parts of them, and ``local_numel`` of each layer what this
+    one speaks for; ``has_shards`` whether their gradients are reduced before anybody sees them; ``owners`` are the
+    modules that hold them, ``facts`` what a reader of their numbers must know.
     """
 
     references: tuple[weakref.ref[nn.Parameter], ...]
     optimizers: tuple[int | None, ...]
     layer_set: wire.LayerSet
     framework: str | None
+    is_sharded: bool = False
+    has_shards: bool = False
+    owners: tuple[weakref.ref[nn.Module], ...] = ()
+    facts: tuple[wire.Fact, ...] = ()
 
     def __len__(self) -> int:
         return len(self.references)
@@ -60,6 +67,7 @@ class Layers:
 class _Place:
     name: str
     module_class: str | None
+    owner: weakref.ref[nn.Module] | None = None
 
 
 def discover(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module | None, settings: Settings) -> Layers:
@@ -79,10 +87,13 @@ def discover(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module | Non
     for key, (parameter, _, group, given) in grouped.items():
         if key not in named or model is None:
             module_class = named[key][1].module_class if key in named else None
+            owner = named[key][1].owner if key in named else None
             name = given if given and not (key in named and _has_wrapper(given)) else None
             name = name or (named[key][1].name if key in named else f"group{group}.{key_position(optimizers, key)}")
-            named[key] = (parameter, _Place(name, module_class))
-    return _layers(named, grouped, settings, _framework(roots))
+            named[key] = (parameter, _Place(name, module_class, owner))
+    layers = _layers(named, grouped, settings, _framework(roots))
+    is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
+    return replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
 
 
 def key_position(optimizers: Sequence[torch.optim.Optimizer], key: int) -> int:
@@ -105,8 +116,8 @@ def learning_rates(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[float |
     return tuple(rate.detach().clone() if isinstance(rate, torch.Tensor) else float(rate) for rate in rates)
 
 
-def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]:
-    """Yield name, parameter and class of the owner, in model order, without what wrappers add to the names."""
+def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module]]:
+    """Yield name, parameter and owner, in model order, without what wrappers add to the names."""
     seen: set[int] = set()
     left = [("", root)]
     while left:
@@ -115,10 +126,17 @@ def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, str]]
             continue
         seen.add(id(module))
         for name, parameter in module.named_parameters(recurse=False):
-            yield f"{prefix}{name}", parameter, type(module).__name__
+            yield f"{prefix}{name}", parameter, module
         hidden = _hidden_child(module)
         for name, child in reversed(list(module.named_children())):
             left.append((prefix if name == hidden else f"{prefix}{name}.", child))
+
+
+def _class_of(module: nn.Module) -> type:
+    """Return the class that the user wrote: FSDP2 puts one of its own in front."""
+    kinds = type(module).__mro__
+    is_wrapped = len(kinds) > 2 and kinds[1].__name__ == "FSDPModule"
+    return kinds[2] if is_wrapped else kinds[0]
 
 
 def _hidden_child(module: nn.Module) -> str | None:
@@ -167,7 +185,7 @@ def _places(roots: Iterable[nn.Module]) -> dict[int, tuple[nn.Parameter, _Place]
     places: dict[int, tuple[nn.Parameter, _Place]] = {}
     for root in roots:
         for name, parameter, owner in named_parameters(root):
-            places.setdefault(id(parameter), (parameter, _Place(name, owner)))
+            places.setdefault(id(parameter), (parameter, _Place(name, _class_of(owner).__name__, weakref.ref(owner))))
     return places
 
 
@@ -177,17 +195,26 @@ def _layers(
     chosen = [(p, place) for p, place in named.values() if _is_wanted(p, place.name, settings)][:_MAX_LAYERS]
     names = unique(place.name for _, place in chosen)
     groups = [grouped.get(id(parameter), (None, None, None, None)) for parameter, _ in chosen]
+    sizes = [p.numel() for p, _ in chosen]
+    is_sharded = any(shards.is_spread(p) for p, _ in chosen)
+    if is_sharded:
+        is_first = torch.distributed.get_rank() == 0
+        sizes = [shards.owned_numel(p, is_first=is_first) for p, _ in chosen]
     layers = tuple(
         wire.Layer(
-            name, tuple(p.shape), p.numel(), dtype_name(p.dtype), group, place.module_class and place.module_class[:200]
+            name, tuple(p.shape), size, dtype_name(p.dtype), group, place.module_class and place.module_class[:200]
         )
-        for name, (p, place), (_, _, group, _) in zip(names, chosen, groups, strict=True)
+        for name, (p, place), (_, _, group, _), size in zip(names, chosen, groups, sizes, strict=True)
     )
     return Layers(
         references=tuple(weakref.ref(parameter) for parameter, _ in chosen),
         optimizers=tuple(position for _, position, _, _ in groups),
         layer_set=wire.LayerSet(wire.layer_set_id(layers), layers),
         framework=framework,
+        is_sharded=is_sharded and any(sizes),
+        facts=(facts.SHARDED,) if is_sharded and any(sizes) else (),
+        has_shards=any(shards.is_shard(p) for p, _ in chosen),
+        owners=tuple(dict.fromkeys(place.owner for _, place in chosen if place.owner is not None)),
     )
 
 

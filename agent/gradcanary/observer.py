@@ -20,6 +20,7 @@ from gradcanary.layers import Layers, learning_rates
 from gradcanary.memory import peak_bytes
 from gradcanary.origin import origin_of
 from gradcanary.parts import Parts
+from gradcanary.places import Place
 from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Wishes
 from gradcanary.settings import Settings
 from gradcanary.track import Track
@@ -48,13 +49,12 @@ class Observer:
         self.spent_s = 0.0
         self.paused = False
         self.logged: list[Logged] = []
-        self.graphs = Graphs()
+        self.graphs, self.place, self.calls = Graphs(), Place(), Calls()
         self.facts: list[wire.Fact] = []
         self.buffers = Buffers(self)
         self._tracks: dict[int | None, Track] = {}
         self._leading: Track | None = None
         self._parts = Parts()
-        self._calls = Calls()
         self._since: float | None = None
         self._stepped_at: float | None = None
 
@@ -74,6 +74,8 @@ class Observer:
         for key, mine in places.items():
             tracks[key].layers = mine
         self.buffers.follow(layers, tracks.values())
+        self.place.follow(layers)
+        self.facts += [fact for fact in layers.facts if fact not in self.facts]
 
     def counters(self) -> dict[int, Callable[[Tensor], None]]:
         """Return the post-accumulate hook of each layer."""
@@ -89,10 +91,10 @@ class Observer:
         for track in self._tracks.values():
             track.forget_passes()
         if self.paused:
-            self._calls.skip()
+            self.calls.skip()
             return
-        self._calls.add(roots)
-        if self._calls.count == PASSES_WITHOUT_STEP and not (self.steps_taken or self.buffers):
+        self.calls.add(roots)
+        if self.calls.count == PASSES_WITHOUT_STEP and not (self.steps_taken or self.buffers):
             self.tell(facts.NO_OPTIMIZER)
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
@@ -121,7 +123,7 @@ class Observer:
         track.step_ended()
         self.steps_taken += 1
         if track is self._leading:
-            track.window.calls += self._calls.forget()  # those of a closure
+            track.window.calls += self.calls.forget()  # those of a closure
             track.window.step_time_s = None if self._stepped_at is None else now - self._stepped_at
             self._stepped_at = now
         else:
@@ -131,7 +133,7 @@ class Observer:
     def close(self) -> None:
         """Hand over the last window if it had its step."""
         self._catch_up()
-        if self._calls.count > 1 and not (self.steps_taken or self.buffers):
+        if self.calls.count > 1 and not (self.steps_taken or self.buffers):
             self.tell(facts.NO_OPTIMIZER)
         if self._leading is not None and self._leading.is_complete:
             self._close_window(self._leading)
@@ -166,9 +168,9 @@ class Observer:
         """Say whether an optimizer is known: without one, windows end as their gradients are cleared."""
         return self.main() is not None
 
-    def take_roots(self, track: Track) -> list[Tensor]:
-        """Return what the present backward pass starts from, once, and to the main optimizer only."""
-        return self._calls.take_present() if track is self._leading else []
+    def take_roots(self, track: Track) -> tuple[list[Tensor], int]:
+        """Return what the window's passes start from, once and to the main optimizer only, and how many had no hook."""
+        return self.calls.take() if track is self._leading else ([], 0)
 
     def window_begins(self) -> None:
         """Learn where the count of steps begins."""
@@ -196,7 +198,7 @@ class Observer:
         if len(self._tracks) != 1:
             self.layers, self._tracks, self._leading = None, {}, None
         elif (leading := self._leading) is not None and leading.window.begun and not leading.window.stepped:
-            leading.window.calls = self._calls.forget()
+            leading.window.calls = self.calls.forget()
             leading.step_ended()
         self.steps_taken += 1
 
@@ -227,9 +229,9 @@ class Observer:
             track.begin_window()
             if is_leading:
                 is_alone = is_first or len(self._tracks) == 1
-                track.window.losses = self._calls.take_all() if is_alone else self._calls.take_present()
+                track.window.losses = self.calls.take_all() if is_alone else self.calls.take()[0]
         if is_leading:
-            track.window.calls = self._calls.forget()
+            track.window.calls = self.calls.forget()
             if is_first:  # its layers get their hooks only now; a pass that it steps in is still to be counted
                 track.window.unseen = track.window.calls - (self._present_pass() >= 0)
         self._find_origin(even_unknown=False)
@@ -291,4 +293,5 @@ class Observer:
             peak_memory_bytes=peak_bytes({device for sample in samples for device in sample.measured.devices()}),
             agent_share=self.share(),
             logged=logged,
+            is_silent=self.place.is_silent,
         )

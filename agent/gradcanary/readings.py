@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gradcanary import wire
@@ -42,7 +42,10 @@ class Column:
 
 @dataclass
 class Row:
-    """One closed window in numbers; ``states`` is None at steps that are not sampled."""
+    """One closed window in numbers; ``states`` is None at steps that are not sampled.
+
+    ``own_faults`` are the layers whose gradient was not finite in this process, before a reduction.
+    """
 
     layer_set: wire.LayerSet
     step: int
@@ -53,8 +56,21 @@ class Row:
     states: bytes | None
     dtypes: tuple[str | None, ...]
     agent_share: float
+    own_faults: tuple[int, ...] = ()
     columns: dict[str, Column] = field(default_factory=dict)
     metrics: list[tuple[Series, int, float]] = field(default_factory=list)
+
+
+def own_faults(row: Row) -> Row | None:
+    """Return what a process tells that another one speaks for: what is not finite of its own, None where all is."""
+    bad = row.own_faults
+    if row.states is None or not bad:
+        return None
+    states = bytearray([PARTIAL]) * len(row.states)
+    for layer in bad:
+        states[layer] = NONFINITE
+    column = Column("micro", bad, array("f", [1.0]) * len(bad))
+    return replace(row, states=bytes(states), dtypes=(), columns={"nonfinite": column}, metrics=[])
 
 
 class Reader:
@@ -130,6 +146,7 @@ class Reader:
         row.states, row.dtypes = bytes(states), tuple(found.dtypes)
         row.columns["absmax"] = Column(found.phase, None, absmax)
         row.columns["norm"] = Column(found.phase, None, norm)
+        row.own_faults = tuple(sorted(found.own_faults))
         self._add_counts(row, found, bad)
         _add_moved(row, found)
         _add_clip(record, found, row)
@@ -138,8 +155,10 @@ class Reader:
     def _add_counts(self, row: Row, found: _Found, bad: dict[int, float]) -> None:
         layers, phase = row.layer_set.layers, found.phase
         fractions = {i: count / layers[i].local_numel for i, count in found.zeros.items()}
-        for stat, values in (("zero_fraction", fractions), ("nonfinite", bad)):
-            _add_some(row, stat, phase, values)
+        # Of this process's own, where it was so before a reduction: that tells where it came from.
+        origin = "micro" if row.own_faults else phase
+        for stat, values, when in (("zero_fraction", fractions, phase), ("nonfinite", bad, origin)):
+            _add_some(row, stat, when, values)
         self._watched = {layer: left - 1 for layer, left in self._watched.items() if left > 1}
         self._watched.update(dict.fromkeys(bad, COUNTED_AFTER_NONFINITE))
 
@@ -169,10 +188,11 @@ class _Found:
         self.nonfinite: dict[int, float] = {}
         self.joint: list[float] = []
         self.moved: dict[int, tuple[float, float]] = {}
+        self.own_faults: list[int] = []
 
     def add(self, sample: Sample) -> None:
         """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
-        from gradcanary.statistics import read
+        from gradcanary.statistics import not_finite, read
 
         numbers, scale = read(sample.measured), _scale(sample.scale)
         norms = {place: value / scale for place, value in numbers.norm.items()}
@@ -183,6 +203,7 @@ class _Found:
         self.zeros.update({sample.layers[place]: value for place, value in numbers.zeros.items()})
         self.nonfinite.update({sample.layers[place]: value for place, value in numbers.nonfinite.items()})
         self.moved.update({sample.layers[place]: _change_of(factors) for place, factors in sample.moved.items()})
+        self.own_faults += [sample.layers[place] for place in not_finite(sample.own)]
         for place, layer in enumerate(sample.layers):
             self.states[layer], self.dtypes[layer] = sample.states[place], sample.dtypes[place]
 

@@ -27,7 +27,8 @@ class Sample:
 
     ``layers`` are their numbers in the layer set, ``scale`` the loss scale that the gradients carried then;
     ``is_joint`` tells whether they came out of the main optimizer's backward passes; ``moved`` holds what
-    :func:`gradcanary.weights.changes` found of some layers, by position.
+    :func:`gradcanary.weights.changes` found of some layers, by position; ``own`` the bounds that their gradients had in
+    this process, before a reduction.
     """
 
     layers: Sequence[int]
@@ -38,6 +39,7 @@ class Sample:
     scale: Tensor | None
     is_joint: bool = True
     moved: dict[int, Tensor] = field(default_factory=dict)
+    own: list[tuple[list[int], Tensor]] = field(default_factory=list)
 
 
 @dataclass
@@ -61,7 +63,10 @@ class Logged:
 
 @dataclass
 class Record:
-    """One closed window of the main optimizer; ``samples``, its own first, are none at steps that are not sampled."""
+    """One closed window of the main optimizer; ``samples``, its own first, are none at steps that are not sampled.
+
+    ``is_silent`` tells that another process has the same gradients and sends them.
+    """
 
     layers: Layers
     step: int
@@ -78,6 +83,7 @@ class Record:
     agent_share: float
     peak_memory_bytes: int | None = None
     logged: list[Logged] = field(default_factory=list)
+    is_silent: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
+from gradcanary import shards
 from gradcanary.layers import dtype_name
 from gradcanary.records import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Sample, Wishes
-from gradcanary.statistics import Measured, measure, readable
+from gradcanary.statistics import Measured, measure, readable, stacked
 
 ZEROS_EACH = 16
 """Zero fractions of all layers are counted in each 16th sample: they cost as much as everything else together."""
@@ -27,12 +29,16 @@ def take_sample(
     number: int,
     wishes: Wishes,
     observed: Collection[int] = (),
+    owned: Sequence[bool] | None = None,
+    bounds: Mapping[int, tuple[Tensor, Tensor]] = MappingProxyType({}),
+    is_silent: bool = False,
 ) -> Sample:
     """Return the sample of a window of some layers, given by their numbers and parameters.
 
     ``fired`` counts the accumulations per layer in this window, None where no hook saw any (gradients made by hand);
     ``earlier`` those of the unsampled windows before it. ``observed`` are layers, by position, whose gradients are
-    summed elsewhere: they come by :func:`add_buffer`.
+    summed elsewhere: they come by :func:`add_buffer`. ``owned`` tells which layers this process speaks for, None = all;
+    of one that ``is_silent`` nothing is asked but ``bounds``, of gradients before a reduction.
     """
     states = bytearray([NO_GRADIENT]) * len(layers)
     dtypes: list[str | None] = [None] * len(layers)
@@ -44,13 +50,16 @@ def take_sample(
             states[place] = PARTIAL
         elif not is_here:
             states[place] = _idle(parameter, earlier[place])
-        elif gradient is None or not readable(gradient):
+        elif owned is not None and not owned[place]:
+            continue  # its elements are elsewhere
+        elif gradient is None or not readable(gradient := shards.local(gradient)):
             states[place] = PARTIAL
         else:
             states[place] = MEASURED
             gradients[place] = gradient
             dtypes[place] = dtype_name(gradient.dtype)
-    return Sample(layers, phase, states, dtypes, _measured(layers, gradients, number, wishes), scale)
+    measured = _measured(layers, {} if is_silent else gradients, number, wishes)
+    return Sample(layers, phase, states, dtypes, measured, scale, own=stacked(bounds))
 
 
 def add_buffer(sample: Sample, position: int, buffer: Tensor, *, number: int, wishes: Wishes) -> None:

@@ -19,7 +19,7 @@ from gradcanary.greeting import INTERVAL_S, Greeting
 from gradcanary.guard import Guard
 from gradcanary.observer import Observer
 from gradcanary.outbox import Outbox
-from gradcanary.readings import Reader
+from gradcanary.readings import Reader, Row, own_faults
 from gradcanary.records import Record
 from gradcanary.ring import Ring
 from gradcanary.transport import Transport
@@ -55,13 +55,10 @@ class Sender:
         guard: Guard,
         on_alert: Alerted | None,
         create_spool: Creates | None,
-        *,
-        is_silent: bool,
     ) -> None:
         self.incidents: tuple[wire.Brief, ...] = ()
         self._observer, self._ring, self._transport = observer, ring, transport
         self._greeting, self._guard, self._on_alert = greeting, guard, on_alert
-        self._is_silent = is_silent
         self._reader = Reader(observer.settings.absmax_below)
         self._outbox = Outbox(observer.settings.interval, Backlog(create_spool, guard.say))
         url = observer.settings.url
@@ -187,9 +184,10 @@ class Sender:
                 continue
             self._observer.wishes = self._reader.wishes
             self._step = row.step
-            self._greeting.learn(self._observer, row.layer_set)
-            if not self._is_silent and not self._delivery.is_over:
-                self._outbox.add(row)
+            self._greeting.learn(self._observer, record.layers)
+            told: Row | None = own_faults(row) if record.is_silent else row
+            if told is not None and not self._delivery.is_over:
+                self._outbox.add(told)
         self._count_dropped()
 
     def _count_dropped(self) -> None:

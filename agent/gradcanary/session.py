@@ -53,8 +53,8 @@ class Session:
         self.observer.paused = False
         if not self.observer.has_callbacks:
             self.observer.facts.append(facts.NO_CALLBACKS)
-        rank, world_size = _place()
-        greeting = Greeting(self._begin(), rank, world_size, self.observer)
+        self.observer.place.find()
+        greeting = Greeting(self._begin(), self.observer)
         session, url = naming.session_id(), self._settings.url
         transport = Transport(url, self._settings.token, self._run, session)
         self.sender = Sender(
@@ -65,8 +65,6 @@ class Session:
             self.guard,
             self._on_alert,
             _spool_maker(self._run, session, url),
-            # Of a replicated model every rank has the same gradients: the first one sends.
-            is_silent=rank > 0,
         )
         self.guard.wrap("starting the sender", self.sender.start)()
 
@@ -108,14 +106,6 @@ class Session:
             return  # a forked worker has no sender thread
         self._ring.capacity = capacity_for(len(record.layers))
         self._ring.put(record)
-
-
-def _place() -> tuple[int, int]:
-    """Return rank and world size: those of the process group if there is one, else what the launcher says."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return naming.rank(os.environ)
 
 
 def _spool_maker(run: str, session: str, url: str) -> Creates | None:

@@ -6,7 +6,8 @@ numbers. Two functions of tensors, no state.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -97,6 +98,33 @@ def read(measured: Measured) -> Numbers:
         for layers, counts in counted:
             target.update(zip(layers, counts.tolist(), strict=True))
     return numbers
+
+
+def bounds_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest element of a readable gradient; a NaN makes both NaN."""
+    with torch.no_grad():
+        return torch.aminmax(_real(_dense(gradient)))
+
+
+def stacked(bounds: Mapping[int, tuple[Tensor, Tensor]]) -> list[tuple[list[int], Tensor]]:
+    """Return bounds by layer as one tensor [2, layers] per device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for layer, (low, _) in bounds.items():
+        groups.setdefault((low.device, low.dtype), []).append(layer)
+    return [
+        (mine, torch.stack([torch.stack([bounds[at][end] for at in mine]) for end in (0, 1)]))
+        for mine in groups.values()
+    ]
+
+
+def not_finite(own: Sequence[tuple[list[int], Tensor]]) -> list[int]:
+    """Return the layers whose bounds are not finite; this waits for the device."""
+    return [
+        layer
+        for mine, ends in own
+        for layer, *each in zip(mine, *ends.tolist(), strict=True)
+        if not all(map(math.isfinite, each))
+    ]
 
 
 def norm_of(gradient: Tensor, *, is_wide: bool = False) -> Tensor:

@@ -14,7 +14,8 @@ from gradcanary.compiled import is_backward_traced
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER, Probe
 from gradcanary.sampling import add_buffer, is_capturing, take_sample
 from gradcanary.scaling import Scaling
-from gradcanary.statistics import norm_of, readable
+from gradcanary.shards import is_shard, local
+from gradcanary.statistics import bounds_of, norm_of, readable
 from gradcanary.weights import changes, copies_of, whose_turn
 from gradcanary.window import NEW, TOUCHED, Sentinel, Window
 
@@ -64,7 +65,7 @@ class Track:
 
     def counter(self, position: int) -> Callable[[Tensor], None]:
         """Return the post-accumulate hook of a layer: the one piece of the agent that runs per layer and micro-step."""
-        of, has_callbacks, catch = self._of, self._of.has_callbacks, self._of.guard.catch
+        of, place, has_callbacks, catch = self._of, self._of.place, self._of.has_callbacks, self._of.guard.catch
 
         def accumulated(_parameter: Tensor) -> None:
             if is_backward_traced():
@@ -78,6 +79,8 @@ class Track:
                 elif self._sentinel.layer in (None, position) or not self.window.begun or self.window.stepped:
                     self._pass_begins(position)
                 self.window.counts[position] += 1
+                if place.looks_at_own:
+                    self._look(position)
             except Exception as error:  # noqa: BLE001 -- as in Guard.wrap, without a second call per layer
                 catch("counting micro-steps", error)
 
@@ -117,7 +120,9 @@ class Track:
         if not self.window.begun:
             self.begin_window()
         self.window.seen_in.add(number)
-        self.window.losses += self._of.take_roots(self)
+        roots, unsynced = self._of.take_roots(self)
+        self.window.losses += roots
+        self.window.unsynced += unsynced
 
     def _is_new_window(self, position: int) -> bool:
         window, sentinel = self.window, self._sentinel
@@ -225,10 +230,11 @@ class Track:
 
     def _copy_weights(self) -> None:
         """Keep what the step changes, of the layers whose turn it is."""
-        if not self._of.is_sampled(self) or is_capturing():
+        place = self._of.place
+        if place.is_silent or not self._of.is_sampled(self) or is_capturing():
             return
         turn = whose_turn(self._of.step_of(self), len(self._of.layers or ()))
-        self.window.copies = copies_of(turn, self.layers, self.references)
+        self.window.copies = copies_of(turn, self.layers, self.references, place.owned(self.layers))
 
     def _complete(self, window: Window, phase: str, scale: Tensor | None) -> None:
         if window.sample is None:
@@ -252,6 +258,9 @@ class Track:
             number=self._of.samples,
             wishes=self._of.wishes,
             observed=self.observed,
+            owned=self._of.place.owned(self.layers),
+            bounds=self.window.bounds,
+            is_silent=self._of.place.is_silent,
         )
 
     def read_buffer(self, position: int, buffer: Tensor) -> None:
@@ -260,6 +269,15 @@ class Track:
             self._take_sample("accumulated", self.window.loss_scale)
         if self.window.sample is not None and not is_capturing():
             add_buffer(self.window.sample, position, buffer, number=self._of.samples, wishes=self._of.wishes)
+
+    def _look(self, position: int) -> None:
+        """Measure the gradient of this process alone: after this hook a data-parallel wrapper takes it."""
+        window = self.window
+        if window.passes + 1 < self._passes_before or not self._of.is_sampled(self) or is_capturing():
+            return
+        gradient = self._gradient(position)
+        if gradient is not None and readable(gradient):
+            window.bounds[position] = bounds_of(gradient)
 
     def _is_fresh(self) -> bool:
         """Say whether it steps inside a backward pass, with gradients that nobody wrote to since torch made them."""
@@ -273,14 +291,17 @@ class Track:
         sentinel = self._sentinel
         if sentinel.layer is None or sentinel.layer in self.observed:
             return
-        if sentinel.change(self._gradient(sentinel.layer)) != TOUCHED or is_capturing():
+        if self._of.place.is_silent or is_capturing():
+            return
+        marked = self._gradient(sentinel.layer)
+        if sentinel.change(marked) != TOUCHED and not (marked is not None and is_shard(marked)):
             return
         wished = self._of.wishes.probe
         position = self.layers.index(wished) if wished in self.layers else sentinel.layer
         if position in self.observed:
             position = sentinel.layer
         gradient = self._gradient(position)
-        if gradient is not None and readable(gradient) and window.counts[position]:
+        if gradient is not None and readable(gradient := local(gradient)) and window.counts[position]:
             is_wide = self.layers[position] in self._of.wishes.wide
             window.probe = Probe(self.layers[position], norm_of(gradient, is_wide=is_wide), scale)
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from gradcanary.shards import local
+
 References = Sequence[weakref.ref[nn.Parameter]]
 
 PER_STEP = 2
@@ -31,15 +33,20 @@ def whose_turn(step: int, layers: int) -> range:
     return range(first, min(first + PER_STEP, layers))
 
 
-def copies_of(turn: Iterable[int], layers: Sequence[int], references: References) -> dict[int, Tensor]:
+def copies_of(
+    turn: Iterable[int], layers: Sequence[int], references: References, owned: Sequence[bool] | None
+) -> dict[int, Tensor]:
     """Return float32 copies by position, of those of the layers whose turn it is that are small, plain and trained.
 
-    ``layers`` are the numbers, by position, and ``references`` the parameters.
+    ``layers`` are the numbers, by position, ``references`` the parameters; ``owned`` tells which of them this process
+    speaks for, None = all. Of a sharded one it is the shard.
     """
-    positions = [layers.index(layer) for layer in turn if layer in layers]
+    known = [layers.index(layer) for layer in turn if layer in layers]
+    positions = [position for position in known if owned is None or owned[position]]
     found = {position: references[position]() for position in positions}
-    able = {position: each.detach() for position, each in found.items() if each is not None and each.requires_grad}
+    trained = {position: each for position, each in found.items() if each is not None and each.requires_grad}
     with torch.no_grad():
+        able = {position: local(each).detach() for position, each in trained.items()}
         return {at: _real(each).to(_dtype(each), copy=True) for at, each in able.items() if _can_be_copied(each)}
 
 
@@ -52,13 +59,14 @@ def changes(copies: Mapping[int, Tensor], references: References) -> dict[int, T
     with torch.no_grad():
         for position, copy in copies.items():
             if (weight := references[position]()) is not None:
-                change = _norm(copy.sub_(_real(weight)))
-                found[position] = torch.stack([*change, *_norm(copy.copy_(_real(weight)))])
+                now = _real(local(weight))
+                change = _norm(copy.sub_(now))
+                found[position] = torch.stack([*change, *_norm(copy.copy_(now))])
     return found
 
 
 def _can_be_copied(weight: Tensor) -> bool:
-    """Say so of a plain dense tensor of real or complex numbers: a quantized one or a shard is another thing."""
+    """Say so of a plain dense tensor of real or complex numbers: a quantized one is another thing."""
     is_number = weight.is_complex() or (weight.is_floating_point() and weight.element_size() > 1)
     is_plain = type(weight) is Tensor and weight.layout is torch.strided
     return is_plain and is_number and 0 < weight.numel() <= MAX_ELEMENTS

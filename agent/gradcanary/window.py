@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from gradcanary.records import Probe, Sample
+from gradcanary.shards import is_shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,13 +21,16 @@ class Window:
     step, which is all that is known of a window whose layers had no hooks, and ``unseen`` of them before those had any.
     ``seen_in`` are the numbers of its
     backward passes, ``stepped_in`` of the one that its step came in, if it did; ``steps_before`` counts the steps of
-    all optimizers until it began. ``copies`` are the weights of some layers before the step, by position;
-    ``is_seen`` is False of one that was looked away from; ``summed`` are the positions whose sum the script has said to
-    be complete.
+    all optimizers until it began; ``bounds`` are least and greatest elements of gradients before a reduction;
+    ``unsynced`` counts passes in which no shard was reduced, so that no hook was called. ``copies`` are the weights of
+    some layers before the step, by position; ``is_seen`` is False of one that was looked away from; ``summed`` are the
+    positions whose sum the script has said to be complete.
     """
 
     def __init__(self, layers: int) -> None:
         self.counts = [0] * layers
+        self.bounds: dict[int, tuple[Tensor, Tensor]] = {}
+        self.unsynced = 0
         self.calls = 0
         self.unseen = 0
         self.passes = 0
@@ -52,11 +56,12 @@ class Window:
     @property
     def micro_steps(self) -> int:
         """Return K: passes through the layer that had most (a checkpointed block may take several engine passes)."""
-        return max(self.counts, default=0)
+        return max(self.counts, default=0) + (self.unsynced if any(self.counts) else 0)
 
     def restart(self) -> None:
         """Forget the passes so far: a closure clears the gradients inside the step."""
         self.counts[:] = [0] * len(self.counts)
+        self.unsynced = 0
         self.passes = 0
         self.losses = []
         self.sample = None
@@ -91,6 +96,6 @@ class Sentinel:
         if self._gradient is None or gradient is None or self._gradient() is not gradient:
             # With create_graph=True each accumulation makes a new tensor.
             return SAME if gradient is not None and gradient.grad_fn is not None else NEW
-        if gradient._is_view():  # noqa: SLF001 -- views of a bucket share one version
+        if is_shard(gradient) or gradient._is_view():  # noqa: SLF001 -- views of a bucket share one version; what FSDP2 writes to changes none
             return SAME
         return SAME if gradient._version == self._version + writes else TOUCHED  # noqa: SLF001 -- as above

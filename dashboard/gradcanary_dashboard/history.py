@@ -17,6 +17,7 @@ RESOLUTION = 300
 WHY = {
     "dropped": "dropped by the agent, which could not keep up or could not reach the collector",
     "missing": "never received",
+    "late": "a rank was more than a minute behind: what it holds is missing",
 }
 
 
@@ -81,7 +82,7 @@ def holes(run: Mapping[str, Any]) -> list[Hole]:
     for place, launch in enumerate(known):
         later = [after.steps for after in known[place + 1 :] if after.steps is not None]
         for gap in run["gaps"]:
-            if gap["session"] == launch.sessions[0]:
+            if gap["session"] in launch.sessions:
                 why = str(WHY.get(gap["why"], gap["why"]))
                 found += [Hole(*steps, (why,)) for steps in _without((gap["from_step"], gap["to_step"]), later)]
     return sorted([*found, *_between(known)], key=lambda hole: hole.first)

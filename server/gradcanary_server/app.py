@@ -55,8 +55,8 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.database = Database(settings.db)
     log, tiles = Log(sets), Tiles()
     state.archive = Archive(log, tiles)
-    state.compactor = Compactor(state.database, log, tiles, settings.raw_days)
-    state.ingest = Ingest(state.database, state.rules, sets, settings.public_url)
+    state.ingest = Ingest(state.database, state.rules, sets, log, settings.public_url)
+    state.compactor = Compactor(state.database, log, tiles, state.ingest.settle, settings.raw_days)
     state.new_webhook_secret = None
 
 

@@ -235,7 +235,7 @@ def _visible(
     """
     query = select(session.c.launch_no, session.c.first_sample, session.c.last_step)
     joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
-    mine = (session.c.run_id == run_id) & (session.c.rank == 0)
+    mine = (session.c.run_id == run_id) & session.c.draws
     rows = connection.execute(query.join(launch, joined).where(mine).order_by(*ORDER)).all()
     visible: dict[int, list[Span]] = {}
     measured: dict[int, Span] = {}

@@ -23,10 +23,18 @@ logger = logging.getLogger(__name__)
 class Compactor:
     """Compacts one store from a daemon thread of this process."""
 
-    def __init__(self, database: Database, log: Log, tiles: Tiles, raw_days: float | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        log: Log,
+        tiles: Tiles,
+        settle: Callable[[], None],
+        raw_days: float | None = None,
+    ) -> None:
         self._database = database
         self._log = log
         self._tiles = tiles
+        self._settle = settle
         self._raw_s = None if raw_days is None else raw_days * 86_400
         self._thin_at = 0.0
         self._deleted: tuple[int, float] | None = None
@@ -50,7 +58,8 @@ class Compactor:
             self._thread = None
 
     def compact(self) -> None:
-        """Move everything that can be moved."""
+        """Move everything that can be moved; first what waits in vain for a rank of its launch."""
+        self._settle()
         with self._database.read() as connection:
             waiting = sealing.waiting(connection, self._database.now(connection))
         for key in waiting:

@@ -41,6 +41,14 @@ def note_gaps(before: Progress, columns: Columns, begins: int) -> str:
     return json.dumps([*known, *found][-MAX_GAPS:]) if found else before.gaps
 
 
+def with_late(gaps: str, begin: int, end: int) -> str:
+    """Return a session's gaps with steps that were put together without it, from ``begin`` to ``end``."""
+    known = json.loads(gaps)
+    if known and known[-1][1:] == [begin - 1, "late"]:
+        begin = known.pop()[0]
+    return json.dumps([*known, [begin, end, "late"]][-MAX_GAPS:])
+
+
 def _thinned(before: int, columns: Columns, dropped: int) -> list[tuple[int, int]]:
     """Return the stretch after step ``before`` that lacks steps, whatever ``every`` says: one or none."""
     first, last = int(columns.steps[0]), int(columns.steps[-1])

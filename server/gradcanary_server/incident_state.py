@@ -23,7 +23,8 @@ RANKS: dict[Severity, int] = {"information": 0, "warning": 1, "critical": 2}
 class Member:
     """A layer of an incident; ``until_step`` and ``resolution`` are None while it fires.
 
-    A refire begins a new span with its own numbers; the highest severity stays.
+    A refire begins a new span with its own numbers; the highest severity stays. ``rank`` is the process that a
+    gradient which is not finite came from, None = not known.
     """
 
     severity: Severity
@@ -34,6 +35,7 @@ class Member:
     evidence: Evidence | None
     until_step: int | None = None
     resolution: str | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def _fired(change: Change, before: Member | None) -> Member:
         baseline=_finite(change.baseline),
         siblings=_finite(change.siblings),
         evidence=change.evidence,
+        rank=before.rank if before is not None and before.until_step is None else None,
     )
 
 

@@ -68,7 +68,7 @@ def _member(dossier: Dossier, number: int | None, member: Member) -> dict[str, A
         "baseline": member.baseline,
         "siblings": member.siblings,
         "evidence": member.evidence,
-        "rank": None,
+        "rank": member.rank,
     }
 
 

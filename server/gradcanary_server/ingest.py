@@ -1,35 +1,54 @@
 """What a session sends, stored: each message is one transaction, and its commit is the acknowledgement.
 
 A batch, in this order: lock the run, look at its seq, append it to the log as it came, fold it, record what changed
-in incidents, store the fold, update the layers, metrics, session and run that pages show.
+in incidents, store the fold, update the layers, metrics, session and run that pages show. Of a sharded launch it is
+folded when all ranks have passed its steps, put together (:mod:`gradcanary_server.gathering`).
 """
 
 import hashlib
+import logging
 
 import numpy as np
 from sqlalchemy import Connection, insert, select, update
 
 from gradcanary import wire
-from gradcanary_server import batches, incidents, launches, layers, metrics, requests, sessions, spark
+from gradcanary_server import (
+    attribution,
+    batches,
+    gathering,
+    incidents,
+    launches,
+    layers,
+    metrics,
+    requests,
+    sessions,
+    spark,
+)
 from gradcanary_server.batches import Columns
 from gradcanary_server.database import Database, Record
+from gradcanary_server.encoding import encode
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.fold import FoldState, fold
 from gradcanary_server.gaps import note_gaps
+from gradcanary_server.gathering import Gathering
 from gradcanary_server.layers import KnownSet, KnownSets
+from gradcanary_server.log import Log, Piece
 from gradcanary_server.observations import Change, Launch
 from gradcanary_server.requests import LIMITS
 from gradcanary_server.rules import Rules
 from gradcanary_server.schema import batch, fold_state, run
 
+logger = logging.getLogger(__name__)
+
 
 class Ingest:
     """Stores hellos, batches, heartbeats and ends; each method takes a body and returns the reply to it."""
 
-    def __init__(self, database: Database, rules: Rules, sets: KnownSets, public_url: str) -> None:
+    def __init__(self, database: Database, rules: Rules, sets: KnownSets, log: Log, public_url: str) -> None:
         self._database = database
         self._rules = rules
         self._sets = sets
+        self._log = log
         self._public_url = public_url
 
     def hello(self, run_name: str, session_id: str, raw: bytes, sent: float | None = None) -> wire.Reply:
@@ -54,11 +73,16 @@ class Ingest:
             launched = _launch(connection, row, known)
             _check_place(row, columns, known)
             _append(connection, row, seq, digest, columns, raw, now)
-            self._fold(connection, run_row, row, launched, columns, now)
             settled = layers.of_launches(connection, row.run_id, launched.newer)
             layers.note_accumulators(connection, row.run_id, known.numbers, columns.accumulators, settled)
-            metrics.note(connection, row.run_id, row.launch_no, launched.newer, columns.metrics)
+            piece = Piece(row.launch_no, session_id, seq, known.numbers, columns)
+            if row.draws:
+                self._draw(connection, run_row, row, launched, piece, now)
             _note_progress(connection, row, seq, columns, launched.first_step, now)
+            if row.local_numels is not None:
+                self._gather(connection, row.run_id, row.launch_no, now, piece)
+            elif not row.draws:
+                attribution.attribute(connection, row.run_id, row.launch_no, row.rank, [piece])
             return self._reply(connection, row.run_id, "stored", seq + 1)
 
     def heartbeat(self, run_name: str, session_id: str, raw: bytes) -> wire.Reply:
@@ -66,7 +90,10 @@ class Ingest:
         message = requests.heartbeat(raw)
         with self._database.write() as connection:
             _, row = sessions.lock(connection, run_name, session_id)
-            sessions.hear(connection, row, message, self._database.now(connection))
+            now = self._database.now(connection)
+            sessions.hear(connection, row, message, now)
+            if row.local_numels is not None:
+                self._gather(connection, row.run_id, row.launch_no, now)
             return self._reply(connection, row.run_id, "ok", row.next_seq)
 
     def end(self, run_name: str, session_id: str, raw: bytes) -> wire.Reply:
@@ -74,19 +101,71 @@ class Ingest:
         message = requests.end(raw)
         with self._database.write() as connection:
             _, row = sessions.lock(connection, run_name, session_id)
-            sessions.end(connection, row, message, self._database.now(connection))
+            now = self._database.now(connection)
+            if row.local_numels is not None:
+                self._gather(connection, row.run_id, row.launch_no, now, ending=session_id)
+            sessions.end(connection, row, message, now)
             return self._reply(connection, row.run_id, "ok", row.next_seq)
+
+    def settle(self) -> None:
+        """Put together what has waited for a rank for too long: where no process is left, no request comes."""
+        with self._database.read() as connection:
+            found = gathering.overdue(connection, self._database.now(connection))
+        for run_id, launch_no in found:
+            self._settle(run_id, launch_no)
+
+    def _settle(self, run_id: int, launch_no: int) -> None:
+        try:
+            with self._database.write() as connection:
+                if sessions.is_there(connection, run_id):
+                    self._gather(connection, run_id, launch_no, self._database.now(connection))
+        except Exception:  # it waits for the next round, and holds up no other
+            logger.exception("launch %s of run %s could not be put together", launch_no, run_id)
+
+    def _gather(
+        self,
+        connection: Connection,
+        run_id: int,
+        launch_no: int,
+        now: float,
+        fresh: Piece | None = None,
+        ending: str | None = None,
+    ) -> None:
+        """Draw what the ranks of a sharded launch have sent together, and note what came too late for it."""
+        gathering = Gathering(connection, self._log, self._sets, run_id, launch_no)
+        for whole in gathering.settle(now, fresh, ending):
+            layer_set, numbers = whole.columns.layer_set, whole.numbers.tolist()
+            row = sessions.joint(connection, run_id, launch_no, numbers, layer_set, now)
+            launched = _launch(connection, row, self._sets.find(connection, run_id, row.session, layer_set))
+            raw, seq = wire.dump(encode(whole.columns)), row.next_seq
+            _append(connection, row, seq, hashlib.sha256(raw).digest(), whole.columns, raw, now)
+            piece = Piece(launch_no, row.session, seq, whole.numbers, whole.columns)
+            self._draw(connection, sessions.held(connection, run_id), row, launched, piece, now)
+            _note_progress(connection, row, seq, whole.columns, launched.first_step, now)
+
+    def _draw(
+        self, connection: Connection, run_row: Record, row: Record, launched: Launch, piece: Piece, now: float
+    ) -> None:
+        """Fold a batch that is the series of its launch, and keep the last values of its metrics."""
+        changed = self._fold(connection, run_row, row, launched, piece.columns, now)
+        if row.rank == 0 and any(change.rule == attribution.RULE for change in changed):
+            steps = [change.since_step for change in changed]
+            told = attribution.of_others(connection, self._log, row.run_id, row.launch_no, min(steps), max(steps))
+            for rank, each in [(row.rank, piece), *told]:
+                attribution.attribute(connection, row.run_id, row.launch_no, rank, [each])
+        metrics.note(
+            connection, row.run_id, row.launch_no, launched.newer, piece.columns.metrics, is_refused=row.rank == 0
+        )
 
     def _fold(
         self, connection: Connection, run_row: Record, row: Record, launched: Launch, columns: Columns, now: float
-    ) -> None:
-        if row.rank > 0:
-            return  # What other ranks saw is kept in the log; the rules read rank 0 (DESIGN.md, Sample point).
+    ) -> tuple[Change, ...]:
         groups = 1 + max((facts.group for facts in launched.layers if facts.group is not None), default=-1)
         samples = batches.samples(columns, groups)
         state, changes = fold(_fold_state(connection, row.run_id), launched, samples, self._rules)
         values: dict[str, object] = {"low": state.low_count()}
-        if state.progress.launch == launched.number:  # a launch that was replaced says nothing of the present
+        is_present = state.progress.launch == launched.number  # one that was replaced says nothing of the present
+        if is_present:
             self._record(connection, run_row, row.launch_no, changes, now)
             _store_fold_state(connection, row.run_id, state)
             if len(columns.steps):
@@ -95,6 +174,7 @@ class Ingest:
             line = spark.Spark.unpack(run_row.spark)
             values["spark"] = line.add(columns.steps, spark.levels(columns.values["absmax"])).pack()
         connection.execute(update(run).where(run.c.run_id == row.run_id).values(**values))
+        return changes if is_present else ()
 
     def _record(
         self, connection: Connection, run_row: Record, launch_no: int, changes: tuple[Change, ...], now: float
@@ -178,7 +258,7 @@ def _note_progress(connection: Connection, row: Record, seq: int, columns: Colum
         values |= {"last_step": int(columns.steps[-1]), "every": columns.every}
         if row.first_sample is None:
             values["first_sample"] = int(columns.steps[0])
-        if row.rank == 0:  # the others send only what is not finite of their own
+        if row.rank == 0 or row.local_numels is not None:  # the others send only what is not finite of their own
             values["gaps"] = note_gaps(row, columns, begins)
     phases = columns.phases.get("absmax", np.empty(0, np.uint8))
     seen = phases[phases != batches.NO_PHASE]

@@ -23,10 +23,14 @@ _CACHED_SETS = 256
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A layer set of a session: column i of its batches belongs to ``facts[i]``, layer ``numbers[i]`` (int32[L])."""
+    """A layer set of a session: column i of its batches belongs to ``facts[i]``, layer ``numbers[i]`` (int32[L]).
+
+    ``numel`` int64[L] counts the elements that a session which sends shards has of them.
+    """
 
     facts: tuple[LayerFacts, ...]
     numbers: NDArray[np.int32]
+    numel: NDArray[np.int64]
 
     def groups(self) -> int:
         """Return how many parameter groups the layers name."""
@@ -135,8 +139,9 @@ def _rewrite(connection: Connection, run_id: int, rows: list[dict[str, object]],
 
 
 def _read(connection: Connection, run_id: int, session_id: str, layer_set: str) -> KnownSet:
-    query = select(session.c.layer_sets).where(session.c.run_id == run_id, session.c.session == session_id)
-    numbers = json.loads(connection.execute(query).scalar_one()).get(layer_set)
+    columns = (session.c.layer_sets, session.c.local_numels)
+    mine = connection.execute(select(*columns).where(session.c.run_id == run_id, session.c.session == session_id)).one()
+    numbers = json.loads(mine.layer_sets).get(layer_set)
     if numbers is None:
         raise RequestError(409, "unknown_layer_set", f"No hello brought the layer set {layer_set[:64]!r}.", "layer_set")
     rows = {row.layer_no: row for row in connection.execute(select(layer).where(layer.c.run_id == run_id))}
@@ -151,4 +156,5 @@ def _read(connection: Connection, run_id: int, session_id: str, layer_set: str) 
         )
         for number in numbers
     )
-    return KnownSet(facts, np.array(numbers, np.int32))
+    sizes = json.loads(mine.local_numels or "{}").get(layer_set, [0] * len(numbers))
+    return KnownSet(facts, np.array(numbers, np.int32), np.array(sizes, np.int64))

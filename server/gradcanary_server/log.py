@@ -4,10 +4,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
 from gradcanary_server import batches, requests
 from gradcanary_server.batches import Columns
@@ -18,13 +19,20 @@ CACHE_BYTES = 256 * 2**20
 """Decoded batches that are kept; a batch never changes, so one second later only the newest is decoded."""
 
 
-Key = Row[str, int, int]
-"""Session, seq and launch_no of a batch."""
+class Key(Protocol):
+    """Which batch of a run."""
+
+    @property
+    def session(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def launch_no(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A batch of rank 0; column i of its planes belongs to layer ``numbers[i]`` (int32[L])."""
+    """A batch; column i of its planes belongs to layer ``numbers[i]`` (int32[L])."""
 
     launch_no: int
     session: str
@@ -34,7 +42,7 @@ class Piece:
 
 
 class Log:
-    """Reads batches of rank 0; what other ranks sent is kept, and not drawn yet."""
+    """Reads batches."""
 
     def __init__(self, sets: KnownSets, cache_bytes: int = CACHE_BYTES) -> None:
         self._sets = sets
@@ -43,11 +51,11 @@ class Log:
         self._room = cache_bytes
 
     def pieces(self, connection: Connection, run_id: int) -> list[Piece]:
-        """Return the batches of a run that are not wholly in tiles, by launch and seq."""
+        """Return the batches of what is drawn of a run that are not wholly in tiles, by launch and seq."""
         query = (
             select(batch.c.session, batch.c.seq, batch.c.launch_no)
             .join(session, (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session))
-            .where(batch.c.run_id == run_id, session.c.rank == 0, batch.c.seq >= session.c.sealed_seq)
+            .where(batch.c.run_id == run_id, session.c.draws, batch.c.seq >= session.c.sealed_seq)
             .order_by(batch.c.launch_no, batch.c.session, batch.c.seq)
         )
         return self._read(connection, run_id, connection.execute(query).all())
@@ -64,19 +72,20 @@ class Log:
         )
         found: list[Piece] = []
         for row in connection.execute(query).all():
-            found.append(self._piece(connection, run_id, row))
+            found.append(self.piece(connection, run_id, row))
             most_bytes -= found[-1].columns.nbytes()
             if most_bytes <= 0:
                 break
         return found
 
-    def _read(self, connection: Connection, run_id: int, rows: Sequence[Key]) -> list[Piece]:
-        return [self._piece(connection, run_id, row) for row in rows]
-
-    def _piece(self, connection: Connection, run_id: int, row: Key) -> Piece:
+    def piece(self, connection: Connection, run_id: int, row: Key) -> Piece:
+        """Return a batch by its key; it must be committed, for what is decoded is kept."""
         columns = self._columns(connection, run_id, row)
         known = self._sets.find(connection, run_id, row.session, columns.layer_set)
         return Piece(row.launch_no, row.session, row.seq, known.numbers, columns)
+
+    def _read(self, connection: Connection, run_id: int, rows: Sequence[Key]) -> list[Piece]:
+        return [self.piece(connection, run_id, row) for row in rows]
 
     def _columns(self, connection: Connection, run_id: int, row: Key) -> Columns:
         key = (run_id, row.session, row.seq)

@@ -26,9 +26,18 @@ class Series:
 
 
 def note(
-    connection: Connection, run_id: int, launch_no: int, newer: frozenset[int], columns: Iterable[MetricColumn]
+    connection: Connection,
+    run_id: int,
+    launch_no: int,
+    newer: frozenset[int],
+    columns: Iterable[MetricColumn],
+    *,
+    is_refused: bool = True,
 ) -> None:
-    """Keep the newest value of each series that none of the newer launches logged."""
+    """Keep the newest value of each series that none of the newer launches logged.
+
+    Where there are too many it raises RequestError 422, or, unless ``is_refused``, keeps none of the new ones.
+    """
     known: dict[tuple[str, str], int] = {
         (row.name, row.tags): row.launch_no
         for row in connection.execute(select(metric).where(metric.c.run_id == run_id))
@@ -41,6 +50,8 @@ def note(
         values = {"launch_no": launch_no, "last_step": step, "last": value if math.isfinite(value) else None}
         key = (column.name, column.tags)
         if key not in known:
+            if len(known) >= MAX_SERIES and not is_refused:
+                continue
             if len(known) >= MAX_SERIES:
                 raise invalid(f"A run has at most {MAX_SERIES} metrics.", "metrics")
             row = {"run_id": run_id, "series": _key(*key), "name": column.name, "tags": column.tags}

@@ -83,7 +83,7 @@ def gaps(connection: Connection, run_id: int) -> list[Json]:
 def _seen(connection: Connection, rows: Sequence[Record], now: float) -> list[Seen]:
     ids = [row.run_id for row in rows]
     columns = (session.c.run_id, session.c.ended, session.c.last_seen, session.c.interval_s)
-    query = select(*columns).where(session.c.ended.is_(None), session.c.run_id.in_(ids))
+    query = select(*columns).where(session.c.ended.is_(None), session.c.rank >= 0, session.c.run_id.in_(ids))
     alive: dict[int, list[Heard]] = defaultdict(list)
     for each in connection.execute(query):
         alive[each.run_id].append(each)
@@ -129,7 +129,7 @@ def _sessions(connection: Connection, run_id: int) -> Sequence[Record]:
     joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
     query = select(session, launch.c.launch, launch.c.world_size).join(launch, joined)
     order = (*launches.ORDER, session.c.rank, session.c.started)
-    return connection.execute(query.where(session.c.run_id == run_id).order_by(*order)).all()
+    return connection.execute(query.where(session.c.run_id == run_id, session.c.rank >= 0).order_by(*order)).all()
 
 
 def _session(row: Record, now: float) -> Json:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    true,
 )
 
 metadata = MetaData(
@@ -72,6 +73,7 @@ launch = Table(
     Column("late", Boolean, nullable=False),
     Column("absmax_below", Double),
     Column("norm_below", Double),
+    Column("settled", BigInteger),  # sharded: samples of its ranks up to this step were put together
 )
 
 session = Table(
@@ -80,10 +82,12 @@ session = Table(
     Column("run_id", Integer, primary_key=True),
     Column("session", String(64), primary_key=True),
     Column("launch_no", Integer, nullable=False),
-    Column("rank", Integer, nullable=False),
+    Column("rank", Integer, nullable=False),  # -1: all ranks of a sharded launch, put together
+    Column("draws", Boolean, nullable=False, server_default=true()),  # its batches are the series of its launch
     Column("interval_s", Double, nullable=False),  # between heartbeats
     Column("hello", Text, nullable=False),  # wire.Hello as merged from every hello, without its layer sets
     Column("layer_sets", Text, nullable=False),  # JSON {layer set id: [layer_no, ...]}
+    Column("local_numels", Text),  # JSON {layer set id: [elements of each layer, ...]}, None unless it sends shards
     Column("next_seq", BigInteger, nullable=False, default=0),
     Column("sealed_seq", BigInteger, nullable=False, default=0),  # batches below it left the log
     Column("every", Integer),

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, or_, select, update
 
 from gradcanary_server import tiles
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.packing import Arrays
 from gradcanary_server.samples import tiles_of
-from gradcanary_server.schema import batch, chain, session
+from gradcanary_server.schema import batch, chain, run, session
 from gradcanary_server.sources import MetricSource, entries_of, named, points_of
 from gradcanary_server.tiles import METRICS, OF_METRICS, Chain, Place, Tiles
 
@@ -38,12 +39,15 @@ class Work:
 
 
 def waiting(connection: Connection, now: float) -> list[tuple[int, str]]:
-    """Return the sessions that fill a tile or have many batches, or that are over with something in the log."""
+    """Return the sessions that fill a tile or have many batches, or that are over with something in the log.
+
+    What is put together of shards leaves the log by itself.
+    """
     joined = (chain.c.run_id == session.c.run_id) & (chain.c.launch_no == session.c.launch_no)
     query = (
         select(session.c.run_id, session.c.session)
         .outerjoin(chain, and_(joined, chain.c.every == session.c.every))
-        .where(session.c.rank == 0, session.c.next_seq > session.c.sealed_seq)
+        .where(session.c.local_numels.is_(None), session.c.next_seq > session.c.sealed_seq)
         .where(or_(session.c.ended.is_not(None), session.c.last_seen < now - OVER_S, _fills_a_tile(), _is_long()))
     )
     return [(row.run_id, row.session) for row in connection.execute(query)]
@@ -58,6 +62,8 @@ def prepare(connection: Connection, log: Log, store: Tiles, run_id: int, session
     pieces = log.of_session(connection, run_id, session_id, row.sealed_seq, MOST_BATCHES, MOST_BYTES)
     if not pieces:
         return None
+    if not row.draws:
+        return _told(connection, row, pieces, now)
     is_full = len(pieces) == MOST_BATCHES or sum(piece.columns.nbytes() for piece in pieces) >= MOST_BYTES
     is_over = (row.ended is not None or row.last_seen < now - OVER_S) and not is_full
     known = {each.every: each for each in tiles.chains(connection, run_id) if each.launch_no == row.launch_no}
@@ -77,6 +83,15 @@ def prepare(connection: Connection, log: Log, store: Tiles, run_id: int, session
         moved.append(grown)
     written = [tiles.packed(*each) for each in packed]
     return Work(run_id, session_id, row.sealed_seq, sealed_seq, written, before, moved)
+
+
+def _told(connection: Connection, row: Row[Any], pieces: Sequence[Piece], now: float) -> Work | None:
+    """Let go of what another rank saw of its own: where it came from is noted once the run has folded these steps."""
+    step = connection.execute(select(run.c.step).where(run.c.run_id == row.run_id)).scalar_one()
+    known = -1 if step is None else step
+    is_over = row.last_seen < now - OVER_S
+    told = [piece for piece in pieces if is_over or not len(piece.columns.steps) or piece.columns.steps[-1] <= known]
+    return Work(row.run_id, row.session, row.sealed_seq, told[-1].seq + 1, [], [], []) if told else None
 
 
 def carry_out(connection: Connection, work: Work, now: float) -> None:

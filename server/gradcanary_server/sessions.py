@@ -4,6 +4,7 @@ Every function runs inside a write transaction that holds the run's row: it orde
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sqlalchemy import Connection, insert, select, update
@@ -32,6 +33,17 @@ def lock(connection: Connection, run_name: str, session_id: str) -> tuple[Record
     raise RequestError(404, "unknown_session", f"No hello of session {session_id!r} of run {run_name!r} came here.")
 
 
+def is_there(connection: Connection, run_id: int) -> bool:
+    """Tell whether a run was not deleted; its row is held until the transaction ends."""
+    its = select(run.c.run_id).where(run.c.run_id == run_id).with_for_update()
+    return connection.execute(its).one_or_none() is not None
+
+
+def held(connection: Connection, run_id: int) -> Record:
+    """Return the row of a run that is held, as it is now."""
+    return connection.execute(select(run).where(run.c.run_id == run_id)).one()
+
+
 def say_hello(
     connection: Connection, run_name: str, session_id: str, hello: wire.Hello, sent: float | None, now: float
 ) -> int:
@@ -54,14 +66,36 @@ def say_hello(
     if known is not None:
         merged = _merged(_restored(known.hello), hello)
         launches.fill(connection, run_id, launch_no, merged.first_step)
-        touch(connection, known, now, hello=_stored(merged), layer_sets=json.dumps(sets))
+        held = _held(known.local_numels, hello, sharded=bool(merged.sharded))
+        touch(connection, known, now, hello=_stored(merged), layer_sets=json.dumps(sets), **held)
         return int(known.next_seq)
     if not newer:
         _take_over(connection, run_id, launch_no)
     row = {"run_id": run_id, "session": session_id, "launch_no": launch_no, "rank": hello.rank, "started": now}
     row |= {"interval_s": hello.interval_s, "hello": _stored(hello), "layer_sets": json.dumps(sets)}
+    row |= _held(None, hello, sharded=bool(hello.sharded))
     connection.execute(insert(session).values(**row, last_seen=now, ended=SILENT if newer else None))
     return 0
+
+
+def joint(
+    connection: Connection, run_id: int, launch_no: int, numbers: Sequence[int], set_id: str, now: float
+) -> Record:
+    """Return the row of the session that stands for all ranks of a sharded launch, with a layer set of it."""
+    name = f"+{launch_no}"  # no agent may call itself so
+    its = select(session).where(session.c.run_id == run_id, session.c.session == name)
+    known = connection.execute(its).one_or_none()
+    if known is None:
+        ended = SILENT if launches.newer(connection, run_id, launch_no) else None
+        row = {"run_id": run_id, "session": name, "launch_no": launch_no, "rank": -1, "interval_s": 0.0, "started": now}
+        row |= {"hello": "{}", "layer_sets": "{}", "draws": True, "last_seen": now, "ended": ended}
+        connection.execute(insert(session).values(**row))
+    sets = {} if known is None else json.loads(known.layer_sets)
+    if set_id not in sets:
+        this = (session.c.run_id == run_id) & (session.c.session == name)
+        stored = json.dumps({**sets, set_id: list(numbers)})
+        connection.execute(update(session).where(this).values(layer_sets=stored))
+    return connection.execute(its).one()
 
 
 def hear(connection: Connection, row: Record, heartbeat: wire.Heartbeat, now: float) -> None:
@@ -80,9 +114,10 @@ def end(connection: Connection, row: Record, message: wire.End, now: float) -> N
     if launches.newer(connection, row.run_id, row.launch_no):
         return
     mine = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no)
-    states = connection.scalars(select(session.c.ended).where(mine)).all()
+    states = connection.scalars(select(session.c.ended).where(mine, session.c.rank >= 0)).all()
     if None in states:
         return
+    connection.execute(update(session).where(mine, session.c.rank < 0).values(ended=message.state))
     ended = "crashed" if "crashed" in states else "finished"
     connection.execute(update(run).where(run.c.run_id == row.run_id).values(ended=ended))
     close_incidents(connection, row.run_id, now)
@@ -132,6 +167,14 @@ def _take_over(connection: Connection, run_id: int, launch_no: int) -> None:
     older = (session.c.run_id == run_id) & (session.c.launch_no != launch_no) & session.c.ended.is_(None)
     connection.execute(update(session).where(older).values(ended=SILENT))
     connection.execute(update(run).where(run.c.run_id == run_id).values(ended=None))
+
+
+def _held(known: str | None, hello: wire.Hello, *, sharded: bool) -> dict[str, object]:
+    """Return what a session's row says of its part: of shards, how many elements it has of each layer."""
+    if not sharded:
+        return {"draws": hello.rank == 0}
+    numels = {each.id: [layer.local_numel for layer in each.layers] for each in hello.layer_sets}
+    return {"draws": False, "local_numels": json.dumps({**json.loads(known or "{}"), **numels})}
 
 
 def _stored(hello: wire.Hello) -> str:

@@ -20,6 +20,9 @@ KINDS = {
     "static-views": {"static_graph": True, "gradient_as_bucket_view": True},
     "unused": {"find_unused_parameters": True},
     "nan": {},
+    "nan-views": {"gradient_as_bucket_view": True},
+    "nan-first": {},
+    "nan-told": {},
 }
 RANKS, STEPS, SICK = 2, 4, 2
 
@@ -72,7 +75,7 @@ def train(rank: int, kind: str, url: str | None) -> tuple[nn.Module, list[dict[s
                 is_last = micro_step == count - 1
                 with contextlib.nullcontext() if is_last else wrapped.no_sync():
                     loss = wrapped(inputs(step, micro_step, rank)).square().mean()
-                    if kind == "nan" and (rank, step, micro_step) == (1, SICK, 0):
+                    if kind.startswith("nan") and (rank, step, micro_step) == (kind != "nan-first", SICK, 0):
                         loss = loss * float("nan")
                     loss.backward()
             if all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.grad is not None):

@@ -1,5 +1,7 @@
 """Two ranks under DistributedDataParallel: the first one sends what is left when both have been averaged.
 
+The other one sends only what is not finite of its own gradients.
+
 All kinds are trained by one pair of processes, watched and unwatched, which also compares the weights bit for bit.
 """
 
@@ -12,6 +14,7 @@ from pathlib import Path
 import data_parallel
 import pytest
 import warm
+from collectors import Collector
 from recorded import Recorded, recording
 
 SCRIPT = Path(__file__).parent / "data_parallel.py"
@@ -20,21 +23,27 @@ Norms = list[dict[str, float]]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Recorded, Norms]]:
-    """What the ranks sent and what the reference says, by kind."""
+def trained(
+    module_collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Recorded, Recorded, Norms]]:
+    """What each rank sent and what the reference says, by kind."""
     out, port = tmp_path_factory.mktemp("ranks") / "read.json", str(free_port())
     with contextlib.ExitStack() as stack:
-        recorded = {kind: stack.enter_context(recording()) for kind in data_parallel.KINDS}
-        urls = [each.url for each in recorded.values()]
+        kinds = data_parallel.KINDS
+        recorded = [{kind: stack.enter_context(recording()) for kind in kinds} for _ in range(data_parallel.RANKS)]
         ranks = [
             warm.Process(warm.TRAINING, [str(SCRIPT), str(rank), port, str(out), *urls], dict(os.environ))
-            for rank in range(data_parallel.RANKS)
+            for rank, urls in enumerate(_urls(by_kind, module_collector) for by_kind in recorded)
         ]
         said = [said_by(rank) for rank in ranks]
         assert [rank.wait(60) for rank in ranks] == [0, 0], said
     assert "gradcanary" not in "".join(said)
     read = json.loads(out.read_text())
-    return {kind: (recorded[kind], read[kind]) for kind in data_parallel.KINDS}
+    return {kind: (recorded[0][kind], recorded[1][kind], read[kind]) for kind in kinds}
+
+
+def _urls(recorded: dict[str, Recorded], collector: Collector) -> list[str]:
+    return [collector.url if kind == "nan-told" else each.url for kind, each in recorded.items()]
 
 
 def said_by(rank: warm.Process) -> str:
@@ -50,15 +59,19 @@ def free_port() -> int:
 
 @pytest.mark.loop(
     "DDP, with `no_sync`, bucket views, a static graph, unused parameters",
-    caveat="verified with two processes; the first rank sends the mean of all. A NaN shows in it; which rank it came "
-    "from is not told",
+    caveat="verified with two processes; the first rank sends the mean of all. The others send only the steps and "
+    "layers in which their own gradient was not finite, before the reduction: the incident names the rank",
 )
-@pytest.mark.parametrize("kind", [kind for kind in data_parallel.KINDS if kind != "nan"])
-def test_the_first_rank_sends_the_mean_of_all(trained: dict[str, tuple[Recorded, Norms]], kind: str) -> None:
-    recorded, read = trained[kind]
+@pytest.mark.parametrize("kind", [kind for kind in data_parallel.KINDS if not kind.startswith("nan")])
+def test_the_first_rank_sends_the_mean_of_all(trained: dict[str, tuple[Recorded, Recorded, Norms]], kind: str) -> None:
+    recorded, other, read = trained[kind]
     steps = list(range(data_parallel.STEPS))
-    assert {hello["rank"] for hello in recorded.hellos} == {0, 1}
-    assert recorded.steps() == steps, "the second rank sends no batch"
+    assert [{(hello["rank"], hello["sharded"]) for hello in each.hellos[-1:]} for each in (recorded, other)] == [
+        {(0, False)},
+        {(1, False)},
+    ]
+    assert recorded.steps() == steps
+    assert not other.batches
     sent, states = recorded.stat("norm"), recorded.states()
     for step in steps:
         measured = {name: value for name, value in sent[step].items() if states[step][name] == "measured"}
@@ -71,11 +84,38 @@ def test_the_first_rank_sends_the_mean_of_all(trained: dict[str, tuple[Recorded,
 
 
 @pytest.mark.loop("DDP, with `no_sync`, bucket views, a static graph, unused parameters")
-def test_a_nan_of_the_second_rank_is_seen_by_the_first(trained: dict[str, tuple[Recorded, Norms]]) -> None:
-    recorded, read = trained["nan"]
+@pytest.mark.parametrize("kind", ["nan", "nan-views"])
+def test_a_nan_of_the_second_rank_is_seen_by_the_first_and_told_by_the_second(
+    trained: dict[str, tuple[Recorded, Recorded, Norms]], kind: str
+) -> None:
+    recorded, other, read = trained[kind]
     assert recorded.steps() == list(range(data_parallel.STEPS))
     assert recorded.per_step("skipped") == [2 * (step == SICK) for step in recorded.steps()]
     for step, states in recorded.states().items():
         assert set(states.values()) == {"nonfinite" if step == SICK else "measured"}
         if step != SICK:
             assert recorded.stat("norm")[step] == pytest.approx(read[step], rel=1e-5)
+    assert recorded.phases("nonfinite") == {"accumulated"}
+    (batch,) = other.batches
+    assert batch["steps"] == [SICK]
+    assert {metric["name"] for metric in batch["metrics"]} == {"agent_share"}, "its loss is another one"
+    assert set(other.states()[SICK].values()) == {"nonfinite"}
+    assert {block["stat"] for block in batch["blocks"]} == {"nonfinite"}
+    assert other.phases("nonfinite") == {"micro"}
+
+
+def test_a_nan_of_the_first_rank_says_so_in_its_phase(
+    trained: dict[str, tuple[Recorded, Recorded, Norms]],
+) -> None:
+    recorded, other, _ = trained["nan-first"]
+    assert set(recorded.states()[SICK].values()) == {"nonfinite"}
+    assert recorded.phases("nonfinite") == {"micro"}
+    assert not other.batches
+
+
+@pytest.mark.usefixtures("trained")
+def test_the_incident_names_the_rank(module_collector: Collector) -> None:
+    listed = module_collector.get("/api/v1/incidents", run="ranks-nan-told").json()["incidents"]
+    (incident,) = (each["id"] for each in listed if each["rule"] == "nonfinite")
+    layers = module_collector.get(f"/api/v1/incidents/{incident}").json()["layers"]
+    assert {layer["rank"] for layer in layers if layer["layer"] is not None} == {1}

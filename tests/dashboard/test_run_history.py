@@ -45,10 +45,10 @@ def test_what_lies_between_two_launches_is_a_hole() -> None:
     assert holes(session(1, 0, None), session(2, 130, 199)) == []
 
 
-def test_only_the_rank_that_is_drawn_has_gaps() -> None:
-    """Other ranks send their non-finite steps only: the rest of theirs is not missing."""
+def test_a_gap_of_any_rank_is_one_of_the_launch() -> None:
+    """Of a sharded launch each rank holds a part; other ranks of a replicated one have no gaps."""
     first, second = session(1, 0, 99, launch="one"), session(2, 0, 99, launch="one", rank=1)
-    assert holes(first, second, gaps=(gap(2, 5, 90),)) == []
+    assert holes(first, second, gaps=(gap(2, 5, 90),)) == [(5, 90)]
 
 
 STEPS = st.integers(0, 300)

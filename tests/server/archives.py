@@ -38,8 +38,8 @@ class Store:
         sets, tiles = KnownSets(), Tiles()
         log = Log(sets)
         self.archive = Archive(log, tiles)
-        self.compactor = Compactor(self.database, log, tiles)
-        self.ingest = Ingest(self.database, Rules(), sets, "http://here")
+        self.ingest = Ingest(self.database, Rules(), sets, log, "http://here")
+        self.compactor = Compactor(self.database, log, tiles, self.ingest.settle)
 
     def clear(self):
         with self.database.write() as connection:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gradcanary_server.database import Database
 from gradcanary_server.errors import StoreError
-from gradcanary_server.schema import fold_state, launch, metadata, metric
+from gradcanary_server.schema import fold_state, launch, metadata, metric, session
 
 OF_THE_OLDER_VERSION = {
     "run (run_id, name, created, last_seen, revision, low, note, tags, archived, facts)": (
@@ -137,3 +137,5 @@ def test_launches_of_an_older_version_are_in_the_order_in_which_they_came(databa
         began = connection.execute(select(launch.c.launch_no, launch.c.started).order_by(launch.c.launch_no)).all()
         assert began == [(1, 10.0), (2, 20.0), (3, 0.0)]
         assert connection.execute(select(metric.c.launch_no)).all() == [(3,)]
+        drawn = connection.execute(select(session.c.session, session.c.draws).order_by(session.c.session)).all()
+        assert drawn == [("a", True), ("b", False), ("c", True)], "the first rank of each launch"

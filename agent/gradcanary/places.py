@@ -1,0 +1,47 @@
+"""Where this process stands among those of its job, and so of which layers it speaks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from gradcanary import naming
+from gradcanary.layers import Layers
+
+
+class Place:
+    """The rank of a process among ``world_size``, and the layers that it follows.
+
+    ``is_silent``: another process sends the same gradients; of a replicated model the first one does. ``looks_at_own``:
+    its gradients are seen before they are reduced with those of others.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = 0, 1
+        self.is_silent = self.looks_at_own = False
+        self._layers: Layers | None = None
+
+    def find(self) -> None:
+        """Ask the process group if there is one, else what the launcher says."""
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
+        else:
+            self.rank, self.world_size = naming.rank(os.environ)
+        self.follow(self._layers)
+
+    def follow(self, layers: Layers | None) -> None:
+        """Take other layers."""
+        self._layers = layers
+        if layers is not None:
+            self.is_silent = self.rank > 0 and not layers.is_sharded
+            self.looks_at_own = self.world_size > 1 and not layers.has_shards
+
+    def owned(self, mine: Sequence[int]) -> list[bool] | None:
+        """Return of which of some layers it speaks, None = all."""
+        layers = self._layers
+        if layers is None or not layers.is_sharded:
+            return None
+        return [layers.layer_set.layers[layer].local_numel > 0 for layer in mine]

@@ -1,0 +1,59 @@
+"""Parameters that are spread over processes: which part of one lies here, and who speaks for it.
+
+Duck-typed, because importing ``torch.distributed.tensor`` takes longer than everything else here; nothing here is a
+collective: placements and coordinates are known to each process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_shard(tensor: Tensor) -> bool:
+    """Say whether it is a DTensor (FSDP2, tensor parallelism): a part of a larger one, or one copy of several."""
+    return type(tensor) is not Tensor and hasattr(tensor, "placements") and hasattr(tensor, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the elements that lie in this process: of a DTensor its shard, else the tensor itself.
+
+    A DTensor with a pending reduction is returned as it is: what lies here are addends.
+    """
+    if not is_shard(tensor) or not _is_final(tensor):
+        return tensor
+    with torch.no_grad():
+        here: Tensor = tensor.to_local()  # type: ignore[attr-defined]  # a method of DTensor
+    return here
+
+
+def is_spread(parameter: Tensor) -> bool:
+    """Say whether other processes hold other elements of it."""
+    return any(size > 1 and placement.is_shard() for size, placement, _ in _mesh(parameter))
+
+
+def owned_numel(parameter: Tensor, *, is_first: bool) -> int:
+    """Return how many of its elements this process speaks for: of several copies the first one is sent."""
+    if not is_shard(parameter):
+        return parameter.numel() if is_first else 0
+    if any(place != 0 and not placement.is_shard() for _, placement, place in _mesh(parameter)):
+        return 0
+    return local(parameter).numel()
+
+
+def _is_final(tensor: Tensor) -> bool:
+    return not any(placement.is_partial() for placement in tensor.placements)  # type: ignore[attr-defined]  # of a DTensor
+
+
+def _mesh(parameter: Tensor) -> list[tuple[int, Any, int]]:
+    """Return per dimension of its mesh: size, placement, and where this process is; nothing of a plain tensor."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return []
+    places = mesh.get_coordinate() or [1] * mesh.ndim  # a process that is not of the mesh holds nothing
+    return [
+        (mesh.size(number), placement, place)
+        for number, (placement, place) in enumerate(zip(parameter.placements, places, strict=True))  # type: ignore[attr-defined]  # of a DTensor
+    ]

@@ -1,0 +1,135 @@
+"""One rank of a training under FSDP2, and what a float64 twin of all ranks has as its gradients.
+
+Run as a script: ``sharded.py RANK PORT OUT URL``; the first rank writes OUT: by kind, step and name the norm and the
+largest magnitude of the gradient, the update ratio and the norm of the weights.
+"""
+
+import copy
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+
+KINDS = ("synced", "unsynced", "clipped", "low", "copies")
+RANKS, STEPS, MICRO_STEPS = 2, 4, 3
+
+
+class Model(nn.Module):
+    """Of its last layer the second rank has no element, and of the first one an uneven part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 7), nn.Linear(7, 1)
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def inputs(step: int, micro_step: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + 10 * micro_step + rank)
+    return torch.randn(8, 16, generator=generator)
+
+
+Read = dict[str, tuple[float, ...]]
+
+
+def whole(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the weights of all ranks, in float64."""
+    return {name: each.full_tensor().double() for name, each in model.state_dict().items()}
+
+
+def moved(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float]:
+    """Return the update ratio, and the norm of the weights after the step."""
+    return float((after - before).norm() / after.norm()), float(after.norm())
+
+
+def reference(model: nn.Module, step: int) -> Read:
+    """Return norm and absmax of the mean over ranks of their sums over micro-steps, in float64, of whole tensors."""
+    twin = Model().double()
+    twin.load_state_dict(whole(model))
+    for rank in range(RANKS):
+        for micro_step in range(MICRO_STEPS):
+            (twin(inputs(step, micro_step, rank).double()).square().mean() / RANKS).backward()
+    read = {name: each.grad for name, each in twin.named_parameters() if each.grad is not None}
+    return {name: (float(grad.norm()), float(grad.abs().max())) for name, grad in read.items()}
+
+
+def train(kind: str, rank: int, url: str | None) -> tuple[list[torch.Tensor], list[Read], int]:
+    """Return the shards at the end, what the reference says, and how many collectives there were."""
+    torch.manual_seed(0)
+    model = Model()
+    # Of copies each rank has all, as of a hybrid mesh that shards inside of a node of one process.
+    sizes = (RANKS, 1) if kind == "copies" else (RANKS,)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("copies", "shards")[: len(sizes)])
+    low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = {"mp_policy": low} if kind == "low" else {}
+    fully_shard(model.first, mesh=mesh, **policy)
+    fully_shard(model, mesh=mesh, **policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    watch = None
+    if url is not None:
+        import gradcanary
+
+        watch = gradcanary.watch(model, optimizer, url=url, run=f"shards-{kind}")
+    read, before = [], collectives()
+    for step in range(STEPS):
+        read.append(reference(model, step))
+        for micro_step in range(MICRO_STEPS):
+            if kind in ("unsynced", "copies"):
+                model.set_requires_gradient_sync(micro_step == MICRO_STEPS - 1)
+            model(inputs(step, micro_step, rank)).square().mean().backward()
+        if kind == "clipped":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        weights = whole(model)
+        optimizer.step()
+        after = whole(model)
+        read[-1] = {name: (*values, *moved(weights[name], after[name])) for name, values in read[-1].items()}
+        optimizer.zero_grad()
+    if watch is not None:
+        watch.close()
+    return [copy.copy(each.to_local()) for each in model.parameters()], read, collectives() - before
+
+
+def train_flat(rank: int, url: str) -> None:
+    """Train under the first FSDP, whose shards have no names."""
+    import gradcanary
+
+    model = FullyShardedDataParallel(Model(), device_id=torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(model, optimizer, url=url, run="shards-flat"):
+        for step in range(2):
+            model(inputs(step, 0, rank)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def collectives() -> int:
+    """Return how many collectives this process has begun, in any of its threads."""
+    group = distributed.group.WORLD
+    return group._get_sequence_number_for_group()
+
+
+def main(rank: str, port: str, out: str, url: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GRADCANARY_LAUNCH="one")
+    distributed.init_process_group("gloo", rank=int(rank), world_size=RANKS)
+    found = {}
+    for kind in KINDS:
+        bare, _, expected = train(kind, int(rank), None)
+        shards, found[kind], count = train(kind, int(rank), url)
+        assert all(map(torch.equal, shards, bare)), kind
+        assert count == expected > 0, (kind, count, expected)
+    train_flat(int(rank), url)
+    if rank == "0":
+        Path(out).write_text(json.dumps(found))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,304 @@
+"""Launches whose ranks send shards: put together they are one stream, whoever comes first and whoever is left out."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import streams
+from archives import LAYERS, RUN, Store, decoded
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import func, select, update
+
+from gradcanary import wire
+from gradcanary_server import gathering, incidents, ingest, layer_table, runs
+from gradcanary_server.schema import batch, fold_state, session
+
+NUMEL = ((4, 3, 5), (4, 2, 0), (0, 1, 5))
+"""Elements of each layer, by rank."""
+
+
+@dataclass
+class Part(streams.Stream):
+    """What one rank measured of its elements."""
+
+    rank: int = 0
+    world_size: int = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        layers = tuple(
+            replace(layer, local_numel=numel) for layer, numel in zip(self.layers.layers, NUMEL[self.rank], strict=True)
+        )
+        self.layers = wire.LayerSet(wire.layer_set_id(layers), layers)
+
+    def hello(self, **changes):
+        place = {"rank": self.rank, "world_size": self.world_size, "sharded": True, "launch": "one"}
+        return super().hello(**{**place, **changes})
+
+
+@dataclass
+class Whole(streams.Stream):
+    """What one process would have measured of all elements."""
+
+    norm: np.ndarray = field(default_factory=lambda: np.empty(0))
+    bad: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    def batch(self, begin, end, **how):
+        made = super().batch(begin, end, **how)
+        absmax, _, _ = made.blocks
+        norm, bad = (
+            replace(absmax, stat=stat, values=wire.column("f", plane[begin:end].ravel().tolist()))
+            for stat, plane in (("norm", self.norm), ("nonfinite", self.bad))
+        )
+        return replace(made, blocks=(absmax, norm, bad))
+
+
+def measured(seed, steps, ranks, every=1):
+    """Parts of some ranks, with another loss each."""
+    rng, found = np.random.default_rng(seed), []
+    for rank in range(ranks):
+        absmax = (10 ** rng.uniform(-6, 1, (steps, LAYERS))).astype(np.float32)
+        for value in (0, np.nan, np.inf):
+            absmax[rng.random(absmax.shape) < 0.08] = value
+        found.append(Part(absmax, rng.normal(size=steps), every=every, rank=rank, world_size=ranks))
+    return found
+
+
+def together(parts):
+    """The whole of parts, cell by cell and in float64."""
+    shape = parts[0].absmax.shape
+    absmax, norm, bad = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape)
+    for cell in np.ndindex(shape):
+        mine = [part.absmax[cell] for part in parts if NUMEL[part.rank][cell[1]]]
+        finite = [value for value in mine if np.isfinite(value)]
+        bad[cell] = sum(np.isinf(mine))
+        if bad[cell]:
+            absmax[cell] = np.inf
+        elif finite:
+            absmax[cell] = max(finite)
+            norm[cell] = np.sqrt(sum(float(np.float32(3) * value) ** 2 for value in finite))
+    return Whole(absmax, parts[0].loss, every=parts[0].every, norm=norm.astype(np.float32), bad=bad)
+
+
+@pytest.fixture(scope="module")
+def module_store(new_store_url):
+    store = Store(new_store_url())
+    yield store
+    store.database.close()
+
+
+@pytest.fixture
+def store(module_store):
+    module_store.clear()
+    return module_store
+
+
+def greet(store, parts):
+    for part in parts:
+        store.ingest.hello(RUN, f"r{part.rank}", wire.dump(part.hello()))
+
+
+def post(store, part, seq, message):
+    return store.ingest.batch(RUN, f"r{part.rank}", seq, wire.dump(message))
+
+
+def finish(store, parts):
+    for part in parts:
+        store.ingest.end(RUN, f"r{part.rank}", wire.dump(wire.End("finished", None, None)))
+
+
+def seen(store):
+    """Every picture and what the rules know, without what counts requests."""
+    found = json.loads(store.pictures(40))
+    for picture in found.values():
+        if isinstance(picture, dict):
+            picture.pop("revision", None)
+            picture.pop("gaps", None)
+    with store.database.read() as connection:
+        packed = connection.execute(select(fold_state.c.packed)).scalar_one_or_none()
+    return found, packed
+
+
+def series(store, stat="absmax", layer=0):
+    found = json.loads(store.pictures(1000))[stat]["series"][layer]
+    return {name: decoded(found[name]).tolist() for name in ("min", "max", "count")}
+
+
+def age(store, by_s):
+    """Let time pass for what waits."""
+    with store.database.write() as connection:
+        connection.execute(update(batch).values(received=batch.c.received - by_s))
+
+
+def waiting(store):
+    with store.database.read() as connection:
+        joined = (session.c.session == batch.c.session) & (session.c.rank >= 0)
+        return connection.execute(select(func.count()).select_from(batch).join(session, joined)).scalar_one()
+
+
+def gaps(store):
+    with store.database.read() as connection:
+        run = runs.one(connection, RUN, 0.0).row
+        return [
+            (gap["session"], gap["from_step"], gap["to_step"], gap["why"]) for gap in runs.gaps(connection, run.run_id)
+        ]
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_interleaving_is_the_stream_of_the_whole(module_store, data):
+    ranks = data.draw(st.integers(2, 3))
+    parts = measured(data.draw(st.integers(0, 2**32 - 1)), 60, ranks, data.draw(st.sampled_from([1, 10])))
+    sizes = [data.draw(st.integers(3, 25)) for _ in parts]
+    module_store.clear()
+    module_store.send("one", together(parts), 7, end="finished")
+    expected = seen(module_store)
+    module_store.clear()
+    greet(module_store, parts)
+    left = [list(enumerate(part.batches(size))) for part, size in zip(parts, sizes, strict=True)]
+    while any(left):
+        rank = data.draw(st.sampled_from([rank for rank in range(ranks) if left[rank]]))
+        seq, message = left[rank].pop(0)
+        assert post(module_store, parts[rank], seq, message).status == "stored"
+        if data.draw(st.booleans()):
+            assert post(module_store, parts[rank], seq, message).status == "duplicate"
+        if data.draw(st.sampled_from([False, False, True])):
+            module_store.forget()  # as after a restart
+            module_store.compactor.compact()
+    finish(module_store, data.draw(st.permutations(parts)))
+    assert seen(module_store) == expected
+    assert waiting(module_store) == 0
+    module_store.compactor.compact()
+    assert seen(module_store) == expected
+
+
+def test_a_step_is_folded_when_all_ranks_have_passed_it(store):
+    first, second = measured(1, 30, 2)
+    greet(store, (first, second))
+    post(store, first, 0, first.batch(0, 20))
+    assert not series(store)["count"]
+    post(store, second, 0, second.batch(0, 10))
+    assert not series(store)["count"], "a batch of the first rank is taken whole"
+    post(store, second, 1, second.batch(10, 30))
+    assert store.read(lambda _, run: run.step) == 19
+    assert waiting(store) == 1
+    finish(store, (first,))
+    assert store.read(lambda _, run: run.step) == 29
+
+
+def test_a_dead_rank_is_not_waited_for_and_what_it_held_is_partial(store):
+    first, second = measured(2, 30, 2)
+    first.absmax[:], second.absmax[:] = 1e-3, 2e-3
+    greet(store, (first, second))
+    post(store, first, 0, first.batch(0, 10))
+    post(store, second, 0, second.batch(0, 10))
+    post(store, first, 1, first.batch(10, 20))
+    assert store.read(lambda _, run: run.step) == 9
+    age(store, gathering.LAG_S)
+    store.ingest.heartbeat(RUN, "r0", wire.dump(wire.Heartbeat(19, 0, 0, 0.0)))
+    assert store.read(lambda _, run: run.step) == 19
+    assert waiting(store) == 0
+    table = store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id))
+    assert [row["state"] for row in table] == ["partial", "partial", "measured"], "of the last layer it held nothing"
+    assert [row["absmax"] for row in table] == [None, None, np.float32(1e-3)]
+    assert series(store)["count"] == [1] * 10 + [0] * 10
+    assert series(store, layer=2)["count"] == [1] * 20
+    assert gaps(store) == [("r1", 10, 19, "late")]
+
+    late = post(store, second, 1, second.batch(10, 25))
+    assert late.status == "stored"
+    assert gaps(store) == [("r1", 10, 19, "late")]
+    assert series(store)["count"] == [1] * 10 + [0] * 10, "what comes too late is not looked at"
+    assert post(store, second, 1, second.batch(10, 25)).status == "duplicate"
+    post(store, first, 2, first.batch(20, 25))
+    assert series(store)["count"] == [1] * 10 + [0] * 10 + [1] * 5, "it is waited for again"
+    assert waiting(store) == 0
+
+
+def test_what_waits_is_put_together_when_nobody_is_left_to_send(store):
+    first, _ = measured(3, 10, 2)
+    greet(store, (first,))
+    post(store, first, 0, first.batch(0, 10))
+    store.compactor.compact()
+    assert not series(store)["count"]
+    age(store, gathering.LAG_S)
+    store.compactor.compact()
+    assert store.read(lambda _, run: run.step) == 9
+    table = store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id))
+    assert {row["state"] for row in table} <= {"partial", "nonfinite"}, "nobody knows what the other one holds"
+
+
+def test_the_total_norm_is_that_of_all_parts(store):
+    parts = measured(4, 4, 2)
+    greet(store, parts)
+    for part, values in zip(parts, ([3.0, 1.0, 5.0, 8.0], [4.0, 0.0, 12.0]), strict=True):
+        made = part.batch(0, 4)
+        told = wire.Metric("total_norm", (), made.steps[: len(values)], wire.column("d", values))
+        post(store, part, 0, replace(made, metrics=(*made.metrics, told)))
+    metrics = {each["name"]: each for each in json.loads(store.pictures(10))["metrics"]["metrics"]}
+    assert decoded(metrics["total_norm"]["min"])[:3].tolist() == [5.0, 1.0, 13.0]
+    assert decoded(metrics["total_norm"]["count"])[3:].tolist() == [0], "one part is missing"
+
+
+def test_pages_show_the_ranks_and_a_collapse_of_the_whole(store):
+    parts = measured(5, 200, 2)
+    for part in parts:
+        part.absmax[:] = 1e-2
+        part.absmax[120:, 0] = 1e-7
+    parts[1].absmax[120:, 0] = 1e-8
+    greet(store, parts)
+    for seq in range(4):
+        for part in parts:
+            post(store, part, seq, part.batch(50 * seq, 50 * seq + 50))
+    detail = store.read(lambda c, run: runs.detail(c, runs.one(c, RUN, 0.0), 1, 0.0))
+    assert [(each["session"], each["rank"]) for each in detail["sessions"]] == [("r0", 0), ("r1", 1)]
+    assert detail["gaps"] == []
+    (brief,) = store.read(lambda c, run: incidents.open_briefs(c, run.run_id, "http://here"))
+    assert (brief.rule, brief.layers) == ("collapse", 1)
+    finish(store, parts)
+    assert store.read(lambda _, run: run.ended) == "finished"
+
+
+def test_ranks_that_post_at_once(store):
+    parts = measured(6, 80, 2)
+    store.send("one", together(parts), 8, end="finished")
+    expected = seen(store)
+    store.clear()
+    greet(store, parts)
+
+    def send(part):
+        return [post(store, part, seq, message).status for seq, message in enumerate(part.batches(8))]
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        assert list(pool.map(send, parts)) == [["stored"] * 10] * 2
+    finish(store, parts)
+    assert seen(store) == expected
+
+
+def test_a_transaction_that_fails_leaves_nothing_and_is_said_again(store, monkeypatch):
+    parts = measured(7, 20, 2)
+    greet(store, parts)
+    post(store, parts[0], 0, next(parts[0].batches()))
+    before = seen(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(ingest, "_note_progress", killed_when_drawn)
+        with pytest.raises(KeyboardInterrupt):
+            post(store, parts[1], 0, next(parts[1].batches()))
+    assert seen(store) == before
+    assert waiting(store) == 1
+    # What the one that failed had decoded must not be what is read now.
+    other = replace(parts[1], absmax=np.full((20, LAYERS), 1.0))
+    assert post(store, other, 0, next(other.batches())).status == "stored"
+    after = seen(store)
+    store.clear()
+    store.send("one", together([parts[0], other]), 20)
+    assert seen(store) == after
+
+
+def killed_when_drawn(connection, row, *rest, really=ingest._note_progress):
+    if row.rank < 0:
+        raise KeyboardInterrupt
+    really(connection, row, *rest)
