@@ -66,6 +66,34 @@ class Baselines:
         self.block[:] = 0
 
 
+def room(baselines: Baselines, columns: NDArray[np.int64], seen: NDArray[np.bool_], needed: NDArray[np.int64]) -> int:
+    """Return how many of these observations, ``seen`` bool[n, L], come before one that closes a block."""
+    left = needed - baselines.filled[columns]
+    if seen.all():
+        return min(len(seen), int(left.min(initial=len(seen) + 1)) - 1)
+    closes = (np.cumsum(seen, axis=0) >= left).any(axis=1)
+    return int(np.argmax(closes)) if closes.any() else len(seen)
+
+
+def add(baselines: Baselines, columns: NDArray[np.int64], levels: NDArray[np.float64], seen: NDArray[np.bool_]) -> None:
+    """Add observations, float64[n, L], that close no block."""
+    filled = baselines.filled[columns]
+    if seen.all() and (filled == filled[:1]).all():
+        begin = int(filled[0]) if len(filled) else 0
+        baselines.block[columns, begin : begin + len(levels)] = _milli_decades(levels).T
+        baselines.filled[columns] = filled + len(levels)
+        return
+    place = filled + np.cumsum(seen, axis=0) - 1
+    rows, layers = np.nonzero(seen)
+    baselines.block[columns[layers], place[rows, layers]] = _milli_decades(levels[rows, layers])
+    baselines.filled[columns] = filled + seen.sum(axis=0)
+
+
+def needed(observations: NDArray[np.int64], every: int) -> NDArray[np.int64]:
+    """Return how many observations make a block at a sampling interval."""
+    return np.minimum(observations, COARSE_OBSERVATIONS) if every >= COARSE_EVERY else observations
+
+
 def observe(
     baselines: Baselines,
     columns: NDArray[np.int64],
@@ -83,13 +111,16 @@ def observe(
     if not seen.all():
         columns, levels, observations = columns[seen], levels[seen], observations[seen]
     filled = baselines.filled[columns]
-    baselines.block[columns, filled] = np.clip(np.round(levels * 1000), LOWEST, -LOWEST).astype(np.int16)
+    baselines.block[columns, filled] = _milli_decades(levels)
     filled = filled + 1
-    needed = np.minimum(observations, COARSE_OBSERVATIONS) if every >= COARSE_EVERY else observations
-    full = filled >= needed
+    full = filled >= needed(observations, every)
     baselines.filled[columns] = np.where(full, 0, filled)
     closing = ((columns[full & (filled == length)], int(length)) for length in np.unique(filled[full]))
     return sum(_close(baselines, layers, length) for layers, length in closing)
+
+
+def _milli_decades(levels: NDArray[np.float64]) -> NDArray[np.int16]:
+    return np.clip(np.round(levels * 1000), LOWEST, -LOWEST).astype(np.int16)
 
 
 def _close(baselines: Baselines, layers: NDArray[np.int64], length: int) -> int:

@@ -1,6 +1,5 @@
 """A batch as arrays: its columns decoded once, every promise of the wire checked; pure."""
 
-import base64
 import binascii
 import json
 from dataclasses import dataclass
@@ -118,6 +117,9 @@ def _learning_rates(columns: Columns, groups: int) -> NDArray[np.float32]:
         number = name.removeprefix("lr")
         if name.startswith("lr") and number.isascii() and number.isdigit() and int(number) < groups:
             steps, values = _untagged(columns, name)
+            if np.array_equal(columns.steps, steps):
+                rates[:, int(number)] = values
+                continue
             _, rows, found = np.intersect1d(columns.steps, steps, assume_unique=True, return_indices=True)
             rates[rows, int(number)] = values[found]
     return rates
@@ -128,6 +130,8 @@ def _untagged(columns: Columns, name: str) -> tuple[NDArray[np.int64], NDArray[n
     mine = [metric for metric in columns.metrics if metric.name == name and metric.tags == "{}"]
     if not mine:
         return np.empty(0, np.int64), np.empty(0, np.float64)
+    if len(mine) == 1 and (np.diff(mine[0].steps) > 0).all():
+        return mine[0].steps, mine[0].values
     steps = np.concatenate([metric.steps for metric in mine])
     values = np.concatenate([metric.values for metric in mine])
     unique, last = np.unique(steps[::-1], return_index=True)
@@ -169,18 +173,32 @@ def _stats(
         points += len(rows) * len(columns)
         if points > LIMITS.max_points:
             raise RequestError(413, "too_large", f"A batch has at most {LIMITS.max_points} points.", field)
-        cells = np.ix_(rows, columns)
-        filled = sent.setdefault(block.stat, np.zeros(state.shape, np.bool_))
-        if filled[cells].any():
-            raise invalid(f"{block.stat} is there twice for a step and layer.", field)
-        filled[cells] = True
-        plane = values.setdefault(block.stat, np.full(state.shape, np.nan, np.float32))
-        plane[cells] = _block_values(block, (len(rows), len(columns)), state[cells], f"{field}.values")
+        if block.layers is None and len(rows) == len(steps) and block.stat not in sent:
+            values[block.stat] = _block_values(block, state.shape, state, f"{field}.values")
+            sent[block.stat] = np.ones(state.shape, np.bool_)
+        else:
+            _add_part(values, sent, block, np.ix_(rows, columns), state, field)
         if block.phase is not None:
-            phases.setdefault(block.stat, np.full(len(steps), NO_PHASE, np.uint8))[rows] = wire.PHASES.index(
-                block.phase
-            )
+            seen = phases.setdefault(block.stat, np.full(len(steps), NO_PHASE, np.uint8))
+            seen[rows] = wire.PHASES.index(block.phase)
     return values, phases
+
+
+def _add_part(
+    values: dict[str, NDArray[np.float32]],
+    sent: dict[str, NDArray[np.bool_]],
+    block: wire.Block,
+    cells: tuple[NDArray[np.intp], ...],
+    state: NDArray[np.uint8],
+    field: str,
+) -> None:
+    filled = sent.setdefault(block.stat, np.zeros(state.shape, np.bool_))
+    if filled[cells].any():
+        raise invalid(f"{block.stat} is there twice for a step and layer.", field)
+    part = _block_values(block, state[cells].shape, state[cells], f"{field}.values")
+    plane = values.setdefault(block.stat, np.full(state.shape, np.nan, np.float32))
+    if part.size:  # nothing can be added to a plane that came whole, and it is read-only
+        filled[cells], plane[cells] = True, part
 
 
 def _check_kind(block: wire.Block, field: str) -> None:
@@ -209,9 +227,11 @@ def _layers(block: wire.Block, width: int, field: str) -> NDArray[np.intp]:
 
 
 def _block_values(
-    block: wire.Block, shape: tuple[int, int], state: NDArray[np.uint8], field: str
+    block: wire.Block, shape: tuple[int, ...], state: NDArray[np.uint8], field: str
 ) -> NDArray[np.float32]:
     values = _column(block.values, np.dtype("<f4"), shape, field)
+    if values.size and values.min() >= 0 and values.max() < np.inf:  # false where one is NaN
+        return values.astype(np.float32, copy=False)
     if np.isinf(values).any():
         raise invalid("An infinity is no value here; the state says nonfinite and the value is NaN.", field)
     if (np.isnan(values) & ((state == MEASURED) | (state == ZERO))).any():
@@ -274,6 +294,6 @@ def _finite(values: NDArray[np.floating], field: str) -> NDArray[np.float64]:
 
 def _unbase64(text: str, field: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
+        return binascii.a2b_base64(text, strict_mode=True)
     except (binascii.Error, ValueError) as error:
         raise invalid(f"This is not base64: {error}.", field) from error

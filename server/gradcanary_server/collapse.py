@@ -3,17 +3,17 @@
 A bare ``absmax < 1e-4`` is wrong both ways: it fires on healthy jobs (lora_A is exactly 0 at a LoRA's start, key
 biases stay at 1e-11 for ever) and says nothing about a layer that fell from 10 to 1e-3. So a layer is held against its
 own past (*fall*), against its siblings, or against a threshold that somebody gave.
+
+What is asked of one step can be asked of many at once: L layers are the last axis.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary_server.layer_rules import LayerRules
-from gradcanary_server.moment import Floats, Mask, Moment
+from gradcanary_server.moment import Floats, Mask, Planes
 from gradcanary_server.observations import Launch
 
 Votes = NDArray[np.int8]
@@ -24,46 +24,61 @@ FEW = 4
 """Layers, of which all but one are not yet all."""
 
 
-def falls(moment: Moment, baseline: Floats) -> Floats:
+def falls(moment: Planes, baseline: Floats) -> Floats:
     """Return decades under the baseline: NaN without one or where nothing was seen, infinite at exact zero."""
     return baseline - moment.level
 
 
-def common(fall: Floats, moment: Moment, alive: Mask, baseline: Floats, view: LayerRules) -> float | None:
-    """Return the decades that (nearly) all layers fell; None until half of the layers alive have a baseline.
+def common(fall: Floats, moment: Planes, alive: Mask, baseline: Floats, view: LayerRules) -> Floats:
+    """Return the decades that (nearly) all layers fell, one number a step; NaN until half of those alive have a
+    baseline.
 
     The 5th percentile, at least the second smallest, over alive layers that are not zero now (few common factors make
     an exact zero) and whose baseline is above ``enter`` (a layer under it at its best shows noise, and noise would pin
-    the percentile at 0). Infinite where all of these are exactly zero: the one factor that does is 0. None when there
+    the percentile at 0). Infinite where all of these are exactly zero: the one factor that does is 0. NaN when there
     is no such layer: then nobody can tell a fall from a rescaled loss. Of few layers the smallest: the second one
     would be a layer that fell.
     """
-    if not alive.any() or 2 * int((alive & ~np.isnan(baseline)).sum()) < int(alive.sum()):
-        return None
+    if not alive.any():
+        return np.full(fall.shape[:-1], np.nan)
+    counted, rank, is_known = _counted(moment, alive, baseline, view)
+    ordered = np.partition(np.where(counted, fall, np.inf), np.unique(rank), axis=-1)
+    return np.where(is_known, np.take_along_axis(ordered, rank[..., None], axis=-1)[..., 0], np.nan)
+
+
+def is_common(fall: Floats, moment: Planes, alive: Mask, baseline: Floats, view: LayerRules, decades: float) -> Mask:
+    """Tell whether (nearly) all layers fell so far, :func:`common` >= ``decades``, which takes no sorting."""
+    counted, rank, is_known = _counted(moment, alive, baseline, view)
+    is_far: Mask = np.count_nonzero(counted & (fall < decades), axis=-1) <= rank
+    return is_far & is_known
+
+
+def _counted(moment: Planes, alive: Mask, baseline: Floats, view: LayerRules) -> tuple[Mask, NDArray[np.int64], Mask]:
+    """Return which layers a common fall is told of, the rank of the one it is, and whether there is one."""
     told = alive & moment.seen & (baseline > view.enter_level)
-    counted = fall[told & ~moment.zero]
-    if not len(counted):
-        return math.inf if told.any() else None
-    rank = max(1, int(COMMON_QUANTILE * (len(counted) - 1))) if len(counted) > FEW else 0
-    return float(np.partition(counted, rank)[rank])
+    counted = told & ~moment.zero
+    number = np.count_nonzero(counted, axis=-1)
+    rank = np.where(number > FEW, np.maximum(1, (COMMON_QUANTILE * (number - 1)).astype(np.int64)), 0)
+    living = np.count_nonzero(alive, axis=-1)
+    known = 2 * np.count_nonzero(alive & ~np.isnan(baseline), axis=-1) >= living
+    return counted, rank, known & (living > 0) & told.any(axis=-1)
 
 
-def by_fall(moment: Moment, view: LayerRules, fall: Floats, shared: float | None) -> Votes:
+def by_fall(moment: Planes, view: LayerRules, fall: Floats, shared: Floats) -> Votes:
     """Vote +1 where a layer is low, far under its baseline, and farther than all fell together."""
     is_low = moment.absmax < view.enter
-    if shared is None or math.isinf(shared):
-        return _votes(np.zeros(len(fall), np.bool_), moment, view, view.by_fall)
-    fell = (fall >= view.fall) & (fall - shared >= view.over_common)
+    with np.errstate(invalid="ignore"):  # infinite is no farther than infinite
+        fell = (fall >= view.fall) & (fall - shared[..., None] >= view.over_common)
     return _votes(is_low & fell, moment, view, view.by_fall)
 
 
-def by_siblings(moment: Moment, view: LayerRules, quartiles: Floats, fall: Floats, shared: float | None) -> Votes:
+def by_siblings(moment: Planes, view: LayerRules, quartiles: Floats, fall: Floats, shared: Floats) -> Votes:
     """Vote +1 where a layer is low and far under the upper quartile of its siblings, without an own fall.
 
     An own fall is judged as such, once falls are looked for. A layer that was exactly zero ever since is unused, not
     collapsed.
     """
-    own = view.by_fall & (fall >= view.fall) & (shared is not None)
+    own = view.by_fall & (fall >= view.fall) & ~np.isnan(shared[..., None])
     unused = moment.zero & np.isnan(fall)
     with np.errstate(divide="ignore", invalid="ignore"):
         under = np.log10(quartiles) - moment.level >= view.siblings
@@ -72,13 +87,13 @@ def by_siblings(moment: Moment, view: LayerRules, quartiles: Floats, fall: Float
     )
 
 
-def by_lateness(moment: Moment, view: LayerRules, baseline: Floats, joined: bool) -> Votes:
+def by_lateness(moment: Planes, view: LayerRules, baseline: Floats, joined: Mask) -> Votes:
     """Vote +1 where a layer is low just after a running job was ``joined``: there is no past to hold it against."""
     known_higher = baseline > view.enter_level
-    return _votes((moment.absmax < view.enter) & ~known_higher & joined, moment, view, view.enabled)
+    return _votes((moment.absmax < view.enter) & ~known_higher & joined[..., None], moment, view, view.enabled)
 
 
-def by_threshold(moment: Moment, view: LayerRules, launch: Launch) -> Votes:
+def by_threshold(moment: Planes, view: LayerRules, launch: Launch) -> Votes:
     """Vote by a threshold that somebody gave, at its word: no evidence, no grace.
 
     It recovers over the same multiple of it that ``exit`` is of ``enter``.
@@ -93,21 +108,26 @@ def by_threshold(moment: Moment, view: LayerRules, launch: Launch) -> Votes:
     return ((under & given).astype(np.int8) - (over & given)).astype(np.int8)
 
 
-def sibling_quartiles(moment: Moment, view: LayerRules) -> Floats:
+def sibling_quartiles(moment: Planes, view: LayerRules) -> Floats:
     """Return the upper quartile of each low layer's siblings, NaN where too few were seen or none is low."""
-    quartiles = np.full(len(moment.absmax), np.nan)
-    low = moment.seen & (moment.absmax < view.enter)
+    quartiles = np.full(moment.absmax.shape, np.nan)
+    low = moment.absmax < view.enter
     for family in view.families:
-        if not low[family.members].any():
-            continue
-        seen = family.members[moment.seen[family.members]]
-        if len(seen) >= family.least:
-            # A value that some layer has, not one between two: where three of four are low, that is how they are.
-            quartiles[seen] = np.quantile(moment.absmax[seen], 0.75, method="lower")
+        if low[..., family.members].any():
+            quartiles[..., family.members] = _quartile(moment.absmax[..., family.members], family.least)
     return quartiles
 
 
-def _votes(bad: Mask, moment: Moment, view: LayerRules, counts: Mask) -> Votes:
+def _quartile(absmax: Floats, least: int) -> Floats:
+    there = ~np.isnan(absmax)
+    number = np.count_nonzero(there, axis=-1)[..., None]
+    # A value that some layer has, not one between two: where three of four are low, that is how they are.
+    rank = np.maximum((0.75 * (number - 1)).astype(np.int64), 0)
+    found = np.take_along_axis(np.sort(absmax, axis=-1), rank, axis=-1)  # NaN last
+    return np.where(there & (number >= least), found, np.nan)
+
+
+def _votes(bad: Mask, moment: Planes, view: LayerRules, counts: Mask) -> Votes:
     # Losing evidence never recovers a layer: only a gradient over ``exit`` does.
     good = moment.absmax > view.exit
     return ((bad & counts).astype(np.int8) - (good & counts)).astype(np.int8)

@@ -9,14 +9,16 @@ row of a run comes first, so that nobody waits in a circle. All other modules wr
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any, cast
 
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import Connection, Row, Table, text
+from sqlalchemy import Connection, Row, Table, Update, bindparam, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -35,11 +37,7 @@ OLDEST_POSTGRESQL = 15
 _PAGES_AT_ONCE = 2000
 """8 MB: some ten milliseconds in which nobody else writes."""
 
-_NOW = {
-    # 'subsec' modifiers need SQLite 3.42; the Julian day carries milliseconds in every version.
-    "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),
-    "postgresql": text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)"),
-}
+_NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
 
 _SNAPSHOT: dict[str, dict[str, Any]] = {
     "sqlite": {},
@@ -67,6 +65,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._engine = open_engine(url)
+        self._writing = self._engine.execution_options(gradcanary_write=True)
         self._dialect = self._engine.dialect.name
         self._writer = threading.Lock() if self._dialect == "sqlite" else None
 
@@ -81,10 +80,8 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """Yield a connection whose changes are on disk when the block ends, or undone when it raises."""
-        with self._queued(), self._engine.connect() as connection:
-            writer = connection.execution_options(gradcanary_write=True)
-            with writer.begin():
-                yield writer
+        with self._queued(), self._writing.connect() as connection, connection.begin():
+            yield connection
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -116,8 +113,10 @@ class Database:
                     keeper.exec_driver_sql(f"SELECT pg_advisory_unlock({_TIDY_LOCK})")
 
     def now(self, connection: Connection) -> float:
-        """Return the unix time by the database's clock, in seconds."""
-        return float(connection.execute(_NOW[self._dialect]).scalar_one())
+        """Return the unix time by the database's clock, in seconds; SQLite's is that of this process."""
+        if self._dialect == "sqlite":
+            return time.time()
+        return float(connection.execute(_NOW).scalar_one())
 
     def migrate(self) -> None:
         """Bring the tables to this version's shape; raises StoreError, also where there is no store to be reached."""
@@ -185,6 +184,18 @@ def insert_new(connection: Connection, table: Table, values: Mapping[str, object
     """
     row = _INSERT[connection.dialect.name](table).values(**values).on_conflict_do_nothing()
     return connection.execute(row.returning(*table.primary_key)).first() is not None
+
+
+def change(connection: Connection, table: Table, key: Mapping[str, object], values: Mapping[str, object]) -> int:
+    """Set columns of the rows that a key names; return how many rows there are."""
+    named = {f"at_{column}": value for column, value in key.items()}
+    return connection.execute(_change(table, tuple(key)), {**named, **values}).rowcount
+
+
+@lru_cache(maxsize=64)
+def _change(table: Table, key: tuple[str, ...]) -> Update:
+    # Made once: to put statements together anew for each batch took longer than to carry them out.
+    return update(table).where(*(table.c[column] == bindparam(f"at_{column}") for column in key))
 
 
 def busy(message: str) -> RequestError:

@@ -6,10 +6,11 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from gradcanary_server.errors import StoreError
@@ -26,7 +27,7 @@ STATEMENT_S = 30
 IDLE_S = 60
 """How long PostgreSQL keeps the locks of a collector that hangs."""
 
-WAL_LIMIT = 64 * 2**20
+WAL_LIMIT = 8 * 2**20
 """Bytes that SQLite's write-ahead log keeps on disk after a checkpoint."""
 
 _EXAMPLES = "sqlite:////srv/gradcanary.db or postgresql://USER:PASSWORD@HOST/NAME"
@@ -162,4 +163,9 @@ def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -
 def _begin_sqlite(connection: Connection) -> None:
     write = connection.get_execution_options().get("gradcanary_write", False)
     # A deferred transaction that reads and then writes fails at once under WAL when another one wrote in between.
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+    # Beside SQLAlchemy, to which it is a statement like any other; its errors are what they were.
+    statement = "BEGIN IMMEDIATE" if write else "BEGIN"
+    try:
+        cast("sqlite3.Connection", connection.connection.driver_connection).execute(statement)
+    except sqlite3.OperationalError as error:
+        raise OperationalError(statement, None, error) from error

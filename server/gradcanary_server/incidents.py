@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, RowMapping, and_, func, or_, select
+from sqlalchemy import BindParameter, Connection, RowMapping, Select, and_, bindparam, func, or_, select
 
 from gradcanary.wire import Brief
 from gradcanary_server import incident_rows
@@ -20,6 +20,30 @@ from gradcanary_server.schema import incident, launch, run, session
 
 RESUME_STEPS = 200
 """A healthy layer of a resumed run recovers within 100 steps by default; what still fires after these has not."""
+
+_OPEN = (
+    select(incident, run.c.name.label("run"))
+    .join(run, run.c.run_id == incident.c.run_id)
+    .where(incident.c.run_id == bindparam("run_id"), incident.c.state == "open")
+    .order_by(incident.c.incident_id)
+)
+
+
+def _ended_on() -> Select[str]:
+    """Return a query for the rules of incidents that other launches ended on, once a launch has gone on."""
+    run_id: BindParameter[int] = bindparam("run_id")
+    launch_no: BindParameter[int] = bindparam("launch_no")
+    reached = select(func.max(session.c.last_step)).where(session.c.run_id == run_id, session.c.launch_no == launch_no)
+    first = select(launch.c.first_step).where(launch.c.run_id == run_id, launch.c.launch_no == launch_no)
+    return select(incident.c.rule).where(
+        incident.c.run_id == run_id,
+        incident.c.resolution == "run_finished",
+        incident.c.launch_no != launch_no,
+        reached.scalar_subquery() >= first.scalar_subquery() + RESUME_STEPS,
+    )
+
+
+_ENDED_ON = _ended_on()
 
 
 @dataclass(frozen=True)
@@ -83,9 +107,8 @@ def close_run(connection: Connection, run_id: int, step: int, now: float, resolu
 
 def open_briefs(connection: Connection, run_id: int, public_url: str) -> tuple[Brief, ...]:
     """Return the open incidents of a run as its agent hears of them."""
-    query = select(incident, run.c.name.label("run")).join(run, run.c.run_id == incident.c.run_id)
-    query = query.where(incident.c.run_id == run_id, incident.c.state == "open").order_by(incident.c.incident_id)
-    return tuple(_brief(row, public_url) for row in connection.execute(query).mappings())
+    rows = connection.execute(_OPEN, {"run_id": run_id}).mappings()
+    return tuple(_brief(row, public_url) for row in rows)
 
 
 def page(public_url: str, run_name: str, incident_id: int) -> str:
@@ -121,15 +144,8 @@ def _unrecovered(connection: Connection, run_id: int, launch_no: int) -> list[Ca
 
     The fold keeps what fires over launches and says nothing new about it, so that nobody else would speak of them.
     """
-    reached = select(func.max(session.c.last_step)).where(session.c.run_id == run_id, session.c.launch_no == launch_no)
-    first = select(launch.c.first_step).where(launch.c.run_id == run_id, launch.c.launch_no == launch_no)
-    rules = select(incident.c.rule).where(
-        incident.c.run_id == run_id,
-        incident.c.resolution == "run_finished",
-        incident.c.launch_no != launch_no,
-        reached.scalar_subquery() >= first.scalar_subquery() + RESUME_STEPS,
-    )
-    latest = [incident_rows.latest(connection, run_id, rule) for rule in set(connection.scalars(rules))]
+    rules = connection.scalars(_ENDED_ON, {"run_id": run_id, "launch_no": launch_no})
+    latest = [incident_rows.latest(connection, run_id, rule) for rule in set(rules)]
     return [case for case in latest if case and case.incident.resolution == "run_finished" and case.is_firing]
 
 

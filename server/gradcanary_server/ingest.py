@@ -9,7 +9,7 @@ import hashlib
 import logging
 
 import numpy as np
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, select
 
 from gradcanary import wire
 from gradcanary_server import (
@@ -25,18 +25,22 @@ from gradcanary_server import (
     spark,
 )
 from gradcanary_server.batches import Columns
-from gradcanary_server.database import Database, Record
+from gradcanary_server.database import Database, Record, change
 from gradcanary_server.encoding import encode
 from gradcanary_server.errors import RequestError, invalid
-from gradcanary_server.fold import FoldState, fold
+from gradcanary_server.fold import fold
+from gradcanary_server.fold_states import FoldStates
 from gradcanary_server.gaps import note_gaps
 from gradcanary_server.gathering import Gathering
+from gradcanary_server.layer_rules import compile_rules
 from gradcanary_server.layers import KnownSet, KnownSets
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.observations import Change, Launch
 from gradcanary_server.requests import LIMITS
 from gradcanary_server.rules import Rules
-from gradcanary_server.schema import batch, fold_state, run
+from gradcanary_server.schema import batch, run
+
+_APPEND = insert(batch)
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class Ingest:
         self._sets = sets
         self._log = log
         self._public_url = public_url
+        self._states = FoldStates()
 
     def hello(self, run_name: str, session_id: str, raw: bytes, sent: float | None = None) -> wire.Reply:
         """Store a hello, the first or a fuller one; ``sent`` is the time at which it was, by the sender's clock."""
@@ -83,7 +88,10 @@ class Ingest:
                 self._gather(connection, row.run_id, row.launch_no, now, piece)
             elif not row.draws:
                 attribution.attribute(connection, row.run_id, row.launch_no, row.rank, [piece])
-            return self._reply(connection, row.run_id, "stored", seq + 1)
+            reply = self._reply(connection, row.run_id, "stored", seq + 1)
+        if row.draws or row.local_numels is not None:
+            self._log.keep((row.run_id, session_id, seq), columns)
+        return reply
 
     def heartbeat(self, run_name: str, session_id: str, raw: bytes) -> wire.Reply:
         """Note a sign of life."""
@@ -160,20 +168,19 @@ class Ingest:
     def _fold(
         self, connection: Connection, run_row: Record, row: Record, launched: Launch, columns: Columns, now: float
     ) -> tuple[Change, ...]:
-        groups = 1 + max((facts.group for facts in launched.layers if facts.group is not None), default=-1)
-        samples = batches.samples(columns, groups)
-        state, changes = fold(_fold_state(connection, row.run_id), launched, samples, self._rules)
+        samples = batches.samples(columns, compile_rules(launched.layers, self._rules).groups)
+        state, changes = fold(self._states.read(connection, row.run_id), launched, samples, self._rules)
         values: dict[str, object] = {"low": state.low_count()}
         is_present = state.progress.launch == launched.number  # one that was replaced says nothing of the present
         if is_present:
             self._record(connection, run_row, row.launch_no, changes, now)
-            _store_fold_state(connection, row.run_id, state)
+            self._states.write(connection, row.run_id, state)
             if len(columns.steps):
                 values["step"] = int(columns.steps[-1])
         if "absmax" in columns.values:
             line = spark.Spark.unpack(run_row.spark)
             values["spark"] = line.add(columns.steps, spark.levels(columns.values["absmax"])).pack()
-        connection.execute(update(run).where(run.c.run_id == row.run_id).values(**values))
+        change(connection, run, {"run_id": row.run_id}, values)
         return changes if is_present else ()
 
     def _record(
@@ -236,20 +243,8 @@ def _append(
     steps = np.concatenate([columns.steps, *(metric.steps for metric in columns.metrics)])
     first, last = (int(steps.min()), int(steps.max())) if len(steps) else (None, None)
     place = {"run_id": row.run_id, "session": row.session, "seq": seq, "launch_no": row.launch_no}
-    connection.execute(
-        insert(batch).values(**place, sha256=digest, received=now, first_step=first, last_step=last, body=raw)
-    )
-
-
-def _fold_state(connection: Connection, run_id: int) -> FoldState:
-    packed = connection.execute(select(fold_state.c.packed).where(fold_state.c.run_id == run_id)).scalar_one_or_none()
-    return FoldState.empty() if packed is None else FoldState.unpack(packed)
-
-
-def _store_fold_state(connection: Connection, run_id: int, state: FoldState) -> None:
-    mine = update(fold_state).where(fold_state.c.run_id == run_id).values(packed=state.pack())
-    if connection.execute(mine).rowcount == 0:
-        connection.execute(insert(fold_state).values(run_id=run_id, packed=state.pack()))
+    told = {"sha256": digest, "received": now, "first_step": first, "last_step": last, "body": raw}
+    connection.execute(_APPEND, {**place, **told})
 
 
 def _note_progress(connection: Connection, row: Record, seq: int, columns: Columns, begins: int, now: float) -> None:

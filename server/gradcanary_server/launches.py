@@ -6,7 +6,7 @@ come by ``gradcanary sync`` when the next one is long under way.
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from gradcanary import wire
 from gradcanary_server.database import Record
@@ -18,10 +18,12 @@ CLOCK_S = 5.0
 ORDER = (launch.c.started, launch.c.launch_no)
 """The columns that put the one that began first first."""
 
+_IN_ORDER = select(launch).where(launch.c.run_id == bindparam("run_id")).order_by(*ORDER)
+
 
 def in_order(connection: Connection, run_id: int) -> Sequence[Record]:
     """Return the rows of the launches of a run, the one that began first first."""
-    return connection.execute(select(launch).where(launch.c.run_id == run_id).order_by(*ORDER)).all()
+    return connection.execute(_IN_ORDER, {"run_id": run_id}).all()
 
 
 def places(connection: Connection, run_id: int) -> dict[int, int]:

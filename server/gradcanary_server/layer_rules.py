@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import Generic, NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -19,6 +19,7 @@ _DIGITS = re.compile(r"\d+")
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Value = TypeVar("Value")
 
 
 class Family(NamedTuple):
@@ -34,7 +35,7 @@ class LayerRules:
 
     ``columns`` int64[L] are their layer numbers, ``shapes`` uint32[L] a checksum of their shapes; ``enter_level`` and
     ``exit_level`` are log10; ``by_fall``, ``by_siblings``, ``by_threshold`` tell which evidence counts where;
-    ``families`` are the siblings.
+    ``families`` are the siblings; ``groups`` is the number of the launch's parameter groups.
     """
 
     columns: NDArray[np.int64]
@@ -52,16 +53,35 @@ class LayerRules:
     fire_after: NDArray[np.float32]
     resolve_after: NDArray[np.float32]
     families: tuple[Family, ...]
+    groups: int
 
-    @property
+    @cached_property
     def enter_level(self) -> Floats:
         level: Floats = np.log10(self.enter)
         return level
 
 
-@lru_cache(maxsize=256)
 def compile_rules(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
     """Return what holds for each layer of a launch."""
+    return _compiled(_Same(layers), _Same(rules))
+
+
+class _Same(Generic[Value]):
+    """A value that is equal to itself alone: to hash and compare 500 layers took longer than to fold five steps."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+
+@lru_cache(maxsize=256)
+def _compiled(same_layers: _Same[tuple[LayerFacts, ...]], same_rules: _Same[Rules]) -> LayerRules:
+    layers, rules = same_layers.value, same_rules.value
     mine = [rules.collapse_of(layer.name) for layer in layers]
 
     def floats(attribute: str) -> Floats:
@@ -87,6 +107,7 @@ def compile_rules(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
         fire_after=floats("fire_after_steps").astype(np.float32),
         resolve_after=floats("resolve_after_steps").astype(np.float32),
         families=_families(layers, mine),
+        groups=1 + max((layer.group for layer in layers if layer.group is not None), default=-1),
     )
 
 

@@ -32,10 +32,6 @@ class KnownSet:
     numbers: NDArray[np.int32]
     numel: NDArray[np.int64]
 
-    def groups(self) -> int:
-        """Return how many parameter groups the layers name."""
-        return 1 + max((facts.group for facts in self.facts if facts.group is not None), default=-1)
-
 
 class KnownSets:
     """Layer sets that this process has read; they never change, so they are kept."""

@@ -97,10 +97,11 @@ class Log:
         this = (batch.c.run_id == run_id) & (batch.c.session == row.session) & (batch.c.seq == row.seq)
         body = connection.execute(select(batch.c.body).where(this)).scalar_one()
         columns = batches.decode(requests.batch(body))
-        self._keep(key, columns)
+        self.keep(key, columns)
         return columns
 
-    def _keep(self, key: tuple[int, str, int], columns: Columns) -> None:
+    def keep(self, key: tuple[int, str, int], columns: Columns) -> None:
+        """Keep a batch that was decoded, by run, session and seq; it must be committed, and never changes."""
         with self._lock:
             if key in self._decoded:
                 return

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from gradcanary_server.batches import MetricColumn
 from gradcanary_server.errors import invalid
@@ -14,6 +14,9 @@ from gradcanary_server.schema import metric
 
 MAX_SERIES = 10_000
 """Of a run: name and tags."""
+
+_KNOWN = select(metric.c.name, metric.c.tags, metric.c.launch_no).where(metric.c.run_id == bindparam("run_id"))
+_CHANGE = update(metric).where(metric.c.run_id == bindparam("at_run_id"), metric.c.series == bindparam("at_series"))
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,9 @@ def note(
 
     Where there are too many it raises RequestError 422, or, unless ``is_refused``, keeps none of the new ones.
     """
-    known: dict[tuple[str, str], int] = {
-        (row.name, row.tags): row.launch_no
-        for row in connection.execute(select(metric).where(metric.c.run_id == run_id))
-    }
+    rows = connection.execute(_KNOWN, {"run_id": run_id})
+    known: dict[tuple[str, str], int] = {(row.name, row.tags): row.launch_no for row in rows}
+    changed: list[dict[str, object]] = []
     for column in columns:
         if len(column.steps) == 0:
             continue
@@ -58,9 +60,10 @@ def note(
             connection.execute(insert(metric).values(**row, **values))
         elif known[key] not in newer:
             # Also when the step is lower: a resumed run went back, and its newest launch speaks.
-            this = (metric.c.run_id == run_id) & (metric.c.series == _key(*key))
-            connection.execute(update(metric).where(this).values(**values))
+            changed.append({"at_run_id": run_id, "at_series": _key(*key), **values})
         known.setdefault(key, launch_no)
+    if changed:
+        connection.execute(_CHANGE, changed)
 
 
 def of_run(connection: Connection, run_id: int) -> list[Series]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,21 @@ MEASURED, ZERO, NONFINITE = (wire.STATES.index(state) for state in ("measured", 
 
 BY_SCALER, BY_LOOP = 1, 2
 """Who skipped a window."""
+
+
+class Planes(Protocol):
+    """What was seen of L layers at a step, [L], or at n of them, [n, L]."""
+
+    @property
+    def absmax(self) -> Floats: ...
+    @property
+    def norm(self) -> Floats: ...
+    @property
+    def level(self) -> Floats: ...
+    @property
+    def seen(self) -> Mask: ...
+    @property
+    def zero(self) -> Mask: ...
 
 
 @dataclass(frozen=True)
@@ -41,27 +56,70 @@ class Moment:
     lr: NDArray[np.float32]
 
 
-def moments(samples: Samples) -> Iterator[Moment]:
-    """Return the steps of some samples one by one; a partial sample is seen by no rule."""
-    shape = samples.state.shape
-    unknown = np.full(shape, np.nan, np.float32)
-    measured = (samples.state == MEASURED) | (samples.state == ZERO)
-    absmax = np.where(measured, samples.values.get("absmax", unknown), np.nan).astype(np.float64)
-    norm = np.where(measured, samples.values.get("norm", unknown), np.nan).astype(np.float64)
-    with np.errstate(divide="ignore"):
-        level = np.log10(absmax)
-    seen, nonfinite = ~np.isnan(absmax), samples.state == NONFINITE
-    for row, step in enumerate(samples.steps.tolist()):
-        yield Moment(
-            step=step,
+@dataclass(frozen=True)
+class Moments:
+    """Sampled steps, int64[n] rising, with their planes [n, L]: what :class:`Moment` holds, for all of them."""
+
+    steps: NDArray[np.int64]
+    every: int
+    skipped: NDArray[np.uint8]
+    can_fall: Mask
+    absmax: Floats
+    norm: Floats
+    level: Floats
+    seen: Mask
+    zero: Mask
+    nonfinite: Mask
+    lr: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, samples: Samples, layers: int) -> Moments:
+        """Return the steps of some samples of so many layers; a partial sample is seen by no rule."""
+        state = samples.state.reshape(len(samples.steps), layers)  # without steps, samples do not know their layers
+        measured = (state == MEASURED) | (state == ZERO)
+        absmax, norm = (_known(samples, stat, measured) for stat in ("absmax", "norm"))
+        with np.errstate(divide="ignore"):
+            level = np.log10(absmax)
+        return cls(
+            steps=samples.steps,
             every=samples.every,
-            skipped=int(samples.skipped[row]),
-            can_fall=int(samples.phase[row]) != POST_CLIP,
-            absmax=absmax[row],
-            norm=norm[row],
-            level=level[row],
-            seen=seen[row],
-            zero=absmax[row] == 0,
-            nonfinite=nonfinite[row],
-            lr=samples.lr[row],
+            skipped=samples.skipped,
+            can_fall=samples.phase != POST_CLIP,
+            absmax=absmax,
+            norm=norm,
+            level=level,
+            seen=~np.isnan(absmax),
+            zero=absmax == 0,
+            nonfinite=state == NONFINITE,
+            lr=samples.lr,
         )
+
+    def between(self, begin: int, end: int) -> Moments:
+        """Return the steps from one row to before another."""
+        planes = {name: getattr(self, name)[begin:end] for name in self.__dataclass_fields__ if name != "every"}
+        return Moments(every=self.every, **planes)
+
+    def at(self, row: int) -> Moment:
+        """Return one of the steps."""
+        return Moment(
+            step=int(self.steps[row]),
+            every=self.every,
+            skipped=int(self.skipped[row]),
+            can_fall=bool(self.can_fall[row]),
+            absmax=self.absmax[row],
+            norm=self.norm[row],
+            level=self.level[row],
+            seen=self.seen[row],
+            zero=self.zero[row],
+            nonfinite=self.nonfinite[row],
+            lr=self.lr[row],
+        )
+
+
+def _known(samples: Samples, stat: str, measured: Mask) -> Floats:
+    if stat not in samples.values:
+        return np.full(measured.shape, np.nan)
+    known = samples.values[stat].astype(np.float64).reshape(measured.shape)
+    if not measured.all():
+        known[~measured] = np.nan
+    return known

@@ -1,7 +1,8 @@
 """Named arrays as bytes for the store: lossless, small, self-describing; pure.
 
 Bytes of equal weight lie together (byte shuffle), so that the exponents of neighbours, which hardly differ, compress;
-zstd level 1 on top. An array of one value is kept as that value.
+zstd level 1 on top. Neighbours are the steps of one layer, then the next layer. An array of one value is kept as that
+value.
 """
 
 import json
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 Arrays = dict[str, NDArray[np.generic]]
 
 _LENGTH = struct.Struct("<I")
-_CONSTANT, _SHUFFLED, _DIFFERENCES = "constant", "shuffled", "differences"
+_CONSTANT, _SHUFFLED, _TURNED, _DIFFERENCES = "constant", "shuffled", "turned", "differences"
 
 
 def pack(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
@@ -49,6 +50,8 @@ def _encoded(values: NDArray[np.generic]) -> tuple[str, bytes]:
         return _CONSTANT, first.tobytes()
     if little.dtype == np.int64 and little.ndim == 1:
         return _DIFFERENCES, _shuffled(np.diff(little, prepend=0))
+    if little.ndim == 2:
+        return _TURNED, _shuffled(little.T)
     return _SHUFFLED, _shuffled(little)
 
 
@@ -56,7 +59,10 @@ def _decoded(raw: bytes, dtype: np.dtype[np.generic], shape: tuple[int, ...], ho
     if how == _CONSTANT:
         return np.broadcast_to(np.frombuffer(raw, dtype)[0], shape)
     planes = np.frombuffer(raw, np.uint8).reshape(dtype.itemsize, -1)
-    values = np.ascontiguousarray(planes.T).view(dtype).reshape(shape)
+    values = np.ascontiguousarray(planes.T).view(dtype)
+    if how == _TURNED:
+        return np.ascontiguousarray(values.reshape(shape[::-1]).T)
+    values = values.reshape(shape)
     return np.cumsum(values) if how == _DIFFERENCES else values
 
 

@@ -46,7 +46,7 @@ class Reader(Generic[Message]):
 
     def read(self, raw: bytes) -> Message:
         """Return the message in a body; raises RequestError 400 when it is no JSON, 422 when it is another message."""
-        if raw.count(b"{") > MAX_OBJECTS:
+        if len(raw) > MAX_OBJECTS and raw.count(b"{") > MAX_OBJECTS:
             raise invalid(f"A body may hold at most {MAX_OBJECTS} objects.")
         try:
             message: Message = self._validator.validate_json(raw)
@@ -83,6 +83,14 @@ def check_names(run: str, session: str) -> None:
         raise invalid("A run name has 1 to 100 of A-Z a-z 0-9 . _ - and does not start with a dot.", "run")
     if not _ID.match(session):
         raise invalid("A session id has 1 to 64 of A-Z a-z 0-9 . _ - and does not start with a dot.", "session")
+
+
+def seq(text: str) -> int:
+    """Return the number of a batch in a path; raises RequestError 422."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_STEP)) else -1
+    if not 0 <= number <= MAX_STEP:
+        raise invalid(f"The number of a batch is 0 to {MAX_STEP}.", "seq")
+    return number
 
 
 def is_run_name(text: str) -> bool:

@@ -22,6 +22,8 @@ def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ..
        that did not fire, grace, open blocks, losses and learning rates begin anew.
     """
     columns = view.columns
+    if _is_known(state, launch, view):
+        return ()
     state.make_room(int(columns.max(initial=-1)) + 1, int(view.observations.max(initial=0)))
     is_new = launch.number != state.progress.launch
     reshaped = (state.shapes[columns] != UNKNOWN_SHAPE) & (state.shapes[columns] != view.shapes)
@@ -38,6 +40,19 @@ def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ..
     state.shapes[columns] = view.shapes
     state.resolve_after[columns] = view.resolve_after
     return gone
+
+
+def _is_known(state: FoldState, launch: Launch, view: LayerRules) -> bool:
+    """Tell whether this launch came with these very layers and rules before."""
+    columns = view.columns
+    return bool(
+        launch.number == state.progress.launch
+        and int(columns.max(initial=-1)) < len(state.present)
+        and int(view.observations.max(initial=0)) <= state.baselines.block.shape[1]
+        and state.present[columns].all()
+        and (state.shapes[columns] == view.shapes).all()
+        and (state.resolve_after[columns] == view.resolve_after).all()
+    )
 
 
 def _begin(state: FoldState, launch: Launch) -> None:

@@ -49,6 +49,6 @@ def level(losses: Floats) -> float | None:
     return float(np.median(losses))
 
 
-def remember(losses: Floats, loss: float) -> Floats:
-    """Return the losses with one more, as many as are kept."""
-    return np.append(losses[-(LOSSES - 1) :], loss)
+def remember(losses: Floats, more: Floats) -> Floats:
+    """Return the losses with some more, as many as are kept."""
+    return np.concatenate([losses, more])[-LOSSES:]

@@ -4,14 +4,16 @@ Every function runs inside a write transaction that holds the run's row: it orde
 """
 
 import json
+from collections import namedtuple
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from gradcanary import wire
 from gradcanary_server import incidents, launches, layers
-from gradcanary_server.database import Record, insert_new
+from gradcanary_server.database import Record, change, insert_new
 from gradcanary_server.deletion import check_deleted
 from gradcanary_server.errors import RequestError
 from gradcanary_server.requests import MAX_FACTS
@@ -20,15 +22,22 @@ from gradcanary_server.schema import run, session
 SILENT = "silent"
 """How a session ended that had said nothing of an end when a newer launch of its run was there."""
 
+# Made once: to put them together anew took longer than to ask them.
+_LOCK = (
+    select(run, session)
+    .select_from(run.join(session, session.c.run_id == run.c.run_id))  # PostgreSQL locks in this order
+    .where(run.c.name == bindparam("name"), session.c.session == bindparam("session"))
+    .with_for_update()
+)
+_Run, _Session = namedtuple("_Run", run.c.keys()), namedtuple("_Session", session.c.keys())  # noqa: PYI024 -- of tables
+_REVISION = update(run).where(run.c.run_id == bindparam("at_run_id")).values(revision=run.c.revision + 1)
+
 
 def lock(connection: Connection, run_name: str, session_id: str) -> tuple[Record, Record]:
     """Return a run's row and its session's, held until the transaction ends; raises RequestError 404."""
-    mine = connection.execute(select(run).where(run.c.name == run_name).with_for_update()).one_or_none()
-    if mine is not None:
-        its = select(session).where(session.c.run_id == mine.run_id, session.c.session == session_id)
-        found = connection.execute(its.with_for_update()).one_or_none()
-        if found is not None:
-            return mine, found
+    found = connection.execute(_LOCK, {"name": run_name, "session": session_id}).one_or_none()
+    if found is not None:
+        return cast("Record", _Run(*found[: len(run.c)])), cast("Record", _Session(*found[len(run.c) :]))
     check_deleted(connection, run_name, session_id)
     raise RequestError(404, "unknown_session", f"No hello of session {session_id!r} of run {run_name!r} came here.")
 
@@ -131,14 +140,13 @@ def close_incidents(connection: Connection, run_id: int, now: float) -> None:
 
 def touch(connection: Connection, row: Record, now: float, **values: object) -> None:
     """Note that a session was heard of; one whose launch was replaced stays silent, and its run as it is."""
-    its = (session.c.run_id == row.run_id) & (session.c.session == row.session)
-    connection.execute(update(session).where(its).values(last_seen=now, **values))
+    change(connection, session, {"run_id": row.run_id, "session": row.session}, {"last_seen": now, **values})
     revise(connection, row.run_id, last_seen=now)
 
 
 def revise(connection: Connection, run_id: int, **values: object) -> None:
     """Change a run's row and count it: pages look again."""
-    connection.execute(update(run).where(run.c.run_id == run_id).values(revision=run.c.revision + 1, **values))
+    connection.execute(_REVISION, {"at_run_id": run_id, **values})
 
 
 def _join_run(connection: Connection, name: str, hello: wire.Hello, now: float) -> Record:

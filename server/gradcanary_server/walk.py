@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary_server import baselines, changes, collapse, roster, scale_drop
+from gradcanary_server.aging import age, joined_steps
 from gradcanary_server.changes import INFORMATION, NOTHING, SEVERITIES, Sight
 from gradcanary_server.fold_state import (
     COLLAPSE,
@@ -25,6 +26,7 @@ from gradcanary_server.fold_state import (
     Progress,
 )
 from gradcanary_server.layer_rules import compile_rules
+from gradcanary_server.losses import Loss
 from gradcanary_server.moment import BY_SCALER, Floats, Moment
 from gradcanary_server.observations import Change, Launch
 from gradcanary_server.rules import Grace, Rules
@@ -33,16 +35,10 @@ from gradcanary_server.scores import MAX_WEIGHT_IDLE, Cast, count
 AT_ONCE = 1.0
 """``fire_after`` of a rule that one observation decides."""
 
+UNKNOWN = np.array(np.nan)
+"""A common fall."""
+
 _WHOLE_RUN = np.zeros(1, np.int64)
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A loss of a step, and who skipped that step: 0 nobody, or not known."""
-
-    step: int
-    value: float
-    skipped: int
 
 
 class Walk:
@@ -54,7 +50,7 @@ class Walk:
         self._rules = rules
         self._view = compile_rules(launch.layers, rules)
         self.gone = roster.call(state, launch, self._view)
-        self._standing = changes.standing(state)
+        self._standing: changes.Standing | None = None
         self._tipped = False
         self._at_once = np.full(len(launch.layers), AT_ONCE, np.float32)
         self._no_siblings = np.full(len(launch.layers), np.nan)
@@ -63,6 +59,7 @@ class Walk:
     def take(self, event: Moment | Loss) -> Iterator[Change]:
         """Fold one event and return what it changed."""
         self._tipped = False
+        self._standing = self._standing or changes.standing(self.state)
         sight = self._hear(event) if isinstance(event, Loss) else self._observe(event)
         if self._tipped:
             before, self._standing = self._standing, changes.standing(self.state)
@@ -72,7 +69,7 @@ class Walk:
         state, rule = self.state, self._rules.nonfinite
         state.progress = replace(state.progress, last_loss_step=loss.step)
         if not loss.skipped:  # A skipped window feeds only nonfinite.
-            state.losses = scale_drop.remember(state.losses, loss.value)
+            state.losses = scale_drop.remember(state.losses, np.array([loss.value]))
         # The step itself comes after its loss, so the row it belongs to is one longer than known.
         counts = loss.skipped != BY_SCALER or state.progress.skipped + 1 >= rule.skipped_in_row
         if math.isfinite(loss.value):
@@ -88,7 +85,7 @@ class Walk:
         if moment.skipped:
             return Sight(moment.step, view.columns, moment.absmax, self._no_siblings)
         low = (moment.absmax < view.enter) & view.enabled
-        shared = self._watch_falls(moment) if moment.can_fall and state.progress.grace_over else None
+        shared = self._watch_falls(moment) if moment.can_fall and state.progress.grace_over else UNKNOWN
         siblings = self._no_siblings
         if self._has_threshold:
             self._count(THRESHOLD, moment, collapse.by_threshold(moment, view, self._launch))
@@ -98,7 +95,7 @@ class Walk:
         # A layer that was not seen is as low as it was: missing data decides nothing.
         state.low[view.columns] = np.where(moment.seen, low, state.low[view.columns])
         state.low[view.columns] &= ~state.scores.firing[COLLAPSE][:, view.columns].any(axis=0)
-        return Sight(moment.step, view.columns, moment.absmax, siblings, shared)
+        return Sight(moment.step, view.columns, moment.absmax, siblings, None if np.isnan(shared) else float(shared))
 
     def _count_nonfinite(self, moment: Moment) -> None:
         rule, progress = self._rules.nonfinite, self.state.progress
@@ -108,8 +105,8 @@ class Walk:
         votes = ((moment.nonfinite & counts).astype(np.int8) - good).astype(np.int8)
         self._count(NONFINITE, moment, votes, self._at_once, progress.skipped_since if by_scaler else moment.step)
 
-    def _watch_falls(self, moment: Moment) -> float | None:
-        """Move the baselines and count scale_drop; return the common fall, None while it is not known."""
+    def _watch_falls(self, moment: Moment) -> Floats:
+        """Move the baselines and count scale_drop; return the common fall, NaN while it is not known."""
         state, columns, view = self.state, self._view.columns, self._view
         state.alive[columns] |= moment.seen & ~moment.zero
         rose = baselines.observe(state.baselines, columns, moment.level, view.observations, moment.every)
@@ -119,8 +116,8 @@ class Walk:
             state.progress = replace(state.progress, loss_level=scale_drop.level(state.losses))
         fall = collapse.falls(moment, baseline)
         shared = collapse.common(fall, moment, state.alive[columns], baseline, view)
-        if shared is not None and self._rules.scale_drop.enabled:
-            self._count_scale_drop(moment, shared)
+        if not np.isnan(shared) and self._rules.scale_drop.enabled:
+            self._count_scale_drop(moment, float(shared))
         return shared
 
     def _count_scale_drop(self, moment: Moment, shared: float) -> None:
@@ -154,7 +151,7 @@ class Walk:
             return max(current, found)
         return current
 
-    def _count_evidence(self, moment: Moment, shared: float | None) -> Floats:
+    def _count_evidence(self, moment: Moment, shared: Floats) -> Floats:
         """Count what shows that low layers were higher before; return the upper quartiles of siblings."""
         state, view, launch = self.state, self._view, self._launch
         siblings = collapse.sibling_quartiles(moment, view)
@@ -164,8 +161,9 @@ class Walk:
         fall = collapse.falls(moment, baseline)
         self._count(FALL, moment, collapse.by_fall(moment, view, fall, shared))
         self._count(SIBLINGS, moment, collapse.by_siblings(moment, view, siblings, fall, shared))
-        # As long as grace, and long enough for the observations that fire, however few are sampled.
-        joined = launch.late and moment.step - launch.first_step < max(self._rules.grace.steps, 10 * moment.every)
+        joined = np.array(
+            launch.late and moment.step - launch.first_step < joined_steps(self._rules.grace, moment.every)
+        )
         self._count(LATE, moment, collapse.by_lateness(moment, view, baseline, joined))
         return siblings
 
@@ -198,16 +196,7 @@ def _advance(progress: Progress, moment: Moment, launch: Launch, grace: Grace) -
         skipped=progress.skipped + min(moment.every, MAX_WEIGHT_IDLE) if by_scaler else 0,
         skipped_since=begun if by_scaler else -1,
     )
-    # A scheduler does not move on in a skipped window, and that does not end a warm-up.
-    return moved if moment.skipped else _age(moved, moment, launch, grace)
-
-
-def _age(progress: Progress, moment: Moment, launch: Launch, grace: Grace) -> Progress:
-    """Return whether grace is over; a learning rate that was not logged here may still be rising."""
-    given = moment.lr.tolist()
-    last = progress.lr if len(progress.lr) == len(given) else (math.nan,) * len(given)
-    rates = tuple(then if math.isnan(now) else now for now, then in zip(given, last, strict=True))
-    rising = any(now > then or math.isnan(now) > math.isnan(then) for now, then in zip(given, last, strict=True))
-    age = moment.step - launch.first_step
-    is_over = age >= grace.max_steps or (age >= grace.steps and not rising)
-    return replace(progress, lr=rates, grace_over=progress.grace_over or is_over)
+    if moment.skipped:
+        return moved  # A scheduler does not move on in a skipped window, and that does not end a warm-up.
+    lr, over = age(moved, np.array([moment.step]), moment.lr[None], launch, grace)
+    return replace(moved, lr=lr, grace_over=bool(over[0]))

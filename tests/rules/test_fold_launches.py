@@ -68,6 +68,17 @@ def test_stragglers_of_an_older_launch_and_replays_are_not_folded():
         assert changes == ()
 
 
+def test_losses_come_without_samples_where_few_steps_are_sampled():
+    none = np.empty((0, 0))
+    alone = replace(
+        Trace(healthy(0)).samples(), state=none.astype(np.uint8), values={"absmax": none.astype(np.float32)}
+    )
+    losses = replace(alone, loss_steps=np.arange(1, 4), loss=np.array([0.5, np.nan, 0.25]))
+    state, changes = fold(run(Trace(healthy(1)))[0], launch(), losses, Rules())
+    assert [(change.step, change.kind) for change in changes] == [(2, "fired")]
+    assert state.losses.tolist()[-1] == 0.25
+
+
 def test_late_losses_are_not_folded():
     state, _ = run(Trace(healthy(100), loss=np.ones(100)))
     late = replace(Trace(healthy(1), first=100).samples(), loss_steps=np.array([40]), loss=np.array([np.nan]))

@@ -10,8 +10,11 @@ from slow_score import history
 from traces import Trace, launch, lora, run
 
 from gradcanary_server.fold import FoldState
+from gradcanary_server.losses import Losses
+from gradcanary_server.moment import Moments
 from gradcanary_server.rules import Collapse, Grace, Nonfinite, Rules
 from gradcanary_server.scores import Cast, Scores, count
+from gradcanary_server.walk import Walk
 
 # Short counts, so that short streams come to everything.
 QUICK = Rules(
@@ -60,6 +63,18 @@ def test_any_cutting_gives_the_same_bytes_and_changes(trace, of, cuts):
     cut, found = run(trace, of, QUICK, cuts=tuple(each for each in cuts if each < len(trace.absmax)))
     assert cut.pack() == whole.pack()
     assert found == changes
+
+
+@settings(deadline=None, max_examples=60)
+@given(traces(), launches)
+def test_what_is_folded_at_once_is_what_one_step_after_the_other_makes(trace, of):
+    at_once, changes = run(trace, of, QUICK)
+    walk, samples = Walk(FoldState.empty(), of, QUICK), trace.samples()
+    moments, losses = Moments.of(samples, LAYERS), Losses.of(samples, -1)
+    events = [losses.at(place) for place in range(len(losses))] + [moments.at(row) for row in range(len(moments.steps))]
+    found = [change for event in sorted(events, key=lambda event: event.step) for change in walk.take(event)]
+    assert at_once.pack() == walk.state.pack()
+    assert changes == tuple(found)
 
 
 @settings(deadline=None, max_examples=30)

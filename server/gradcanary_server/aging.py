@@ -1,0 +1,41 @@
+"""How far a launch is: its grace, which are its first steps and those at which the learning rate still rises. Pure."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server.fold_state import Progress
+from gradcanary_server.moment import Mask
+from gradcanary_server.observations import Launch
+from gradcanary_server.rules import Grace
+
+
+def age(
+    progress: Progress, steps: NDArray[np.int64], given: NDArray[np.float32], launch: Launch, grace: Grace
+) -> tuple[tuple[float, ...], Mask]:
+    """Return the learning rates after these steps, and for each step whether grace is over.
+
+    ``given`` is float32[n, groups], n at least 1; a rate that was not logged at a step (NaN) may still be rising.
+    """
+    if progress.grace_over and not np.isnan(given[-1]).any():
+        return tuple(given[-1].tolist()), np.ones(len(steps), np.bool_)
+    groups = given.shape[1]
+    last = progress.lr if len(progress.lr) == groups else (math.nan,) * groups
+    rates = np.vstack([np.array(last, np.float64)[None], given])
+    logged = np.where(np.isnan(rates), 0, np.arange(len(rates))[:, None])
+    known = np.take_along_axis(rates, np.maximum.accumulate(logged, axis=0), axis=0)
+    now, then = rates[1:], known[:-1]
+    rising = ((now > then) | (np.isnan(now) & ~np.isnan(then))).any(axis=1)
+    ages = steps - launch.first_step
+    is_over = (ages >= grace.max_steps) | ((ages >= grace.steps) & ~rising)
+    return tuple(known[-1].tolist()), np.logical_or.accumulate(is_over) | progress.grace_over
+
+
+def joined_steps(grace: Grace, every: int) -> int:
+    """Return how many steps of a launch that was joined late are its beginning: as long as grace, and long enough for
+    the observations that fire, however few are sampled.
+    """
+    return max(grace.steps, 10 * every)

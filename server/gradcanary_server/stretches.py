@@ -1,0 +1,144 @@
+"""Steps at which nothing can begin or end, folded many at once: nearly all steps of nearly all runs. Pure.
+
+What comes out is what :class:`gradcanary_server.walk.Walk` makes of them one by one, to the last bit: a stretch ends
+before a step at which a vote could be +1 or a block of observations closes, and while any score counts there is none.
+So no vote moves anything, and what is left of a step is that it was there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server import baselines, collapse, scale_drop
+from gradcanary_server.aging import age, joined_steps
+from gradcanary_server.changes import NOTHING
+from gradcanary_server.fold_state import NONFINITE_LOSS, FoldState
+from gradcanary_server.layer_rules import compile_rules
+from gradcanary_server.losses import Losses
+from gradcanary_server.moment import Mask, Moments
+from gradcanary_server.observations import Launch
+from gradcanary_server.rules import Rules
+
+
+class Stretches:
+    """The stretches of one batch; ``state`` is the one that walks through it."""
+
+    def __init__(self, state: FoldState, launch: Launch, rules: Rules, moments: Moments, losses: Losses) -> None:
+        self._state, self._launch, self._rules = state, launch, rules
+        self._moments, self._losses = moments, losses
+        self._view = compile_rules(launch.layers, rules)
+        self._needed = baselines.needed(self._view.observations, moments.every)
+        self._low: Mask = (moments.absmax < self._view.enter) & self._view.enabled
+        self._is_low = _any(self._low)
+        self._restless: Mask = self._is_restless()
+
+    def end(self, row: int) -> int:
+        """Return the row before which the stretch that begins at ``row`` ends; ``row`` where there is none."""
+        if self._restless[row] or not self._is_still():
+            return row
+        moments = self._moments
+        end = row + _first(self._restless[row:])
+        end = row + _first(moments.can_fall[row:end] != moments.can_fall[row])
+        if not moments.can_fall[row]:
+            return end  # nothing is looked for
+        over = self._aged(row, end)[1]
+        is_watched = bool(over[0])
+        end = row + _first(over != is_watched)
+        if is_watched:
+            seen = moments.seen[row:end]
+            end = row + baselines.room(self._state.baselines, self._view.columns, seen, self._needed)
+        return row + self._calm(row, end, is_watched=is_watched)
+
+    def hears(self, begin: int) -> bool:
+        """Tell whether nothing begins or ends with the losses from a place on."""
+        is_still = not self._state.of_run.score[NONFINITE_LOSS].any()
+        return is_still and bool(np.isfinite(self._losses.values[begin:]).all())
+
+    def pass_over(self, begin: int, end: int, losses: Losses) -> None:
+        """Remember the steps of a stretch, and the losses that came with them."""
+        state, moments = self._state, self._moments
+        if len(losses):
+            state.losses = scale_drop.remember(state.losses, losses.values)
+            state.progress = replace(state.progress, last_loss_step=int(losses.steps[-1]))
+        if begin == end:
+            return
+        steps = moments.steps[begin:end]
+        lr, over = self._aged(begin, end)
+        moved = {"last_step": int(steps[-1]), "skipped": 0, "skipped_since": -1, "lr": lr}
+        state.progress = replace(state.progress, **moved, grace_over=bool(over[-1]))  # type: ignore[arg-type]  # by name
+        columns, seen = self._view.columns, moments.seen[begin:end]
+        if moments.can_fall[begin] and over[0]:
+            state.alive[columns] |= (seen & ~moments.zero[begin:end]).any(axis=0)
+            baselines.add(state.baselines, columns, moments.level[begin:end], seen)
+        state.low[columns] = _last(self._low[begin:end], seen, state.low[columns])
+
+    def _aged(self, begin: int, end: int) -> tuple[tuple[float, ...], Mask]:
+        moments, grace = self._moments, self._rules.grace
+        return age(self._state.progress, moments.steps[begin:end], moments.lr[begin:end], self._launch, grace)
+
+    def _is_still(self) -> bool:
+        state = self._state
+        counting = state.scores.score.any() or state.of_run.score.any()
+        return not counting and state.progress.scale_severity == NOTHING
+
+    def _is_restless(self) -> Mask:
+        """Return the steps that no stretch holds, whatever the state is."""
+        moments, losses = self._moments, self._losses
+        restless: Mask = (moments.skipped != 0) | moments.nonfinite.any(axis=1)
+        if self._launch.absmax_below or self._launch.norm_below or self._view.by_threshold.any():
+            restless |= _any(collapse.by_threshold(moments, self._view, self._launch))
+        if not np.isfinite(losses.values).all():
+            heard = np.searchsorted(moments.steps, losses.steps[~np.isfinite(losses.values)])
+            restless[heard[heard < len(restless)]] = True
+        return restless
+
+    def _calm(self, begin: int, end: int, *, is_watched: bool) -> int:
+        """Return how many of these steps come before one with a vote of +1 by a fall, a common one, or siblings."""
+        view, moments = self._view, self._moments.between(begin, end)
+        restless = np.zeros(end - begin, np.bool_)
+        baseline = self._state.baselines.levels(view.columns)
+        fall, shared = collapse.falls(moments, baseline), np.full(end - begin, np.nan)
+        alive = self._alive(moments)
+        if is_watched and self._rules.scale_drop.enabled:
+            limit = self._rules.scale_drop.common_decades
+            restless |= collapse.is_common(fall, moments, alive, baseline, view, limit)
+        if self._is_low[begin:end].any():
+            if is_watched:
+                shared = collapse.common(fall, moments, alive, baseline, view)
+            quartiles = collapse.sibling_quartiles(moments, view)
+            beginning = joined_steps(self._rules.grace, moments.every)
+            joined = (moments.steps - self._launch.first_step < beginning) & self._launch.late
+            restless |= _any(collapse.by_fall(moments, view, fall, shared))
+            restless |= _any(collapse.by_siblings(moments, view, quartiles, fall, shared))
+            restless |= _any(collapse.by_lateness(moments, view, baseline, joined))
+        return _first(restless)
+
+    def _alive(self, moments: Moments) -> Mask:
+        """Return which layers had a gradient by each of these steps, bool[n, L]; bool[L] where all had one before."""
+        known = self._state.alive[self._view.columns]
+        if known.all():
+            return known
+        return known | np.logical_or.accumulate(moments.seen & ~moments.zero, axis=0)
+
+
+def _any(found: NDArray[np.generic]) -> Mask:
+    """Tell of each step whether something above 0 is there."""
+    places: Mask = np.greater(found, 0).any(axis=1)
+    return places
+
+
+def _first(found: Mask) -> int:
+    """Return the place of the first, the length where there is none."""
+    return int(np.argmax(found)) if found.any() else len(found)
+
+
+def _last(values: Mask, seen: Mask, before: Mask) -> Mask:
+    """Return the value, bool[n, L], of the last step at which each layer was seen, ``before`` where it never was."""
+    last: Mask = values[-1]
+    if not seen[-1].all():
+        row = len(seen) - 1 - np.argmax(seen[::-1], axis=0)
+        last = np.where(seen.any(axis=0), np.take_along_axis(values, row[None], axis=0)[0], before)
+    return last
