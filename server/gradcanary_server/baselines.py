@@ -70,7 +70,7 @@ def room(baselines: Baselines, columns: NDArray[np.int64], seen: NDArray[np.bool
     """Return how many of these observations, ``seen`` bool[n, L], come before one that closes a block."""
     left = needed - baselines.filled[columns]
     if seen.all():
-        return min(len(seen), int(left.min(initial=len(seen) + 1)) - 1)
+        return max(0, min(len(seen), int(left.min(initial=len(seen) + 1)) - 1))
     closes = (np.cumsum(seen, axis=0) >= left).any(axis=1)
     return int(np.argmax(closes)) if closes.any() else len(seen)
 

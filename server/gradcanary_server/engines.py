@@ -167,5 +167,6 @@ def _begin_sqlite(connection: Connection) -> None:
     statement = "BEGIN IMMEDIATE" if write else "BEGIN"
     try:
         cast("sqlite3.Connection", connection.connection.driver_connection).execute(statement)
-    except sqlite3.OperationalError as error:
-        raise OperationalError(statement, None, error) from error
+    except sqlite3.DatabaseError as error:
+        kind = OperationalError if isinstance(error, sqlite3.OperationalError) else DatabaseError
+        raise kind(statement, None, error) from error

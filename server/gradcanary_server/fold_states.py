@@ -9,7 +9,9 @@ from gradcanary_server.database import change
 from gradcanary_server.fold_state import FoldState
 from gradcanary_server.schema import fold_state
 
-_MOST = 64
+_MOST_BYTES = 64 * 2**20
+"""Of packed states that are kept; unpacked they take about as much again."""
+
 _PACKED = select(fold_state.c.packed).where(fold_state.c.run_id == bindparam("run_id"))
 _INSERT = insert(fold_state)
 
@@ -22,6 +24,7 @@ class FoldStates:
     def __init__(self) -> None:
         self._lock = Lock()
         self._kept: OrderedDict[int, tuple[bytes, FoldState]] = OrderedDict()
+        self._bytes = 0
 
     def read(self, connection: Connection, run_id: int) -> FoldState:
         """Return the state of a run, an empty one where there is none; never write to it."""
@@ -37,7 +40,7 @@ class FoldStates:
         if change(connection, fold_state, {"run_id": run_id}, {"packed": packed}) == 0:
             connection.execute(_INSERT, {"run_id": run_id, "packed": packed})
         with self._lock:
+            self._bytes += len(packed) - len(self._kept.pop(run_id, (b"", None))[0])
             self._kept[run_id] = packed, state
-            self._kept.move_to_end(run_id)
-            while len(self._kept) > _MOST:
-                self._kept.popitem(last=False)
+            while self._bytes > _MOST_BYTES:
+                self._bytes -= len(self._kept.popitem(last=False)[1][0])

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_score import history
-from traces import Trace, launch, lora, run
+from traces import Trace, healthy, launch, lora, run
 
 from gradcanary_server.fold import FoldState
 from gradcanary_server.losses import Losses
@@ -65,16 +65,37 @@ def test_any_cutting_gives_the_same_bytes_and_changes(trace, of, cuts):
     assert found == changes
 
 
-@settings(deadline=None, max_examples=60)
-@given(traces(), launches)
-def test_what_is_folded_at_once_is_what_one_step_after_the_other_makes(trace, of):
-    at_once, changes = run(trace, of, QUICK)
-    walk, samples = Walk(FoldState.empty(), of, QUICK), trace.samples()
-    moments, losses = Moments.of(samples, LAYERS), Losses.of(samples, -1)
+def step_by_step(trace, of, rules, state):
+    """Fold a trace one event after the other."""
+    walk, samples = Walk(FoldState.unpack(state.pack()), of, rules), trace.samples()
+    moments, losses = Moments.of(samples, LAYERS), Losses.of(samples, walk.state.progress.last_loss_step)
     events = [losses.at(place) for place in range(len(losses))] + [moments.at(row) for row in range(len(moments.steps))]
     found = [change for event in sorted(events, key=lambda event: event.step) for change in walk.take(event)]
-    assert at_once.pack() == walk.state.pack()
-    assert changes == tuple(found)
+    return walk.state, tuple(found)
+
+
+quiet = st.builds(
+    lambda steps, every, seed: Trace(healthy(steps, LAYERS, seed), every=every),
+    st.integers(1, 60),
+    st.sampled_from([1, 10]),
+    st.integers(0, 9),
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(traces() | quiet, min_size=1, max_size=3), launches, st.lists(st.sampled_from([5, 12, 40]), min_size=3))
+def test_what_is_folded_at_once_is_what_one_step_after_the_other_makes(parts, of, observations):
+    """Also where a spool thinned the stream in its middle, or other rules came with a restart."""
+    at_once = one_by_one = FoldState.empty()
+    begin = 0
+    for part, needed in zip(parts, observations, strict=False):
+        trace = replace(part, first=-(-begin // part.every) * part.every)
+        begin = trace.first + trace.every * len(trace.absmax)
+        rules = replace(QUICK, collapse=replace(QUICK.collapse, baseline_observations=needed))
+        at_once, changes = run(trace, of, rules, at_once)
+        one_by_one, found = step_by_step(trace, of, rules, one_by_one)
+        assert at_once.pack() == one_by_one.pack()
+        assert changes == found
 
 
 @settings(deadline=None, max_examples=30)
