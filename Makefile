@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 SUBSET ?=
-WORKERS ?= 2
+WORKERS ?= 3
 BENCHMARKS ?= agent_overhead ingest_cost fold_speed big_run
 
 .PHONY: demo test check detection loops benchmarks browser clean

@@ -1,5 +1,6 @@
 """Fixtures that several suites share."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,9 @@ from collectors import Collector
 
 # A shell that starts the suite in the background has Ctrl-C ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Before torch is imported: a forked child cannot use the threads that its parent's OpenMP has, and waits for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 NewDb = Callable[[], str | None]
 

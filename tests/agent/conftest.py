@@ -7,6 +7,8 @@ import loop_table
 import pytest
 from recorded import Recorded
 
+from gradcanary import watching
+
 loops = lru_cache(loop_table.loops)
 
 
@@ -18,3 +20,13 @@ def phases_of_the_table(request: pytest.FixtureRequest) -> Iterator[None]:
     if isinstance(collector, Recorded):
         allowed = set().union(*(loops()[name].phases for name in marks))
         assert collector.phases("norm") <= allowed
+
+
+@pytest.fixture(autouse=True)
+def no_watch_is_left() -> Iterator[None]:
+    """A watch that is left open follows whatever the next test trains."""
+    yield
+    left, watching._open[:] = list(watching._open), []
+    for watch in left:
+        watch.close(timeout_s=0)
+    assert left == []
