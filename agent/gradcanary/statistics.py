@@ -20,17 +20,18 @@ _LOW_PRECISION = (torch.bfloat16, torch.float16)
 class Measured:
     """Tensors that hold the statistics of some layers: per device and dtype one of [3, layers]: norm, -min, max.
 
-    ``counted`` holds per layer, where asked for, the number of exact zeros or of non-finite elements.
+    ``nonfinite`` holds per layer, where asked for, how many elements are; ``nonzero`` beside it how many there are in
+    all: a tensor made of their numbers would be copied to the device, and the training would wait for that.
     """
 
     columns: list[tuple[list[int], Tensor]] = field(default_factory=list)
-    zeros: list[tuple[list[int], Tensor]] = field(default_factory=list)
+    nonzero: list[tuple[list[int], list[int], Tensor]] = field(default_factory=list)
     nonfinite: list[tuple[list[int], Tensor]] = field(default_factory=list)
 
     def add(self, other: Measured) -> None:
         """Take over what another holds; of a layer that both have, the other's counts."""
         self.columns += other.columns
-        self.zeros += other.zeros
+        self.nonzero += other.nonzero
         self.nonfinite += other.nonfinite
 
     def devices(self) -> set[torch.device]:
@@ -77,8 +78,7 @@ def measure(
             measured.columns.append((layers, _columns(values, [layer in wide for layer in layers])))
         for layers in _by_device(gradients, count_zeros):
             counts = [torch.count_nonzero(gradients[layer]) for layer in layers]
-            totals = torch.tensor([sizes[layer] for layer in layers])
-            measured.zeros.append((layers, totals.to(counts[0].device) - torch.stack(counts)))
+            measured.nonzero.append((layers, [sizes[layer] for layer in layers], torch.stack(counts)))
         for layers in _by_device(gradients, count_nonfinite):
             counts = [(~torch.isfinite(gradients[layer])).sum() for layer in layers]
             measured.nonfinite.append((layers, torch.stack(counts)))
@@ -94,9 +94,11 @@ def read(measured: Measured) -> Numbers:
         # max() of Python would lose a NaN in its second argument: a NaN minimum comes with a NaN maximum.
         # abs(): of two zeros it takes the first, which may be the negative one.
         numbers.absmax.update(zip(layers, map(abs, map(max, minus_min, maxima)), strict=True))
-    for target, counted in ((numbers.zeros, measured.zeros), (numbers.nonfinite, measured.nonfinite)):
-        for layers, counts in counted:
-            target.update(zip(layers, counts.tolist(), strict=True))
+    for layers, sizes, nonzero in measured.nonzero:
+        zeros = [size - count for size, count in zip(sizes, nonzero.tolist(), strict=True)]
+        numbers.zeros.update(zip(layers, zeros, strict=True))
+    for layers, counts in measured.nonfinite:
+        numbers.nonfinite.update(zip(layers, counts.tolist(), strict=True))
     return numbers
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradcanary import wire
 from gradcanary.layers import Layers
@@ -121,6 +122,27 @@ def test_the_norm_of_one_is_the_norm_of_many_bit_for_bit(values: list[float], dt
     together = read(measure({0: torch.ones(3), 1: tensor, 2: torch.ones(5)}))
     alone = float(norm_of(tensor))
     assert together.norm[1] == alone or (math.isnan(alone) and math.isnan(together.norm[1]))
+
+
+class NoTensorOfNumbers(TorchDispatchMode):
+    """Refuses tensors that are made of Python's numbers, or copied to another device: both make a GPU's host wait."""
+
+    def __torch_dispatch__(
+        self, func: torch._ops.OpOverload, _types: object, args: tuple[object, ...] = (), kwargs: object = None
+    ) -> object:
+        made = func(*args, **(kwargs or {}))
+        assert func is not torch.ops.aten.lift_fresh.default
+        assert {each.device for each in (*args, made) if isinstance(each, torch.Tensor)} <= {torch.device("cpu")}
+        return made
+
+
+def test_sampling_makes_no_tensor_of_numbers() -> None:
+    """Also where the script has set another default device: its tensors would be there."""
+    gradients = {0: torch.ones(3), 1: torch.ones(2, dtype=torch.float16), 2: torch.eye(2).to_sparse()}
+    with torch.device("meta"), NoTensorOfNumbers():
+        measured = measure(gradients, list(gradients), list(gradients), wide=[0])
+        measured.add(measure({3: torch.zeros(4, device="cpu")}, [3]))
+    assert read(measured).zeros == {0: 0, 1: 0, 2: 2, 3: 4}
 
 
 def test_what_can_be_measured() -> None:
