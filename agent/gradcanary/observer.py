@@ -22,6 +22,7 @@ from gradcanary.origin import origin_of
 from gradcanary.parts import Parts
 from gradcanary.places import Place
 from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Wishes
+from gradcanary.scaling import Scalers
 from gradcanary.settings import Settings
 from gradcanary.track import Track
 
@@ -49,7 +50,7 @@ class Observer:
         self.spent_s = 0.0
         self.paused = False
         self.logged: list[Logged] = []
-        self.graphs, self.place, self.calls = Graphs(), Place(), Calls()
+        self.graphs, self.place, self.calls, self.scalers = Graphs(), Place(), Calls(), Scalers()
         self.facts: list[wire.Fact] = []
         self.buffers = Buffers(self)
         self._tracks: dict[int | None, Track] = {}

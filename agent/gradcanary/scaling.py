@@ -15,6 +15,20 @@ from torch import Tensor
 from gradcanary.layers import living
 
 
+class Scalers:
+    """The living GradScalers; the optimizers that begin in the same step share one pass over all objects."""
+
+    def __init__(self) -> None:
+        self._found: list[weakref.ref[Any]] = []
+        self._step: int | None = None
+
+    def at(self, step: int) -> list[weakref.ref[Any]]:
+        """Return those that live in a step."""
+        if step != self._step:
+            self._found, self._step = [weakref.ref(scaler) for scaler in living(_kind())], step
+        return self._found
+
+
 class Scaling:
     """The GradScaler of one optimizer, found once among the living objects."""
 
@@ -23,10 +37,10 @@ class Scaling:
         self._mine: weakref.ref[Any] | None = None
         self._is_settled = False
 
-    def search(self) -> None:
-        """Look for scalers; the first call costs a pass over all objects, later ones nothing."""
+    def search(self, scalers: Scalers, step: int) -> None:
+        """Look for scalers; the first call may cost a pass over all objects, later ones nothing."""
         if self._found is None:
-            self._found = [weakref.ref(scaler) for scaler in living(_kind())]
+            self._found = scalers.at(step)
 
     def learn(self, optimizer: torch.optim.Optimizer) -> bool:
         """Settle which scaler steps this optimizer right now; False where none does.

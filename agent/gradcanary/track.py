@@ -176,7 +176,7 @@ class Track:
     def begin_window(self) -> None:
         """Begin the window."""
         self._of.window_begins()
-        self.scaling.search()
+        self.scaling.search(self._of.scalers, self._of.step)
         self.is_new, self.window.begun = False, True
         self.window.steps_before = self._of.steps_taken
         self.window.scaler_round = self.scaling.round()

@@ -11,7 +11,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import hooks
+from gradcanary import hooks, layers, scaling
 
 EXACT = 1e-6
 STEPS = 6
@@ -230,8 +230,15 @@ def test_while_the_largest_waits_another_one_counts(collector: Recorded) -> None
 
 @pytest.mark.loop("one optimizer per layer that steps inside backward", caveat="they come together in one step")
 @pytest.mark.parametrize("is_before", [True, False], ids=["watched before", "watched after"])
-def test_an_optimizer_per_layer_that_steps_inside_backward(collector: Recorded, is_before: bool) -> None:
-    """Saves the memory of gradients: each is let go of as soon as its layer has stepped."""
+def test_an_optimizer_per_layer_that_steps_inside_backward(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch, is_before: bool
+) -> None:
+    """Saves the memory of gradients: each is let go of as soon as its layer has stepped.
+
+    All of them look for a GradScaler together: a pass over all objects is not made for each.
+    """
+    searches = []
+    monkeypatch.setattr(scaling, "living", lambda kind: searches.append(kind) or layers.living(kind))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -257,6 +264,7 @@ def test_an_optimizer_per_layer_that_steps_inside_backward(collector: Recorded, 
     for each in range(1, STEPS):
         assert collector.stat("norm")[each] == pytest.approx(read[each], rel=EXACT), each
     assert collector.phases("absmax") == {"accumulated"}
+    assert len(searches) == 1
 
 
 @pytest.mark.loop("several optimizers: a GAN, two of one backward pass")
