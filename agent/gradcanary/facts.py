@@ -1,7 +1,9 @@
 """What a session says of numbers that it cannot have, or has differently than a reader would think."""
 
+import torch
+
 from gradcanary import wire
-from gradcanary.weights import MAX_ELEMENTS
+from gradcanary.weights import MAX_BYTES, bytes_of_copy
 
 NO_CALLBACKS = wire.Fact(
     code="no_engine_callback",
@@ -45,11 +47,15 @@ COMPILED_STEPS = wire.Fact(
 
 def of_layers(layer_set: wire.LayerSet) -> tuple[wire.Fact, ...]:
     """Return what there is to say of the layers themselves."""
-    large = tuple(layer.name for layer in layer_set.layers if layer.local_numel > MAX_ELEMENTS)
+    large = tuple(
+        layer.name
+        for layer in layer_set.layers
+        if bytes_of_copy(layer.local_numel, getattr(torch, layer.param_dtype)) > MAX_BYTES
+    )
     if not large:
         return ()
     text = (
-        f"Update ratio and weight norm are not measured of layers with more than {MAX_ELEMENTS:,} elements: that takes "
+        "Update ratio and weight norm are not measured of these layers: that takes a copy of the layer, and theirs would "
+        f"need more than {MAX_BYTES / 2**20:.0f} MiB."
     )
-    text += "a copy of the layer."
     return (wire.Fact("no_update_ratio", text, large),)

@@ -164,6 +164,8 @@ class Track:
         self._open.discard(number)
         window = self.window
         window.passes += 1
+        if window.stepping and window.has_closure and window.copies is None and not self._open:
+            self._of.guard.wrap("copying weights", self._copy_weights)()
         is_last = window.stepping or window.passes >= self._passes_before
         if is_last and not window.stepped and self._of.is_sampled(self):
             self._take_sample("accumulated", window.loss_scale)
@@ -202,8 +204,9 @@ class Track:
         window = self.window
         if not self.scaling.learn(optimizer):
             self._unscale(window)
-        window.stepping, window.has_closure = True, has_closure
-        self._of.guard.wrap("copying weights", self._copy_weights)()
+        window.stepping, window.has_closure, window.copies = True, has_closure, None
+        if not has_closure:
+            self._of.guard.wrap("copying weights", self._copy_weights)()
         scale, window.found_inf = self.scaling.at_step(optimizer)
         if not has_closure and self._of.is_sampled(self):
             self._complete(window, "accumulated" if self._is_fresh() else "post_clip", scale)
@@ -217,9 +220,7 @@ class Track:
         window.stepped_in = engine.current_pass() if self._of.has_callbacks else -1
         if self._sentinel.layer is not None:
             self._sentinel.mark(self._sentinel.layer, self._gradient(self._sentinel.layer))
-        copies, window.copies = window.copies, {}
-        if copies and window.sample is not None:
-            window.sample.moved = changes(copies, self.references)
+        self._of.guard.wrap("measuring how far weights moved", self._compare_weights)()
 
     @staticmethod
     def _unscale(window: Window) -> None:
@@ -229,12 +230,22 @@ class Track:
             window.sample.scale = None
 
     def _copy_weights(self) -> None:
-        """Keep what the step changes, of the layers whose turn it is."""
+        """Keep what the step changes, of the layers whose turn it is.
+
+        A closure's forward and backward pass are over by then: a copy must not make their peak of memory higher.
+        """
+        self.window.copies = {}
         place = self._of.place
         if place.is_silent or not self._of.is_sampled(self) or is_capturing():
             return
         turn = whose_turn(self._of.step_of(self), len(self._of.layers or ()))
         self.window.copies = copies_of(turn, self.layers, self.references, place.owned(self.layers))
+
+    def _compare_weights(self) -> None:
+        window = self.window
+        copies, window.copies = window.copies, None
+        if copies and window.sample is not None:
+            window.sample.moved = changes(copies, self.references)
 
     def _complete(self, window: Window, phase: str, scale: Tensor | None) -> None:
         if window.sample is None:

@@ -1,6 +1,7 @@
 """How far a step moves the weights: of two layers in each sampled step, in turns; kernels only, nothing is read.
 
-A copy lives from right before the step until right after it, when the gradients' graph is gone and memory is free.
+A copy lives from right before the step until right after it, when the gradients' graph is gone and memory is free; in a
+step with a closure from the end of its backward pass on.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from gradcanary.shards import local
 References = Sequence[weakref.ref[nn.Parameter]]
 
 PER_STEP = 2
-MAX_ELEMENTS = 2**26
-"""Of a layer that is copied: 256 MiB in float32. Larger ones are left out, and it is said."""
+MAX_BYTES = 2**26
+"""Of all copies of a step: 64 MiB. A layer whose copy is larger is left out, and it is said."""
 
 _SPREAD = 0xA55A15D46DF9CE17
 """Of 10,000 random multipliers the one that keeps no layer waiting for more than three rounds, whether each step, each
@@ -26,40 +27,55 @@ _SPREAD = 0xA55A15D46DF9CE17
 _TINY = 2.0**-126
 
 
-def whose_turn(step: int, layers: int) -> range:
-    """Return the layers of a step: by its number alone, so that all ranks take the same."""
+def whose_turn(step: int, layers: int) -> Sequence[int]:
+    """Return the layers of a step: by its number alone, so that all ranks take the same.
+
+    Each of them is the first one in half of its turns: that is copied where there is no room for both.
+    """
     turns = -(-layers // PER_STEP)
-    first = ((step * _SPREAD) % 2**64 * turns >> 64) * PER_STEP
-    return range(first, min(first + PER_STEP, layers))
+    turn, is_turned = divmod((step * _SPREAD) % 2**64 * turns * 2 >> 64, 2)
+    mine = range(turn * PER_STEP, min((turn + 1) * PER_STEP, layers))
+    return mine[::-1] if is_turned else mine
+
+
+def bytes_of_copy(elements: int, dtype: torch.dtype) -> int:
+    """Return what a copy of a layer takes: float64 where that is its dtype, else float32; twice for complex numbers."""
+    return elements * (1 + dtype.is_complex) * _dtype(dtype).itemsize
 
 
 def copies_of(
     turn: Iterable[int], layers: Sequence[int], references: References, owned: Sequence[bool] | None
 ) -> dict[int, Tensor]:
-    """Return float32 copies by position, of those of the layers whose turn it is that are small, plain and trained.
+    """Return copies by position, of those of the layers whose turn it is that are small, plain and trained.
 
     ``layers`` are the numbers, by position, ``references`` the parameters; ``owned`` tells which of them this process
     speaks for, None = all. Of a sharded one it is the shard.
     """
-    known = [layers.index(layer) for layer in turn if layer in layers]
-    positions = [position for position in known if owned is None or owned[position]]
-    found = {position: references[position]() for position in positions}
-    trained = {position: each for position, each in found.items() if each is not None and each.requires_grad}
-    with torch.no_grad():
-        able = {position: local(each).detach() for position, each in trained.items()}
-        return {at: _real(each).to(_dtype(each), copy=True) for at, each in able.items() if _can_be_copied(each)}
+    copies: dict[int, Tensor] = {}
+    room = MAX_BYTES
+    for position in (layers.index(layer) for layer in turn if layer in layers):
+        parameter = references[position]()
+        if parameter is None or not parameter.requires_grad or not (owned is None or owned[position]):
+            continue
+        weight = local(parameter).detach()
+        needed = bytes_of_copy(weight.numel(), weight.dtype)
+        if _can_be_copied(weight) and needed <= room:
+            copies[position] = _real(weight).to(_dtype(weight.dtype), copy=True)
+            room -= needed
+    return copies
 
 
 def changes(copies: Mapping[int, Tensor], references: References) -> dict[int, Tensor]:
     """Return tensors of four: two of the change's L2 norm and two of the weights' own, each a product of its two.
 
-    The copies are used up. One factor is the absmax: squares of small changes would be nothing in float32.
+    The copies are used up. One factor is the absmax: squares of small changes would be nothing in float32. A layer that
+    the step has moved away, as to another device, is left out.
     """
     found = {}
     with torch.no_grad():
         for position, copy in copies.items():
-            if (weight := references[position]()) is not None:
-                now = _real(local(weight))
+            now = _now(references[position]())
+            if now is not None and (now.shape, now.device) == (copy.shape, copy.device):
                 change = _norm(copy.sub_(now))
                 found[position] = torch.stack([*change, *_norm(copy.copy_(now))])
     return found
@@ -69,7 +85,12 @@ def _can_be_copied(weight: Tensor) -> bool:
     """Say so of a plain dense tensor of real or complex numbers: a quantized one is another thing."""
     is_number = weight.is_complex() or (weight.is_floating_point() and weight.element_size() > 1)
     is_plain = type(weight) is Tensor and weight.layout is torch.strided
-    return is_plain and is_number and 0 < weight.numel() <= MAX_ELEMENTS
+    return is_plain and is_number and weight.untyped_storage().nbytes() > 0
+
+
+def _now(parameter: nn.Parameter | None) -> Tensor | None:
+    weight = None if parameter is None else local(parameter).detach()
+    return None if weight is None or not _can_be_copied(weight) else _real(weight)
 
 
 def _norm(own: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,8 +107,8 @@ def _absmax(values: Tensor) -> Tensor:
 
 
 def _real(weight: Tensor) -> Tensor:
-    return torch.view_as_real(weight.detach()) if weight.is_complex() else weight.detach()
+    return torch.view_as_real(weight) if weight.is_complex() else weight
 
 
-def _dtype(weight: Tensor) -> torch.dtype:
-    return torch.float64 if weight.dtype in (torch.float64, torch.complex128) else torch.float32
+def _dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32

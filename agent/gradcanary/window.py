@@ -23,8 +23,8 @@ class Window:
     backward passes, ``stepped_in`` of the one that its step came in, if it did; ``steps_before`` counts the steps of
     all optimizers until it began; ``bounds`` are least and greatest elements of gradients before a reduction;
     ``unsynced`` counts passes in which no shard was reduced, so that no hook was called. ``copies`` are the weights of
-    some layers before the step, by position; ``is_seen`` is False of one that was looked away from; ``summed`` are the
-    positions whose sum the script has said to be complete.
+    some layers before the step, by position, None until they are made; ``is_seen`` is False of one that was looked away
+    from; ``summed`` are the positions whose sum the script has said to be complete.
     """
 
     def __init__(self, layers: int) -> None:
@@ -49,7 +49,7 @@ class Window:
         self.seen_in: set[int] = set()
         self.stepped_in = -1
         self.steps_before = 0
-        self.copies: dict[int, Tensor] = {}
+        self.copies: dict[int, Tensor] | None = None
         self.is_seen = True
         self.summed: set[int] = set()
 

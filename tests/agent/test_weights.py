@@ -1,6 +1,7 @@
 """How far steps move the weights: update ratio and weight norm, against float64, two layers of each sampled step."""
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -242,22 +243,83 @@ def test_weights_that_are_no_numbers_any_more_are_left_out(collector: Recorded) 
     assert collector.stat("update_ratio") == collector.stat("weight_norm") == {}
 
 
-def test_layers_that_are_too_large_for_a_copy_are_named(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "MAX_ELEMENTS", 100)
-    monkeypatch.setattr(facts, "MAX_ELEMENTS", 100)
-    model = mlp()
+@pytest.mark.parametrize(
+    ("dtype", "bytes_each"),
+    [(torch.bfloat16, 4), (torch.float32, 4), (torch.float64, 8), (torch.complex64, 8), (torch.complex128, 16)],
+)
+def test_layers_that_are_too_large_for_a_copy_are_named(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bytes_each: int
+) -> None:
+    """Two that are too large together take turns."""
+    monkeypatch.setattr(weights, "MAX_BYTES", 100 * bytes_each)
+    monkeypatch.setattr(facts, "MAX_BYTES", 100 * bytes_each)
+    sizes = {"most": 100, "some": 51, "few": 3, "more": 101}
+    model = nn.ParameterDict({name: nn.Parameter(torch.ones(size, dtype=dtype)) for name, size in sizes.items()})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gradcanary.watch(model, optimizer, url=collector.url, run="large"):
         for _ in range(STEPS):
-            loss_of(model).backward()
+            sum(each.abs().float().sum() for each in model.values()).backward()
             optimizer.step()
             optimizer.zero_grad()
     (fact,) = collector.hellos[-1]["facts"]
     assert fact["code"] == "no_update_ratio"
-    assert fact["layers"] == ["0.weight", "2.weight"]
-    sent = {name for each in collector.stat("update_ratio").values() for name in each}
-    assert sent == {"0.bias", "2.bias"}
+    assert fact["layers"] == ["more"]
+    sent = [set(each) for each in collector.stat("update_ratio").values()]
+    assert set().union(*sent) == {"most", "some", "few"}
+    assert all(sum(sizes[name] for name in each) <= 100 for each in sent)
     assert collector.steps() == list(range(STEPS))
+
+
+def test_a_closure_runs_without_copies(collector: Recorded) -> None:
+    """They would make the peak of its memory higher: they are made when its backward pass has ended."""
+    size, seen = 1237, []
+    model = nn.ParameterDict({"weight": nn.Parameter(torch.ones(size))})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model["weight"].square().sum()
+        seen.append(sum(type(each) is torch.Tensor and each.shape == (size,) for each in gc.get_objects()))
+        loss.backward()
+        return loss
+
+    reference = Reference(model)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="peak"):
+        for _ in range(3):
+            with reference.step():
+                optimizer.step(closure)
+    before = 1  # the reference's own
+    assert seen == [before] * 3
+    reference.assert_sent(collector)
+
+
+class Offloading(torch.optim.Optimizer):
+    """Keeps its weights somewhere else between steps, like one that offloads them to another device."""
+
+    def step(self) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                self.state[each]["away"] = each.data - group["lr"] * each.grad
+                each.data = each.data[:0].clone()
+
+    def bring(self) -> None:
+        for each, state in self.state.items():
+            each.data = state.pop("away")
+
+
+def test_weights_that_a_step_takes_away_are_left_out(collector: Recorded, caplog: pytest.LogCaptureFixture) -> None:
+    model = mlp()
+    optimizer = Offloading(model.parameters(), {"lr": 0.1})
+    with gradcanary.watch(model, optimizer, url=collector.url, run="offloaded"):
+        for _ in range(STEPS):
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.bring()
+            optimizer.zero_grad()
+    assert collector.steps() == list(range(STEPS))
+    assert collector.per_step("micro_steps") == [1] * STEPS
+    assert collector.stat("update_ratio") == {}
+    assert not caplog.records
 
 
 @given(layers=st.integers(1, 3000), interval=st.sampled_from([1, 10, 100, 1000]), start=st.integers(0, 2**31))
@@ -268,3 +330,5 @@ def test_every_layer_has_its_turn(layers: int, interval: int, start: int) -> Non
     turns = [weights.whose_turn(first + interval * number, layers) for number in range(3 * rounds + 8)]
     assert {layer for turn in turns for layer in turn} == set(range(layers))
     assert all(1 <= len(turn) <= weights.PER_STEP for turn in turns)
+    longer = [weights.whose_turn(first + interval * number, layers) for number in range(6 * rounds + 16)]
+    assert {turn[0] for turn in longer} == set(range(layers)), "where there is room for one of them only"
