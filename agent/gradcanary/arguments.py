@@ -41,12 +41,16 @@ def number_of(name: str, value: object) -> Any:  # noqa: ANN401 -- a float, or a
     """Return a float, or a copy of a tensor of one element; raises TypeError or ValueError."""
     import torch
 
+    from gradcanary.shards import whole
+
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
             raise ValueError(f"log({name}=) is a tensor of shape {tuple(value.shape)}: it must have one element")
         if value.is_meta:
             raise ValueError(f"log({name}=) is a tensor without a value, on the meta device")
-        return value.detach().clone()
+        if (here := whole(value)) is None:
+            raise ValueError(f"log({name}=) is a DTensor of which each process has a part: give its .full_tensor()")
+        return here.detach().clone()
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"log({name}=) is a {type(value).__name__}: it must be a number or a tensor of one element")
     try:

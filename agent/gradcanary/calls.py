@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 _KEPT = 64
-"""Losses kept for an optimizer that has not stepped yet: as many micro-steps as a window has, hardly more."""
+"""Losses kept for an optimizer that has not stepped yet. Of a window of more micro-steps there is none: the sum of some
+would be another loss."""
 
 
 class Calls:
@@ -16,6 +17,7 @@ class Calls:
         self._present: list[Tensor] = []
         self._kept: list[Tensor] = []
         self._all: list[Tensor] = []
+        self._is_cut = False
         self._unsynced = 0
         self._is_noted = True
 
@@ -25,7 +27,8 @@ class Calls:
         self.count += 1
         self._present = copies
         self._is_noted = False
-        self._all = [*self._all, *copies][-_KEPT:]
+        self._is_cut = self._is_cut or len(self._all) + len(copies) > _KEPT
+        self._all = [] if self._is_cut else [*self._all, *copies]
 
     def skip(self) -> None:
         """Let a call pass that is not to be looked at."""
@@ -47,12 +50,12 @@ class Calls:
         return taken, unsynced
 
     def take_all(self) -> list[Tensor]:
-        """Return what all passes since the last step started from."""
+        """Return what all passes since the last step started from, nothing where those were too many to be kept."""
         self._present, self._kept = [], []
         return self._all
 
     def forget(self) -> int:
         """Return how many there were, and begin anew."""
-        count, self.count, self._all = self.count, 0, []
+        count, self.count, self._all, self._is_cut = self.count, 0, [], False
         self._kept, self._unsynced = [], 0
         return count

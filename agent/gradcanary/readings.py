@@ -154,7 +154,7 @@ class Reader:
 
     def _add_counts(self, row: Row, found: _Found, bad: dict[int, float]) -> None:
         layers, phase = row.layer_set.layers, found.phase
-        fractions = {i: count / layers[i].local_numel for i, count in found.zeros.items()}
+        fractions = {i: count / max(layers[i].local_numel, 1) for i, count in found.zeros.items()}
         # Of this process's own, where it was so before a reduction: that tells where it came from.
         origin = "micro" if row.own_faults else phase
         for stat, values, when in (("zero_fraction", fractions, phase), ("nonfinite", bad, origin)):
@@ -166,7 +166,7 @@ class Reader:
         self, absmax: array[float], norm: array[float], states: bytearray, layer_set: wire.LayerSet
     ) -> Wishes:
         measured = [layer for layer, state in enumerate(states) if state == MEASURED]
-        strength = {i: norm[i] / math.sqrt(layer_set.layers[i].local_numel) for i in measured}
+        strength = {i: norm[i] / math.sqrt(max(layer_set.layers[i].local_numel, 1)) for i in measured}
         return Wishes(
             zeros=frozenset(i for i, state in enumerate(states) if state == ZERO or absmax[i] < self._low),
             nonfinite=frozenset(self._watched),

@@ -62,9 +62,16 @@ def take_sample(
     return Sample(layers, phase, states, dtypes, measured, scale, own=stacked(bounds))
 
 
-def add_buffer(sample: Sample, position: int, buffer: Tensor, *, number: int, wishes: Wishes) -> None:
-    """Put a gradient that was summed in another tensor into its layer's place."""
-    if readable(buffer):
+def add_buffer(
+    sample: Sample, position: int, buffer: Tensor, parameter: nn.Parameter | None, *, number: int, wishes: Wishes
+) -> None:
+    """Put a gradient that was summed in another tensor into its layer's place.
+
+    Of a parameter that is sharded the sum has to be so as well: of whole sums each process would send all.
+    """
+    buffer = shards.local(buffer)
+    part = None if parameter is None or not shards.is_shard(parameter) else shards.local(parameter)
+    if readable(buffer) and (part is None or part.shape == buffer.shape):
         sample.states[position] = MEASURED
         sample.dtypes[position] = dtype_name(buffer.dtype)
         sample.measured.add(_measured(sample.layers, {position: buffer}, number, wishes))

@@ -29,6 +29,17 @@ def local(tensor: Tensor) -> Tensor:
     return here
 
 
+def whole(tensor: Tensor) -> Tensor | None:
+    """Return the value that all processes have alike: of a DTensor that is one copy of several, else the tensor itself.
+
+    None of one whose value takes a collective to know.
+    """
+    if not is_shard(tensor):
+        return tensor
+    is_alike = all(placement.is_replicate() for placement in tensor.placements)  # type: ignore[attr-defined]  # of a DTensor
+    return local(tensor) if is_alike else None
+
+
 def is_spread(parameter: Tensor) -> bool:
     """Say whether other processes hold other elements of it."""
     return any(size > 1 and placement.is_shard() for size, placement, _ in _mesh(parameter))

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradcanary.shards import whole
+
 Listener = Callable[[list[Tensor]], None]
 
 _listeners: tuple[Listener, ...] = ()
@@ -23,7 +25,10 @@ _lock = threading.Lock()
 
 
 def listen(listener: Listener) -> None:
-    """Call the listener with the single-element roots of each outermost backward pass, before it runs."""
+    """Call the listener with the single-element roots of each outermost backward pass, before it runs.
+
+    Those are left out that are spread over processes: a collective would have to tell their value.
+    """
     global _listeners, _original, _installed
     with _lock:
         _listeners = (*_listeners, listener)
@@ -67,4 +72,5 @@ def _single_elements(tensors: object) -> list[Tensor]:
         tensors = (tensors,)
     if not isinstance(tensors, (tuple, list)):
         return []  # an iterator must reach torch unread
-    return [root for root in tensors if isinstance(root, Tensor) and root.numel() == 1 and root.is_floating_point()]
+    single = (each for each in tensors if isinstance(each, Tensor) and each.numel() == 1 and each.is_floating_point())
+    return [root for each in single if (root := whole(each)) is not None]

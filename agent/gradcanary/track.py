@@ -278,8 +278,10 @@ class Track:
         """Put what a buffer holds now into the window's sample, in place of a gradient."""
         if self.window.sample is None:
             self._take_sample("accumulated", self.window.loss_scale)
-        if self.window.sample is not None and not is_capturing():
-            add_buffer(self.window.sample, position, buffer, number=self._of.samples, wishes=self._of.wishes)
+        place, sample, parameter = self._of.place, self.window.sample, self.parameter(position)
+        owned = place.owned([self.layers[position]]) or [True]
+        if sample is not None and owned[0] and not (place.is_silent or is_capturing()):
+            add_buffer(sample, position, buffer, parameter, number=self._of.samples, wishes=self._of.wishes)
 
     def _look(self, position: int) -> None:
         """Measure the gradient of this process alone: after this hook a data-parallel wrapper takes it."""

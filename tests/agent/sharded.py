@@ -14,8 +14,9 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-KINDS = ("synced", "unsynced", "clipped", "low", "copies")
+KINDS = ("synced", "unsynced", "clipped", "low", "copies", "summed")
 RANKS, STEPS, MICRO_STEPS = 2, 4, 3
 
 
@@ -78,12 +79,19 @@ def train(kind: str, rank: int, url: str | None) -> tuple[list[torch.Tensor], li
 
         watch = gradcanary.watch(model, optimizer, url=url, run=f"shards-{kind}")
     read, before = [], collectives()
+    summed = {name: torch.zeros_like(each) for name, each in model.named_parameters()} if kind == "summed" else {}
+    tell(watch, summed)
     for step in range(STEPS):
         read.append(reference(model, step))
         for micro_step in range(MICRO_STEPS):
             if kind in ("unsynced", "copies"):
                 model.set_requires_gradient_sync(micro_step == MICRO_STEPS - 1)
-            model(inputs(step, micro_step, rank)).square().mean().backward()
+            loss = model(inputs(step, micro_step, rank)).square().mean()
+            # Of each process an addend: its sum is not what is seen here.
+            (DTensor.from_local(loss, mesh, [Partial()]) if summed else loss).backward()
+            add_up(model, summed)
+        tell(watch, summed)
+        hand_over(model, summed)
         if kind == "clipped":
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         weights = whole(model)
@@ -94,6 +102,41 @@ def train(kind: str, rank: int, url: str | None) -> tuple[list[torch.Tensor], li
     if watch is not None:
         watch.close()
     return [copy.copy(each.to_local()) for each in model.parameters()], read, collectives() - before
+
+
+def add_up(model: nn.Module, summed: dict[str, torch.Tensor]) -> None:
+    """Sum gradients in tensors of the script's own, each a DTensor like its parameter."""
+    for name, total in summed.items():
+        parameter = model.get_parameter(name)
+        if parameter.grad is not None:
+            total += parameter.grad
+            parameter.grad = None
+
+
+def hand_over(model: nn.Module, summed: dict[str, torch.Tensor]) -> None:
+    for name, total in summed.items():
+        if not name.startswith("unused"):
+            model.get_parameter(name).grad = total.clone()
+        total.zero_()
+
+
+def tell(watch: object, summed: dict[str, torch.Tensor]) -> None:
+    """Give the sums of layers that have one, and numbers that are DTensors: what each process has a part of is none."""
+    for name, total in summed.items() if watch is not None else ():
+        if not name.startswith("unused"):
+            watch.observe_accumulator(name, total)
+    if watch is None or not summed:
+        return
+    mesh = summed["first.weight"].device_mesh
+    watch.log(alike=DTensor.from_local(torch.tensor(3.0), mesh, [Replicate()]))
+    for placement, size in ((Partial(), ()), (Shard(0), (1,))):
+        part = DTensor.from_local(torch.ones(size), mesh, [placement], shape=size, stride=(1,) * len(size))
+        try:
+            watch.log(part=part)
+        except ValueError as error:
+            assert "full_tensor" in str(error)
+        else:
+            raise AssertionError("part of a number was taken for all of it")
 
 
 def train_flat(rank: int, url: str) -> None:

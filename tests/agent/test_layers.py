@@ -65,6 +65,24 @@ def test_names_of_a_model_made_before_watch(collector: Recorded) -> None:
     assert wire.layer_set_id(said) == layer_set["id"]
 
 
+@pytest.mark.parametrize("micro_steps", [64, 65])
+def test_the_loss_of_a_long_first_window_is_whole_or_none(collector: Recorded, micro_steps: int) -> None:
+    """What passes before any hook sits on a parameter is kept, but not without end."""
+    model, losses = nn.Linear(4, 4), [0.0, 0.0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(url=collector.url, run="long"):
+        for step in range(2):
+            for _ in range(micro_steps):
+                loss = model(torch.randn(2, 4)).square().mean()
+                losses[step] += float(loss.detach())
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert collector.per_step("micro_steps") == [micro_steps] * 2
+    known = {step: loss for step, loss in enumerate(losses) if step or micro_steps == 64}
+    assert collector.metric("loss") == pytest.approx(known, rel=1e-6)
+
+
 @pytest.mark.loop("plain, and accumulation over K micro-steps")
 def test_names_and_first_step_of_a_model_made_after_watch(collector: Recorded) -> None:
     """The first micro-steps pass before any hook sits on a parameter; the first step still gets its values."""

@@ -105,6 +105,13 @@ def test_the_total_norm_and_the_loss(module_collector: Collector, read: Read, ki
     assert metric(module_collector, "unsynced", "loss") == pytest.approx(metric(module_collector, "synced", "loss"))
 
 
+@pytest.mark.usefixtures("read")
+def test_a_number_that_all_ranks_have_alike_is_taken(module_collector: Collector) -> None:
+    assert set(metric(module_collector, "summed", "alike")) == {3.0}
+    for name in ("part", "loss"):
+        assert asked(module_collector, "summed", "/metrics", name=name)["metrics"] == [], name
+
+
 def test_a_clip_is_seen(module_collector: Collector, read: Read) -> None:
     totals = [math.hypot(*(norm for norm, *_ in step.values())) for step in read["clipped"]]
     expected = [0.01 / total for total in totals]
