@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from gradcanary import wire
 from gradcanary.drafts import records_of
-from gradcanary.readings import Row, Series
+from gradcanary.readings import Row, Series, columns_of
 
 MAX_STEPS = 64
 MAX_SERIES = 1000
@@ -29,8 +29,9 @@ def cut(rows: Sequence[Row], limits: wire.Limits, max_steps: int) -> int:
     size, points = _HEADROOM, 0
     series: set[Series] = set()
     for count, row in enumerate(rows[:alike]):
-        cells = sum(len(column.values) for column in row.columns.values())
-        lists = [column.layers for column in row.columns.values() if column.layers is not None]
+        columns = [column for _, column in columns_of(row)]
+        cells = sum(len(column.values) for column in columns)
+        lists = [column.layers for column in columns if column.layers is not None]
         # A block of some steps and all layers can be no larger than its cells; metrics take about 60 bytes each. One
         # of some layers may be a block of its own at each step.
         size += math.ceil(cells * BYTES_PER_VALUE + len(row.states or b"") * 4 / 3 + 60 * len(row.metrics))
@@ -66,7 +67,7 @@ def _blocks(rows: Sequence[Row]) -> tuple[wire.Block, ...]:
     """Return one block per stat, phase and choice of layers."""
     kinds: dict[tuple[str, str | None, tuple[int, ...] | None], list[tuple[int, array[float]]]] = {}
     for row in rows:
-        for stat, column in row.columns.items():
+        for stat, column in columns_of(row):
             kinds.setdefault((stat, column.phase, column.layers), []).append((row.step, column.values))
     return tuple(
         wire.Block(

@@ -55,7 +55,7 @@ def of_layers(layer_set: wire.LayerSet) -> tuple[wire.Fact, ...]:
     if not large:
         return ()
     text = (
-        "Update ratio and weight norm are not measured of these layers: that takes a copy of the layer, and theirs would "
-        f"need more than {MAX_BYTES / 2**20:.0f} MiB."
+        "Update ratio and weight norm are not measured of these layers: that takes a copy of the layer, and "
+        f"theirs would need more than {MAX_BYTES / 2**20:.0f} MiB."
     )
     return (wire.Fact("no_update_ratio", text, large),)

@@ -73,6 +73,20 @@ def own_faults(row: Row) -> Row | None:
     return replace(row, states=bytes(states), dtypes=(), columns={"nonfinite": column}, metrics=[])
 
 
+def columns_of(row: Row) -> Iterator[tuple[str, Column]]:
+    """Yield stats and columns; what is not finite of this process's own is apart, told by its phase."""
+    for stat, column in row.columns.items():
+        if stat != "nonfinite" or column.phase == "micro" or not row.own_faults:
+            yield stat, column
+            continue
+        values = dict(zip(column.layers or (), column.values, strict=True))
+        own = {layer: value for layer, value in values.items() if layer in row.own_faults}
+        rest = {layer: value for layer, value in values.items() if layer not in own}
+        for phase, some in (("micro", own), (column.phase, rest)):
+            if some:
+                yield stat, Column(phase, tuple(some), array("f", some.values()))
+
+
 class Reader:
     """Reads the records of a session in their order, and knows what the next samples should count."""
 
@@ -155,10 +169,8 @@ class Reader:
     def _add_counts(self, row: Row, found: _Found, bad: dict[int, float]) -> None:
         layers, phase = row.layer_set.layers, found.phase
         fractions = {i: count / max(layers[i].local_numel, 1) for i, count in found.zeros.items()}
-        # Of this process's own, where it was so before a reduction: that tells where it came from.
-        origin = "micro" if row.own_faults else phase
-        for stat, values, when in (("zero_fraction", fractions, phase), ("nonfinite", bad, origin)):
-            _add_some(row, stat, when, values)
+        _add_some(row, "zero_fraction", phase, fractions)
+        _add_some(row, "nonfinite", phase, bad)
         self._watched = {layer: left - 1 for layer, left in self._watched.items() if left > 1}
         self._watched.update(dict.fromkeys(bad, COUNTED_AFTER_NONFINITE))
 

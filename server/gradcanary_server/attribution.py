@@ -7,17 +7,14 @@ only what is not finite of their own; that is nobody's series, and says where to
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 from sqlalchemy import Connection, select
 
-from gradcanary import wire
 from gradcanary_server import incident_rows
 from gradcanary_server.batches import NONFINITE
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.schema import batch, session
 
 RULE = "nonfinite"
-MICRO = wire.PHASES.index("micro")
 
 
 def attribute(connection: Connection, run_id: int, launch_no: int, rank: int, pieces: list[Piece]) -> None:
@@ -61,8 +58,9 @@ def _own(pieces: list[Piece]) -> Mapping[int, frozenset[int]]:
     found: dict[int, frozenset[int]] = {}
     for piece in pieces:
         columns = piece.columns
-        phases = columns.phases.get("nonfinite", np.empty(0, np.uint8))
-        for row in np.flatnonzero(phases == MICRO).tolist():
-            bad = piece.numbers[columns.state[row] == NONFINITE]
-            found[int(columns.steps[row])] = frozenset(bad.tolist())
+        for row, step in enumerate(columns.steps.tolist()):
+            layers = sorted(columns.own.get(step, ()))
+            if layers:
+                bad = columns.state[row, layers] == NONFINITE
+                found[step] = frozenset(piece.numbers[layers][bad].tolist())
     return found

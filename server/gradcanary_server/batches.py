@@ -2,7 +2,8 @@
 
 import binascii
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,8 @@ class Columns:
 
     ``steps`` int64[n], ``times`` float64[n], ``micro_steps`` int16[n], ``skipped`` uint8[n], ``clipped`` bool[n],
     ``state`` uint8[n, L]; per stat ``values`` float32[n, L] (NaN where nothing was sent or the state says why) and
-    ``phases`` uint8[n] (index into wire.PHASES, or NO_PHASE). With n = 0 the width L is 0 and unknown.
+    ``phases`` uint8[n] (index into wire.PHASES, or NO_PHASE). With n = 0 the width L is 0 and unknown. ``own`` holds by
+    step the layers, 0 to L - 1, of what was nonfinite before a reduction, a block of its own; only of a decoded batch.
     """
 
     layer_set: str
@@ -56,6 +58,7 @@ class Columns:
     accumulators: tuple[wire.Accumulator, ...]
     metrics: tuple[MetricColumn, ...]
     dropped_steps: int
+    own: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def nbytes(self) -> int:
         """Return the memory that the arrays take, in bytes."""
@@ -87,7 +90,17 @@ def decode(batch: wire.Batch) -> Columns:
         accumulators=batch.accumulators,
         metrics=_metrics(batch.metrics),
         dropped_steps=batch.dropped_steps,
+        own=_own(batch.blocks, state.shape[1]),
     )
+
+
+def _own(blocks: tuple[wire.Block, ...], width: int) -> Mapping[int, frozenset[int]]:
+    found: dict[int, frozenset[int]] = {}
+    for block in blocks:
+        if (block.stat, block.phase) == ("nonfinite", "micro"):
+            layers = frozenset(range(width) if block.layers is None else block.layers)
+            found.update({step: found.get(step, frozenset()) | layers for step in block.steps})
+    return found
 
 
 def samples(columns: Columns, groups: int) -> Samples:

@@ -22,9 +22,11 @@ KINDS = {
     "nan": {},
     "nan-views": {"gradient_as_bucket_view": True},
     "nan-first": {},
+    "nan-each": {},
     "nan-told": {},
 }
 RANKS, STEPS, SICK = 2, 4, 2
+NAN_LOSS = ("nan", "nan-views", "nan-first", "nan-told")
 
 
 class Model(nn.Module):
@@ -64,6 +66,10 @@ def train(rank: int, kind: str, url: str | None) -> tuple[nn.Module, list[dict[s
     wrapped = nn.parallel.DistributedDataParallel(model, **KINDS[kind])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     read, count = [], micro_steps(kind)
+    if kind == "nan-each":
+        # Of each rank in another layer, and nothing flows from one to the other.
+        part = model.first if rank == 0 else model.last
+        part.bias.register_hook(lambda gradient: gradient * (float("nan") if len(read) == SICK + 1 else 1.0))
     with contextlib.ExitStack() as stack:
         if url is not None:
             import gradcanary
@@ -75,7 +81,7 @@ def train(rank: int, kind: str, url: str | None) -> tuple[nn.Module, list[dict[s
                 is_last = micro_step == count - 1
                 with contextlib.nullcontext() if is_last else wrapped.no_sync():
                     loss = wrapped(inputs(step, micro_step, rank)).square().mean()
-                    if kind.startswith("nan") and (rank, step, micro_step) == (kind != "nan-first", SICK, 0):
+                    if kind in NAN_LOSS and (rank, step, micro_step) == (kind != "nan-first", SICK, 0):
                         loss = loss * float("nan")
                     loss.backward()
             if all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.grad is not None):

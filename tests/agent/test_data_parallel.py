@@ -113,6 +113,26 @@ def test_a_nan_of_the_first_rank_says_so_in_its_phase(
     assert not other.batches
 
 
+def test_each_rank_tells_of_its_own_where_both_have_one(
+    trained: dict[str, tuple[Recorded, Recorded, Norms]],
+) -> None:
+    recorded, other, _ = trained["nan-each"]
+    bad = {name for name, state in recorded.states()[SICK].items() if state == "nonfinite"}
+    assert bad == {"first.bias", "last.bias"}, "the reduction brings both to both"
+    assert recorded.stat("nonfinite") == {SICK: dict.fromkeys(bad, 1.0)}
+    told = [
+        {
+            recorded.names[layer]: block["phase"]
+            for batch in each.batches
+            for block in batch["blocks"]
+            if block["stat"] == "nonfinite"
+            for layer in block["layers"]
+        }
+        for each in (recorded, other)
+    ]
+    assert told == [{"first.bias": "micro", "last.bias": "accumulated"}, {"last.bias": "micro"}]
+
+
 @pytest.mark.usefixtures("trained")
 def test_the_incident_names_the_rank(module_collector: Collector) -> None:
     listed = module_collector.get("/api/v1/incidents", run="ranks-nan-told").json()["incidents"]

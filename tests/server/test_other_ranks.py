@@ -29,17 +29,20 @@ def store(module_store):
     return module_store
 
 
-def first_rank(*, own=False):
-    """A stream in which two of three layers are not finite at a step; of its own, where it says so."""
+def first_rank(*, own=()):
+    """A stream in which two of three layers are not finite at a step; of its own are those that it says so of."""
     absmax = np.full((30, LAYERS), 1e-2, np.float32)
     absmax[SICK, :2] = np.inf
     made = streams.Stream(absmax)
     batches = list(made.batches(10))
     if own:
-        blocks = tuple(
-            wire.Block(b.stat, "micro" if b.stat == "nonfinite" else b.phase, b.steps, b.layers, b.values)
-            for b in batches[1].blocks
+        others = tuple(layer for layer in (0, 1) if layer not in own)
+        parts = tuple(
+            wire.Block("nonfinite", phase, (SICK,), layers, wire.column("f", [1.0] * len(layers)))
+            for phase, layers in (("micro", own), ("accumulated", others))
+            if layers
         )
+        blocks = tuple(each for each in batches[1].blocks if each.stat != "nonfinite") + parts
         batches[1] = wire.Batch(**{**vars(batches[1]), "blocks": blocks})
     return made, batches
 
@@ -104,11 +107,23 @@ def test_of_two_ranks_it_is_the_lower_one(store):
 
 
 def test_the_first_rank_tells_its_own_by_the_phase(store):
-    made, batches = first_rank(own=True)
+    made, batches = first_rank(own=(0, 1))
     greet(store, made)
     for seq, each in enumerate(batches):
         post(store, 0, seq, each)
     assert ranks(store) == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("own", [0, 1])
+@pytest.mark.parametrize("comes_first", [0, 1])
+def test_the_first_rank_does_not_speak_for_what_another_one_had(store, own, comes_first):
+    """Both have one in the same step: each layer has the rank that it came from."""
+    made, batches = first_rank(own=(own,))
+    greet(store, made)
+    post(store, 0, 0, batches[0])
+    for rank in (comes_first, 1 - comes_first):
+        post(store, rank, *((1, batches[1]) if rank == 0 else (0, fault(made.layers, layers=(1 - own,)))))
+    assert ranks(store) == {own: 0, 1 - own: 1}
 
 
 def test_another_step_and_another_launch_are_not_attributed(store):
