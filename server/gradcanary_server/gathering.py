@@ -1,8 +1,8 @@
 """The stream of a sharded launch: batches of its ranks wait in the log until all passed their steps, and go on as one.
 
-Put together are the steps behind those that were, up to the one that every rank has passed: it sent a later one, or it
-ended. A rank that is more than LAG_S behind, by the database's clock, is not waited for: what it holds is partial, and
-a gap; what it sends of such steps later is not looked at. The batches of rank 0 are taken whole, each with its
+Put together are the steps behind those that were, up to the one that every rank which is waited for has passed
+(:mod:`gradcanary_server.roll_call`). What one that is left out holds is partial, and a gap; what it sends of such steps
+later is not looked at. The batches of rank 0 are taken whole, each with its
 metrics, so that the stream is the same whoever comes first.
 """
 
@@ -13,19 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from sqlalchemy import Connection, Row, delete, func, select, update
 
-from gradcanary_server import shards
+from gradcanary_server import roll_call, shards
 from gradcanary_server.assembly import Assembled, Holding, Part, assemble
 from gradcanary_server.batches import MetricColumn
 from gradcanary_server.gaps import with_late
 from gradcanary_server.layers import KnownSets
 from gradcanary_server.log import Log, Piece
+from gradcanary_server.roll_call import Moment
 from gradcanary_server.schema import batch, launch, session
-
-LAG_S = 60.0
-"""Behind the first rank, after which a rank is left out."""
-
-ENDED = ("finished", "crashed")
-"""Of a rank that said so nothing more comes; one that is silent may speak again."""
 
 TOTAL_NORM = "total_norm"
 
@@ -34,7 +29,6 @@ TOTAL_NORM = "total_norm"
 class Waiting(Part):
     """A batch in the log; ``first`` and ``last`` are its steps, -1 of one that has none."""
 
-    received: float
     first: int
     last: int
 
@@ -48,7 +42,10 @@ def overdue(connection: Connection, now: float) -> list[tuple[int, int]]:
     joined = (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session)
     waits = session.c.local_numels.is_not(None) & (session.c.next_seq > session.c.sealed_seq)
     query = select(batch.c.run_id, batch.c.launch_no).join(session, joined).where(waits).distinct()
-    return [(row.run_id, row.launch_no) for row in connection.execute(query.where(batch.c.received <= now - LAG_S))]
+    return [
+        (row.run_id, row.launch_no)
+        for row in connection.execute(query.where(batch.c.received <= now - roll_call.LAG_S))
+    ]
 
 
 class Gathering:
@@ -59,47 +56,49 @@ class Gathering:
         self._launch = (launch.c.run_id == run_id) & (launch.c.launch_no == launch_no)
         of = connection.execute(select(launch.c.settled, launch.c.world_size).where(self._launch)).one()
         self.settled = -1 if of.settled is None else int(of.settled)
-        self._ranks = _ranks(connection, run_id, launch_no)
-        replicas = {row.rank for row in self._ranks if not row.is_sharded and row.is_described}
+        known = _ranks(connection, run_id, launch_no)
+        self._moved = max((row.last_seen for row in known if row.rank < 0), default=-np.inf)
+        self._ranks = {row.rank: row for row in known if row.rank >= 0}
+        replicas = {row.rank for row in self._ranks.values() if not row.is_sharded and row.is_described}
         self._expected = [rank for rank in range(of.world_size) if rank not in replicas]
         self._waiting: list[Waiting] = []
 
-    def settle(self, now: float, fresh: Piece | None = None, ending: str | None = None) -> list[Assembled]:
+    def settle(
+        self, now: float, began: float, fresh: Piece | None = None, ending: str | None = None, *, is_round: bool = False
+    ) -> list[Assembled]:
         """Take what can be put together out of the log, and return it.
 
-        ``fresh`` is the batch that has just come, ``ending`` a session that ends now.
+        ``began`` is when this collector began to listen, ``fresh`` the batch that has just come, ``ending`` a session
+        that ends now; only in a round of the compactor (``is_round``) it is asked who does not move.
         """
-        passed = self._passed(ending)
+        moment = Moment(now, began, self._oldest(now, is_asked=is_round), self._moved if is_round else now)
+        passed = roll_call.until(self._ranks, self._expected, self.settled, moment, ending)
+        last = max((row.last_step for row in self._ranks.values() if row.last_step is not None), default=-1)
+        until = max(int(min(passed, last)), self.settled)
         steps = np.empty(0, np.int64) if fresh is None else fresh.columns.steps
         is_news = fresh is not None and (not len(steps) or steps[0] <= self.settled)
-        if passed <= self.settled and not is_news and not self._has_overdue(now):
+        if passed <= self.settled and not is_news:
             return []
         self._waiting = self._read(fresh)
-        until = self._until(passed, now)
+        until = self._whole(until)
         found = list(self._segments(until))
         self._take_out(until)
         return found
 
-    def _passed(self, ending: str | None) -> float:
-        """Return the last step that every rank which is waited for has passed."""
-        known = {row.rank: row for row in self._ranks}
-        passed = [np.inf]
-        for row in map(known.get, self._expected):
-            if row is None or (row.last_step is None and row.ended not in ENDED and row.session != ending):
-                return -1
-            passed.append(np.inf if row.ended in ENDED or row.session == ending else row.last_step)
-        return min(passed)
-
-    def _has_overdue(self, now: float) -> bool:
-        mine = [row.session for row in self._ranks if row.is_sharded]
+    def _oldest(self, now: float, *, is_asked: bool) -> float:
+        """Return when the oldest batch came that waits, ``now`` where it does not matter."""
+        ranks = map(self._ranks.get, self._expected)
+        if not is_asked and all(row is not None and row.last_seen > now - roll_call.LAG_S for row in ranks):
+            return now
+        mine = [row.session for row in self._ranks.values() if row.is_sharded]
         oldest = select(func.min(batch.c.received)).where(batch.c.run_id == self._run_id, batch.c.session.in_(mine))
         received = self._connection.execute(oldest).scalar_one()
-        return received is not None and received <= now - LAG_S
+        return now if received is None else float(received)
 
     def _read(self, fresh: Piece | None) -> list[Waiting]:
         """Return what waits, by rank and seq. The fresh one is as it came: nobody may keep it before the commit."""
-        rank_of = {row.session: row.rank for row in self._ranks if row.is_sharded}
-        columns = (batch.c.session, batch.c.seq, batch.c.launch_no, batch.c.received)
+        rank_of = {row.session: row.rank for row in self._ranks.values() if row.is_sharded}
+        columns = (batch.c.session, batch.c.seq, batch.c.launch_no)
         query = select(*columns).where(batch.c.run_id == self._run_id, batch.c.session.in_(rank_of))
         found = []
         for row in self._connection.execute(query.order_by(batch.c.seq)).all():
@@ -107,14 +106,11 @@ class Gathering:
             piece = fresh if fresh is not None and is_fresh else self._log.piece(self._connection, self._run_id, row)
             known = self._sets.find(self._connection, self._run_id, row.session, piece.columns.layer_set)
             first, last = piece.columns.steps[[0, -1]].tolist() if len(piece.columns.steps) else (-1, -1)
-            found.append(Waiting(rank_of[row.session], piece, known.numel, row.received, first, last))
+            found.append(Waiting(rank_of[row.session], piece, known.numel, first, last))
         return sorted(found, key=lambda each: (each.rank, each.piece.seq))
 
-    def _until(self, passed: float, now: float) -> int:
-        """Return the step up to which there will be nothing to wait for."""
-        last = max((each.last for each in self._waiting), default=-1)
-        late = [each.last for each in self._waiting if each.received <= now - LAG_S]
-        until = max([int(min(passed, last)), self.settled, *late])
+    def _whole(self, until: int) -> int:
+        """Return that step, or the one before the batch of rank 0 that it would cut."""
         for each in self._waiting:
             if each.rank == 0 and each.first <= until < each.last:
                 return max(self.settled, each.first - 1)
@@ -143,8 +139,7 @@ class Gathering:
 
     def _absent(self, there: set[int]) -> list[Holding]:
         """Return what the ranks hold that sent nothing."""
-        known = {row.rank: row for row in self._ranks}
-        return [self._holding(known.get(rank)) for rank in self._expected if rank not in there]
+        return [self._holding(self._ranks.get(rank)) for rank in self._expected if rank not in there]
 
     def _holding(self, row: Row[tuple[object, ...]] | None) -> Holding:
         if row is None or not row.is_described:
@@ -176,7 +171,7 @@ class Gathering:
         """Note how far it is and who was left out, and delete what was taken."""
         self._connection.execute(update(launch).where(self._launch).values(settled=until))
         steps = [int(step) for each in self._waiting for step in each.steps[each.steps > self.settled][:1]]
-        for row in (row for row in self._ranks if row.is_sharded):
+        for row in (row for row in self._ranks.values() if row.is_sharded):
             self._note_left_out(row, min(steps, default=until + 1), until)
             mine = [each for each in self._waiting if each.piece.session == row.session]
             kept = [each.piece.seq for each in mine if not each.is_done(until)]
@@ -191,6 +186,7 @@ class Gathering:
     def _note_left_out(self, row: Row[tuple[object, ...]], first: int, until: int) -> None:
         """Note the steps from ``first`` on that this rank has not come to."""
         begin = first if row.last_step is None else max(first, row.last_step + 1)
+        begin = self.settled + 1 if roll_call.is_out(row, self.settled) else begin  # the gap goes on
         if begin <= until:
             this = (session.c.run_id == self._run_id) & (session.c.session == row.session)
             gaps = with_late(row.gaps, begin, until)
@@ -205,6 +201,6 @@ def _ranks(connection: Connection, run_id: int, launch_no: int) -> Sequence[Row[
     is_sharded = session.c.local_numels.is_not(None).label("is_sharded")
     its = session.c
     is_described = (session.c.layer_sets != "{}").label("is_described")
-    columns = (its.session, its.rank, its.last_step, its.ended, its.gaps, is_described)
-    mine = (session.c.run_id == run_id) & (session.c.launch_no == launch_no) & (session.c.rank >= 0)
+    columns = (its.session, its.rank, its.last_step, its.last_seen, its.ended, its.gaps, is_described)
+    mine = (session.c.run_id == run_id) & (session.c.launch_no == launch_no)
     return connection.execute(select(*columns, is_sharded).where(mine).order_by(session.c.rank)).all()

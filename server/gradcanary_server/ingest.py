@@ -55,6 +55,7 @@ class Ingest:
         self._log = log
         self._public_url = public_url
         self._states = FoldStates()
+        self._began: float | None = None
 
     def hello(self, run_name: str, session_id: str, raw: bytes, sent: float | None = None) -> wire.Reply:
         """Store a hello, the first or a fuller one; ``sent`` is the time at which it was, by the sender's clock."""
@@ -118,7 +119,9 @@ class Ingest:
     def settle(self) -> None:
         """Put together what has waited for a rank for too long: where no process is left, no request comes."""
         with self._database.read() as connection:
-            found = gathering.overdue(connection, self._database.now(connection))
+            now = self._database.now(connection)
+            self._listening(now)
+            found = gathering.overdue(connection, now)
         for run_id, launch_no in found:
             self._settle(run_id, launch_no)
 
@@ -126,7 +129,7 @@ class Ingest:
         try:
             with self._database.write() as connection:
                 if sessions.is_there(connection, run_id):
-                    self._gather(connection, run_id, launch_no, self._database.now(connection))
+                    self._gather(connection, run_id, launch_no, self._database.now(connection), is_round=True)
         except Exception:  # it waits for the next round, and holds up no other
             logger.exception("launch %s of run %s could not be put together", launch_no, run_id)
 
@@ -138,10 +141,12 @@ class Ingest:
         now: float,
         fresh: Piece | None = None,
         ending: str | None = None,
+        *,
+        is_round: bool = False,
     ) -> None:
         """Draw what the ranks of a sharded launch have sent together, and note what came too late for it."""
         gathering = Gathering(connection, self._log, self._sets, run_id, launch_no)
-        for whole in gathering.settle(now, fresh, ending):
+        for whole in gathering.settle(now, self._listening(now), fresh, ending, is_round=is_round):
             layer_set, numbers = whole.columns.layer_set, whole.numbers.tolist()
             row = sessions.joint(connection, run_id, launch_no, numbers, layer_set, now)
             launched = _launch(connection, row, self._sets.find(connection, run_id, row.session, layer_set))
@@ -150,6 +155,12 @@ class Ingest:
             piece = Piece(launch_no, row.session, seq, whole.numbers, whole.columns)
             self._draw(connection, sessions.held(connection, run_id), row, launched, piece, now)
             _note_progress(connection, row, seq, whole.columns, launched.first_step, now)
+
+    def _listening(self, now: float) -> float:
+        """Return since when this collector listens, by the database's clock: the first time that it is asked."""
+        if self._began is None:
+            self._began = now
+        return self._began
 
     def _draw(
         self, connection: Connection, run_row: Record, row: Record, launched: Launch, piece: Piece, now: float

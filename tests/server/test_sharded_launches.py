@@ -10,10 +10,11 @@ import streams
 from archives import LAYERS, RUN, Store, decoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
 from gradcanary import wire
-from gradcanary_server import gathering, incidents, ingest, layer_table, runs
+from gradcanary_server import incidents, ingest, layer_table, runs
+from gradcanary_server.roll_call import BACKOFF_S, LAG_S, STALL_S
 from gradcanary_server.schema import batch, fold_state, session
 
 NUMEL = ((4, 3, 5), (4, 2, 0), (0, 1, 5))
@@ -127,10 +128,25 @@ def series(store, stat="absmax", layer=0):
     return {name: decoded(found[name]).tolist() for name in ("min", "max", "count")}
 
 
-def age(store, by_s):
-    """Let time pass for what waits."""
-    with store.database.write() as connection:
-        connection.execute(update(batch).values(received=batch.c.received - by_s))
+@pytest.fixture
+def clock(store, monkeypatch):
+    """The database's clock, which tests move on."""
+    real, ahead = store.database.now, [0.0]
+    monkeypatch.setattr(store.database, "now", lambda connection: real(connection) + ahead[0])
+
+    def move(by_s):
+        ahead[0] += by_s
+
+    store.ingest.settle()  # it listens from now on
+    return move
+
+
+def beat(store, rank):
+    store.ingest.heartbeat(RUN, f"r{rank}", wire.dump(wire.Heartbeat(None, 0, 0, 0.0)))
+
+
+def step(store):
+    return store.read(lambda _, run: run.step)
 
 
 def waiting(store):
@@ -189,7 +205,7 @@ def test_a_step_is_folded_when_all_ranks_have_passed_it(store):
     assert store.read(lambda _, run: run.step) == 29
 
 
-def test_a_dead_rank_is_not_waited_for_and_what_it_held_is_partial(store):
+def test_a_dead_rank_is_not_waited_for_and_what_it_held_is_partial(store, clock):
     first, second = measured(2, 30, 2)
     first.absmax[:], second.absmax[:] = 1e-3, 2e-3
     greet(store, (first, second))
@@ -197,8 +213,8 @@ def test_a_dead_rank_is_not_waited_for_and_what_it_held_is_partial(store):
     post(store, second, 0, second.batch(0, 10))
     post(store, first, 1, first.batch(10, 20))
     assert store.read(lambda _, run: run.step) == 9
-    age(store, gathering.LAG_S)
-    store.ingest.heartbeat(RUN, "r0", wire.dump(wire.Heartbeat(19, 0, 0, 0.0)))
+    clock(LAG_S + BACKOFF_S)
+    beat(store, 0)
     assert store.read(lambda _, run: run.step) == 19
     assert waiting(store) == 0
     table = store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id))
@@ -218,17 +234,72 @@ def test_a_dead_rank_is_not_waited_for_and_what_it_held_is_partial(store):
     assert waiting(store) == 0
 
 
-def test_what_waits_is_put_together_when_nobody_is_left_to_send(store):
+def test_what_waits_is_put_together_when_nobody_is_left_to_send(store, clock):
     first, _ = measured(3, 10, 2)
     greet(store, (first,))
     post(store, first, 0, first.batch(0, 10))
     store.compactor.compact()
     assert not series(store)["count"]
-    age(store, gathering.LAG_S)
+    clock(LAG_S + BACKOFF_S)
     store.compactor.compact()
     assert store.read(lambda _, run: run.step) == 9
     table = store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id))
     assert {row["state"] for row in table} <= {"partial", "nonfinite"}, "nobody knows what the other one holds"
+
+
+def test_a_rank_that_could_not_reach_us_is_waited_for_after_a_restart(store, clock):
+    first, second = measured(12, 30, 2)
+    greet(store, (first, second))
+    post(store, first, 0, first.batch(0, 10))
+    clock(90.0)
+    store.forget()  # the collector was killed, and is back
+    store.compactor.compact()
+    assert step(store) is None, "its agent waits up to 60 s before it tries again"
+    clock(BACKOFF_S - 1)
+    store.compactor.compact()
+    post(store, first, 1, first.batch(10, 20))
+    assert step(store) is None
+    post(store, second, 0, second.batch(0, 10))
+    assert (step(store), gaps(store)) == (9, [])
+
+
+def test_a_rank_that_is_heard_of_is_waited_for_longer(store, clock):
+    first, second = measured(13, 40, 2)
+    greet(store, (first, second))
+    clock(3600.0)  # away, and so are we
+    store.forget()
+    store.compactor.compact()
+    for seq in range(3):
+        post(store, first, seq, first.batch(10 * seq, 10 * seq + 10))
+    for _ in range(6):  # it replays what it kept, and is slow
+        clock(STALL_S / 7)
+        beat(store, 1)
+        store.compactor.compact()
+    assert (step(store), gaps(store)) == (None, [])
+    post(store, second, 0, second.batch(0, 10))
+    clock(STALL_S / 2)
+    beat(store, 1)
+    store.compactor.compact()
+    assert (step(store), gaps(store)) == (9, []), "it moved"
+    clock(STALL_S / 2)
+    beat(store, 1)
+    store.compactor.compact()
+    assert (step(store), gaps(store)) == (29, [("r1", 10, 29, "late")])
+    post(store, first, 3, first.batch(30, 40))
+    assert step(store) == 39, "till it moves it is not waited for"
+    assert gaps(store) == [("r1", 10, 39, "late")]
+
+
+def test_ranks_that_come_one_after_another_long_after(store, clock):
+    first, second = measured(14, 20, 2)
+    greet(store, (first, second))
+    clock(3600.0)
+    post(store, first, 0, first.batch(0, 20))  # as ``gradcanary sync`` does
+    clock(LAG_S / 2)
+    store.compactor.compact()
+    assert step(store) is None
+    post(store, second, 0, second.batch(0, 20))
+    assert (step(store), gaps(store)) == (19, [])
 
 
 def test_the_total_norm_is_that_of_all_parts(store):
