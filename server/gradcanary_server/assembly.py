@@ -1,8 +1,9 @@
 """Batches of several ranks as the columns of one stream; pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,9 @@ from gradcanary_server.batches import NO_PHASE, Columns, MetricColumn
 from gradcanary_server.log import Piece
 from gradcanary_server.samples import inside
 from gradcanary_server.shards import PARTIAL, Shard, combine
+
+FOR_EVER = 2**31
+"""Behind every step."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,20 @@ class Assembled:
     numbers: NDArray[np.int32]
     columns: Columns
 
+    def divided(self, most: int) -> "Iterator[Assembled]":
+        """Yield it in parts of at most so many points, each with the metrics of its steps: readers refuse more."""
+        steps = self.columns.steps
+        rows = max(most // (max(len(self.columns.values), 1) * len(self.numbers)), 1)
+        if len(steps) <= rows:
+            yield self
+            return
+        whole = Piece(0, "", 0, self.numbers, self.columns)
+        bounds = [0, *steps[rows::rows].tolist(), int(steps[-1]) + 1]
+        for begin, end in pairwise(bounds):
+            mine = inside(whole, begin, end).columns
+            metrics = _metrics_inside(self.columns.metrics, begin, FOR_EVER if end == bounds[-1] else end)
+            yield Assembled(self.numbers, replace(mine, metrics=metrics))
+
 
 def assemble(parts: Sequence[Part], absent: Sequence[Holding], metrics: tuple[MetricColumn, ...]) -> Assembled:
     """Return the samples of at least one part together, at the widest interval that any of them has.
@@ -77,6 +95,15 @@ def assemble(parts: Sequence[Part], absent: Sequence[Holding], metrics: tuple[Me
         dropped_steps=0,
     )
     return Assembled(numbers, columns)
+
+
+def _metrics_inside(metrics: Sequence[MetricColumn], begin: int, end: int) -> tuple[MetricColumn, ...]:
+    found = []
+    for metric in metrics:
+        mine = (metric.steps >= begin) & (metric.steps < end)
+        if mine.any():
+            found.append(replace(metric, steps=metric.steps[mine], values=metric.values[mine]))
+    return tuple(found)
 
 
 def _shard(parts: Sequence[Part], steps: NDArray[np.int64], numbers: NDArray[np.int32]) -> Shard:

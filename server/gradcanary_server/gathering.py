@@ -19,6 +19,7 @@ from gradcanary_server.batches import MetricColumn
 from gradcanary_server.gaps import with_late
 from gradcanary_server.layers import KnownSets
 from gradcanary_server.log import Log, Piece
+from gradcanary_server.requests import LIMITS
 from gradcanary_server.roll_call import Moment
 from gradcanary_server.schema import batch, launch, session
 
@@ -133,7 +134,8 @@ class Gathering:
         cut = [part for each in mine if len((part := each.inside(after + 1, until + 1)).steps)]
         metrics = () if leading is None else tuple(self._metrics(leading))
         if cut:
-            yield assemble(cut, self._absent({part.rank for part in cut}), metrics)
+            whole = assemble(cut, self._absent({part.rank for part in cut}), metrics)
+            yield from whole.divided(LIMITS.max_points)
         elif leading is not None and metrics:
             yield assemble([leading.inside(0, 0)], (), metrics)
 

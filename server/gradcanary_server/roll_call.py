@@ -36,9 +36,9 @@ class Rank(Protocol):
 
 @dataclass(frozen=True)
 class Moment:
-    """When it is asked: ``began`` is since when this collector listens, ``oldest`` when the first batch came that waits.
+    """When it is asked: ``began`` is since when this collector listens.
 
-    ``moved`` is when something was put together last.
+    ``oldest`` is when the first batch came that waits, ``moved`` when something was put together last.
     """
 
     now: float

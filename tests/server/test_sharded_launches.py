@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select
 
 from gradcanary import wire
-from gradcanary_server import incidents, ingest, layer_table, runs
+from gradcanary_server import batches, gathering, incidents, ingest, layer_table, requests, runs
 from gradcanary_server.roll_call import BACKOFF_S, LAG_S, STALL_S
 from gradcanary_server.schema import batch, fold_state, session
 
@@ -300,6 +300,24 @@ def test_ranks_that_come_one_after_another_long_after(store, clock):
     assert step(store) is None
     post(store, second, 0, second.batch(0, 20))
     assert (step(store), gaps(store)) == (19, [])
+
+
+def test_a_whole_is_not_larger_than_what_readers_take(store, monkeypatch):
+    first, second = measured(15, 30, 2)
+    stores = []
+    for points in (10**6, 6 * LAYERS * 3):
+        limits = replace(requests.LIMITS, max_points=points)
+        for module in (batches, gathering):
+            monkeypatch.setattr(module, "LIMITS", limits)
+        store.clear()
+        greet(store, (first, second))
+        for seq, message in enumerate(second.batches(6)):
+            post(store, second, seq, message)
+        finish(store, (first, second))
+        store.forget()
+        stores.append(seen(store))
+    assert stores[0] == stores[1]
+    assert step(store) == 29
 
 
 def test_the_total_norm_is_that_of_all_parts(store):
