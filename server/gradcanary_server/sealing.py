@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from gradcanary_server import tiles
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.packing import Arrays
 from gradcanary_server.samples import tiles_of
-from gradcanary_server.schema import batch, chain, run, session
+from gradcanary_server.schema import batch, chain, session
 from gradcanary_server.sources import MetricSource, entries_of, named, points_of
 from gradcanary_server.tiles import METRICS, OF_METRICS, Chain, Place, Tiles
 
@@ -86,11 +87,11 @@ def prepare(connection: Connection, log: Log, store: Tiles, run_id: int, session
 
 
 def _told(connection: Connection, row: Row[Any], pieces: Sequence[Piece], now: float) -> Work | None:
-    """Let go of what another rank saw of its own: where it came from is noted once the run has folded these steps."""
-    step = connection.execute(select(run.c.step).where(run.c.run_id == row.run_id)).scalar_one()
-    known = -1 if step is None else step
-    is_over = row.last_seen < now - OVER_S
-    told = [piece for piece in pieces if is_over or not len(piece.columns.steps) or piece.columns.steps[-1] <= known]
+    """Let go of what another rank saw of its own: where it came from is noted once its launch has folded them."""
+    mine = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no) & session.c.draws
+    step = connection.execute(select(func.max(session.c.last_step)).where(mine)).scalar_one()
+    known = np.inf if row.last_seen < now - OVER_S else -1 if step is None else step
+    told = list(takewhile(lambda each: not len(each.columns.steps) or each.columns.steps[-1] <= known, pieces))
     return Work(row.run_id, row.session, row.sealed_seq, told[-1].seq + 1, [], [], []) if told else None
 
 

@@ -156,3 +156,21 @@ def test_other_ranks_are_not_drawn_not_waited_for_and_leave_the_log(store, monke
     assert post(store, 1, 0, fault(made.layers)).status == "duplicate"
     assert json.loads(pictures)["samples"] == 10
     assert json.loads(store.pictures(50))["samples"] == 20
+
+
+def test_what_is_told_of_a_resumed_run_waits_for_its_own_launch(store, monkeypatch):
+    monkeypatch.setattr(sealing, "MOST_BATCHES", 1)
+    made, batches = first_rank()
+    store.ingest.hello(RUN, "before", wire.dump(made.hello(launch="zero")))
+    for seq, each in enumerate((batches[0], batches[2])):
+        store.ingest.batch(RUN, "before", seq, wire.dump(each))
+    greet(store, made)
+    post(store, 1, 0, fault(made.layers))
+    store.compactor.compact()
+    for seq, each in enumerate(batches[:2]):
+        post(store, 0, seq, each)
+    assert ranks(store)[0] == 1
+    store.compactor.compact()
+    with store.database.read() as connection:
+        query = select(func.count()).select_from(batch).where(batch.c.session == "r1")
+        assert connection.execute(query).scalar_one() == 0
