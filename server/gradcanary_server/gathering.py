@@ -23,6 +23,9 @@ from gradcanary_server.requests import LIMITS
 from gradcanary_server.roll_call import Moment
 from gradcanary_server.schema import batch, launch, session
 
+AT_ONCE = 64
+"""Rows of batches, without their bodies, that are asked for: mostly few of those that wait can be taken."""
+
 TOTAL_NORM = "total_norm"
 
 
@@ -80,8 +83,7 @@ class Gathering:
         is_news = fresh is not None and (not len(steps) or steps[0] <= self.settled)
         if passed <= self.settled and not is_news:
             return []
-        self._waiting = self._read(fresh)
-        until = self._whole(until)
+        until = self._read(until, fresh)
         found = list(self._segments(until))
         self._take_out(until)
         return found
@@ -96,26 +98,32 @@ class Gathering:
         received = self._connection.execute(oldest).scalar_one()
         return now if received is None else float(received)
 
-    def _read(self, fresh: Piece | None) -> list[Waiting]:
-        """Return what waits, by rank and seq. The fresh one is as it came: nobody may keep it before the commit."""
-        rank_of = {row.session: row.rank for row in self._ranks.values() if row.is_sharded}
-        columns = (batch.c.session, batch.c.seq, batch.c.launch_no)
-        query = select(*columns).where(batch.c.run_id == self._run_id, batch.c.session.in_(rank_of))
-        found = []
-        for row in self._connection.execute(query.order_by(batch.c.seq)).all():
-            is_fresh = fresh is not None and (row.session, row.seq) == (fresh.session, fresh.seq)
-            piece = fresh if fresh is not None and is_fresh else self._log.piece(self._connection, self._run_id, row)
-            known = self._sets.find(self._connection, self._run_id, row.session, piece.columns.layer_set)
-            first, last = piece.columns.steps[[0, -1]].tolist() if len(piece.columns.steps) else (-1, -1)
-            found.append(Waiting(rank_of[row.session], piece, known.numel, first, last))
-        return sorted(found, key=lambda each: (each.rank, each.piece.seq))
-
-    def _whole(self, until: int) -> int:
-        """Return that step, or the one before the batch of rank 0 that it would cut."""
-        for each in self._waiting:
-            if each.rank == 0 and each.first <= until < each.last:
-                return max(self.settled, each.first - 1)
+    def _read(self, until: int, fresh: Piece | None) -> int:
+        """Read what waits of steps up to that one, by rank and seq; return it, or the one before a batch of rank 0."""
+        for rank, row in sorted(self._ranks.items()):
+            for piece in self._pieces(row.session, fresh) if row.is_sharded else ():
+                known = self._sets.find(self._connection, self._run_id, row.session, piece.columns.layer_set)
+                first, last = piece.columns.steps[[0, -1]].tolist() if len(piece.columns.steps) else (-1, -1)
+                self._waiting.append(Waiting(rank, piece, known.numel, first, last))
+                if rank == 0 and first <= until < last:  # those are taken whole
+                    until = max(self.settled, first - 1)
+                if last > until:
+                    break  # what follows is of later steps
         return until
+
+    def _pieces(self, session_id: str, fresh: Piece | None) -> Iterator[Piece]:
+        """Yield what waits of a session. The fresh one is as it came: nobody may keep it before the commit."""
+        columns = (batch.c.session, batch.c.seq, batch.c.launch_no)
+        mine = (batch.c.run_id == self._run_id) & (batch.c.session == session_id)
+        seq = -1
+        some = select(*columns).order_by(batch.c.seq).limit(AT_ONCE)
+        while rows := self._connection.execute(some.where(mine, batch.c.seq > seq)).all():
+            for row in rows:
+                is_fresh = fresh is not None and (row.session, row.seq) == (fresh.session, fresh.seq)
+                yield fresh if fresh is not None and is_fresh else self._log.piece(self._connection, self._run_id, row)
+            seq = rows[-1].seq
+            if len(rows) < AT_ONCE:
+                return
 
     def _segments(self, until: int) -> Iterator[Assembled]:
         """Yield what is put together: along the batches of rank 0, then what is there without it."""

@@ -320,6 +320,22 @@ def test_a_whole_is_not_larger_than_what_readers_take(store, monkeypatch):
     assert step(store) == 29
 
 
+def test_only_what_can_be_taken_is_read(store, monkeypatch):
+    first, second = measured(16, 90, 2)
+    greet(store, (first, second))
+    for seq, message in enumerate(first.batches(1)):
+        post(store, first, seq, message)
+    store.forget()
+    read = []
+    really = batches.decode
+    monkeypatch.setattr(batches, "decode", lambda message: read.append(message.steps) or really(message))
+    post(store, second, 0, second.batch(0, 5))
+    assert step(store) == 4
+    assert len(read) == 1 + 6, "its own, those five, and the next one"
+    post(store, second, 1, second.batch(5, 90))
+    assert (step(store), waiting(store)) == (89, 0)
+
+
 def test_the_total_norm_is_that_of_all_parts(store):
     parts = measured(4, 4, 2)
     greet(store, parts)
