@@ -33,7 +33,8 @@ def _ended_on() -> Select[str]:
     """Return a query for the rules of incidents that other launches ended on, once a launch has gone on."""
     run_id: BindParameter[int] = bindparam("run_id")
     launch_no: BindParameter[int] = bindparam("launch_no")
-    reached = select(func.max(session.c.last_step)).where(session.c.run_id == run_id, session.c.launch_no == launch_no)
+    mine = (session.c.run_id == run_id) & (session.c.launch_no == launch_no)
+    reached = select(func.max(session.c.last_step)).where(mine, session.c.draws)  # shards run ahead of what is folded
     first = select(launch.c.first_step).where(launch.c.run_id == run_id, launch.c.launch_no == launch_no)
     return select(incident.c.rule).where(
         incident.c.run_id == run_id,

@@ -90,7 +90,8 @@ class Ingest:
             elif not row.draws:
                 attribution.attribute(connection, row.run_id, row.launch_no, row.rank, [piece])
             reply = self._reply(connection, row.run_id, "stored", seq + 1)
-        if row.draws or row.local_numels is not None:
+            is_of_use = row.draws or (row.local_numels is not None and _is_logged(connection, row, seq))
+        if is_of_use:
             self._log.keep((row.run_id, session_id, seq), columns)
         return reply
 
@@ -167,8 +168,8 @@ class Ingest:
     ) -> None:
         """Fold a batch that is the series of its launch, and keep the last values of its metrics."""
         changed = self._fold(connection, run_row, row, launched, piece.columns, now)
-        if row.rank == 0 and any(change.rule == attribution.RULE for change in changed):
-            steps = [change.since_step for change in changed]
+        steps = [change.since_step for change in changed if change.rule == attribution.RULE and change.kind == "fired"]
+        if row.rank == 0 and steps:
             told = attribution.of_others(connection, self._log, row.run_id, row.launch_no, min(steps), max(steps))
             for rank, each in [(row.rank, piece), *told]:
                 attribution.attribute(connection, row.run_id, row.launch_no, rank, [each])
@@ -219,6 +220,12 @@ def _is_known(connection: Connection, row: Record, seq: int, digest: bytes) -> b
     if stored is None:
         raise RequestError(409, "superseded", f"Batch {seq} never came, and later ones did.", "seq")
     raise RequestError(409, "conflict", f"Batch {seq} is stored with another body.", "seq")
+
+
+def _is_logged(connection: Connection, row: Record, seq: int) -> bool:
+    """Tell whether a batch waits in the log: one that completes a step of all ranks has left it."""
+    this = (batch.c.run_id == row.run_id) & (batch.c.session == row.session) & (batch.c.seq == seq)
+    return connection.execute(select(batch.c.seq).where(this)).first() is not None
 
 
 def _launch(connection: Connection, row: Record, known: KnownSet) -> Launch:

@@ -14,6 +14,7 @@ from sqlalchemy import func, select
 
 from gradcanary import wire
 from gradcanary_server import batches, gathering, incidents, ingest, layer_table, requests, runs
+from gradcanary_server.log import Log
 from gradcanary_server.roll_call import BACKOFF_S, LAG_S, STALL_S
 from gradcanary_server.schema import batch, fold_state, session
 
@@ -334,6 +335,36 @@ def test_only_what_can_be_taken_is_read(store, monkeypatch):
     assert len(read) == 1 + 6, "its own, those five, and the next one"
     post(store, second, 1, second.batch(5, 90))
     assert (step(store), waiting(store)) == (89, 0)
+
+
+def test_a_batch_that_left_the_log_is_not_kept_decoded(store, monkeypatch):
+    first, second = measured(17, 5, 2)
+    greet(store, (first, second))
+    kept, really = [], Log.keep
+    monkeypatch.setattr(Log, "keep", lambda log, key, columns: kept.append(key[1]) or really(log, key, columns))
+    post(store, first, 0, first.batch(0, 5))
+    post(store, second, 0, second.batch(0, 5))
+    assert (kept, waiting(store)) == (["r0"], 0)
+
+
+def test_a_resumed_run_has_come_as_far_as_all_its_ranks(store):
+    parts = measured(18, 200, 2)
+    for part in parts:
+        part.absmax[:] = 1e-2
+        part.absmax[120:, 0] = 1e-7
+    greet(store, parts)
+    for part in parts:
+        post(store, part, 0, part.batch(0, 200))
+    finish(store, parts)
+    resumed = [Part(np.tile(part.absmax[-1], (260, 1)), first_step=200, rank=part.rank) for part in parts]
+    for part in resumed:
+        store.ingest.hello(RUN, f"s{part.rank}", wire.dump(part.hello(launch="two")))
+        for seq, message in enumerate(part.batches(10)):
+            if seq == 1 and part.rank == 1:
+                assert not store.read(lambda c, run: incidents.open_briefs(c, run.run_id, ""))
+            store.ingest.batch(RUN, f"s{part.rank}", seq, wire.dump(message))
+    (brief,) = store.read(lambda c, run: incidents.open_briefs(c, run.run_id, ""))
+    assert brief.rule == "collapse"
 
 
 def test_the_total_norm_is_that_of_all_parts(store):
