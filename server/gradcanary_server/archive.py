@@ -114,7 +114,7 @@ class Archive:
         found = []
         place = {launch_no: number for number, launch_no in enumerate(spans)}
         keys = known.keys() | {(piece.launch_no, piece.columns.every) for piece in pieces}
-        for key in sorted(keys, key=lambda key: (place[key[0]], key[1])):
+        for key in sorted((key for key in keys if key[0] in measured), key=lambda key: (place[key[0]], key[1])):
             logged = tuple(piece for piece in pieces if (piece.launch_no, piece.columns.every) == key)
             found += _stretches(known.get(key) or Chain(*key), spans[key[0]], measured[key[0]], logged)
         return found

@@ -77,6 +77,7 @@ class Ingest:
             now = self._database.now(connection)
             known = self._sets.find(connection, row.run_id, session_id, columns.layer_set)
             launched = _launch(connection, row, known)
+            sessions.check_role(row)
             _check_place(row, columns, known)
             _append(connection, row, seq, digest, columns, raw, now)
             settled = layers.of_launches(connection, row.run_id, launched.newer)

@@ -75,7 +75,8 @@ def say_hello(
     if known is not None:
         merged = _merged(_restored(known.hello), hello)
         launches.fill(connection, run_id, launch_no, merged.first_step)
-        held = _held(known.local_numels, hello, sharded=bool(merged.sharded))
+        is_sharded = known.local_numels is not None if known.next_seq else bool(merged.sharded)  # what it sent decides
+        held = _held(known.local_numels, hello, sharded=is_sharded)
         touch(connection, known, now, hello=_stored(merged), layer_sets=json.dumps(sets), **held)
         return int(known.next_seq)
     if not newer:
@@ -105,6 +106,12 @@ def joint(
         stored = json.dumps({**sets, set_id: list(numbers)})
         connection.execute(update(session).where(this).values(layer_sets=stored))
     return connection.execute(its).one()
+
+
+def check_role(row: Record) -> None:
+    """Raise RequestError 409 unless it is known what the first batch of a session is: a series, or a shard of one."""
+    if not row.next_seq and json.loads(row.hello)["sharded"] is None:
+        raise RequestError(409, "unknown_layer_set", "No hello told whether this session sends shards.", "sharded")
 
 
 def hear(connection: Connection, row: Record, heartbeat: wire.Heartbeat, now: float) -> None:

@@ -10,10 +10,11 @@ import streams
 from archives import LAYERS, RUN, Store, decoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from gradcanary import wire
 from gradcanary_server import batches, gathering, incidents, ingest, layer_table, requests, runs
+from gradcanary_server.errors import RequestError
 from gradcanary_server.log import Log
 from gradcanary_server.roll_call import BACKOFF_S, LAG_S, STALL_S
 from gradcanary_server.schema import batch, fold_state, session
@@ -365,6 +366,41 @@ def test_a_resumed_run_has_come_as_far_as_all_its_ranks(store):
             store.ingest.batch(RUN, f"s{part.rank}", seq, wire.dump(message))
     (brief,) = store.read(lambda c, run: incidents.open_briefs(c, run.run_id, ""))
     assert brief.rule == "collapse"
+
+
+def test_a_batch_waits_until_its_session_said_what_it_sends(store):
+    first, second = measured(19, 10, 2)
+    for part in (first, second):
+        store.ingest.hello(RUN, f"r{part.rank}", wire.dump(part.hello(sharded=None)))
+        with pytest.raises(RequestError, match="shards") as refused:
+            post(store, part, 0, part.batch(0, 10))
+        assert (refused.value.status, refused.value.code) == (409, "unknown_layer_set")
+    greet(store, (first, second))
+    for part in (first, second):
+        assert post(store, part, 0, part.batch(0, 10)).status == "stored"
+    assert (step(store), waiting(store)) == (9, 0)
+
+
+def test_what_a_session_sent_decides_what_it_is(store):
+    (first,) = measured(20, 20, 1)
+    store.ingest.hello(RUN, "r0", wire.dump(first.hello(sharded=False)))
+    post(store, first, 0, first.batch(0, 10))
+    with store.database.write() as connection:  # as an older version stored it, which took any batch
+        told = connection.execute(select(session.c.hello)).scalar_one()
+        unknown = json.dumps({**json.loads(told), "sharded": None})
+        connection.execute(update(session).values(hello=unknown))
+    greet(store, (first,))
+    post(store, first, 1, first.batch(10, 20))
+    assert json.loads(store.pictures(40))["samples"] == 20
+
+
+def test_pages_come_without_a_launch_that_nobody_draws(store):
+    (first,) = measured(21, 20, 1)
+    store.send("one", replace(first), 20, end="finished", sharded=False)
+    store.compactor.compact()
+    with store.database.write() as connection:
+        connection.execute(update(session).values(draws=False))
+    assert json.loads(store.pictures(40))["samples"] == 0
 
 
 def test_the_total_norm_is_that_of_all_parts(store):
