@@ -21,7 +21,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    true,
+    false,
 )
 
 metadata = MetaData(
@@ -83,7 +83,7 @@ session = Table(
     Column("session", String(64), primary_key=True),
     Column("launch_no", Integer, nullable=False),
     Column("rank", Integer, nullable=False),  # -1: all ranks of a sharded launch, put together
-    Column("draws", Boolean, nullable=False, server_default=true()),  # its batches are the series of its launch
+    Column("draws", Boolean, nullable=False, server_default=false()),  # its batches are the series of its launch
     Column("interval_s", Double, nullable=False),  # between heartbeats
     Column("hello", Text, nullable=False),  # wire.Hello as merged from every hello, without its layer sets
     Column("layer_sets", Text, nullable=False),  # JSON {layer set id: [layer_no, ...]}

@@ -103,6 +103,7 @@ def resume(store, last_step):
                 "session": "s",
                 "launch_no": 2,
                 "rank": 0,
+                "draws": True,
                 "interval_s": 15.0,
                 "hello": "{}",
                 "layer_sets": "{}",

@@ -139,3 +139,8 @@ def test_launches_of_an_older_version_are_in_the_order_in_which_they_came(databa
         assert connection.execute(select(metric.c.launch_no)).all() == [(3,)]
         drawn = connection.execute(select(session.c.session, session.c.draws).order_by(session.c.session)).all()
         assert drawn == [("a", True), ("b", False), ("c", True)], "the first rank of each launch"
+    with database.write() as connection:
+        its = {"run_id": 1, "session": "d", "launch_no": 1, "rank": 1, "interval_s": 15.0, "hello": "{}"}
+        connection.execute(insert(session).values(**its, layer_sets="{}", started=0.0, last_seen=0.0))
+        draws = connection.execute(select(session.c.draws).where(session.c.session == "d")).scalar_one()
+        assert draws is False, "a session is drawn only where somebody says so"

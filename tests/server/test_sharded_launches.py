@@ -392,6 +392,7 @@ def test_what_a_session_sent_decides_what_it_is(store):
     greet(store, (first,))
     post(store, first, 1, first.batch(10, 20))
     assert json.loads(store.pictures(40))["samples"] == 20
+    assert store.count(session) == 1, "nothing was put together"
 
 
 def test_pages_come_without_a_launch_that_nobody_draws(store):
