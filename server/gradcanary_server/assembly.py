@@ -68,15 +68,17 @@ class Assembled:
             yield Assembled(self.numbers, replace(mine, metrics=metrics))
 
 
-def assemble(parts: Sequence[Part], absent: Sequence[Holding], metrics: tuple[MetricColumn, ...]) -> Assembled:
-    """Return the samples of at least one part together, at the widest interval that any of them has.
+def assemble(
+    parts: Sequence[Part], absent: Sequence[Holding], metrics: tuple[MetricColumn, ...], every: int
+) -> Assembled:
+    """Return the samples of at least one part together, at the widest interval that any of them has, and ``every``.
 
     Layers that only an absent rank has are there, too: they did not go. What holds for a step as a whole is that of the
     lowest rank which has it; a clip is one that any rank saw.
     """
     known = [holding.numbers for holding in absent if holding.numbers is not None]
     numbers = np.unique(np.concatenate([*(part.piece.numbers for part in parts), *known])).astype(np.int32)
-    every = max(part.piece.columns.every for part in parts)
+    every = max(every, *(part.piece.columns.every for part in parts))
     steps = np.unique(np.concatenate([part.steps for part in parts]))
     steps = steps[steps % every == 0]
     ranks = sorted({part.rank for part in parts})

@@ -142,10 +142,20 @@ class Gathering:
         cut = [part for each in mine if len((part := each.inside(after + 1, until + 1)).steps)]
         metrics = () if leading is None else tuple(self._metrics(leading))
         if cut:
-            whole = assemble(cut, self._absent({part.rank for part in cut}), metrics)
+            whole = assemble(cut, self._absent({part.rank for part in cut}), metrics, self._every(after))
+            if not len(whole.columns.steps) and not metrics:
+                return
             yield from whole.divided(LIMITS.max_points)
         elif leading is not None and metrics:
-            yield assemble([leading.inside(0, 0)], (), metrics)
+            yield assemble([leading.inside(0, 0)], (), metrics, 1)
+
+    def _every(self, after: int) -> int:
+        """Return the widest interval at which a rank goes on behind a step: between its samples it lacks nothing."""
+        following: dict[int, int] = {}
+        for each in self._waiting:
+            if each.last > after:
+                following.setdefault(each.rank, each.piece.columns.every)
+        return max(following.values(), default=1)
 
     def _absent(self, there: set[int]) -> list[Holding]:
         """Return what the ranks hold that sent nothing."""

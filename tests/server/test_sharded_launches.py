@@ -404,6 +404,19 @@ def test_pages_come_without_a_launch_that_nobody_draws(store):
     assert json.loads(store.pictures(40))["samples"] == 0
 
 
+def test_a_rank_that_samples_less_lacks_nothing_between_its_samples(store):
+    first = Part(np.full((60, LAYERS), 1e-3), every=10)
+    second = Part(np.full((6, LAYERS), 2e-3), every=100, rank=1)
+    greet(store, (first, second))
+    for seq, message in enumerate(first.batches(4)):
+        post(store, first, seq, message)
+    for seq, message in enumerate(second.batches(1)):
+        post(store, second, seq, message)
+    shown = series(store)
+    assert [value for value, count in zip(shown["max"], shown["count"], strict=True) if count] == [np.float32(2e-3)] * 5
+    assert json.loads(store.pictures(1000))["samples"] == 5, "none is partial"
+
+
 def test_the_total_norm_is_that_of_all_parts(store):
     parts = measured(4, 4, 2)
     greet(store, parts)

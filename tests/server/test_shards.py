@@ -115,7 +115,7 @@ def part(rank, numbers, numel, made):
 def test_ranks_may_have_other_layers_and_other_intervals():
     fine = columns(range(12), np.zeros((12, 2)), {"absmax": np.ones((12, 2))}, micro_steps=4)
     coarse = columns([0, 10], np.zeros((2, 2)), {"absmax": np.full((2, 2), 2)}, every=10, phase=3, clipped=True)
-    whole = assemble([part(1, [2, 7], [4, 4], coarse), part(0, [2, 5], [4, 4], fine)], (), ())
+    whole = assemble([part(1, [2, 7], [4, 4], coarse), part(0, [2, 5], [4, 4], fine)], (), (), 1)
     assert whole.numbers.tolist() == [2, 5, 7]
     assert whole.columns.every == 10
     assert whole.columns.steps.tolist() == [0, 10], "where both have measured"
@@ -129,10 +129,10 @@ def test_an_absent_rank_makes_partial_what_it_holds():
     made = columns([3], np.zeros((1, 2)), {"absmax": np.ones((1, 2))})
     mine = part(0, [0, 1], [4, 4], made)
     known = Holding(np.array([1, 4], np.int32), np.array([2, 2], np.int64))
-    whole = assemble([mine], [known], ())
+    whole = assemble([mine], [known], (), 1)
     assert whole.numbers.tolist() == [0, 1, 4]
     assert whole.columns.state.tolist() == [[MEASURED, PARTIAL, PARTIAL]], "the layer that it alone has did not go"
-    assert assemble([mine], [Holding()], ()).columns.state.tolist() == [[PARTIAL, PARTIAL]]
+    assert assemble([mine], [Holding()], (), 1).columns.state.tolist() == [[PARTIAL, PARTIAL]]
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 6), st.integers(1, 5))
