@@ -39,7 +39,9 @@ def loop_of(optimizer: Optimizer) -> Loop | None:
 def unwrapped(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer that steps: what Accelerate prepared has another one inside."""
     for _ in range(4):  # more than anybody wraps; one that holds itself must not hold the training
-        inner = getattr(optimizer, "optimizer", None)
+        inner = None
+        with suppress(Exception):
+            inner = getattr(optimizer, "optimizer", None)
         optimizer = inner if isinstance(inner, Optimizer) else optimizer
     return optimizer
 
@@ -53,9 +55,10 @@ def run_name() -> str | None:
     """Return the name that the only ``TrainingArguments`` with one gives the run."""
     names = set()
     for told in _living("transformers.training_args", "TrainingArguments"):
-        name, folder = getattr(told, "run_name", None), getattr(told, "output_dir", None)
-        if isinstance(name, str) and name.strip() and name != folder:  # older versions take the folder for a name
-            names.add(name)
+        with suppress(Exception):
+            name, folder = getattr(told, "run_name", None), getattr(told, "output_dir", None)
+            if isinstance(name, str) and name.strip() and name != folder:  # older versions take the folder for a name
+                names.add(name)
     return names.pop() if len(names) == 1 else None
 
 

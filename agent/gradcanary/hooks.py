@@ -23,6 +23,10 @@ Optimizer = torch.optim.Optimizer
 LEADS_AFTER = 64
 """Steps after which an optimizer counts the steps of a training whose largest one has not stepped yet."""
 
+SEARCHES = 64
+"""Backward passes, some maybe of other models, in which a gathered parameter is looked for: where all are wrapped
+further inside there is none."""
+
 
 class Hooks:
     """Finds the optimizers that a watch follows and leads what torch calls to its observer.
@@ -45,7 +49,7 @@ class Hooks:
         self._counters: list[Any] = []
         self._unhooked: list[int] = []
         self._steps: list[Any] = []
-        self._whole: Any = None
+        self._searches_left = SEARCHES
         self._listener = guard.wrap("capturing the loss", self._backward_called)
 
     def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
@@ -62,7 +66,7 @@ class Hooks:
         elif model is not None:
             self._add([unwrapped(found) for found in living(Optimizer) if self._shares(found)])
         if not self._takes_any:
-            self._follow()
+            wrap("finding the layers", self._follow)()
         wrap("keeping out of torch.compile", compiled.keep_out)()
         begins, ended = (wrap("the step hook", each) for each in (self._step_begins, self._step_ended))
         self._steps.append(register_optimizer_step_pre_hook(self.observer.graphs.outside(begins)))
@@ -74,8 +78,6 @@ class Hooks:
         tap.leave(self._listener)
         for handle in self._steps:
             handle.remove()
-        if self._whole is not None:
-            self._whole.remove()
         self._uncount()
 
     def optimizers(self) -> Sequence[Optimizer]:
@@ -94,7 +96,8 @@ class Hooks:
     def _backward_called(self, roots: list[Tensor]) -> None:
         self.observer.backward_called(roots)
         layers = self.observer.layers
-        if layers is not None and layers.has_shards and self._whole is None:
+        if layers is not None and layers.has_shards and self._searches_left:
+            self._searches_left -= 1
             self._hear_of_unsynced(layers)
 
     def _hear_of_unsynced(self, layers: Layers) -> None:
@@ -103,7 +106,8 @@ class Hooks:
             for parameter in owner._parameters.values() if owner is not None else ():  # noqa: SLF001 -- what it holds now
                 if parameter is not None and parameter.requires_grad and not is_shard(parameter):
                     keep = self.guard.wrap("a pass that reduces nothing", lambda _: self.observer.calls.keep())
-                    self._whole = parameter.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]  # untyped in torch
+                    self._counters.append(parameter.register_post_accumulate_grad_hook(keep))  # type: ignore[no-untyped-call]  # untyped in torch
+                    self._searches_left = 0
                     return
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -180,16 +184,17 @@ class Hooks:
         return any(id(parameter) in known for parameter in _parameters(optimizer))
 
     def _follow(self) -> None:
+        """Find the layers; where that fails, not again for what is the same then."""
         optimizers = self.optimizers()
-        layers = discover(optimizers, self._model(), self.settings)
-        if not len(layers):
-            self.guard.say("no layer to watch: nothing is trainable, or include/exclude leave nothing")
         self._sizes = {id(optimizer): _sizes(optimizer) for optimizer in optimizers}
         # The largest one; of those that have stepped, where it takes too long to.
         is_late = any(taken >= LEADS_AFTER for taken in self._steps_of.values())
         able = [each for each in optimizers if each in self._steps_of] if is_late else optimizers
         main = max(able, key=_elements, default=None)
         self._main = (lambda: None) if main is None else weakref.ref(main)
+        layers = discover(optimizers, self._model(), self.settings)
+        if not len(layers):
+            self.guard.say("no layer to watch: nothing is trainable, or include/exclude leave nothing")
         self.observer.follow(layers)
         self._uncount()
         self._unhooked = list(range(len(layers)))
@@ -211,11 +216,18 @@ class Hooks:
     def _uncount(self) -> None:
         for handle in self._counters:
             handle.remove()
-        self._counters = []
+        self._counters, self._searches_left = [], SEARCHES
+
+
+def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    try:
+        return list(optimizer.param_groups)
+    except Exception:  # noqa: BLE001 -- any optimizer that lives in the process, maybe one whose __init__ raised
+        return []
 
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter for group in _groups(optimizer) for parameter in group["params"]]
 
 
 def _is_hooked(parameter: nn.Parameter) -> bool:
@@ -224,7 +236,7 @@ def _is_hooked(parameter: nn.Parameter) -> bool:
 
 
 def _sizes(optimizer: Optimizer) -> tuple[int, ...]:
-    return tuple(len(group["params"]) for group in optimizer.param_groups)
+    return tuple(len(group["params"]) for group in _groups(optimizer))
 
 
 def _elements(optimizer: Optimizer) -> int:

@@ -54,14 +54,6 @@ class Layers:
     def __len__(self) -> int:
         return len(self.references)
 
-    def are_those_of(self, other: Layers) -> bool:
-        """Say whether both hold the same parameters. By identity: equal references compare their tensors."""
-        return [*map(id, self.references)] == [*map(id, other.references)]
-
-    def parameters(self) -> Iterator[nn.Parameter | None]:
-        """Yield the parameters, None for one that the training has let go of."""
-        return (reference() for reference in self.references)
-
 
 @dataclass(frozen=True)
 class _Place:
@@ -169,16 +161,22 @@ def _roots(optimizers: Sequence[torch.optim.Optimizer], grouped: dict[int, Any])
     if not optimizers or (all(names) and not any(map(_has_wrapper, names))):
         return []
     modules = living(nn.Module)
-    inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+    inner = {id(child) for module in modules for child in _children(module)}
     held = {id(module): _held(module, grouped) for module in modules if id(module) not in inner}
     roots = [module for module in modules if held.get(id(module))]
     return sorted(roots, key=lambda module: -held[id(module)])
 
 
+def _children(module: nn.Module) -> list[nn.Module | None]:
+    held = module.__dict__.get("_modules")  # none where __init__ has not run
+    return list(held.values()) if isinstance(held, dict) else []
+
+
 def _held(root: nn.Module, grouped: dict[int, Any]) -> int:
-    if "_modules" not in root.__dict__ or "_parameters" not in root.__dict__:
-        return 0  # a module whose __init__ has not run
-    return sum(id(parameter) in grouped for _, parameter, _ in named_parameters(root))
+    try:
+        return sum(id(parameter) in grouped for _, parameter, _ in named_parameters(root))
+    except Exception:  # noqa: BLE001 -- any module that lives in the process, maybe one whose __init__ raised
+        return 0
 
 
 def _places(roots: Iterable[nn.Module]) -> dict[int, tuple[nn.Parameter, _Place]]:

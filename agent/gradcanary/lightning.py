@@ -6,11 +6,15 @@ The one module that imports Lightning, the installation of it that the script us
 from __future__ import annotations
 
 import importlib
+import inspect
+import os
 import sys
 from contextlib import suppress
 from typing import Any
 
-from gradcanary.watching import Watch, watch
+from gradcanary import arguments
+from gradcanary.settings import Settings
+from gradcanary.watching import Watch, opened, watch
 
 
 def _callback() -> Any:  # noqa: ANN401 -- a class of whichever package is there
@@ -23,25 +27,33 @@ def _callback() -> Any:  # noqa: ANN401 -- a class of whichever package is there
 class GradientMonitor(_callback()):  # type: ignore[misc]  # known only as this is imported
     """Watches the module from the first batch of each ``fit()`` on, and ends with it; ``watch`` is the present handle.
 
-    Takes the settings of :func:`gradcanary.watch`, which raises on wrong ones as the training starts.
+    Takes the settings of :func:`gradcanary.watch`, and raises TypeError or ValueError on wrong ones. A watch of this
+    module that the script itself has opened serves, and stays open.
     """
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- those of watch()
         super().__init__()
+        inspect.signature(watch).bind(None, None, **settings)
+        arguments.check_watch(None, None, settings.get("budget", 0.01), settings.get("on_alert"))
+        Settings.resolve(os.environ, **settings)
         self.watch: Watch | None = None
+        self._is_own = False
         self._settings = settings
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401 -- as Lightning calls it
         """Begin, now that the optimizers are there and a checkpoint is loaded."""
-        optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
+        earlier = opened()
+        is_alone = len(trainer.optimizers) == 1 and not any(each.serves(pl_module, None) for each in earlier)
+        optimizer = trainer.optimizers[0] if is_alone else None
         self.watch = watch(pl_module, optimizer, **self._settings)
+        self._is_own = not any(self.watch is each for each in earlier)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002 -- as Lightning calls it
         """End it."""
-        if self.watch is not None:
+        if self.watch is not None and self._is_own:
             self.watch.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ANN401, ARG002 -- as Lightning calls it
         """End it as crashed, with what happened."""
-        if self.watch is not None:
+        if self.watch is not None and self._is_own:
             self.watch.__exit__(type(exception), exception, exception.__traceback__)

@@ -17,7 +17,6 @@ from gradcanary.calls import Calls
 from gradcanary.compiled import Graphs
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers, learning_rates
-from gradcanary.memory import peak_bytes
 from gradcanary.origin import origin_of
 from gradcanary.parts import Parts
 from gradcanary.places import Place
@@ -25,6 +24,7 @@ from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Wishes
 from gradcanary.scaling import Scalers
 from gradcanary.settings import Settings
 from gradcanary.track import Track
+from gradcanary.window import record_of
 
 PASSES_WITHOUT_STEP = 256
 """More micro-steps than the first window of a training with an optimizer has, as a rule."""
@@ -106,10 +106,7 @@ class Observer:
         if track is None:
             return
         self._begin_stepping(track)
-        if self.paused:
-            self.paused = False
-            for each in self._tracks.values():
-                each.window.was_paused()
+        self._look_again()
         track.step_begins(optimizer, has_closure=has_closure)
         if track is self._leading:
             track.window.lr = learning_rates(self.optimizers())
@@ -138,6 +135,11 @@ class Observer:
             self.tell(facts.NO_OPTIMIZER)
         if self._leading is not None and self._leading.is_complete:
             self._close_window(self._leading)
+
+    def pause(self) -> None:
+        """Look away until the next step."""
+        self._catch_up()  # a step before this moment is not the one that ends it
+        self.paused = True
 
     def share(self) -> float:
         """Return the part of the time since the first window that the agent's hooks took, the counters left out."""
@@ -198,10 +200,24 @@ class Observer:
         self.tell(facts.COMPILED_STEP if len(self._tracks) == 1 else facts.COMPILED_STEPS)
         if len(self._tracks) != 1:
             self.layers, self._tracks, self._leading = None, {}, None
-        elif (leading := self._leading) is not None and leading.window.begun and not leading.window.stepped:
+            self.logged.clear()
+        elif self._leading is not None:
+            self._note_step(self._leading)
+        self.steps_taken += 1
+
+    def _note_step(self, leading: Track) -> None:
+        if self.paused:
+            self._begin_stepping(leading)
+            self._look_again()
+        if leading.window.begun and not leading.window.stepped:
             leading.window.calls = self.calls.forget()
             leading.step_ended()
-        self.steps_taken += 1
+
+    def _look_again(self) -> None:
+        if self.paused:
+            self.paused = False
+            for track in self._tracks.values():
+                track.was_paused()
 
     # -- several optimizers --------------------------------------------------------------------------------------
 
@@ -275,24 +291,7 @@ class Observer:
         track.renew_window(was_sampled=is_sampled)
 
     def _record(self, track: Track, layers: Layers) -> Record:
-        window = track.window
         logged, self.logged = self.logged, []
         samples = self._parts.joined(track, self._tracks.values())
-        return Record(
-            layers=layers,
-            step=self.step,
-            time=time.time(),
-            micro_steps=(window.unseen + window.micro_steps or window.calls) if window.is_seen else 0,
-            skipped=track.why_skipped() if self.has_optimizer() else NOT_SKIPPED,
-            samples=samples,
-            probe=window.probe,
-            found_inf=window.found_inf,
-            losses=window.losses,
-            loss_scale=window.loss_scale,
-            lr=window.lr,
-            step_time_s=window.step_time_s,
-            peak_memory_bytes=peak_bytes({device for sample in samples for device in sample.measured.devices()}),
-            agent_share=self.share(),
-            logged=logged,
-            is_silent=self.place.is_silent,
-        )
+        skipped = track.why_skipped() if self.has_optimizer() else NOT_SKIPPED
+        return record_of(self, layers, track.window, samples, skipped, logged)

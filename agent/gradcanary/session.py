@@ -21,6 +21,9 @@ from gradcanary.sender import Sender
 from gradcanary.settings import Settings
 from gradcanary.transport import Transport
 
+MAX_LOGGED = 10_000
+"""Numbers of the script that wait for the end of a window: more than one has, few enough where none ever ends."""
+
 
 class Session:
     """Begins with :meth:`attach`, or where it waits with the first step of an optimizer; lasts until :meth:`close`."""
@@ -48,9 +51,9 @@ class Session:
         """Begin to send: only now there is a thread, and a process that has to say how it ends."""
         self._pid = os.getpid()
         # A backward pass, and so not for one that waits: after it, where there is a GPU, torch forbids it to forks.
-        self.observer.paused = True
+        was_paused, self.observer.paused = self.observer.paused, True
         self.observer.has_callbacks = engine.has_callbacks()
-        self.observer.paused = False
+        self.observer.paused = was_paused
         if not self.observer.has_callbacks:
             self.observer.facts.append(facts.NO_CALLBACKS)
         self.observer.place.find()
@@ -80,8 +83,16 @@ class Session:
         return model is not None and self._hooks.watches(model)
 
     def log(self, name: str, tags: tuple[tuple[str, str], ...], step: int | None, value: float | Tensor) -> None:
-        """Keep a number for the window that is open."""
-        self.observer.logged.append(Logged(name, tags, step, value))
+        """Keep a number for the window that is open; where none ends, the latest ones."""
+        logged = self.observer.logged
+        logged.append(Logged(name, tags, step, value))
+        if len(logged) > MAX_LOGGED:
+            del logged[0]
+            self.guard.say(f"of more than {MAX_LOGGED:,} numbers that were logged without a step the oldest are lost")
+
+    def pause(self) -> None:
+        """Look away until the next step."""
+        self.guard.wrap("pausing", self.observer.pause)()
 
     def observe(self, name: str, buffer: Tensor) -> None:
         """Read a buffer in place of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""

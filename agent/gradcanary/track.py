@@ -15,7 +15,7 @@ from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER, 
 from gradcanary.sampling import add_buffer, is_capturing, take_sample
 from gradcanary.scaling import Scaling
 from gradcanary.shards import is_shard, local
-from gradcanary.statistics import bounds_of, norm_of, readable
+from gradcanary.statistics import norm_of, readable
 from gradcanary.weights import changes, copies_of, whose_turn
 from gradcanary.window import NEW, TOUCHED, Sentinel, Window
 
@@ -48,6 +48,7 @@ class Track:
         self._passes_before = 0
         self._clears_in_place = False
         self._earlier = [0] * len(layers)
+        self._missed_some = False
 
     def has(self, references: References) -> bool:
         """Say whether these are its layers. By identity: equal references compare their tensors."""
@@ -167,6 +168,8 @@ class Track:
         if window.stepping and window.has_closure and window.copies is None and not self._open:
             self._of.guard.wrap("copying weights", self._copy_weights)()
         is_last = window.stepping or window.passes >= self._passes_before
+        if self._of.place.looks_at_own:
+            self._settle(is_expected=window.passes != self._passes_before)
         if is_last and not window.stepped and self._of.is_sampled(self):
             self._take_sample("accumulated", window.loss_scale)
         if self._sentinel.layer is not None:
@@ -180,9 +183,17 @@ class Track:
         self._of.window_begins()
         self.scaling.search(self._of.scalers, self._of.step)
         self.is_new, self.window.begun = False, True
+        self.window.is_seen, self._missed_some = not self._missed_some, False
         self.window.steps_before = self._of.steps_taken
         self.window.scaler_round = self.scaling.round()
         self.window.loss_scale = self.scaling.scale()
+
+    def was_paused(self) -> None:
+        """Forget what was seen of the window; of one that is complete nothing was missed, maybe of the next one."""
+        if self.window.stepped:
+            self._missed_some = True
+        else:
+            self.window.was_paused()
 
     def renew_window(self, *, was_sampled: bool, is_foreign: bool = False) -> None:
         """Let go of the window.
@@ -258,6 +269,7 @@ class Track:
     def _take_sample(self, phase: str, scale: Tensor | None) -> None:
         if is_capturing():
             return
+        self.window.claims.fold()
         counts = self.window.counts if self.window.micro_steps and not self.window.unseen else None
         self.window.sample = take_sample(
             self.layers,
@@ -270,7 +282,7 @@ class Track:
             wishes=self._of.wishes,
             observed=self.observed,
             owned=self._of.place.owned(self.layers),
-            bounds=self.window.bounds,
+            bounds=self.window.claims.bounds,
             is_silent=self._of.place.is_silent,
         )
 
@@ -286,11 +298,21 @@ class Track:
     def _look(self, position: int) -> None:
         """Measure the gradient of this process alone: after this hook a data-parallel wrapper takes it."""
         window = self.window
-        if window.passes + 1 < self._passes_before or not self._of.is_sampled(self) or is_capturing():
+        if not (window.is_seen and self._of.is_sampled(self)) or is_capturing():
             return
+        if not self._of.has_callbacks and window.counts[position] > 1:
+            return  # nobody knows what was in it before
         gradient = self._gradient(position)
         if gradient is not None and readable(gradient):
-            window.bounds[position] = bounds_of(gradient)
+            window.claims.look(position, gradient)
+
+    def _settle(self, *, is_expected: bool) -> None:
+        """At the end of a pass note what it left, where another one of the window is expected."""
+        if is_capturing():
+            return
+        looked = self.window.claims.fold()
+        if is_expected and not self._open:
+            self.window.claims.settle(looked, self._gradient)
 
     def _is_fresh(self) -> bool:
         """Say whether it steps inside a backward pass, with gradients that nobody wrote to since torch made them."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from gradcanary import arguments, naming, wire
+from gradcanary import arguments, endings, naming, wire
 from gradcanary.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Alert = wire.Brief
 
 MAX_TIMEOUT_S = 86_400
-MAX_ERROR = 1000
 
 _lock = threading.Lock()
 _open: list[Watch] = []
@@ -64,7 +63,7 @@ def watch(
         url=url,
         run=run,
         token=token,
-        every=None if every == "auto" else every,
+        every=every,
         include=include,
         exclude=exclude,
         absmax_below=absmax_below,
@@ -84,6 +83,11 @@ def watch(
             else:
                 earlier.yield_to_next()
         return Watch(settings, model, optimizer, on_alert)
+
+
+def opened() -> tuple[Watch, ...]:
+    """Return the watches that are open."""
+    return tuple(_open)
 
 
 def watch_when_training() -> None:
@@ -148,8 +152,11 @@ class Watch:
         """Store numbers of your own beside the gradients, for the present step or a given one.
 
         Numbers or tensors of one element (read later, by another thread); ``tags`` tell series of one name apart.
-        A loss given here replaces the one that was captured. Raises TypeError or ValueError on wrong arguments.
+        A loss given here replaces the one that was captured. Raises TypeError or ValueError on wrong arguments, as
+        long as the watch is open.
         """
+        if not self._is_ours():
+            return
         values = {"loss": loss, "lr0": lr, **metrics}
         labels = arguments.tags_of(tags)
         number = arguments.step_of(step)
@@ -167,12 +174,12 @@ class Watch:
         the window. Raises TypeError or ValueError on what is no gradient, and on a first call for no watched layer.
         """
         arguments.check_buffer(name, tensor)
-        if not self._is_closed and os.getpid() == self._pid:
+        if self._is_ours():
             self._session.observe(name, tensor)
 
     def pause(self) -> None:
         """Look away until the next step, as in an evaluation with ``backward()``: its K is 0, it has no loss."""
-        self._session.observer.paused = True
+        self._session.pause()
 
     def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:
         """End the watch: send what is left, for ``timeout_s`` at most, and leave no hook or thread behind."""
@@ -201,7 +208,7 @@ class Watch:
         if optimizer is not None or model is not None:
             return self._session.covers(model, optimizer)
         # A cell of a notebook that runs again begins a new launch; elsewhere a second watch() is the first.
-        return not (_is_notebook() and self._session.has_stepped)
+        return not (endings.is_notebook() and self._session.has_stepped)
 
     def yield_to_next(self) -> None:
         """End because another model or optimizer is watched from now on."""
@@ -235,20 +242,21 @@ class Watch:
             self._session.forked()
         return self._session.sender is None
 
+    def _is_ours(self) -> bool:
+        return not self._is_closed and os.getpid() == self._pid
+
     def _at_exit(self) -> None:
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None) or _error_of_child()
-        if hasattr(sys, "ps1") or _is_notebook():
-            error = None  # the last error of an interactive session did not end it
+        error = endings.error_of_process()
         self._close("finished" if error is None else "crashed", error, 5.0)
 
     def _close(self, state: str, error: BaseException | None, timeout_s: float) -> None:
-        if self._is_closed or os.getpid() != self._pid:
+        if not self._is_ours():
             return
         self._is_closed = True
         self._leave_exit()
         if self in _open:
             _open.remove(self)
-        self._session.close(wire.End(state, None, _told(error)), timeout_s)
+        self._session.close(wire.End(state, None, endings.told(error)), timeout_s)
 
 
 def _run_of(settings: Settings) -> str:
@@ -269,26 +277,6 @@ def _launch_of(run: str) -> str:
     launch, number = _launches.get(run) or (naming.launch_id(os.environ, naming.started(os.getppid())), 0)
     _launches[run] = launch, number + 1
     return naming.numbered(launch, number + 1)
-
-
-def _is_notebook() -> bool:
-    return hasattr(sys.modules.get("__main__"), "get_ipython") or "ipykernel" in sys.modules
-
-
-def _told(error: BaseException | None) -> str | None:
-    if error is None:
-        return None
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 -- an error that cannot be told must not hide itself behind another one
-        text = type(error).__name__
-    return arguments.UNPRINTABLE.sub(" ", text)[:MAX_ERROR]
-
-
-def _error_of_child() -> BaseException | None:
-    """Return what ends a child of multiprocessing, which tells nobody; torch exits with 1 while handling it."""
-    error = sys.exc_info()[1]
-    return error.__context__ if isinstance(error, SystemExit) else error
 
 
 def _forked() -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gradcanary.records import Probe, Sample
+from gradcanary.claims import Claims
+from gradcanary.memory import peak_bytes
+from gradcanary.records import Logged, Probe, Record, Sample
 from gradcanary.shards import is_shard
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from gradcanary.layers import Layers
+    from gradcanary.observer import Observer
 
 SAME, TOUCHED, NEW = range(3)
 
@@ -19,9 +26,8 @@ class Window:
 
     ``counts`` holds per layer how often it accumulated; ``calls`` how often ``backward()`` was called since the last
     step, which is all that is known of a window whose layers had no hooks, and ``unseen`` of them before those had any.
-    ``seen_in`` are the numbers of its
-    backward passes, ``stepped_in`` of the one that its step came in, if it did; ``steps_before`` counts the steps of
-    all optimizers until it began; ``bounds`` are least and greatest elements of gradients before a reduction;
+    ``seen_in`` are the numbers of its backward passes, ``stepped_in`` of the one that its step came in, if it did;
+    ``steps_before`` counts the steps of all optimizers until it began; ``claims`` are of gradients before a reduction;
     ``unsynced`` counts passes in which no shard was reduced, so that no hook was called. ``copies`` are the weights of
     some layers before the step, by position, None until they are made; ``is_seen`` is False of one that was looked away
     from; ``summed`` are the positions whose sum the script has said to be complete.
@@ -29,7 +35,7 @@ class Window:
 
     def __init__(self, layers: int) -> None:
         self.counts = [0] * layers
-        self.bounds: dict[int, tuple[Tensor, Tensor]] = {}
+        self.claims = Claims()
         self.unsynced = 0
         self.calls = 0
         self.unseen = 0
@@ -63,6 +69,7 @@ class Window:
         self.counts[:] = [0] * len(self.counts)
         self.unsynced = 0
         self.passes = 0
+        self.claims = Claims()
         self.losses = []
         self.sample = None
         self.summed = set()
@@ -70,8 +77,33 @@ class Window:
     def was_paused(self) -> None:
         """Forget what was seen: it is not all there was, and how much there was is not known."""
         self.is_seen = False
+        self.claims = Claims()
         self.losses = []
         self.sample = None
+
+
+def record_of(
+    of: Observer, layers: Layers, window: Window, samples: Sequence[Sample], skipped: int, logged: Sequence[Logged]
+) -> Record:
+    """Return what is handed over of a window that is closed."""
+    return Record(
+        layers=layers,
+        step=of.step,
+        time=time.time(),
+        micro_steps=(window.unseen + window.micro_steps or window.calls) if window.is_seen else 0,
+        skipped=skipped,
+        samples=list(samples),
+        probe=window.probe,
+        found_inf=window.found_inf,
+        losses=window.losses if window.is_seen else [],
+        loss_scale=window.loss_scale,
+        lr=window.lr,
+        step_time_s=window.step_time_s,
+        peak_memory_bytes=peak_bytes({device for sample in samples for device in sample.measured.devices()}),
+        agent_share=of.share(),
+        logged=list(logged),
+        is_silent=of.place.is_silent,
+    )
 
 
 class Sentinel:

@@ -21,12 +21,14 @@ KINDS = {
     "unused": {"find_unused_parameters": True},
     "nan": {},
     "nan-views": {"gradient_as_bucket_view": True},
+    "nan-synced": {},
+    "nan-synced-late": {},
     "nan-first": {},
     "nan-each": {},
     "nan-told": {},
 }
 RANKS, STEPS, SICK = 2, 4, 2
-NAN_LOSS = ("nan", "nan-views", "nan-first", "nan-told")
+NAN_LOSS = ("nan-synced", "nan-synced-late", "nan", "nan-views", "nan-first", "nan-told")
 
 
 class Model(nn.Module):
@@ -42,6 +44,11 @@ class Model(nn.Module):
 
 def micro_steps(kind: str) -> int:
     return 1 if kind.startswith("static") else 3  # torch refuses no_sync() in the first pass of a static graph
+
+
+def sick(kind: str) -> tuple[int, int, int]:
+    """Return the rank, step and micro-step of the NaN."""
+    return int(kind != "nan-first"), SICK, int(kind == "nan-synced-late")
 
 
 def inputs(step: int, micro_step: int, rank: int) -> torch.Tensor:
@@ -79,9 +86,10 @@ def train(rank: int, kind: str, url: str | None) -> tuple[nn.Module, list[dict[s
             read.append(reference(model, kind, step))
             for micro_step in range(count):
                 is_last = micro_step == count - 1
-                with contextlib.nullcontext() if is_last else wrapped.no_sync():
+                is_synced = is_last or "synced" in kind
+                with contextlib.nullcontext() if is_synced else wrapped.no_sync():
                     loss = wrapped(inputs(step, micro_step, rank)).square().mean()
-                    if kind in NAN_LOSS and (rank, step, micro_step) == (kind != "nan-first", SICK, 0):
+                    if kind in NAN_LOSS and (rank, step, micro_step) == sick(kind):
                         loss = loss * float("nan")
                     loss.backward()
             if all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.grad is not None):

@@ -5,6 +5,7 @@ largest magnitude of the gradient, the update ratio and the norm of the weights.
 """
 
 import copy
+import gc
 import json
 import os
 import sys
@@ -149,6 +150,26 @@ def train_flat(rank: int, url: str) -> None:
             optimizer.zero_grad()
 
 
+def train_stages(rank: int, url: str) -> None:
+    """Train one model, let go of it, and train another one."""
+    import gradcanary
+
+    with gradcanary.watch(url=url, run="shards-stages"):
+        for _ in range(2):
+            model = Model()
+            for part in (model.first, model):
+                fully_shard(part, mesh=init_device_mesh("cpu", (RANKS,)))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(2):
+                for micro_step in range(MICRO_STEPS):
+                    model.set_requires_gradient_sync(micro_step == MICRO_STEPS - 1)
+                    model(inputs(step, micro_step, rank)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            del model, part, optimizer
+            gc.collect()
+
+
 def collectives() -> int:
     """Return how many collectives this process has begun, in any of its threads."""
     group = distributed.group.WORLD
@@ -166,6 +187,7 @@ def main(rank: str, port: str, out: str, url: str) -> None:
         assert all(map(torch.equal, shards, bare)), kind
         assert count == expected > 0, (kind, count, expected)
     train_flat(int(rank), url)
+    train_stages(int(rank), url)
     if rank == "0":
         Path(out).write_text(json.dumps(found))
     distributed.destroy_process_group()

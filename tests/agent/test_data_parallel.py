@@ -60,7 +60,8 @@ def free_port() -> int:
 @pytest.mark.loop(
     "DDP, with `no_sync`, bucket views, a static graph, unused parameters",
     caveat="verified with two processes; the first rank sends the mean of all. The others send only the steps and "
-    "layers in which their own gradient was not finite, before the reduction: the incident names the rank",
+    "layers in which their own gradient was not finite, before the reduction, and without `no_sync` not since an "
+    "earlier one: the incident names the rank",
 )
 @pytest.mark.parametrize("kind", [kind for kind in data_parallel.KINDS if not kind.startswith("nan")])
 def test_the_first_rank_sends_the_mean_of_all(trained: dict[str, tuple[Recorded, Recorded, Norms]], kind: str) -> None:
@@ -84,10 +85,11 @@ def test_the_first_rank_sends_the_mean_of_all(trained: dict[str, tuple[Recorded,
 
 
 @pytest.mark.loop("DDP, with `no_sync`, bucket views, a static graph, unused parameters")
-@pytest.mark.parametrize("kind", ["nan", "nan-views"])
+@pytest.mark.parametrize("kind", ["nan", "nan-views", "nan-synced", "nan-synced-late"])
 def test_a_nan_of_the_second_rank_is_seen_by_the_first_and_told_by_the_second(
     trained: dict[str, tuple[Recorded, Recorded, Norms]], kind: str
 ) -> None:
+    """Also without ``no_sync``, where the second one's NaN is in every gradient from the next micro-step on."""
     recorded, other, read = trained[kind]
     assert recorded.steps() == list(range(data_parallel.STEPS))
     assert recorded.per_step("skipped") == [2 * (step == SICK) for step in recorded.steps()]

@@ -150,3 +150,32 @@ def test_a_fit_that_fails(collector: Recorded, loops: ModuleType, tmp_path: Path
         loops.trainer_of(tmp_path, monitor).fit(loops.Failing())
     assert collector.ends == [{"state": "crashed", "last_step": 0, "error": "RuntimeError: no more data"}]
     assert monitor.watch.run == "failing"
+
+
+def test_the_callback_leaves_a_watch_of_the_script_open(collector: Recorded, loops: ModuleType, tmp_path: Path) -> None:
+    """With the same settings it is the same watch: whoever opened it ends it."""
+    module = loops.Module()
+    with gradcanary.watch(module, url=collector.url, run="fit") as watch:
+        monitor = loops.GradientMonitor(url=collector.url, run="fit")
+        loops.trainer_of(tmp_path, monitor).fit(module)
+        assert monitor.watch is watch
+        assert not collector.ends
+        watch.log(afterwards=1.0)
+    assert len(collector.ends) == 1
+    assert len(collector.metric("afterwards")) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"every": 7}, ValueError),
+        ({"budget": 2}, ValueError),
+        ({"colour": "red"}, TypeError),
+        ({"model": 1}, TypeError),
+    ],
+)
+def test_the_callback_refuses_wrong_settings_at_once(
+    loops: ModuleType, settings: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        loops.GradientMonitor(**settings)

@@ -8,6 +8,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
+from gradcanary import watching
 
 STEPS, MICRO_STEPS = 6, 4
 
@@ -63,3 +64,108 @@ def test_an_evaluation_that_runs_backward(collector: Recorded, paused_after: int
     assert collector.stat("norm") == {step: pytest.approx(each, rel=1e-6) for step, each in read.items()}
     assert collector.metric("loss") == pytest.approx(losses, rel=1e-6)
     assert sorted(collector.metric("total_norm")) == sorted(losses)  # post_clip promises none
+
+
+@pytest.mark.parametrize("paused_after", [0, 2])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_pause_in_the_micro_steps_of_two_optimizers(collector: Recorded, first: int, paused_after: int) -> None:
+    """What was complete before keeps its numbers; whichever steps first, no part is taken for a whole."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    optimizers = [torch.optim.SGD(model[layer].parameters(), lr=0.1) for layer in (0, 1)]
+    losses, read = {}, {}
+    with gradcanary.watch(model, url=collector.url, run="two") as watched:
+        for step in range(STEPS):
+            losses[step] = 0.0
+            for micro_step in range(MICRO_STEPS):
+                if (step, micro_step) == (3, paused_after):
+                    watched.pause()
+                loss = loss_of(model)
+                losses[step] += float(loss.detach())
+                loss.backward()
+            read[step] = {name: float(each.grad.double().norm()) for name, each in model.named_parameters()}
+            for optimizer in (optimizers[first], optimizers[1 - first]):
+                optimizer.step()
+            model.zero_grad()
+    del losses[3]
+    assert collector.per_step("micro_steps") == [0 if step == 3 else MICRO_STEPS for step in range(STEPS)]
+    assert collector.metric("loss") == pytest.approx(losses, rel=1e-6)
+    for step, sent in collector.stat("norm").items():
+        measured = {name: value for name, value in sent.items() if value == value}  # nobody knows whose pass it was
+        assert measured == {name: pytest.approx(read[step][name], rel=1e-6) for name in measured}
+        assert measured.keys() == read[step].keys() or (step == 3 and "0.weight" in measured)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_pause_between_the_steps_of_two_optimizers(collector: Recorded, first: int) -> None:
+    """As in a GAN: the window that has its step and waits to be closed loses nothing."""
+    torch.manual_seed(0)
+    models = nn.ModuleList([nn.Linear(8, 16), nn.Linear(8, 4)])
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    losses = {}
+    with gradcanary.watch(models, url=collector.url, run="gan") as watched:
+        for step in range(STEPS):
+            for number in (first, 1 - first):
+                if (step, number) == (3, 1):
+                    watched.pause()
+                    loss_of(models[1]).backward()
+                    models.zero_grad()
+                loss = loss_of(models[number])
+                loss.backward()
+                if number == 0:
+                    losses[step] = float(loss.detach())
+                optimizers[number].step()
+                models.zero_grad()
+    unknown = 4 if first == 0 else None  # the main one's window that was not open meanwhile, but may have begun
+    assert collector.steps() == list(range(STEPS))
+    kept = {step: loss for step, loss in losses.items() if collector.per_step("micro_steps")[step]}
+    assert collector.metric("loss") == pytest.approx(kept, rel=1e-6)
+    assert set(losses) - set(kept) <= {unknown, 3}
+    assert 3 in kept or first == 1
+    assert all("0.weight" in values for values in collector.stat("norm").values())
+
+
+@pytest.mark.loop("`torch.compile` of `optimizer.step`, or of a function with it")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+@pytest.mark.parametrize("paused_after", [0, 2])
+def test_a_pause_ends_with_a_compiled_step(
+    collector: Recorded, capsys: pytest.CaptureFixture[str], paused_after: int
+) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch._dynamo.reset()
+    step_ = torch.compile(optimizer.step, backend="eager")
+    with gradcanary.watch(model, optimizer, url=collector.url, run="compiled") as watched:
+        for step in range(STEPS):
+            for micro_step in range(MICRO_STEPS):
+                if (step, micro_step) == (3, paused_after):
+                    watched.pause()
+                loss_of(model).backward()
+            step_()
+            optimizer.zero_grad()
+    capsys.readouterr()
+    assert [step for step in collector.steps() if step != 3] == [0, 1, 2, 4, 5]
+    counts = dict(zip(collector.steps(), collector.per_step("micro_steps"), strict=True))
+    assert counts.pop(3, 0) == 0
+    assert set(counts.values()) == {MICRO_STEPS}
+    assert sorted(collector.metric("loss")) == [0, 1, 2, 4, 5]
+
+
+def test_a_pause_before_the_first_step_of_a_process_that_waits_is_kept(
+    monkeypatch: pytest.MonkeyPatch, collector: Recorded
+) -> None:
+    monkeypatch.setenv("GRADCANARY_URL", collector.url)
+    watching.watch_when_training()
+    (watch,) = watching.opened()
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch:
+        for step in range(2):
+            for _ in range(2):
+                loss_of(model).backward()
+                if step == 0:
+                    watch.pause()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert collector.per_step("micro_steps") == [0, 2]
+    assert sorted(collector.metric("loss")) == [1]

@@ -112,6 +112,13 @@ def test_a_number_that_all_ranks_have_alike_is_taken(module_collector: Collector
         assert asked(module_collector, "summed", "/metrics", name=name)["metrics"] == [], name
 
 
+@pytest.mark.usefixtures("read")
+def test_passes_of_the_next_model_are_counted_too(module_collector: Collector) -> None:
+    """Of the second step, in which nothing but what is attached to the second model tells them."""
+    layers = asked(module_collector, "stages", "/layers")["layers"]
+    assert {layer["micro_steps"] for layer in layers if layer["state"] == "measured"} == {sharded.MICRO_STEPS}
+
+
 def test_a_clip_is_seen(module_collector: Collector, read: Read) -> None:
     totals = [math.hypot(*(norm for norm, *_ in step.values())) for step in read["clipped"]]
     expected = [0.01 / total for total in totals]

@@ -298,6 +298,33 @@ def test_a_forked_child_trains_without_hooks_and_says_nothing(collector, trainin
     assert len(collector.of("end")) == 1
 
 
+@pytest.mark.parametrize("how", ["closed", "replaced", "forked"])
+def test_a_watch_that_has_ended_keeps_nothing_that_is_logged(collector, training, how):
+    watch = gradcanary.watch(training.model, training.optimizer, run="ended")
+    training.steps(1)
+    if how == "closed":
+        watch.close()
+    elif how == "replaced":
+        gradcanary.watch(training.model, training.optimizer, run="another")
+    else:
+        watch._pid = 0  # what a forked child sees: its own id is another one
+    kept = len(watch._session.observer.logged)
+    for _ in range(3):
+        watch.log(acc=torch.zeros(1))
+    assert len(watch._session.observer.logged) == kept
+    watch._pid = os.getpid()
+
+
+def test_of_numbers_logged_without_a_step_the_latest_are_kept(collector, training, monkeypatch, capsys):
+    monkeypatch.setattr("gradcanary.session.MAX_LOGGED", 5)
+    with gradcanary.watch(training.model, training.optimizer, run="many") as watch:
+        for number in range(20):
+            watch.log(acc=number, step=number)
+        training.steps(2)
+    assert sorted(metrics(collector, "acc")) == [(step, ()) for step in range(15, 20)]
+    assert capsys.readouterr().err.count("the oldest are lost") == 1
+
+
 def boom(*_: object, **__: object) -> None:
     raise ZeroDivisionError("our own fault")
 
@@ -348,6 +375,55 @@ def test_a_fault_of_ours_is_counted_and_logged_once_and_the_training_goes_on(
     watch._session._hooks.detach()
     watch._session.sender._stopping.set()
     until(lambda: not watch._session.sender._thread.is_alive())
+
+
+class Locked(nn.Module):
+    """A module of somebody else that cannot be looked into."""
+
+    def named_parameters(self, *_: object, **__: object) -> object:
+        raise RuntimeError("not yet")
+
+
+class Proxy(torch.optim.Optimizer):
+    def __init__(self) -> None:
+        """Prepare nothing."""
+
+    @property
+    def optimizer(self) -> object:
+        raise RuntimeError("not yet")
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_objects_of_others_that_cannot_be_asked_are_left_alone(collector, training, is_given):
+    others = [Locked(), nn.Linear.__new__(nn.Linear), Proxy(), torch.optim.SGD.__new__(torch.optim.SGD)]
+    with gradcanary.watch(*([training.model] if is_given else []), run="others") as watch:
+        training.steps(3)
+    assert others
+    assert collector.steps() == [0, 1, 2]
+    assert watch._session.guard.caught == 0
+    (layer_set,) = collector.of("hello")[-1].body["layer_sets"]
+    assert [layer["name"] for layer in layer_set["layers"]] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_layers_that_cannot_be_found_are_looked_for_once(collector, training, monkeypatch, is_given):
+    monkeypatch.setattr("gradcanary.hooks.discover", boom)
+    with gradcanary.watch(*([training.model] if is_given else []), run="lost") as watch:
+        training.steps(5)
+    assert watch._session.guard.caught == 1
+
+
+def test_a_name_that_cannot_be_asked_for_is_none(collector, training, monkeypatch):
+    class TrainingArguments:
+        run_name = property(boom)
+
+    told = TrainingArguments()
+    module = types.SimpleNamespace(TrainingArguments=TrainingArguments)
+    monkeypatch.setitem(sys.modules, "transformers.training_args", module)
+    with gradcanary.watch(training.model):
+        training.steps(1)
+    assert told
+    assert collector.steps() == [0]
 
 
 def test_a_hosts_logging_that_raises_does_not_reach_the_training(collector, training, monkeypatch):
