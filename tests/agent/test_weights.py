@@ -13,7 +13,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import facts, weights
+from gradcanary import facts, track, weights
 
 EXACT = 1e-6
 STEPS = 12
@@ -320,6 +320,61 @@ def test_weights_that_a_step_takes_away_are_left_out(collector: Recorded, caplog
     assert collector.per_step("micro_steps") == [1] * STEPS
     assert collector.stat("update_ratio") == {}
     assert not caplog.records
+
+
+def test_a_comparison_that_fails_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> dict[int, torch.Tensor]:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(track, "changes", failing)
+    with recording() as collector:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with watching(collector, model, optimizer):
+            for _ in range(4):
+                for _ in range(2):
+                    loss_of(model).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert collector.steps() == [0, 1, 2, 3]
+    assert collector.per_step("micro_steps") == [2] * 4
+    assert collector.per_step("skipped") == [0] * 4
+    assert sorted(collector.metric("step_time_s")) == [1, 2, 3]
+
+
+class Failing(torch.optim.SGD):
+    """Changes the weights, and runs out of memory before it is done."""
+
+    has_failed = False
+
+    def step(self, closure: Callable[[], torch.Tensor]) -> None:
+        closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter += 1.0
+        if not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("out of memory")
+
+
+def test_a_step_that_is_tried_again_is_compared_with_its_second_beginning(collector: Recorded) -> None:
+    reference = Reference(mlp())
+    optimizer = Failing(reference.model.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(reference.model)
+        loss.backward()
+        return loss
+
+    with watching(collector, reference.model, optimizer):
+        with pytest.raises(RuntimeError):
+            optimizer.step(closure)
+        for _ in range(STEPS):
+            with reference.step():
+                optimizer.step(closure)
+    reference.assert_sent(collector)
 
 
 @given(layers=st.integers(1, 3000), interval=st.sampled_from([1, 10, 100, 1000]), start=st.integers(0, 2**31))
