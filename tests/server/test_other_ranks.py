@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import streams
-from archives import LAYERS, RUN, Store
+from archives import LAYERS, RUN
 from sqlalchemy import func, select
 
 from gradcanary import wire
@@ -14,19 +14,6 @@ from gradcanary_server.schema import batch, session
 
 SICK = 12
 PARTIAL, NONFINITE = wire.STATES.index("partial"), wire.STATES.index("nonfinite")
-
-
-@pytest.fixture(scope="module")
-def module_store(new_store_url):
-    store = Store(new_store_url())
-    yield store
-    store.database.close()
-
-
-@pytest.fixture
-def store(module_store):
-    module_store.clear()
-    return module_store
 
 
 def first_rank(*, own=()):

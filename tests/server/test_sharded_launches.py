@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import streams
-from archives import LAYERS, RUN, Store, decoded
+from archives import LAYERS, RUN, decoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import func, select, update
@@ -84,19 +84,6 @@ def together(parts):
             absmax[cell] = max(finite)
             norm[cell] = np.sqrt(sum(float(np.float32(3) * value) ** 2 for value in finite))
     return Whole(absmax, parts[0].loss, every=parts[0].every, norm=norm.astype(np.float32), bad=bad)
-
-
-@pytest.fixture(scope="module")
-def module_store(new_store_url):
-    store = Store(new_store_url())
-    yield store
-    store.database.close()
-
-
-@pytest.fixture
-def store(module_store):
-    module_store.clear()
-    return module_store
 
 
 def greet(store, parts):

@@ -17,24 +17,11 @@ from gradcanary_server import layer_table, rolling, sealing, tiles, views
 from gradcanary_server.schema import batch, session, tile
 
 
-@pytest.fixture(scope="module")
-def module_store(new_store_url):
-    store = Store(new_store_url())
-    yield store
-    store.database.close()
-
-
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of so few rows that a short run has a pyramid."""
     monkeypatch.setattr(tiles, "ROWS", 8)
     return monkeypatch
-
-
-@pytest.fixture
-def store(module_store):
-    module_store.clear()
-    return module_store
 
 
 def stream(rng, steps, first, every):
