@@ -1,7 +1,7 @@
 """A training that uses what could give an agent away, and ends with a digest of everything it left behind.
 
-Run as a script: ``identical_training.py MODE URL`` with the modes bare, watched, spooled, in which all of it is written
-to a file and thinned there, and sabotaged, in which the agent draws one random number.
+Run as a script: ``identical_training.py MODE URL STEPS`` with the modes bare, watched, spooled, in which all of it is
+written to a file and thinned there, and sabotaged, in which the agent draws one random number.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import sys
 import torch
 from torch import nn
 
-STEPS, MICRO_STEPS, WIDTH = 200, 8, 32
+MICRO_STEPS, WIDTH = 8, 32
 
 
 class Lora(nn.Module):
@@ -27,11 +27,11 @@ class Lora(nn.Module):
         return x + torch.tanh(self.base(x) + self.lora_B(self.lora_A(self.dropout(x))))
 
 
-def train() -> tuple[nn.Module, torch.optim.Optimizer]:
+def train(steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = nn.Sequential(Lora(), Lora(), Lora())
     trainable = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=1e-3)
-    for _ in range(STEPS):
+    for _ in range(steps):
         for _ in range(MICRO_STEPS):
             x = torch.randn(8, WIDTH)
             with torch.autocast("cpu", torch.bfloat16):
@@ -75,12 +75,12 @@ def spool() -> None:
     sender.FLUSH_S, spool.LIMIT_BYTES = 0.02, 20_000
 
 
-def main(mode: str, url: str) -> None:
+def main(mode: str, url: str, steps: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
     if mode == "bare":
-        print(digest(*train()))
+        print(digest(*train(int(steps))))
         return
     import gradcanary
 
@@ -89,7 +89,7 @@ def main(mode: str, url: str) -> None:
     elif mode == "spooled":
         spool()
     with gradcanary.watch(run=f"identical-{mode}", url=url):
-        found = digest(*train())
+        found = digest(*train(int(steps)))
     print(found)
 
 

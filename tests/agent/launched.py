@@ -78,6 +78,6 @@ class Workplace:
         assert found.status_code == 200, found.text
         return found.json()
 
-    def is_stored(self) -> bool:
+    def is_stored(self, name: str | None = None) -> bool:
         assert self.collector is not None
-        return self.collector.get(f"/api/v1/runs/{self.name}").status_code == 200
+        return self.collector.get(f"/api/v1/runs/{name or self.name}").status_code == 200

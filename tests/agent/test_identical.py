@@ -11,9 +11,9 @@ SCRIPT = Path(__file__).parent / "identical_training.py"
 NOBODY = "http://127.0.0.1:9"
 
 
-def trained(mode: str, url: str = NOBODY) -> str:
+def trained(mode: str, url: str = NOBODY, steps: int = 200) -> str:
     """Return the digest of a training in a process of its own."""
-    process = warm.Process(warm.TRAINING, [str(SCRIPT), mode, url], {**os.environ, "OMP_NUM_THREADS": "1"})
+    process = warm.Process(warm.TRAINING, [str(SCRIPT), mode, url, str(steps)], {**os.environ, "OMP_NUM_THREADS": "1"})
     with process.stdout as lines:
         said = lines.read()
     assert process.wait(120) == 0, said
@@ -28,4 +28,4 @@ def test_the_agent_changes_no_bit_and_one_random_number_would_show(collector: Co
     assert trained("watched") == bare
     assert trained("spooled") == bare
     assert len(list(spool_folder.glob("*.spool"))) == 2
-    assert trained("sabotaged", collector.url) != bare
+    assert trained("sabotaged", collector.url, steps=20) != trained("bare", steps=20)
