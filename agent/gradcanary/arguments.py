@@ -13,6 +13,7 @@ RESERVED = re.compile(
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 MAX_METRIC_NAME = 200
 MAX_TAGS = 2000
+MAX_TIMEOUT_S = 86_400
 
 
 def check_watch(model: object, optimizer: object, budget: float, on_alert: object) -> None:
@@ -27,6 +28,15 @@ def check_watch(model: object, optimizer: object, budget: float, on_alert: objec
         raise ValueError(f"watch(budget={budget!r}): it must be a share of the step time above 0, at most 1")
     if on_alert is not None and not callable(on_alert):
         raise TypeError(f"watch(on_alert=) is a {type(on_alert).__name__}: it must be callable")
+
+
+def check_close(state: str, timeout_s: float) -> None:
+    """Raise ValueError on what no watch can end with."""
+    if state not in ("finished", "crashed"):
+        raise ValueError(f"close(state={state!r}): it must be 'finished' or 'crashed'")
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 <= timeout_s <= MAX_TIMEOUT_S:
+        raise ValueError(f"close(timeout_s={timeout_s!r}): it must be 0 to {MAX_TIMEOUT_S} seconds")
 
 
 def check_name(name: str, *, is_own: bool) -> None:

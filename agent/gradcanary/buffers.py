@@ -34,12 +34,14 @@ class Buffers:
         known = layers.layer_set.layers
         self._shapes = {layer.name: layer.shape for layer in known}
         self._places = {
-            known[number].name: (track, position) for track in tracks for position, number in enumerate(track.layers)
+            known[number].name: (track, position)
+            for track in tracks
+            for position, number in enumerate(track.gauge.layers)
         }
         for name, shape in self._accepted.items():
             if name in self._places:
                 track, position = self._places[name]
-                track.observed.add(position)
+                track.gauge.observed.add(position)
             try:
                 self._check_layer(name, shape)
             except ValueError as error:
@@ -59,8 +61,8 @@ class Buffers:
         if name not in self._places:
             return
         track, position = self._places[name]
-        window, has_passes, is_first = track.window, track.window.micro_steps > 0, position not in track.observed
-        track.observed.add(position)
+        window, has_passes, is_first = track.window, track.window.micro_steps > 0, position not in track.gauge.observed
+        track.gauge.observed.add(position)
         if is_first and (window.stepped or not has_passes):
             return
         if has_passes and window.stepped and position in window.summed:
@@ -71,7 +73,7 @@ class Buffers:
             track.begin_window()
         track.window.summed.add(position)
         if self._of.is_sampled(track):
-            track.read_buffer(position, buffer)
+            track.gauge.read_buffer(track.window, position, buffer)
 
     def _check_layer(self, name: str, shape: tuple[int, ...]) -> None:
         if self._shapes is None or not is_chosen(name, self._of.settings):

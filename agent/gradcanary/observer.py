@@ -73,7 +73,7 @@ class Observer:
         self._hand_over(tracks[first], tracks.values())
         self.layers, self._tracks = layers, tracks
         for key, mine in places.items():
-            tracks[key].layers = mine
+            tracks[key].gauge.layers = mine
         self.buffers.follow(layers, tracks.values())
         self.place.follow(layers)
         self.facts += [fact for fact in layers.facts if fact not in self.facts]
@@ -83,7 +83,7 @@ class Observer:
         return {
             layer: track.counter(position)
             for track in self._tracks.values()
-            for position, layer in enumerate(track.layers)
+            for position, layer in enumerate(track.gauge.layers)
         }
 
     def backward_called(self, roots: list[Tensor]) -> None:

@@ -37,8 +37,8 @@ class Parts:
         """Return the samples of all optimizers, the main one's first; none where that has none."""
         if leading.window.sample is None:
             return []
-        found = [replace(leading.window.sample, layers=leading.layers)]
+        found = [replace(leading.window.sample, layers=leading.gauge.layers)]
         for track in (each for each in tracks if each is not leading):
-            part = self._present.get(track) or not_sampled(track.layers, track.references)
-            found.append(replace(part, layers=track.layers))
+            part = self._present.get(track) or not_sampled(track.gauge.layers, track.gauge.references)
+            found.append(replace(part, layers=track.gauge.layers))
         return found

@@ -14,13 +14,15 @@ from gradcanary.layers import dtype_name
 from gradcanary.records import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Sample, Wishes
 from gradcanary.statistics import Measured, measure, readable, stacked
 
+References = Sequence[weakref.ref[nn.Parameter]]
+
 ZEROS_EACH = 16
 """Zero fractions of all layers are counted in each 16th sample: they cost as much as everything else together."""
 
 
 def take_sample(
     layers: Sequence[int],
-    references: Sequence[weakref.ref[nn.Parameter]],
+    references: References,
     fired: Sequence[int] | None,
     earlier: Sequence[int],
     *,
@@ -40,24 +42,8 @@ def take_sample(
     summed elsewhere: they come by :func:`add_buffer`. ``owned`` tells which layers this process speaks for, None = all;
     of one that ``is_silent`` nothing is asked but ``bounds``, of gradients before a reduction.
     """
-    states = bytearray([NO_GRADIENT]) * len(layers)
-    dtypes: list[str | None] = [None] * len(layers)
-    gradients: dict[int, Tensor] = {}
-    for place, parameter in enumerate(reference() for reference in references):
-        gradient = None if parameter is None else parameter.grad
-        is_here = gradient is not None if fired is None else fired[place] > 0
-        if place in observed:
-            states[place] = PARTIAL
-        elif not is_here:
-            states[place] = _idle(parameter, earlier[place])
-        elif owned is not None and not owned[place]:
-            continue  # its elements are elsewhere
-        elif gradient is None or not readable(gradient := shards.local(gradient)):
-            states[place] = PARTIAL
-        else:
-            states[place] = MEASURED
-            gradients[place] = gradient
-            dtypes[place] = dtype_name(gradient.dtype)
+    states, gradients = _seen(references, fired, earlier, observed, owned)
+    dtypes = [dtype_name(gradients[place].dtype) if place in gradients else None for place in range(len(layers))]
     measured = _measured(layers, {} if is_silent else gradients, number, wishes)
     return Sample(layers, phase, states, dtypes, measured, scale, own=stacked(bounds))
 
@@ -77,7 +63,7 @@ def add_buffer(
         sample.measured.add(_measured(sample.layers, {position: buffer}, number, wishes))
 
 
-def not_sampled(layers: Sequence[int], references: Sequence[weakref.ref[nn.Parameter]]) -> Sample:
+def not_sampled(layers: Sequence[int], references: References) -> Sample:
     """Return what is known of layers whose optimizer had no step: nothing."""
     parameters = (reference() for reference in references)
     states = bytearray(_idle(parameter, 1) for parameter in parameters)
@@ -88,6 +74,33 @@ def is_capturing() -> bool:
     """Say whether a CUDA graph is being recorded: our kernels must not become part of it."""
     is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # untyped in torch
     return is_used and torch.cuda.is_current_stream_capturing()
+
+
+def _seen(
+    references: References,
+    fired: Sequence[int] | None,
+    earlier: Sequence[int],
+    observed: Collection[int],
+    owned: Sequence[bool] | None,
+) -> tuple[bytearray, dict[int, Tensor]]:
+    """Return the state of each layer before anything is measured, and the gradients that can be, by position."""
+    states = bytearray([NO_GRADIENT]) * len(references)
+    gradients: dict[int, Tensor] = {}
+    for place, parameter in enumerate(reference() for reference in references):
+        gradient = None if parameter is None else parameter.grad
+        is_here = gradient is not None if fired is None else fired[place] > 0
+        if place in observed:
+            states[place] = PARTIAL
+        elif not is_here:
+            states[place] = _idle(parameter, earlier[place])
+        elif owned is not None and not owned[place]:
+            continue  # its elements are elsewhere
+        elif gradient is None or not readable(gradient := shards.local(gradient)):
+            states[place] = PARTIAL
+        else:
+            states[place] = MEASURED
+            gradients[place] = gradient
+    return states, gradients
 
 
 def _measured(layers: Sequence[int], gradients: dict[int, Tensor], number: int, wishes: Wishes) -> Measured:

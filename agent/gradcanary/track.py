@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradcanary import engine
 from gradcanary.compiled import is_backward_traced
-from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER, Probe
-from gradcanary.sampling import add_buffer, is_capturing, take_sample
+from gradcanary.gauge import Gauge
+from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
+from gradcanary.sampling import References
 from gradcanary.scaling import Scaling
-from gradcanary.shards import is_shard, local
-from gradcanary.statistics import norm_of, readable
-from gradcanary.weights import changes, copies_of, whose_turn
 from gradcanary.window import NEW, TOUCHED, Sentinel, Window
 
 if TYPE_CHECKING:
@@ -24,22 +21,18 @@ if TYPE_CHECKING:
 
     from gradcanary.observer import Observer
 
-References = Sequence[weakref.ref[nn.Parameter]]
-
 
 class Track:
-    """Follows the layers of one optimizer; ``layers`` are their numbers in the layer set, all else goes by position.
+    """Follows the layers of one optimizer, which go by position; ``gauge`` measures them.
 
     The hooks count, look at identities and launch kernels. None of them reads a tensor's value, waits, or returns
     anything.
     """
 
     def __init__(self, observer: Observer, layers: Sequence[int], references: References) -> None:
-        self.layers = layers
-        self.references = references
+        self.gauge = Gauge(observer, layers, references)
         self.scaling = Scaling()
         self.window = Window(len(layers))
-        self.observed: set[int] = set()
         self.is_new = True
         self._of = observer
         self._sentinel = Sentinel()
@@ -47,16 +40,11 @@ class Track:
         self._open: set[int] = set()
         self._passes_before = 0
         self._clears_in_place = False
-        self._earlier = [0] * len(layers)
         self._missed_some = False
 
     def has(self, references: References) -> bool:
         """Say whether these are its layers. By identity: equal references compare their tensors."""
-        return [*map(id, self.references)] == [*map(id, references)]
-
-    def parameter(self, position: int) -> nn.Parameter | None:
-        """Return a layer's parameter, None when the training has let go of it."""
-        return self.references[position]()
+        return [*map(id, self.gauge.references)] == [*map(id, references)]
 
     # -- backward passes -----------------------------------------------------------------------------------------
 
@@ -80,8 +68,8 @@ class Track:
                 elif self._sentinel.layer in (None, position) or not self.window.begun or self.window.stepped:
                     self._pass_begins(position)
                 self.window.counts[position] += 1
-                if place.looks_at_own:
-                    self._look(position)
+                if place.looks_at_own and of.is_sampled(self):
+                    self.gauge.look(self.window, position)
             except Exception as error:  # noqa: BLE001 -- as in Guard.wrap, without a second call per layer
                 catch("counting micro-steps", error)
 
@@ -96,7 +84,7 @@ class Track:
         if is_outermost:
             self._enter_window(position, number)
         if not self._of.has_callbacks:
-            self._sentinel.mark(position, self._gradient(position))
+            self._sentinel.mark(position, self.gauge.gradient(position))
         elif self._sentinel.layer is None:
             self._sentinel.layer = position
         self._of.spent_s += time.perf_counter() - began
@@ -129,11 +117,11 @@ class Track:
         window, sentinel = self.window, self._sentinel
         if not window.begun:
             return False
-        if self.observed:  # whose loops clear gradients whenever they like
+        if self.gauge.observed:  # whose loops clear gradients whenever they like
             return window.stepped or bool(window.summed) or self.was_updated()
         change = NEW
         if sentinel.layer is not None:
-            change = sentinel.change(self._gradient(sentinel.layer), writes=int(position == sentinel.layer))
+            change = sentinel.change(self.gauge.gradient(sentinel.layer), writes=int(position == sentinel.layer))
         if window.stepped:
             self._clears_in_place = change == TOUCHED
             return True
@@ -166,14 +154,14 @@ class Track:
         window = self.window
         window.passes += 1
         if window.stepping and window.has_closure and window.copies is None and not self._open:
-            self._of.guard.wrap("copying weights", self._copy_weights)()
+            self._copy_weights()
         is_last = window.stepping or window.passes >= self._passes_before
         if self._of.place.looks_at_own:
-            self._settle(is_expected=window.passes != self._passes_before)
+            self.gauge.settle(window, is_expected=window.passes != self._passes_before and not self._open)
         if is_last and not window.stepped and self._of.is_sampled(self):
-            self._take_sample("accumulated", window.loss_scale)
+            self.gauge.sample(window, "accumulated", window.loss_scale)
         if self._sentinel.layer is not None:
-            self._sentinel.mark(self._sentinel.layer, self._gradient(self._sentinel.layer))
+            self._sentinel.mark(self._sentinel.layer, self.gauge.gradient(self._sentinel.layer))
         self._of.spent_s += time.perf_counter() - began
 
     # -- windows and steps ---------------------------------------------------------------------------------------
@@ -204,11 +192,8 @@ class Track:
         window = self.window
         if not is_foreign:
             self._passes_before = window.passes or self._passes_before
-        if was_sampled:
-            self._earlier = [0] * len(self.layers)
-        else:
-            self._earlier = [a + b for a, b in zip(self._earlier, window.counts, strict=True)]
-        self.window = Window(len(self.layers))
+        self.gauge.forget(window, was_sampled=was_sampled)
+        self.window = Window(len(window.counts))
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Take what the moment before the step shows: a late sample, or the clip. A closure comes after this."""
@@ -217,10 +202,10 @@ class Track:
             self._unscale(window)
         window.stepping, window.has_closure, window.copies = True, has_closure, None
         if not has_closure:
-            self._of.guard.wrap("copying weights", self._copy_weights)()
+            self._copy_weights()
         scale, window.found_inf = self.scaling.at_step(optimizer)
         if not has_closure and self._of.is_sampled(self):
-            self._complete(window, "accumulated" if self._is_fresh() else "post_clip", scale)
+            self._complete(window, "accumulated" if self.gauge.is_fresh() else "post_clip", scale)
 
     def step_ended(self) -> None:
         """Note that the window got its step; it stays open for what is logged until the next one begins."""
@@ -230,8 +215,8 @@ class Track:
         window.stepping, window.stepped = False, True
         window.stepped_in = engine.current_pass() if self._of.has_callbacks else -1
         if self._sentinel.layer is not None:
-            self._sentinel.mark(self._sentinel.layer, self._gradient(self._sentinel.layer))
-        self._of.guard.wrap("measuring how far weights moved", self._compare_weights)()
+            self._sentinel.mark(self._sentinel.layer, self.gauge.gradient(self._sentinel.layer))
+        self._of.guard.wrap("measuring how far weights moved", self.gauge.compare_weights)(window)
 
     @staticmethod
     def _unscale(window: Window) -> None:
@@ -241,105 +226,11 @@ class Track:
             window.sample.scale = None
 
     def _copy_weights(self) -> None:
-        """Keep what the step changes, of the layers whose turn it is.
-
-        A closure's forward and backward pass are over by then: a copy must not make their peak of memory higher.
-        """
-        self.window.copies = {}
-        place = self._of.place
-        if place.is_silent or not self._of.is_sampled(self) or is_capturing():
-            return
-        turn = whose_turn(self._of.step_of(self), len(self._of.layers or ()))
-        self.window.copies = copies_of(turn, self.layers, self.references, place.owned(self.layers))
-
-    def _compare_weights(self) -> None:
-        window = self.window
-        copies, window.copies = window.copies, None
-        if copies and window.sample is not None:
-            window.sample.moved = changes(copies, self.references)
+        step = self._of.step_of(self) if self._of.is_sampled(self) else None
+        self._of.guard.wrap("copying weights", self.gauge.copy_weights)(self.window, step)
 
     def _complete(self, window: Window, phase: str, scale: Tensor | None) -> None:
         if window.sample is None:
-            self._take_sample(phase, scale)
+            self.gauge.sample(window, phase, scale)
         else:
-            self._look_for_clip(window, scale)
-
-    # -- samples -------------------------------------------------------------------------------------------------
-
-    def _take_sample(self, phase: str, scale: Tensor | None) -> None:
-        if is_capturing():
-            return
-        self.window.claims.fold()
-        counts = self.window.counts if self.window.micro_steps and not self.window.unseen else None
-        self.window.sample = take_sample(
-            self.layers,
-            self.references,
-            counts,
-            self._earlier,
-            phase=phase,
-            scale=scale,
-            number=self._of.samples,
-            wishes=self._of.wishes,
-            observed=self.observed,
-            owned=self._of.place.owned(self.layers),
-            bounds=self.window.claims.bounds,
-            is_silent=self._of.place.is_silent,
-        )
-
-    def read_buffer(self, position: int, buffer: Tensor) -> None:
-        """Put what a buffer holds now into the window's sample, in place of a gradient."""
-        if self.window.sample is None:
-            self._take_sample("accumulated", self.window.loss_scale)
-        place, sample, parameter = self._of.place, self.window.sample, self.parameter(position)
-        owned = place.owned([self.layers[position]]) or [True]
-        if sample is not None and owned[0] and not (place.is_silent or is_capturing()):
-            add_buffer(sample, position, buffer, parameter, number=self._of.samples, wishes=self._of.wishes)
-
-    def _look(self, position: int) -> None:
-        """Measure the gradient of this process alone: after this hook a data-parallel wrapper takes it."""
-        window = self.window
-        if not (window.is_seen and self._of.is_sampled(self)) or is_capturing():
-            return
-        if not self._of.has_callbacks and window.counts[position] > 1:
-            return  # nobody knows what was in it before
-        gradient = self._gradient(position)
-        if gradient is not None and readable(gradient):
-            window.claims.look(position, gradient)
-
-    def _settle(self, *, is_expected: bool) -> None:
-        """At the end of a pass note what it left, where another one of the window is expected."""
-        if is_capturing():
-            return
-        looked = self.window.claims.fold()
-        if is_expected and not self._open:
-            self.window.claims.settle(looked, self._gradient)
-
-    def _is_fresh(self) -> bool:
-        """Say whether it steps inside a backward pass, with gradients that nobody wrote to since torch made them."""
-        if not self._of.has_callbacks or engine.current_pass() < 0:
-            return False
-        gradients = [self._gradient(position) for position in range(len(self.layers))]
-        return all(each is None or each._version == 0 for each in gradients)  # noqa: SLF001 -- documented only by its name
-
-    def _look_for_clip(self, window: Window, scale: Tensor | None) -> None:
-        """Measure one layer again if gradients were written to since the sample."""
-        sentinel = self._sentinel
-        if sentinel.layer is None or sentinel.layer in self.observed:
-            return
-        if self._of.place.is_silent or is_capturing():
-            return
-        marked = self._gradient(sentinel.layer)
-        if sentinel.change(marked) != TOUCHED and not (marked is not None and is_shard(marked)):
-            return
-        wished = self._of.wishes.probe
-        position = self.layers.index(wished) if wished in self.layers else sentinel.layer
-        if position in self.observed:
-            position = sentinel.layer
-        gradient = self._gradient(position)
-        if gradient is not None and readable(gradient := local(gradient)) and window.counts[position]:
-            is_wide = self.layers[position] in self._of.wishes.wide
-            window.probe = Probe(self.layers[position], norm_of(gradient, is_wide=is_wide), scale)
-
-    def _gradient(self, position: int) -> Tensor | None:
-        parameter = self.references[position]()
-        return None if parameter is None else parameter.grad
+            self.gauge.look_for_clip(window, self._sentinel, scale)

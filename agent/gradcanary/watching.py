@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 Alert = wire.Brief
 
-MAX_TIMEOUT_S = 86_400
-
 _lock = threading.Lock()
 _open: list[Watch] = []
 _launches: dict[str, tuple[str, int]] = {}
@@ -71,18 +69,8 @@ def watch(
         step=step,
     )
     with _lock:
-        for earlier in tuple(_open):
-            if earlier._gives_way(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
-                earlier.close()
-                continue
-            is_same_run = settings.run is None or naming.allowed(settings.run) == earlier.run
-            if is_same_run and earlier.serves(model, optimizer):
-                return earlier
-            if not is_same_run or (model is None and optimizer is None):
-                earlier.close()
-            else:
-                earlier.yield_to_next()
-        return Watch(settings, model, optimizer, on_alert)
+        same = _same_watch(settings, model, optimizer, on_alert)
+        return Watch(settings, model, optimizer, on_alert) if same is None else same
 
 
 def opened() -> tuple[Watch, ...]:
@@ -183,14 +171,7 @@ class Watch:
 
     def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:
         """End the watch: send what is left, for ``timeout_s`` at most, and leave no hook or thread behind."""
-        if state not in ("finished", "crashed"):
-            raise ValueError(f"close(state={state!r}): it must be 'finished' or 'crashed'")
-        if (
-            isinstance(timeout_s, bool)
-            or not isinstance(timeout_s, (int, float))
-            or not 0 <= timeout_s <= MAX_TIMEOUT_S
-        ):
-            raise ValueError(f"close(timeout_s={timeout_s!r}): it must be 0 to {MAX_TIMEOUT_S} seconds")
+        arguments.check_close(state, timeout_s)
         self._close(state, None, timeout_s)
 
     def __enter__(self) -> Watch:  # noqa: PYI034 -- typing.Self came with Python 3.11
@@ -257,6 +238,27 @@ class Watch:
         if self in _open:
             _open.remove(self)
         self._session.close(wire.End(state, None, endings.told(error)), timeout_s)
+
+
+def _same_watch(
+    settings: Settings,
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    on_alert: Callable[[Alert], None] | None,
+) -> Watch | None:
+    """Return the open watch that a ``watch()`` with these arguments means, and end those that it does not."""
+    for earlier in tuple(_open):
+        if earlier._gives_way(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
+            earlier.close()
+            continue
+        is_same_run = settings.run is None or naming.allowed(settings.run) == earlier.run
+        if is_same_run and earlier.serves(model, optimizer):
+            return earlier
+        if not is_same_run or (model is None and optimizer is None):
+            earlier.close()
+        else:
+            earlier.yield_to_next()
+    return None
 
 
 def _run_of(settings: Settings) -> str:

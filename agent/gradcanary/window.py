@@ -116,18 +116,27 @@ class Sentinel:
         self.layer: int | None = None
         self._gradient: weakref.ref[Tensor] | None = None
         self._version = 0
+        self._was_view = False
 
     def mark(self, layer: int, gradient: Tensor | None) -> None:
         """Remember the gradient as it is now."""
         self.layer = layer
         self._gradient = None if gradient is None else weakref.ref(gradient)
         self._version = 0 if gradient is None else gradient._version  # noqa: SLF001 -- documented only by its name
+        self._was_view = gradient is not None and gradient._is_view()  # noqa: SLF001 -- likewise
 
     def change(self, gradient: Tensor | None, writes: int = 0) -> int:
         """Return SAME, TOUCHED or NEW; ``writes`` are those that are accounted for."""
         if self._gradient is None or gradient is None or self._gradient() is not gradient:
-            # With create_graph=True each accumulation makes a new tensor.
-            return SAME if gradient is not None and gradient.grad_fn is not None else NEW
+            return SAME if gradient is not None and self._is_replaced(gradient) else NEW
         if is_shard(gradient) or gradient._is_view():  # noqa: SLF001 -- views of a bucket share one version; what FSDP2 writes to changes none
             return SAME
         return SAME if gradient._version == self._version + writes else TOUCHED  # noqa: SLF001 -- as above
+
+    def _is_replaced(self, gradient: Tensor) -> bool:
+        """Say whether a new tensor goes on with the sum of the one that was marked.
+
+        With create_graph=True each accumulation makes one. A data-parallel wrapper moves its views to other buckets
+        once it knows in which order gradients come; what torch makes of a gradient that was cleared is no view.
+        """
+        return gradient.grad_fn is not None or (self._was_view and gradient._is_view())  # noqa: SLF001 -- as above

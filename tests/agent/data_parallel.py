@@ -16,6 +16,8 @@ from torch import distributed, nn
 KINDS = {
     "plain": {},
     "views": {"gradient_as_bucket_view": True},
+    "synced-views": {"gradient_as_bucket_view": True},
+    "synced-static-views": {"static_graph": True, "gradient_as_bucket_view": True},
     "static": {"static_graph": True},
     "static-views": {"static_graph": True, "gradient_as_bucket_view": True},
     "unused": {"find_unused_parameters": True},

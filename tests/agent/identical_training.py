@@ -57,15 +57,15 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 def sabotage() -> None:
     """Let the agent draw one random number per sample."""
-    from gradcanary import track
+    from gradcanary import gauge
 
-    honest = track.take_sample
+    honest = gauge.take_sample
 
     def drawing(*args: object, **kwargs: object) -> object:
         torch.rand(1)
         return honest(*args, **kwargs)
 
-    track.take_sample = drawing
+    gauge.take_sample = drawing
 
 
 def spool() -> None:

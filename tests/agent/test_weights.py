@@ -13,7 +13,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import facts, track, weights
+from gradcanary import facts, gauge, weights
 
 EXACT = 1e-6
 STEPS = 12
@@ -326,7 +326,7 @@ def test_a_comparison_that_fails_costs_nothing_else(monkeypatch: pytest.MonkeyPa
     def failing(*_: object) -> dict[int, torch.Tensor]:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(track, "changes", failing)
+    monkeypatch.setattr(gauge, "changes", failing)
     with recording() as collector:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

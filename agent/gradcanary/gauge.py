@@ -1,0 +1,147 @@
+"""Measures the layers of one optimizer: their gradients, the clip, and how far a step moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from gradcanary import engine
+from gradcanary.records import Probe
+from gradcanary.sampling import References, add_buffer, is_capturing, take_sample
+from gradcanary.shards import is_shard, local
+from gradcanary.statistics import norm_of, readable
+from gradcanary.weights import changes, copies_of, whose_turn
+from gradcanary.window import TOUCHED, Sentinel, Window
+
+if TYPE_CHECKING:
+    from gradcanary.observer import Observer
+
+
+class Gauge:
+    """Puts into a window what its gradients and weights show; kernels only, nothing is read.
+
+    ``layers`` are the numbers in the layer set of the parameters that ``references`` lead to; else they go by position.
+    ``observed`` are those whose gradients the script sums elsewhere.
+    """
+
+    def __init__(self, observer: Observer, layers: Sequence[int], references: References) -> None:
+        self.layers = layers
+        self.references = references
+        self.observed: set[int] = set()
+        self._of = observer
+        self._earlier = [0] * len(layers)
+
+    def parameter(self, position: int) -> nn.Parameter | None:
+        """Return a layer's parameter, None when the training has let go of it."""
+        return self.references[position]()
+
+    def gradient(self, position: int) -> Tensor | None:
+        """Return a layer's ``.grad``."""
+        parameter = self.references[position]()
+        return None if parameter is None else parameter.grad
+
+    def forget(self, window: Window, *, was_sampled: bool) -> None:
+        """Let go of a window; of one that was not sampled, remember for the next sample which layers took part."""
+        if was_sampled:
+            self._earlier = [0] * len(self.layers)
+        else:
+            self._earlier = [a + b for a, b in zip(self._earlier, window.counts, strict=True)]
+
+    # -- samples -------------------------------------------------------------------------------------------------
+
+    def sample(self, window: Window, phase: str, scale: Tensor | None) -> None:
+        """Take the window's sample now."""
+        if is_capturing():
+            return
+        window.claims.fold()
+        counts = window.counts if window.micro_steps and not window.unseen else None
+        window.sample = take_sample(
+            self.layers,
+            self.references,
+            counts,
+            self._earlier,
+            phase=phase,
+            scale=scale,
+            number=self._of.samples,
+            wishes=self._of.wishes,
+            observed=self.observed,
+            owned=self._of.place.owned(self.layers),
+            bounds=window.claims.bounds,
+            is_silent=self._of.place.is_silent,
+        )
+
+    def read_buffer(self, window: Window, position: int, buffer: Tensor) -> None:
+        """Put what a buffer holds now into the window's sample, in place of a gradient."""
+        if window.sample is None:
+            self.sample(window, "accumulated", window.loss_scale)
+        place, sample, parameter = self._of.place, window.sample, self.parameter(position)
+        owned = place.owned([self.layers[position]]) or [True]
+        if sample is not None and owned[0] and not (place.is_silent or is_capturing()):
+            add_buffer(sample, position, buffer, parameter, number=self._of.samples, wishes=self._of.wishes)
+
+    # -- gradients before a reduction ----------------------------------------------------------------------------
+
+    def look(self, window: Window, position: int) -> None:
+        """Measure the gradient of this process alone: after this hook a data-parallel wrapper takes it."""
+        if not window.is_seen or is_capturing():
+            return
+        if not self._of.has_callbacks and window.counts[position] > 1:
+            return  # nobody knows what was in it before
+        gradient = self.gradient(position)
+        if gradient is not None and readable(gradient):
+            window.claims.look(position, gradient)
+
+    def settle(self, window: Window, *, is_expected: bool) -> None:
+        """At the end of a pass note what it left, where another one of the window is expected."""
+        if is_capturing():
+            return
+        looked = window.claims.fold()
+        if is_expected:
+            window.claims.settle(looked, self.gradient)
+
+    # -- around the step -----------------------------------------------------------------------------------------
+
+    def is_fresh(self) -> bool:
+        """Say whether it steps inside a backward pass, with gradients that nobody wrote to since torch made them."""
+        if not self._of.has_callbacks or engine.current_pass() < 0:
+            return False
+        gradients = [self.gradient(position) for position in range(len(self.layers))]
+        return all(each is None or each._version == 0 for each in gradients)  # noqa: SLF001 -- documented only by its name
+
+    def look_for_clip(self, window: Window, sentinel: Sentinel, scale: Tensor | None) -> None:
+        """Measure one layer again if gradients were written to since the sample."""
+        if sentinel.layer is None or sentinel.layer in self.observed:
+            return
+        if self._of.place.is_silent or is_capturing():
+            return
+        marked = self.gradient(sentinel.layer)
+        if sentinel.change(marked) != TOUCHED and not (marked is not None and is_shard(marked)):
+            return
+        wished = self._of.wishes.probe
+        position = self.layers.index(wished) if wished in self.layers else sentinel.layer
+        if position in self.observed:
+            position = sentinel.layer
+        gradient = self.gradient(position)
+        if gradient is not None and readable(gradient := local(gradient)) and window.counts[position]:
+            is_wide = self.layers[position] in self._of.wishes.wide
+            window.probe = Probe(self.layers[position], norm_of(gradient, is_wide=is_wide), scale)
+
+    def copy_weights(self, window: Window, step: int | None) -> None:
+        """Keep what the step changes, of the layers whose turn it is; None = the step is not sampled.
+
+        A closure's forward and backward pass are over by then: a copy must not make their peak of memory higher.
+        """
+        window.copies = {}
+        place = self._of.place
+        if step is None or place.is_silent or is_capturing():
+            return
+        turn = whose_turn(step, len(self._of.layers or ()))
+        window.copies = copies_of(turn, self.layers, self.references, place.owned(self.layers))
+
+    def compare_weights(self, window: Window) -> None:
+        """Put how far the step moved them into the window's sample."""
+        copies, window.copies = window.copies, None
+        if copies and window.sample is not None:
+            window.sample.moved = changes(copies, self.references)
