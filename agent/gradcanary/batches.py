@@ -46,7 +46,7 @@ def cut(rows: Sequence[Row], limits: wire.Limits, max_steps: int) -> int:
 def build(rows: Sequence[Row], every: int) -> wire.Batch:
     """Return the batch of rows of one layer set, with the accumulators of all layers that had a gradient in them."""
     sampled = [row for row in rows if row.states is not None]
-    dtypes = {layer: dtype for row in rows for layer, dtype in enumerate(row.dtypes) if dtype is not None}
+    told = {layer: dtypes for row in rows for layer, dtypes in enumerate(row.accumulators) if dtypes is not None}
     return wire.Batch(
         layer_set=rows[0].layer_set.id,
         every=every,
@@ -57,7 +57,7 @@ def build(rows: Sequence[Row], every: int) -> wire.Batch:
         clipped=tuple(row.clipped for row in sampled),
         state=wire.column("B", b"".join(row.states or b"" for row in sampled)),
         blocks=_blocks(sampled),
-        accumulators=records_of({layer: (None, dtype, None) for layer, dtype in dtypes.items()}),
+        accumulators=records_of(told),
         metrics=_metrics(rows),
         dropped_steps=0,
     )

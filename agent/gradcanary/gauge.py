@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from gradcanary import engine
+from gradcanary.accumulators import accumulator
 from gradcanary.records import Probe
 from gradcanary.sampling import References, add_buffer, is_capturing, take_sample
 from gradcanary.shards import is_shard, local
@@ -38,9 +39,13 @@ class Gauge:
         return self.references[position]()
 
     def gradient(self, position: int) -> Tensor | None:
-        """Return a layer's ``.grad``."""
+        """Return the tensor that a layer's gradients are summed in."""
         parameter = self.references[position]()
-        return None if parameter is None else parameter.grad
+        return None if parameter is None else accumulator(parameter)
+
+    def has_main_grad(self, position: int | None) -> bool:
+        """Say whether a layer's gradients are added to a tensor of a framework's own as they come."""
+        return position is not None and hasattr(self.references[position](), "main_grad")
 
     def forget(self, window: Window, *, was_sampled: bool) -> None:
         """Let go of a window; of one that was not sampled, remember for the next sample which layers took part."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gradcanary import facts, shards, wire
+from gradcanary.declared import dead_keys, declared
 from gradcanary.settings import Settings
 
 Kind = TypeVar("Kind")
@@ -23,6 +24,9 @@ _WRAPPERS = {
     ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
     ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper"): "_checkpoint_wrapped_module",
+    ("megatron.core.distributed.distributed_data_parallel", "DistributedDataParallel"): "module",
+    ("megatron.core.transformer.module", "Float16Module"): "module",
+    ("deepspeed.runtime.engine", "DeepSpeedEngine"): "module",
 }
 """Class (by module and name: importing FSDP takes a second) to the child that carries no meaning in a name."""
 
@@ -39,7 +43,8 @@ class Layers:
     ``optimizers`` holds the position of the optimizer that steps each layer, None for one that nobody steps yet.
     ``is_sharded`` tells whether other processes hold other parts of them, and ``local_numel`` of each layer what this
     one speaks for; ``has_shards`` whether their gradients are reduced before anybody sees them; ``owners`` are the
-    modules that hold them, ``facts`` what a reader of their numbers must know.
+    modules that hold them, ``facts`` what a reader of their numbers must know; ``declared`` holds the dtypes that
+    somebody asked for to sum their gradients in.
     """
 
     references: tuple[weakref.ref[nn.Parameter], ...]
@@ -50,6 +55,7 @@ class Layers:
     has_shards: bool = False
     owners: tuple[weakref.ref[nn.Module], ...] = ()
     facts: tuple[wire.Fact, ...] = ()
+    declared: tuple[str | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.references)
@@ -85,7 +91,18 @@ def discover(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module | Non
             named[key] = (parameter, _Place(name, module_class, owner))
     layers = _layers(named, grouped, settings, _framework(roots))
     is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
-    return replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
+    return _with_declared(
+        replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ()))), roots, optimizers
+    )
+
+
+def _with_declared(layers: Layers, roots: Iterable[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> Layers:
+    """Return the layers with what was asked for of their accumulators, and with what of that nothing reads."""
+    ids = [id(reference()) for reference in layers.references]
+    asked = declared(roots, optimizers)
+    names = dict(zip(ids, (layer.name for layer in layers.layer_set.layers), strict=True))
+    dead = dead_keys(optimizers, names)
+    return replace(layers, declared=tuple(map(asked.get, ids)), facts=(*layers.facts, *dead))
 
 
 def key_position(optimizers: Sequence[torch.optim.Optimizer], key: int) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gradcanary import wire
+from gradcanary.accumulators import Effective
+from gradcanary.drafts import Dtypes
 from gradcanary.records import MEASURED, NONFINITE, PARTIAL, SKIPPED_BY_SCALER, ZERO, Record, Sample, Wishes
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ class Column:
 class Row:
     """One closed window in numbers; ``states`` is None at steps that are not sampled.
 
-    ``own_faults`` are the layers whose gradient was not finite in this process, before a reduction.
+    ``accumulators`` tells of each layer that had a gradient what it was summed in; ``own_faults`` are the layers whose
+    gradient was not finite in this process, before a reduction.
     """
 
     layer_set: wire.LayerSet
@@ -54,7 +57,7 @@ class Row:
     skipped: int
     clipped: int
     states: bytes | None
-    dtypes: tuple[str | None, ...]
+    accumulators: tuple[Dtypes | None, ...]
     agent_share: float
     own_faults: tuple[int, ...] = ()
     columns: dict[str, Column] = field(default_factory=dict)
@@ -70,7 +73,7 @@ def own_faults(row: Row) -> Row | None:
     for layer in bad:
         states[layer] = NONFINITE
     column = Column("micro", bad, array("f", [1.0]) * len(bad))
-    return replace(row, states=bytes(states), dtypes=(), columns={"nonfinite": column}, metrics=[])
+    return replace(row, states=bytes(states), accumulators=(), columns={"nonfinite": column}, metrics=[])
 
 
 def columns_of(row: Row) -> Iterator[tuple[str, Column]]:
@@ -94,6 +97,7 @@ class Reader:
         self._low = max(LOW, absmax_below or 0.0)
         self._skipped_total = 0
         self._watched: dict[int, int] = {}
+        self._effective = Effective(None)
         self.wishes = Wishes()
 
     def read(self, record: Record) -> Row:
@@ -110,7 +114,7 @@ class Reader:
             skipped=skipped,
             clipped=0,
             states=None,
-            dtypes=(),
+            accumulators=(),
             agent_share=record.agent_share,
         )
         row.metrics += [((name, ()), record.step, value) for name, value in self._own_metrics(record)]
@@ -157,7 +161,7 @@ class Reader:
                 states[layer] = ZERO
             absmax[layer] = value = min(largest, FLOAT32_MAX)
             norm[layer] = _norm(found.norm[layer], value)
-        row.states, row.dtypes = bytes(states), tuple(found.dtypes)
+        row.states, row.accumulators = bytes(states), self._accumulators(record, found, bad)
         row.columns["absmax"] = Column(found.phase, None, absmax)
         row.columns["norm"] = Column(found.phase, None, norm)
         row.own_faults = tuple(sorted(found.own_faults))
@@ -165,6 +169,16 @@ class Reader:
         _add_moved(row, found)
         _add_clip(record, found, row)
         self.wishes = self._next_wishes(absmax, norm, states, row.layer_set)
+
+    def _accumulators(self, record: Record, found: _Found, bad: Collection[int]) -> tuple[Dtypes | None, ...]:
+        layers = record.layers
+        if self._effective.layer_set is not layers.layer_set:
+            self._effective = Effective(layers.layer_set)
+        self._effective.learn(found.bits, without=bad)
+        return tuple(
+            None if stored is None else (declared, stored, self._effective.of(layer, stored))
+            for layer, (declared, stored) in enumerate(zip(layers.declared, found.dtypes, strict=True))
+        )
 
     def _add_counts(self, row: Row, found: _Found, bad: dict[int, float]) -> None:
         layers, phase = row.layer_set.layers, found.phase
@@ -201,6 +215,7 @@ class _Found:
         self.joint: list[float] = []
         self.moved: dict[int, tuple[float, float]] = {}
         self.own_faults: list[int] = []
+        self.bits: list[tuple[list[int], Tensor]] = []
 
     def add(self, sample: Sample) -> None:
         """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
@@ -216,6 +231,7 @@ class _Found:
         self.nonfinite.update({sample.layers[place]: value for place, value in numbers.nonfinite.items()})
         self.moved.update({sample.layers[place]: _change_of(factors) for place, factors in sample.moved.items()})
         self.own_faults += [sample.layers[place] for place in not_finite(sample.own)]
+        self.bits += [([sample.layers[place] for place in places], counts) for places, counts in sample.bits]
         for place, layer in enumerate(sample.layers):
             self.states[layer], self.dtypes[layer] = sample.states[place], sample.dtypes[place]
 

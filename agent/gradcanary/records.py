@@ -28,7 +28,7 @@ class Sample:
     ``layers`` are their numbers in the layer set, ``scale`` the loss scale that the gradients carried then;
     ``is_joint`` tells whether they came out of the main optimizer's backward passes; ``moved`` holds what
     :func:`gradcanary.weights.changes` found of some layers, by position; ``own`` the bounds that their gradients had in
-    this process, before a reduction.
+    this process, before a reduction; ``bits`` what :func:`gradcanary.accumulators.low_bits` counted.
     """
 
     layers: Sequence[int]
@@ -40,6 +40,7 @@ class Sample:
     is_joint: bool = True
     moved: dict[int, Tensor] = field(default_factory=dict)
     own: list[tuple[list[int], Tensor]] = field(default_factory=list)
+    bits: list[tuple[list[int], Tensor]] = field(default_factory=list)
 
 
 @dataclass

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcanary import shards
+from gradcanary.accumulators import accumulator, low_bits, whose_turn
 from gradcanary.layers import dtype_name
 from gradcanary.records import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Sample, Wishes
 from gradcanary.statistics import Measured, measure, readable, stacked
@@ -44,8 +45,11 @@ def take_sample(
     """
     states, gradients = _seen(references, fired, earlier, observed, owned)
     dtypes = [dtype_name(gradients[place].dtype) if place in gradients else None for place in range(len(layers))]
-    measured = _measured(layers, {} if is_silent else gradients, number, wishes)
-    return Sample(layers, phase, states, dtypes, measured, scale, own=stacked(bounds))
+    if is_silent:
+        gradients = {}
+    measured = _measured(layers, gradients, number, wishes)
+    sums = _sums(gradients, fired, number) if phase != "post_clip" else {}
+    return Sample(layers, phase, states, dtypes, measured, scale, own=stacked(bounds), bits=low_bits(sums))
 
 
 def add_buffer(
@@ -87,7 +91,7 @@ def _seen(
     states = bytearray([NO_GRADIENT]) * len(references)
     gradients: dict[int, Tensor] = {}
     for place, parameter in enumerate(reference() for reference in references):
-        gradient = None if parameter is None else parameter.grad
+        gradient = None if parameter is None else accumulator(parameter)
         is_here = gradient is not None if fired is None else fired[place] > 0
         if place in observed:
             states[place] = PARTIAL
@@ -108,6 +112,13 @@ def _measured(layers: Sequence[int], gradients: dict[int, Tensor], number: int, 
     nonfinite = [place for place in gradients if layers[place] in wishes.nonfinite]
     wide = {place for place in gradients if layers[place] in wishes.wide}
     return measure(gradients, zeros, nonfinite, wide)
+
+
+def _sums(gradients: Mapping[int, Tensor], fired: Sequence[int] | None, number: int) -> dict[int, Tensor]:
+    """Return the float32 gradients that several micro-steps were added up in, of the layers whose turn it is."""
+    turn = whose_turn(number, len(fired)) if fired is not None and max(fired, default=0) > 1 else ()
+    added_up = {place: gradients[place] for place in turn if place in gradients and fired and fired[place] > 1}
+    return {place: gradient for place, gradient in added_up.items() if gradient.dtype is torch.float32}
 
 
 def _idle(parameter: nn.Parameter | None, earlier: int) -> int:

@@ -89,11 +89,20 @@ class Recorded:
 
     def stored(self) -> dict[str, str]:
         """The accumulator dtype of each layer, as last said."""
+        return {name: stored for name, (_, stored, _) in self.accumulators().items()}
+
+    def accumulators(self) -> dict[str, tuple[str | None, str, str | None]]:
+        """Of each layer's accumulator the dtypes declared, stored and effective, as last said."""
         found = {}
         for batch in self.batches:
             for record in batch["accumulators"]:
-                found.update(dict.fromkeys(self._names(batch, record["layers"]), record["stored"]))
+                dtypes = (record["declared"], record["stored"], record["effective"])
+                found.update(dict.fromkeys(self._names(batch, record["layers"]), dtypes))
         return found
+
+    def facts(self, code: str) -> list[dict[str, Any]]:
+        """The findings of a kind, as last said."""
+        return [fact for fact in self.hellos[-1]["facts"] if fact["code"] == code]
 
     def _blocks(self, stat: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         for batch in self.batches:

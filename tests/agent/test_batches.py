@@ -21,9 +21,13 @@ SETS = [
 ]
 
 
-def row(step: int, layer_set: wire.LayerSet = SETS[0], *, sampled: bool = True, dtype: str = "float32") -> Row:
+PLAIN = (None, "float32", None)
+ACCUMULATORS = [PLAIN, (None, "bfloat16", "bfloat16"), ("float32", "float32", "bfloat16")]
+
+
+def row(step: int, layer_set: wire.LayerSet = SETS[0], *, sampled: bool = True, dtypes: drafts.Dtypes = PLAIN) -> Row:
     width = len(layer_set.layers)
-    made = Row(layer_set, step, float(step), 2, 0, 0, bytes(width) if sampled else None, (dtype,) * width, 0.01)
+    made = Row(layer_set, step, float(step), 2, 0, 0, bytes(width) if sampled else None, (dtypes,) * width, 0.01)
     if sampled:
         made.columns["absmax"] = Column("accumulated", None, array("f", [step + i / 8 for i in range(width)]))
         if step % 3 == 0:
@@ -35,10 +39,10 @@ def row(step: int, layer_set: wire.LayerSet = SETS[0], *, sampled: bool = True, 
 @st.composite
 def streams(draw: st.DrawFn) -> list[Row]:
     """Rows of rising steps, some not sampled, with a change of layers on the way."""
-    kinds = draw(st.lists(st.tuples(st.booleans(), st.sampled_from(["float32", "bfloat16"])), min_size=1, max_size=90))
+    kinds = draw(st.lists(st.tuples(st.booleans(), st.sampled_from(ACCUMULATORS)), min_size=1, max_size=90))
     change = draw(st.integers(0, len(kinds)))
     return [
-        row(step, SETS[step >= change], sampled=sampled, dtype=dtype) for step, (sampled, dtype) in enumerate(kinds)
+        row(step, SETS[step >= change], sampled=sampled, dtypes=dtypes) for step, (sampled, dtypes) in enumerate(kinds)
     ]
 
 
@@ -50,12 +54,13 @@ def sampled_steps(rows: list[Row]) -> list[int]:
     return [each.step for each in rows if each.states is not None]
 
 
-def accumulators(bodies: list[dict]) -> dict[tuple[str, int], str]:
+def accumulators(bodies: list[dict]) -> dict[tuple[str, int], drafts.Dtypes]:
     """Return what a collector believes after these batches: the last record of each layer."""
-    known: dict[tuple[str, int], str] = {}
+    known: dict[tuple[str, int], drafts.Dtypes] = {}
     for body in bodies:
         for record in body["accumulators"]:
-            known.update({(body["layer_set"], layer): record["stored"] for layer in record["layers"]})
+            dtypes = (record["declared"], record["stored"], record["effective"])
+            known.update({(body["layer_set"], layer): dtypes for layer in record["layers"]})
     return known
 
 
@@ -148,7 +153,7 @@ def test_a_collector_knows_the_last_dtype_of_every_layer(rows, data):
                 continue
             bodies.append(json.loads(parcel.body))
             box.taken()
-    expected = {(each.layer_set.id, layer): dtype for each in rows for layer, dtype in enumerate(each.dtypes) if dtype}
+    expected = {(each.layer_set.id, layer): told for each in rows for layer, told in enumerate(each.accumulators)}
     assert accumulators(bodies) == expected
 
 

@@ -31,7 +31,9 @@ def layers_of(parameters: list[torch.nn.Parameter]) -> Layers:
         wire.Layer(f"p{i}", tuple(each.shape), each.numel(), "float32", 0, None) for i, each in enumerate(parameters)
     )
     layer_set = wire.LayerSet(wire.layer_set_id(described), described)
-    return Layers(tuple(map(weakref.ref, parameters)), (0,) * len(parameters), layer_set, None)
+    return Layers(
+        tuple(map(weakref.ref, parameters)), (0,) * len(parameters), layer_set, None, declared=(None,) * len(parameters)
+    )
 
 
 def record_of(

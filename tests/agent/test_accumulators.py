@@ -1,0 +1,234 @@
+"""What accumulators are declared to be, are, and show that they are: side by side, from real sums."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import Recorded, recording
+from torch import nn
+
+import gradcanary
+from gradcanary import accumulators, engine
+from gradcanary.accumulators import AGREEING, ENOUGH, Effective
+
+NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
+Dtypes = tuple[str | None, str, str | None]
+
+
+@pytest.fixture
+def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
+    with recording() as recorded:
+        yield recorded
+    assert capsys.readouterr().err == ""
+
+
+def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 24)).to(dtype)
+
+
+def round_off_sums(model: nn.Module, dtype: torch.dtype) -> None:
+    """After each addition round the sum, as a communication hook does that reduces in a lower precision."""
+
+    def round_off(parameter: torch.Tensor) -> None:
+        parameter.grad.copy_(parameter.grad.to(dtype))
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(round_off)
+
+
+def trained(
+    collector: Recorded,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    micro_steps: int = 4,
+    steps: int = 4,
+    autocast: torch.dtype | None = torch.bfloat16,
+) -> dict[str, Dtypes]:
+    """Train on random inputs and return what was told of each layer's accumulator."""
+    dtype = next(model.parameters()).dtype
+    with gradcanary.watch(model, optimizer, url=collector.url, run="accumulators"):
+        for _ in range(steps):
+            for _ in range(micro_steps):
+                with torch.autocast("cpu", autocast, enabled=autocast is not None):
+                    loss = model(torch.randn(8, 16, dtype=dtype)).float().square().mean()
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return collector.accumulators()
+
+
+@pytest.mark.parametrize("micro_steps", [2, 4])
+def test_a_float32_sum_of_bfloat16_gradients_is_float32_in_effect(collector: Recorded, micro_steps: int) -> None:
+    model = mlp()
+    told = trained(collector, model, torch.optim.SGD(model.parameters(), lr=0.1), micro_steps=micro_steps)
+    assert told == dict.fromkeys(NAMES, (None, "float32", "float32"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_float32_in_name_only_is_told_by_its_low_bits(collector: Recorded, dtype: torch.dtype) -> None:
+    model = mlp()
+    round_off_sums(model, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    told = trained(collector, model, optimizer, steps=AGREEING, autocast=None)
+    assert told == dict.fromkeys(NAMES, (None, "float32", str(dtype).removeprefix("torch.")))
+
+
+def test_one_micro_step_shows_nothing_of_a_sum(collector: Recorded) -> None:
+    """Under autocast its gradient is a number of bfloat16, and nothing was lost by that."""
+    model = mlp()
+    told = trained(collector, model, torch.optim.SGD(model.parameters(), lr=0.1), micro_steps=1)
+    assert told == dict.fromkeys(NAMES, (None, "float32", None))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_tensor_of_low_precision_holds_no_more_than_that(collector: Recorded, dtype: torch.dtype) -> None:
+    model = mlp(dtype)
+    told = trained(collector, model, torch.optim.SGD(model.parameters(), lr=1e-3), micro_steps=1, autocast=None)
+    name = str(dtype).removeprefix("torch.")
+    assert told == dict.fromkeys(NAMES, (None, name, name))
+
+
+def test_a_clip_is_not_taken_for_a_sum_in_float32(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read after the clip, numbers that had no low bits have those of its factor."""
+    monkeypatch.setattr(engine, "has_callbacks", lambda: False)
+    model = mlp()
+    round_off_sums(model, torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="accumulators"):
+        for _ in range(3):
+            for _ in range(2):
+                model(torch.randn(8, 16)).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert collector.phases("norm") == {"post_clip"}
+    assert collector.accumulators() == dict.fromkeys(NAMES, (None, "float32", None))
+
+
+@pytest.mark.parametrize("shape", [(3000,), (64, 96), (4, 8, 16, 32)])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "channels_last"])
+def test_elements_are_taken_from_all_over_a_tensor(shape: tuple[int, ...], layout: str) -> None:
+    """Of a tensor with as many low bits as it has elements; half of it has them, half has not."""
+    whole = torch.rand(shape) + 0.5
+    whole.view(-1)[: whole.numel() // 2] = whole.view(-1)[: whole.numel() // 2].bfloat16().float()
+    if layout == "transposed":
+        whole = whole.transpose(0, -1)
+    elif layout == "channels_last" and whole.dim() == 4:
+        whole = whole.contiguous(memory_format=torch.channels_last)
+    ((layers, counts),) = accumulators.low_bits({7: whole})
+    nonzero, below_bfloat16, _ = (float(each[0]) for each in counts)
+    assert layers == [7]
+    assert accumulators.ELEMENTS / 2 <= nonzero <= accumulators.ELEMENTS
+    assert 0.4 < below_bfloat16 / nonzero < 0.6
+
+
+@given(st.integers(1, 40), st.integers(0, 300))
+def test_each_layer_has_its_turn(layers: int, start: int) -> None:
+    turns = -(-layers // accumulators.PER_SAMPLE)
+    often = [layer for number in range(turns) for layer in accumulators.whose_turn(start * turns + number, layers)]
+    assert sorted(often) == list(range(layers)) or start >= accumulators.OFTEN
+    rarely = range(start, start + turns * accumulators.RARELY)
+    assert {layer for number in rarely for layer in accumulators.whose_turn(number, layers)} == set(range(layers))
+
+
+@given(st.lists(st.sampled_from(["float32", "float16", "bfloat16", "few"]), max_size=12))
+def test_a_lower_precision_is_believed_after_three_looks_in_a_row(looks: list[str]) -> None:
+    counts = {"float32": (64, 60, 50), "float16": (64, 9, 0), "bfloat16": (64, 0, 0), "few": (ENOUGH - 1, 0, 0)}
+    effective, expected, before = Effective(None), None, []
+    for look in looks:
+        effective.learn([([3], torch.tensor(counts[look]).view(3, 1))], without=())
+        if look != "few":
+            before = [*before, look] if look in before[-1:] else [look]
+        if before and (before[-1] == "float32" or len(before) >= AGREEING):
+            expected = before[-1]
+        assert effective.of(3, "float32") == expected
+        assert effective.of(3, "bfloat16") == "bfloat16"
+        assert effective.of(3, "float64") is effective.of(4, "float32") is None
+
+
+def keyed(model: nn.Module) -> torch.optim.Optimizer:
+    groups = [
+        {"params": list(model[0].parameters())},
+        {"params": list(model[2].parameters()), "grad_accumulator_dtype": torch.float32},
+    ]
+    return torch.optim.AdamW(groups, lr=1e-3)
+
+
+def test_a_key_that_nothing_reads_is_declared_and_said_to_be_dead(collector: Recorded) -> None:
+    model = mlp(torch.bfloat16)
+    told = trained(collector, model, keyed(model), autocast=None)
+    assert [told[name] for name in NAMES] == [
+        *[(None, "bfloat16", "bfloat16")] * 2,
+        *[("float32", "bfloat16", "bfloat16")] * 2,
+    ]
+    (fact,) = collector.facts("dead_config_key")
+    assert fact["layers"] == ["2.weight", "2.bias"]
+    assert "AdamW has no setting 'grad_accumulator_dtype'" in fact["text"]
+
+
+def test_what_was_set_on_a_parameter_is_declared(collector: Recorded) -> None:
+    model = mlp(torch.bfloat16)
+    model[0].weight.grad_dtype = torch.float32
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    told = trained(collector, model, optimizer, autocast=None)
+    assert told["0.weight"] == ("float32", "float32", "float32")
+    assert told["2.weight"] == (None, "bfloat16", "bfloat16")
+
+
+class DistributedDataParallel(nn.Module):
+    """Stands in for Megatron's: its name, its ``ddp_config``, and ``main_grad`` on each parameter.
+
+    Its hooks add each gradient to ``main_grad`` and let go of it, as Megatron's do; Megatron itself needs GPUs.
+    """
+
+    __module__ = "megatron.core.distributed.distributed_data_parallel"
+
+    def __init__(self, module: nn.Module, *, grad_reduce_in_fp32: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.ddp_config = SimpleNamespace(grad_reduce_in_fp32=grad_reduce_in_fp32)
+        for parameter in module.parameters():
+            dtype = torch.float32 if grad_reduce_in_fp32 else parameter.dtype
+            parameter.main_grad = torch.zeros_like(parameter, dtype=dtype)
+            parameter.register_post_accumulate_grad_hook(self._add)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+    @staticmethod
+    def _add(parameter: torch.Tensor) -> None:
+        parameter.main_grad.add_(parameter.grad)
+        parameter.grad = None
+
+
+@pytest.mark.loop(
+    "gradients summed in `main_grad` (Megatron)",
+    caveat="tested with a stand-in that has Megatron's attributes: it does not run without GPUs",
+)
+@pytest.mark.parametrize("in_fp32", [True, False])
+def test_gradients_of_megatron_are_those_in_main_grad(collector: Recorded, in_fp32: bool) -> None:
+    inner = mlp(torch.bfloat16)
+    model = DistributedDataParallel(inner, grad_reduce_in_fp32=in_fp32)
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+    expected: list[dict[str, float]] = []
+    with gradcanary.watch(model, optimizer, url=collector.url, run="megatron"):
+        for _ in range(5):
+            for _ in range(3):
+                model(torch.randn(8, 16, dtype=torch.bfloat16)).float().square().mean().backward()
+            sums = {name: parameter.main_grad for name, parameter in inner.named_parameters()}
+            expected.append({name: float(each.double().abs().max()) for name, each in sums.items()})
+            for parameter in inner.parameters():
+                parameter.grad = parameter.main_grad.to(parameter.dtype)
+            optimizer.step()
+            optimizer.zero_grad()
+            for each in sums.values():
+                each.zero_()
+    assert [collector.stat("absmax")[step] for step in range(5)] == [pytest.approx(each) for each in expected]
+    assert collector.per_step("micro_steps") == [3] * 5
+    dtypes = ("float32", "float32", "float32") if in_fp32 else (None, "bfloat16", "bfloat16")
+    assert set(collector.accumulators().values()) == {dtypes}
