@@ -7,26 +7,17 @@ elements tell: up to 1,024 of a layer, spread over the tensor, and few layers at
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-
-from gradcanary import wire
 
 PER_SAMPLE = 4
 OFTEN, RARELY = 3, 16
 """After three looks at each layer there is one in each 16th sample only."""
 
 ELEMENTS = 1024
-ENOUGH = 16
-"""Elements that are not zero, in a look that may tell anything."""
-
-AGREEING = 3
-"""Looks in a row that show a lower precision before it is believed: sums of few or equal numbers may happen to fit."""
-
 _NOT_ZERO, _BELOW_BFLOAT16, _BELOW_FLOAT16 = 0x7FFFFFFF, 0xFFFF, 0x1FFF
-_LOW = ("bfloat16", "float16")
 
 
 def accumulator(parameter: Tensor) -> Tensor | None:
@@ -58,39 +49,6 @@ def whose_turn(number: int, layers: int) -> range:
             return range(0)
     first = number % max(turns, 1) * PER_SAMPLE
     return range(first, min(first + PER_SAMPLE, layers))
-
-
-class Effective:
-    """Remembers what the values of each accumulator of a layer set showed."""
-
-    def __init__(self, layer_set: wire.LayerSet | None) -> None:
-        self.layer_set = layer_set
-        self._shown: dict[int, str] = {}
-        self._doubts: dict[int, tuple[str, int]] = {}
-
-    def learn(self, looks: Iterable[tuple[list[int], Tensor]], without: Collection[int]) -> None:
-        """Take counts of :func:`low_bits`, but of some layers; this waits for the device."""
-        for layers, counts in looks:
-            for layer, *each in zip(layers, *counts.tolist(), strict=True):
-                if layer not in without:
-                    self._learn(layer, *each)
-
-    def of(self, layer: int, stored: str | None) -> str | None:
-        """Return the dtype that the values of a layer show, None while they show nothing."""
-        return stored if stored in _LOW else self._shown.get(layer) if stored == "float32" else None
-
-    def _learn(self, layer: int, nonzero: int, below_bfloat16: int, below_float16: int) -> None:
-        if nonzero < ENOUGH:
-            return
-        if below_float16:
-            self._shown[layer] = "float32"
-            self._doubts.pop(layer, None)
-            return
-        shown = "float16" if below_bfloat16 else "bfloat16"
-        before, times = self._doubts.get(layer, (shown, 0))
-        self._doubts[layer] = (shown, times + 1 if before == shown else 1)
-        if self._doubts[layer][1] >= AGREEING:
-            self._shown[layer] = shown
 
 
 def _part(gradient: Tensor) -> Tensor | None:

@@ -8,6 +8,9 @@ _KEPT = 64
 """Losses kept for an optimizer that has not stepped yet. Of a window of more micro-steps there is none: the sum of some
 would be another loss."""
 
+MANY, MANY_BEFORE_A_STEP = 256, 4096
+"""More calls than a first window has, as a rule: where no optimizer is known, and where one is."""
+
 
 class Calls:
     """All that is known of passes through layers that had no hooks yet; of others, what to take the loss from."""
@@ -29,6 +32,10 @@ class Calls:
         self._is_noted = False
         self._is_cut = self._is_cut or len(self._all) + len(copies) > _KEPT
         self._all = [] if self._is_cut else [*self._all, *copies]
+
+    def are_many(self, *, has_optimizer: bool) -> bool:
+        """Say, at one call, that an optimizer would have stepped by now."""
+        return self.count == (MANY_BEFORE_A_STEP if has_optimizer else MANY)
 
     def skip(self) -> None:
         """Let a call pass that is not to be looked at."""

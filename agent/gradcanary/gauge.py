@@ -11,6 +11,7 @@ from gradcanary import engine
 from gradcanary.accumulators import accumulator
 from gradcanary.records import Probe
 from gradcanary.sampling import References, add_buffer, is_capturing, take_sample
+from gradcanary.shadows import Shadows, is_due
 from gradcanary.shards import is_shard, local
 from gradcanary.statistics import norm_of, readable
 from gradcanary.weights import changes, copies_of, whose_turn
@@ -31,6 +32,7 @@ class Gauge:
         self.layers = layers
         self.references = references
         self.observed: set[int] = set()
+        self.shadows = Shadows(observer.guard.wrap)
         self._of = observer
         self._earlier = [0] * len(layers)
 
@@ -76,6 +78,8 @@ class Gauge:
             bounds=window.claims.bounds,
             is_silent=self._of.place.is_silent,
         )
+        if counts is not None and phase == "accumulated":
+            window.sample.losses = self.shadows.losses(counts, self.gradient)
 
     def read_buffer(self, window: Window, position: int, buffer: Tensor) -> None:
         """Put what a buffer holds now into the window's sample, in place of a gradient."""
@@ -144,6 +148,18 @@ class Gauge:
             return
         turn = whose_turn(step, len(self._of.layers or ()))
         window.copies = copies_of(turn, self.layers, self.references, place.owned(self.layers))
+
+    def shadow(self, window: Window, next_step: int) -> None:
+        """After a step, see to it that what the next window's sums lose can be told, where that is its turn.
+
+        Behind a data-parallel wrapper a sum is the mean of all processes by the end of a pass: nobody knows its loss.
+        """
+        self.shadows.end()
+        place, origin = self._of.place, self._of.origin
+        if origin is None or window.micro_steps < 2 or place.is_silent or place.looks_at_own or self.observed:
+            return
+        if is_due(next_step, origin.first_step) and next_step % self._of.settings.interval == 0:
+            self.shadows.begin(self.references, next_step)
 
     def compare_weights(self, window: Window) -> None:
         """Put how far the step moved them into the window's sample."""

@@ -23,11 +23,9 @@ from gradcanary.places import Place
 from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Wishes
 from gradcanary.scaling import Scalers
 from gradcanary.settings import Settings
-from gradcanary.track import Track
+from gradcanary.track import Track, let_go
 from gradcanary.window import record_of
 
-PASSES_WITHOUT_STEP = 256
-"""More micro-steps than the first window of a training with an optimizer has, as a rule."""
 Optimizer = torch.optim.Optimizer
 
 
@@ -71,6 +69,7 @@ class Observer:
         left = [track for key, track in self._tracks.items() if key not in places]
         tracks = {key: self._track_of(key, mine, layers, left) for key, mine in places.items()}
         self._hand_over(tracks[first], tracks.values())
+        let_go(track for track in self._tracks.values() if track not in tracks.values())
         self.layers, self._tracks = layers, tracks
         for key, mine in places.items():
             tracks[key].gauge.layers = mine
@@ -95,7 +94,7 @@ class Observer:
             self.calls.skip()
             return
         self.calls.add(roots)
-        if self.calls.count == PASSES_WITHOUT_STEP and not (self.steps_taken or self.buffers):
+        if not (self.steps_taken or self.buffers) and self.calls.are_many(has_optimizer=self.has_optimizer()):
             self.tell(facts.NO_OPTIMIZER)
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
@@ -135,6 +134,7 @@ class Observer:
             self.tell(facts.NO_OPTIMIZER)
         if self._leading is not None and self._leading.is_complete:
             self._close_window(self._leading)
+        let_go(self._tracks.values())
 
     def pause(self) -> None:
         """Look away until the next step."""
@@ -199,6 +199,7 @@ class Observer:
         self.graphs.stepped = False
         self.tell(facts.COMPILED_STEP if len(self._tracks) == 1 else facts.COMPILED_STEPS)
         if len(self._tracks) != 1:
+            let_go(self._tracks.values())
             self.layers, self._tracks, self._leading = None, {}, None
             self.logged.clear()
         elif self._leading is not None:

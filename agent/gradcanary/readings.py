@@ -9,12 +9,22 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gradcanary import wire
-from gradcanary.accumulators import Effective
 from gradcanary.drafts import Dtypes
-from gradcanary.records import MEASURED, NONFINITE, PARTIAL, SKIPPED_BY_SCALER, ZERO, Record, Sample, Wishes
+from gradcanary.effective import Effective
+from gradcanary.records import (
+    MEASURED,
+    NONFINITE,
+    PARTIAL,
+    SKIPPED_BY_SCALER,
+    ZERO,
+    Record,
+    Wishes,
+    number_of,
+    scale_of,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from gradcanary.findings import Findings
 
 FLOAT32_MAX = 3.4028234663852886e38
 LOW = 1e-4
@@ -103,7 +113,7 @@ class Reader:
     def read(self, record: Record) -> Row:
         """Return the record's numbers; waits for its tensors."""
         skipped = record.skipped
-        if not skipped and record.found_inf is not None and _number(record.found_inf) != 0:
+        if not skipped and record.found_inf is not None and number_of(record.found_inf) != 0:
             skipped = SKIPPED_BY_SCALER
         self._skipped_total += skipped > 0
         row = Row(
@@ -121,19 +131,19 @@ class Reader:
         if record.samples:
             self._read_samples(record, row)
         row.metrics += [
-            ((logged.name, logged.tags), record.step if logged.step is None else logged.step, _number(logged.value))
+            ((logged.name, logged.tags), record.step if logged.step is None else logged.step, number_of(logged.value))
             for logged in record.logged
         ]
         return row
 
     def _own_metrics(self, record: Record) -> Iterator[tuple[str, float]]:
-        scale = _number(record.loss_scale) if record.loss_scale is not None else 1.0
+        scale = number_of(record.loss_scale) if record.loss_scale is not None else 1.0
         said = any(
             logged.name == "loss" and not logged.tags and logged.step in (None, record.step) for logged in record.logged
         )
         if record.losses and not said:
-            yield "loss", sum(map(_number, record.losses)) / (scale or 1.0)
-        yield from ((f"lr{group}", _number(rate)) for group, rate in enumerate(record.lr))
+            yield "loss", sum(map(number_of, record.losses)) / (scale or 1.0)
+        yield from ((f"lr{group}", number_of(rate)) for group, rate in enumerate(record.lr))
         if not record.samples:
             return
         if record.step_time_s is not None:
@@ -146,7 +156,9 @@ class Reader:
             yield "skipped_total", float(self._skipped_total)
 
     def _read_samples(self, record: Record, row: Row) -> None:
-        found = _Found(len(record.layers))
+        from gradcanary.findings import Findings  # which needs torch: sync, which is also in here, does not
+
+        found = Findings(len(record.layers))
         for sample in record.samples:
             found.add(sample)
         states = found.states
@@ -167,10 +179,11 @@ class Reader:
         row.own_faults = tuple(sorted(found.own_faults))
         self._add_counts(row, found, bad)
         _add_moved(row, found)
+        _add_losses(row, found)
         _add_clip(record, found, row)
         self.wishes = self._next_wishes(absmax, norm, states, row.layer_set)
 
-    def _accumulators(self, record: Record, found: _Found, bad: Collection[int]) -> tuple[Dtypes | None, ...]:
+    def _accumulators(self, record: Record, found: Findings, bad: Collection[int]) -> tuple[Dtypes | None, ...]:
         layers = record.layers
         if self._effective.layer_set is not layers.layer_set:
             self._effective = Effective(layers.layer_set)
@@ -180,7 +193,7 @@ class Reader:
             for layer, (declared, stored) in enumerate(zip(layers.declared, found.dtypes, strict=True))
         )
 
-    def _add_counts(self, row: Row, found: _Found, bad: dict[int, float]) -> None:
+    def _add_counts(self, row: Row, found: Findings, bad: dict[int, float]) -> None:
         layers, phase = row.layer_set.layers, found.phase
         fractions = {i: count / max(layers[i].local_numel, 1) for i, count in found.zeros.items()}
         _add_some(row, "zero_fraction", phase, fractions)
@@ -201,42 +214,7 @@ class Reader:
         )
 
 
-class _Found:
-    """What the samples of a record say together, by number of the layer, the loss scale divided out."""
-
-    def __init__(self, layers: int) -> None:
-        self.states = bytearray([PARTIAL]) * layers
-        self.dtypes: list[str | None] = [None] * layers
-        self.phase = "accumulated"
-        self.absmax: dict[int, float] = {}
-        self.norm: dict[int, float] = {}
-        self.zeros: dict[int, float] = {}
-        self.nonfinite: dict[int, float] = {}
-        self.joint: list[float] = []
-        self.moved: dict[int, tuple[float, float]] = {}
-        self.own_faults: list[int] = []
-        self.bits: list[tuple[list[int], Tensor]] = []
-
-    def add(self, sample: Sample) -> None:
-        """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
-        from gradcanary.statistics import not_finite, read
-
-        numbers, scale = read(sample.measured), _scale(sample.scale)
-        norms = {place: value / scale for place, value in numbers.norm.items()}
-        self.phase = "post_clip" if "post_clip" in (self.phase, sample.phase) else sample.phase
-        self.joint += norms.values() if sample.is_joint else ()
-        self.norm.update({sample.layers[place]: value for place, value in norms.items()})
-        self.absmax.update({sample.layers[place]: value / scale for place, value in numbers.absmax.items()})
-        self.zeros.update({sample.layers[place]: value for place, value in numbers.zeros.items()})
-        self.nonfinite.update({sample.layers[place]: value for place, value in numbers.nonfinite.items()})
-        self.moved.update({sample.layers[place]: _change_of(factors) for place, factors in sample.moved.items()})
-        self.own_faults += [sample.layers[place] for place in not_finite(sample.own)]
-        self.bits += [([sample.layers[place] for place in places], counts) for places, counts in sample.bits]
-        for place, layer in enumerate(sample.layers):
-            self.states[layer], self.dtypes[layer] = sample.states[place], sample.dtypes[place]
-
-
-def _add_clip(record: Record, found: _Found, row: Row) -> None:
+def _add_clip(record: Record, found: Findings, row: Row) -> None:
     """Add total norm and clip factor: of gradients before the clip, so never from a sample in the step hook.
 
     The total is that of what one backward pass made: its clip takes all of that together.
@@ -248,14 +226,14 @@ def _add_clip(record: Record, found: _Found, row: Row) -> None:
     before = found.norm.get(probe.layer, 0.0) if probe is not None else 0.0
     if probe is None or before == 0.0:
         return
-    factor = _number(probe.norm) / _scale(probe.scale) / before
+    factor = number_of(probe.norm) / scale_of(probe.scale) / before
     if factor < CLIPPED_BELOW:
         row.clipped = 1
     if factor <= 1 + 1e-3:
         row.metrics.append((("clip_factor", ()), record.step, min(factor, 1.0)))
 
 
-def _add_moved(row: Row, found: _Found) -> None:
+def _add_moved(row: Row, found: Findings) -> None:
     """Add how far the step moved some layers, none of a step that was skipped and so moved nothing."""
     moved = {
         layer: (change / weights if weights else 0.0, weights)
@@ -266,27 +244,18 @@ def _add_moved(row: Row, found: _Found) -> None:
     _add_some(row, "weight_norm", None, {layer: weights for layer, (_, weights) in moved.items()})
 
 
+def _add_losses(row: Row, found: Findings) -> None:
+    """Add what sums of low precision lost."""
+    _add_some(row, "accumulation_error", found.phase, {layer: error for layer, (error, _) in found.losses.items()})
+    _add_some(row, "norm_ratio", found.phase, {layer: ratio for layer, (_, ratio) in found.losses.items()})
+
+
 def _add_some(row: Row, stat: str, phase: str | None, values: dict[int, float]) -> None:
     if values:
         layers = tuple(sorted(values))
         row.columns[stat] = Column(phase, layers, array("f", [min(values[layer], FLOAT32_MAX) for layer in layers]))
 
 
-def _change_of(factors: Tensor) -> tuple[float, float]:
-    """Return the L2 norms of a layer's change and of its weights."""
-    largest_change, change, largest, weights = factors.tolist()
-    return largest_change * change, largest * weights
-
-
 def _norm(norm: float, absmax: float) -> float:
     """Return an L2 that float32 may have lost: at least the absmax where it underflowed, finite where it overflowed."""
     return max(min(norm, FLOAT32_MAX), absmax)
-
-
-def _scale(scale: Tensor | None) -> float:
-    value = 1.0 if scale is None else _number(scale)
-    return value if math.isfinite(value) and value > 0 else 1.0
-
-
-def _number(value: float | Tensor) -> float:
-    return float(value)

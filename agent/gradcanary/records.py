@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -28,7 +29,8 @@ class Sample:
     ``layers`` are their numbers in the layer set, ``scale`` the loss scale that the gradients carried then;
     ``is_joint`` tells whether they came out of the main optimizer's backward passes; ``moved`` holds what
     :func:`gradcanary.weights.changes` found of some layers, by position; ``own`` the bounds that their gradients had in
-    this process, before a reduction; ``bits`` what :func:`gradcanary.accumulators.low_bits` counted.
+    this process, before a reduction; ``bits`` what :func:`gradcanary.accumulators.low_bits` counted, ``losses`` what
+    :meth:`gradcanary.shadows.Shadows.losses` found of some layers, by position.
     """
 
     layers: Sequence[int]
@@ -41,6 +43,7 @@ class Sample:
     moved: dict[int, Tensor] = field(default_factory=dict)
     own: list[tuple[list[int], Tensor]] = field(default_factory=list)
     bits: list[tuple[list[int], Tensor]] = field(default_factory=list)
+    losses: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -106,3 +109,14 @@ class Wishes:
     nonfinite: frozenset[int] = frozenset()
     wide: frozenset[int] = frozenset()
     probe: int | None = None
+
+
+def scale_of(scale: Tensor | None) -> float:
+    """Return a loss scale, 1 where it is none to divide by; waits for it."""
+    value = 1.0 if scale is None else number_of(scale)
+    return value if math.isfinite(value) and value > 0 else 1.0
+
+
+def number_of(value: float | Tensor) -> float:
+    """Return a number, of a tensor its value; waits for it."""
+    return float(value)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-_LOW_PRECISION = (torch.bfloat16, torch.float16)
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+_TINY = 2.0**-126
 
 
 @dataclass
@@ -135,6 +136,20 @@ def norm_of(gradient: Tensor, *, is_wide: bool = False) -> Tensor:
         return _norms([_real(_dense(gradient))], [is_wide])[0]
 
 
+def scaled_norm(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two factors of an L2 norm, and use up the values: squares of small float32 numbers would be nothing."""
+    largest = _absmax(values).clamp_min(_TINY)
+    return largest, torch.linalg.vector_norm(values.div_(largest))
+
+
+def _absmax(values: Tensor) -> Tensor:
+    if values.device.type == "cpu":
+        low, high = torch.aminmax(values)  # as for gradients
+        return torch.maximum(high, -low)
+    largest: Tensor = torch.linalg.vector_norm(values, float("inf"))
+    return largest
+
+
 def _columns(values: list[Tensor], wide: Sequence[bool]) -> Tensor:
     if values[0].device.type == "cpu":
         bounds = [torch.aminmax(value) for value in values]  # the inf-norm takes 16 times as long on a CPU
@@ -146,7 +161,7 @@ def _columns(values: list[Tensor], wide: Sequence[bool]) -> Tensor:
 
 
 def _norms(values: list[Tensor], wide: Sequence[bool]) -> list[Tensor]:
-    is_alone = values[0].dtype in _LOW_PRECISION or values[0].dtype is torch.float64
+    is_alone = values[0].dtype in LOW_PRECISION or values[0].dtype is torch.float64
     together = [value for value, is_wide in zip(values, wide, strict=True) if not (is_alone or is_wide)]
     norms = iter(torch._foreach_norm(together, 2) if together else ())  # noqa: SLF001 -- torch's own optimizers use it
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -217,6 +217,7 @@ class Track:
         if self._sentinel.layer is not None:
             self._sentinel.mark(self._sentinel.layer, self.gauge.gradient(self._sentinel.layer))
         self._of.guard.wrap("measuring how far weights moved", self.gauge.compare_weights)(window)
+        self._of.guard.wrap("summing up in float32", self.gauge.shadow)(window, self._of.step_of(self) + 1)
 
     @staticmethod
     def _unscale(window: Window) -> None:
@@ -234,3 +235,9 @@ class Track:
             self.gauge.sample(window, phase, scale)
         else:
             self.gauge.look_for_clip(window, self._sentinel, scale)
+
+
+def let_go(tracks: Iterable[Track]) -> None:
+    """Leave no hook on the layers of tracks that nobody follows any more, but the counters."""
+    for track in tracks:
+        track.gauge.shadows.end()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradcanary.shards import local
+from gradcanary.statistics import scaled_norm
 
 References = Sequence[weakref.ref[nn.Parameter]]
 
@@ -23,8 +24,6 @@ MAX_BYTES = 2**26
 _SPREAD = 0xA55A15D46DF9CE17
 """Of 10,000 random multipliers the one that keeps no layer waiting for more than three rounds, whether each step, each
 10th, 100th or 1000th is sampled: ranks that sample at different intervals meet on the same layers."""
-
-_TINY = 2.0**-126
 
 
 def whose_turn(step: int, layers: int) -> Sequence[int]:
@@ -76,8 +75,8 @@ def changes(copies: Mapping[int, Tensor], references: References) -> dict[int, T
         for position, copy in copies.items():
             now = _now(references[position]())
             if now is not None and (now.shape, now.device) == (copy.shape, copy.device):
-                change = _norm(copy.sub_(now))
-                found[position] = torch.stack([*change, *_norm(copy.copy_(now))])
+                change = scaled_norm(copy.sub_(now))
+                found[position] = torch.stack([*change, *scaled_norm(copy.copy_(now))])
     return found
 
 
@@ -91,19 +90,6 @@ def _can_be_copied(weight: Tensor) -> bool:
 def _now(parameter: nn.Parameter | None) -> Tensor | None:
     weight = None if parameter is None else local(parameter).detach()
     return None if weight is None or not _can_be_copied(weight) else _real(weight)
-
-
-def _norm(own: Tensor) -> tuple[Tensor, Tensor]:
-    largest = _absmax(own).clamp_min(_TINY)
-    return largest, torch.linalg.vector_norm(own.div_(largest))
-
-
-def _absmax(values: Tensor) -> Tensor:
-    if values.device.type == "cpu":
-        low, high = torch.aminmax(values)  # as in the statistics of gradients
-        return torch.maximum(high, -low)
-    largest: Tensor = torch.linalg.vector_norm(values, float("inf"))
-    return largest
 
 
 def _real(weight: Tensor) -> Tensor:

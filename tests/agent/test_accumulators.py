@@ -12,7 +12,7 @@ from torch import nn
 
 import gradcanary
 from gradcanary import accumulators, engine
-from gradcanary.accumulators import AGREEING, ENOUGH, Effective
+from gradcanary.effective import AGREEING, ENOUGH, Effective
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 Dtypes = tuple[str | None, str, str | None]

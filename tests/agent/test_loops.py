@@ -9,7 +9,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import facts, observer
+from gradcanary import calls, facts
 
 EXACT = 1e-6
 STEPS, MICRO_STEPS = 5, 2
@@ -347,7 +347,7 @@ def test_a_loop_without_an_optimizer_with_the_model_given(
 def test_a_loop_without_an_optimizer_is_told_so_while_it_runs(
     collector: Recorded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observer, "PASSES_WITHOUT_STEP", 10)
+    monkeypatch.setattr(calls, "MANY", 10)
     weight = torch.ones(3, requires_grad=True)
     with gradcanary.watch(url=collector.url, run="by-hand"):
         for micro_step in range(30):

@@ -1,0 +1,51 @@
+"""What the samples of one record say, in numbers: on the sender thread, where a tensor may be waited for."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gradcanary import shadows
+from gradcanary.records import PARTIAL, Sample, scale_of
+from gradcanary.statistics import not_finite, read
+
+
+class Findings:
+    """What the samples of a record say together, by number of the layer, the loss scale divided out."""
+
+    def __init__(self, layers: int) -> None:
+        self.states = bytearray([PARTIAL]) * layers
+        self.dtypes: list[str | None] = [None] * layers
+        self.phase = "accumulated"
+        self.absmax: dict[int, float] = {}
+        self.norm: dict[int, float] = {}
+        self.zeros: dict[int, float] = {}
+        self.nonfinite: dict[int, float] = {}
+        self.joint: list[float] = []
+        self.moved: dict[int, tuple[float, float]] = {}
+        self.own_faults: list[int] = []
+        self.bits: list[tuple[list[int], Tensor]] = []
+        self.losses: dict[int, tuple[float, float]] = {}
+
+    def add(self, sample: Sample) -> None:
+        """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
+        numbers, scale = read(sample.measured), scale_of(sample.scale)
+        norms = {place: value / scale for place, value in numbers.norm.items()}
+        self.phase = "post_clip" if "post_clip" in (self.phase, sample.phase) else sample.phase
+        self.joint += norms.values() if sample.is_joint else ()
+        self.norm.update({sample.layers[place]: value for place, value in norms.items()})
+        self.absmax.update({sample.layers[place]: value / scale for place, value in numbers.absmax.items()})
+        self.zeros.update({sample.layers[place]: value for place, value in numbers.zeros.items()})
+        self.nonfinite.update({sample.layers[place]: value for place, value in numbers.nonfinite.items()})
+        self.moved.update({sample.layers[place]: _change_of(factors) for place, factors in sample.moved.items()})
+        self.own_faults += [sample.layers[place] for place in not_finite(sample.own)]
+        losses = {sample.layers[place]: shadows.read(factors) for place, factors in sample.losses.items()}
+        self.losses.update({layer: loss for layer, loss in losses.items() if loss is not None})
+        self.bits += [([sample.layers[place] for place in places], counts) for places, counts in sample.bits]
+        for place, layer in enumerate(sample.layers):
+            self.states[layer], self.dtypes[layer] = sample.states[place], sample.dtypes[place]
+
+
+def _change_of(factors: Tensor) -> tuple[float, float]:
+    """Return the L2 norms of a layer's change and of its weights."""
+    largest_change, change, largest, weights = factors.tolist()
+    return largest_change * change, largest * weights

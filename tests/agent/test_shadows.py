@@ -1,0 +1,182 @@
+"""What a sum of low precision lost, against float64 sums of the very same micro-gradients."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from recorded import Recorded, recording
+from torch import nn
+
+import gradcanary
+from gradcanary import shadows
+
+NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
+
+
+@pytest.fixture
+def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
+    with recording() as recorded:
+        yield recorded
+    assert capsys.readouterr().err == ""
+
+
+def mlp(dtype: torch.dtype) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 24)).to(dtype)
+
+
+class Reference:
+    """Sums of what comes in, in float64, by hooks of the test's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._sums = {name: torch.zeros_like(each, dtype=torch.float64) for name, each in model.named_parameters()}
+        self._model = model
+        for name, parameter in model.named_parameters():
+            parameter.register_hook(partial(self._add, name))
+
+    def _add(self, name: str, gradient: torch.Tensor) -> None:
+        self._sums[name] += gradient
+
+    def take(self) -> dict[str, tuple[float, float]]:
+        """Return error and norm ratio of each layer, and begin anew."""
+        found = {}
+        for name, parameter in self._model.named_parameters():
+            exact, stored = self._sums[name], parameter.grad.double()
+            found[name] = (float((stored - exact).norm() / exact.norm()), float(stored.norm() / exact.norm()))
+            self._sums[name] = torch.zeros_like(exact)
+        return found
+
+
+def trained(
+    collector: Recorded, model: nn.Module, micro_steps: int, *, steps: int = 4, coherent: bool = False
+) -> list[dict[str, tuple[float, float]]]:
+    """Train, and return what float64 has of each step."""
+    dtype, reference, found = next(model.parameters()).dtype, Reference(model), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="shadows"):
+        for _ in range(steps):
+            for _ in range(micro_steps):
+                out = model(torch.rand(4, 16, dtype=dtype) if coherent else torch.randn(4, 16, dtype=dtype))
+                (out.float().sum() if coherent else out.float().square().mean()).backward()
+            found.append(reference.take())
+            optimizer.step()
+            optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "micro_steps", "coherent", "least", "most"),
+    [
+        (torch.bfloat16, 8, False, 1e-3, 1e-2),
+        (torch.bfloat16, 64, False, 3e-3, 3e-2),
+        (torch.bfloat16, 512, True, 0.05, 0.35),
+        (torch.bfloat16, 2048, True, 0.6, 0.9),
+        (torch.float16, 8, False, 1e-4, 1e-3),
+    ],
+)
+def test_losses_are_those_of_float64(
+    collector: Recorded, dtype: torch.dtype, micro_steps: int, *, coherent: bool, least: float, most: float
+) -> None:
+    """Addends of one sign swamp: where the sum is 512 times as large, nothing is added to it any more."""
+    steps = shadows.FIRST + 2
+    exact = trained(collector, mlp(dtype), micro_steps, steps=steps, coherent=coherent)
+    errors, ratios = collector.stat("accumulation_error"), collector.stat("norm_ratio")
+    assert list(errors) == list(ratios) == [shadows.FIRST]
+    for name in NAMES:
+        error, ratio = exact[shadows.FIRST][name]
+        assert errors[shadows.FIRST][name] == pytest.approx(error, rel=1e-3, abs=1e-7)
+        assert ratios[shadows.FIRST][name] == pytest.approx(ratio, rel=1e-6)
+    assert least < exact[shadows.FIRST]["0.weight"][0] < most
+    assert collector.phases("accumulation_error") == {"accumulated"}
+
+
+def test_it_comes_again_and_each_layer_has_its_turn(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadows, "PER_WINDOW", 2)
+    monkeypatch.setattr(shadows, "EACH", 5)
+    trained(collector, mlp(torch.bfloat16), 2, steps=18)
+    found = {step: tuple(values) for step, values in collector.stat("accumulation_error").items()}
+    assert found == {2: NAMES[:2], 5: NAMES[2:], 10: NAMES[:2], 15: NAMES[2:]}
+
+
+def test_what_would_take_too_much_memory_is_left_out(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadows, "MAX_BYTES", 4 * (32 + 24))
+    trained(collector, mlp(torch.bfloat16), 2)
+    assert tuple(collector.stat("accumulation_error")[shadows.FIRST]) == ("0.bias", "2.bias")
+
+
+def test_sums_in_float32_are_not_looked_at(collector: Recorded) -> None:
+    model = mlp(torch.float32)
+    trained(collector, model, 4)
+    assert not collector.stat("accumulation_error")
+
+
+def test_one_micro_step_is_no_sum(collector: Recorded) -> None:
+    trained(collector, mlp(torch.bfloat16), 1)
+    assert not collector.stat("accumulation_error")
+
+
+def test_a_window_that_was_cut_short_or_had_no_step_is_not_told(collector: Recorded) -> None:
+    """After a skipped window the sums hold what the gradients no longer do."""
+    model = mlp(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="shadows"):
+        for window in range(6):
+            for _ in range(3):
+                model(torch.randn(4, 16, dtype=torch.bfloat16)).float().square().mean().backward()
+            if window != shadows.FIRST:
+                optimizer.step()
+            optimizer.zero_grad()
+    assert collector.per_step("skipped")[shadows.FIRST] == 2
+    told = collector.stat("accumulation_error")
+    assert set(told) <= {shadows.FIRST}
+    assert all(math.isclose(error, 3e-3, rel_tol=3) for error in told.get(shadows.FIRST, {}).values())
+
+
+def test_hooks_are_left_neither_after_the_window_nor_after_the_watch() -> None:
+    model = mlp(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    hooks: list[int] = []
+    with recording() as collector, gradcanary.watch(model, optimizer, url=collector.url, run="shadows") as watched:
+        for _ in range(shadows.FIRST + 2):
+            for _ in range(2):
+                model(torch.randn(4, 16, dtype=torch.bfloat16)).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            hooks.append(sum(len(each._backward_hooks or ()) for each in model.parameters()))
+        assert hooks == [0, 4, 0, 0]
+        watched.close()
+    assert not any(each._backward_hooks for each in model.parameters())
+
+
+def test_a_watch_that_ends_inside_such_a_window_leaves_no_hook() -> None:
+    model = mlp(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with recording() as collector, gradcanary.watch(model, optimizer, url=collector.url, run="shadows"):
+        for _ in range(shadows.FIRST):
+            for _ in range(2):
+                model(torch.randn(4, 16, dtype=torch.bfloat16)).float().square().mean().backward()
+            optimizer.step()
+        assert any(each._backward_hooks for each in model.parameters())
+    assert not any(each._backward_hooks for each in model.parameters())
+
+
+def digest(url: str | None) -> list[bytes]:
+    model = mlp(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    watched = None if url is None else gradcanary.watch(model, optimizer, url=url, run="shadows")
+    torch.manual_seed(1)
+    for _ in range(6):
+        for _ in range(4):
+            model(torch.randn(4, 16, dtype=torch.bfloat16)).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if watched is not None:
+        watched.close()
+    return [each.detach().view(torch.int16).numpy().tobytes() for each in model.parameters()]
+
+
+def test_the_training_stays_the_same_bit_for_bit(collector: Recorded) -> None:
+    assert digest(collector.url) == digest(None)
+    assert collector.stat("accumulation_error")
