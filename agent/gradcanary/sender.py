@@ -68,6 +68,7 @@ class Sender:
         self._end: wire.End | None = None
         self._deadline = 0.0
         self._step: int | None = None
+        self._passed: int | None = None
         self._dropped = 0
         self._beat_at = time.monotonic() + INTERVAL_S
         self._began = self._read_at = time.monotonic()
@@ -200,8 +201,10 @@ class Sender:
             self._tell_state()
 
     def _tell_state(self) -> None:
+        """Tell which step is passed: nothing of it, or of those before it, is still to come."""
         outbox, share = self._outbox, self._observer.share()
-        self._delivery.beat(wire.Heartbeat(self._step, outbox.backlog.size, outbox.dropped_steps, share))
+        self._passed = self._step if outbox.is_empty else self._passed
+        self._delivery.beat(wire.Heartbeat(self._passed, outbox.backlog.size, outbox.dropped_steps, share))
 
     def _hear(self, reply: wire.Reply) -> None:
         self.incidents = reply.incidents
