@@ -70,6 +70,7 @@ class Gauge:
             owned=self._of.place.owned(self.layers),
             bounds=window.claims.bounds,
             is_silent=self._of.place.is_silent,
+            failed=self._of.guard.catch,
         )
 
     def read_buffer(self, window: Window, position: int, buffer: Tensor) -> None:
@@ -79,7 +80,8 @@ class Gauge:
         place, sample, parameter = self._of.place, window.sample, self.parameter(position)
         owned = place.owned([self.layers[position]]) or [True]
         if sample is not None and owned[0] and not (place.is_silent or is_capturing()):
-            add_buffer(sample, position, buffer, parameter, number=self._of.samples, wishes=self._of.wishes)
+            of = self._of
+            add_buffer(sample, position, buffer, parameter, number=of.samples, wishes=of.wishes, failed=of.guard.catch)
 
     # -- gradients before a reduction ----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -88,9 +88,13 @@ def columns_of(row: Row) -> Iterator[tuple[str, Column]]:
 
 
 class Reader:
-    """Reads the records of a session in their order, and knows what the next samples should count."""
+    """Reads the records of a session in their order, and knows what the next samples should count.
 
-    def __init__(self, absmax_below: float | None) -> None:
+    What a device does not tell goes to ``failed``, and its layers are partial.
+    """
+
+    def __init__(self, absmax_below: float | None, failed: Callable[[str, Exception], None]) -> None:
+        self._failed = failed
         self._low = max(LOW, absmax_below or 0.0)
         self._skipped_total = 0
         self._watched: dict[int, int] = {}
@@ -144,7 +148,7 @@ class Reader:
     def _read_samples(self, record: Record, row: Row) -> None:
         found = _Found(len(record.layers))
         for sample in record.samples:
-            found.add(sample)
+            found.add(sample, self._failed)
         states = found.states
         absmax, norm = (array("f", [math.nan]) * len(states) for _ in range(2))
         bad: dict[int, float] = {}
@@ -199,14 +203,15 @@ class _Found:
         self.zeros: dict[int, float] = {}
         self.nonfinite: dict[int, float] = {}
         self.joint: list[float] = []
+        self.is_whole = True
         self.moved: dict[int, tuple[float, float]] = {}
         self.own_faults: list[int] = []
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: Sample, failed: Callable[[str, Exception], None]) -> None:
         """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
         from gradcanary.statistics import not_finite, read
 
-        numbers, scale = read(sample.measured), _scale(sample.scale)
+        numbers, scale = read(sample.measured, failed), _scale(sample.scale)
         norms = {place: value / scale for place, value in numbers.norm.items()}
         self.phase = "post_clip" if "post_clip" in (self.phase, sample.phase) else sample.phase
         self.joint += norms.values() if sample.is_joint else ()
@@ -215,9 +220,12 @@ class _Found:
         self.zeros.update({sample.layers[place]: value for place, value in numbers.zeros.items()})
         self.nonfinite.update({sample.layers[place]: value for place, value in numbers.nonfinite.items()})
         self.moved.update({sample.layers[place]: _change_of(factors) for place, factors in sample.moved.items()})
-        self.own_faults += [sample.layers[place] for place in not_finite(sample.own)]
+        self.own_faults += [sample.layers[place] for place in not_finite(sample.own, failed)]
         for place, layer in enumerate(sample.layers):
-            self.states[layer], self.dtypes[layer] = sample.states[place], sample.dtypes[place]
+            is_lost = sample.states[place] == MEASURED and place not in numbers.absmax
+            self.states[layer] = PARTIAL if is_lost else sample.states[place]
+            self.dtypes[layer] = sample.dtypes[place]
+            self.is_whole &= not is_lost
 
 
 def _add_clip(record: Record, found: _Found, row: Row) -> None:
@@ -226,7 +234,7 @@ def _add_clip(record: Record, found: _Found, row: Row) -> None:
     The total is that of what one backward pass made: its clip takes all of that together.
     """
     norms, probe = found.joint, record.probe
-    if found.phase == "post_clip" or not norms or not all(map(math.isfinite, norms)):
+    if found.phase == "post_clip" or not (norms and found.is_whole) or not all(map(math.isfinite, norms)):
         return
     row.metrics.append((("total_norm", ()), record.step, math.sqrt(math.fsum(value * value for value in norms))))
     before = found.norm.get(probe.layer, 0.0) if probe is not None else 0.0

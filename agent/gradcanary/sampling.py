@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradcanary import shards
 from gradcanary.layers import dtype_name
 from gradcanary.records import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Sample, Wishes
-from gradcanary.statistics import Measured, measure, readable, stacked
+from gradcanary.statistics import Failed, Measured, measure, readable, stacked
 
 References = Sequence[weakref.ref[nn.Parameter]]
 
@@ -34,6 +34,7 @@ def take_sample(
     owned: Sequence[bool] | None = None,
     bounds: Mapping[int, tuple[Tensor, Tensor]] = MappingProxyType({}),
     is_silent: bool = False,
+    failed: Failed,
 ) -> Sample:
     """Return the sample of a window of some layers, given by their numbers and parameters.
 
@@ -44,12 +45,19 @@ def take_sample(
     """
     states, gradients = _seen(references, fired, earlier, observed, owned)
     dtypes = [dtype_name(gradients[place].dtype) if place in gradients else None for place in range(len(layers))]
-    measured = _measured(layers, {} if is_silent else gradients, number, wishes)
+    measured = _measured(layers, {} if is_silent else gradients, number, wishes, failed)
     return Sample(layers, phase, states, dtypes, measured, scale, own=stacked(bounds))
 
 
 def add_buffer(
-    sample: Sample, position: int, buffer: Tensor, parameter: nn.Parameter | None, *, number: int, wishes: Wishes
+    sample: Sample,
+    position: int,
+    buffer: Tensor,
+    parameter: nn.Parameter | None,
+    *,
+    number: int,
+    wishes: Wishes,
+    failed: Failed,
 ) -> None:
     """Put a gradient that was summed in another tensor into its layer's place.
 
@@ -60,7 +68,7 @@ def add_buffer(
     if readable(buffer) and (part is None or part.shape == buffer.shape):
         sample.states[position] = MEASURED
         sample.dtypes[position] = dtype_name(buffer.dtype)
-        sample.measured.add(_measured(sample.layers, {position: buffer}, number, wishes))
+        sample.measured.add(_measured(sample.layers, {position: buffer}, number, wishes, failed))
 
 
 def not_sampled(layers: Sequence[int], references: References) -> Sample:
@@ -103,11 +111,13 @@ def _seen(
     return states, gradients
 
 
-def _measured(layers: Sequence[int], gradients: dict[int, Tensor], number: int, wishes: Wishes) -> Measured:
+def _measured(
+    layers: Sequence[int], gradients: dict[int, Tensor], number: int, wishes: Wishes, failed: Failed
+) -> Measured:
     zeros = [place for place in gradients if number % ZEROS_EACH == 0 or layers[place] in wishes.zeros]
     nonfinite = [place for place in gradients if layers[place] in wishes.nonfinite]
     wide = {place for place in gradients if layers[place] in wishes.wide}
-    return measure(gradients, zeros, nonfinite, wide)
+    return measure(gradients, zeros, nonfinite, wide, failed)
 
 
 def _idle(parameter: nn.Parameter | None, earlier: int) -> int:

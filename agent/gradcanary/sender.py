@@ -59,7 +59,7 @@ class Sender:
         self.incidents: tuple[wire.Brief, ...] = ()
         self._observer, self._ring, self._transport = observer, ring, transport
         self._greeting, self._guard, self._on_alert = greeting, guard, on_alert
-        self._reader = Reader(observer.settings.absmax_below)
+        self._reader = Reader(observer.settings.absmax_below, guard.catch)
         self._outbox = Outbox(observer.settings.interval, Backlog(create_spool, guard.say))
         url = observer.settings.url
         meanwhile = "the training goes on, still trying"
