@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from gradcanary.statistics import Failed, refuse, told
+
 PER_SAMPLE = 4
 OFTEN, RARELY = 3, 16
 """After three looks at each layer there is one in each 16th sample only."""
@@ -27,7 +29,7 @@ def accumulator(parameter: Tensor) -> Tensor | None:
     return main if isinstance(main, Tensor) else parameter.grad
 
 
-def low_bits(gradients: Mapping[int, Tensor]) -> list[tuple[list[int], Tensor]]:
+def low_bits(gradients: Mapping[int, Tensor], failed: Failed = refuse) -> list[tuple[list[int], Tensor]]:
     """Return tensors [3, layers], one per device, of float32 gradients by layer; kernels only, nothing is read.
 
     Of the elements looked at they count those that are not zero, that have bits which bfloat16 has not, and that have
@@ -37,7 +39,11 @@ def low_bits(gradients: Mapping[int, Tensor]) -> list[tuple[list[int], Tensor]]:
     devices: dict[torch.device, list[int]] = {}
     for layer, part in parts.items():
         devices.setdefault(part.device, []).append(layer)
-    return [(layers, _counts([parts[layer] for layer in layers])) for layers in devices.values()]
+    found = []
+    for layers in devices.values():
+        with told(failed, "looking at low bits", parts[layers[0]]):
+            found.append((layers, _counts([parts[layer] for layer in layers])))
+    return found
 
 
 def whose_turn(number: int, layers: int) -> range:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from gradcanary import shadows
-from gradcanary.records import PARTIAL, Sample, scale_of
-from gradcanary.statistics import not_finite, read
+from gradcanary.records import MEASURED, PARTIAL, Sample, scale_of
+from gradcanary.statistics import Failed, not_finite, read
 
 
 class Findings:
@@ -21,14 +21,15 @@ class Findings:
         self.zeros: dict[int, float] = {}
         self.nonfinite: dict[int, float] = {}
         self.joint: list[float] = []
+        self.is_whole = True
         self.moved: dict[int, tuple[float, float]] = {}
         self.own_faults: list[int] = []
         self.bits: list[tuple[list[int], Tensor]] = []
         self.losses: dict[int, tuple[float, float]] = {}
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: Sample, failed: Failed) -> None:
         """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
-        numbers, scale = read(sample.measured), scale_of(sample.scale)
+        numbers, scale = read(sample.measured, failed), scale_of(sample.scale)
         norms = {place: value / scale for place, value in numbers.norm.items()}
         self.phase = "post_clip" if "post_clip" in (self.phase, sample.phase) else sample.phase
         self.joint += norms.values() if sample.is_joint else ()
@@ -37,12 +38,15 @@ class Findings:
         self.zeros.update({sample.layers[place]: value for place, value in numbers.zeros.items()})
         self.nonfinite.update({sample.layers[place]: value for place, value in numbers.nonfinite.items()})
         self.moved.update({sample.layers[place]: _change_of(factors) for place, factors in sample.moved.items()})
-        self.own_faults += [sample.layers[place] for place in not_finite(sample.own)]
+        self.own_faults += [sample.layers[place] for place in not_finite(sample.own, failed)]
         losses = {sample.layers[place]: shadows.read(factors) for place, factors in sample.losses.items()}
         self.losses.update({layer: loss for layer, loss in losses.items() if loss is not None})
         self.bits += [([sample.layers[place] for place in places], counts) for places, counts in sample.bits]
         for place, layer in enumerate(sample.layers):
-            self.states[layer], self.dtypes[layer] = sample.states[place], sample.dtypes[place]
+            is_lost = sample.states[place] == MEASURED and place not in numbers.absmax
+            self.states[layer] = PARTIAL if is_lost else sample.states[place]
+            self.dtypes[layer] = sample.dtypes[place]
+            self.is_whole &= not is_lost
 
 
 def _change_of(factors: Tensor) -> tuple[float, float]:

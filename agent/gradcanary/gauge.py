@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradcanary import engine
 from gradcanary.accumulators import accumulator
-from gradcanary.records import Probe
+from gradcanary.records import Probe, Sample
 from gradcanary.sampling import References, add_buffer, is_capturing, take_sample
 from gradcanary.shadows import Shadows, is_due
 from gradcanary.shards import is_shard, local
@@ -77,9 +77,13 @@ class Gauge:
             owned=self._of.place.owned(self.layers),
             bounds=window.claims.bounds,
             is_silent=self._of.place.is_silent,
+            failed=self._of.guard.catch,
         )
         if counts is not None and phase == "accumulated":
-            window.sample.losses = self.shadows.losses(counts, self.gradient)
+            self._of.guard.wrap("measuring what sums lost", self._add_losses)(window.sample, counts)
+
+    def _add_losses(self, sample: Sample, counts: Sequence[int]) -> None:
+        sample.losses = self.shadows.losses(counts, self.gradient)
 
     def read_buffer(self, window: Window, position: int, buffer: Tensor) -> None:
         """Put what a buffer holds now into the window's sample, in place of a gradient."""
@@ -88,7 +92,8 @@ class Gauge:
         place, sample, parameter = self._of.place, window.sample, self.parameter(position)
         owned = place.owned([self.layers[position]]) or [True]
         if sample is not None and owned[0] and not (place.is_silent or is_capturing()):
-            add_buffer(sample, position, buffer, parameter, number=self._of.samples, wishes=self._of.wishes)
+            of = self._of
+            add_buffer(sample, position, buffer, parameter, number=of.samples, wishes=of.wishes, failed=of.guard.catch)
 
     # -- gradients before a reduction ----------------------------------------------------------------------------
 

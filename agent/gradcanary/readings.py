@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -101,9 +101,13 @@ def columns_of(row: Row) -> Iterator[tuple[str, Column]]:
 
 
 class Reader:
-    """Reads the records of a session in their order, and knows what the next samples should count."""
+    """Reads the records of a session in their order, and knows what the next samples should count.
 
-    def __init__(self, absmax_below: float | None) -> None:
+    What a device does not tell goes to ``failed``, and its layers are partial.
+    """
+
+    def __init__(self, absmax_below: float | None, failed: Callable[[str, Exception], None]) -> None:
+        self._failed = failed
         self._low = max(LOW, absmax_below or 0.0)
         self._skipped_total = 0
         self._watched: dict[int, int] = {}
@@ -160,7 +164,7 @@ class Reader:
 
         found = Findings(len(record.layers))
         for sample in record.samples:
-            found.add(sample)
+            found.add(sample, self._failed)
         states = found.states
         absmax, norm = (array("f", [math.nan]) * len(states) for _ in range(2))
         bad: dict[int, float] = {}
@@ -220,7 +224,7 @@ def _add_clip(record: Record, found: Findings, row: Row) -> None:
     The total is that of what one backward pass made: its clip takes all of that together.
     """
     norms, probe = found.joint, record.probe
-    if found.phase == "post_clip" or not norms or not all(map(math.isfinite, norms)):
+    if found.phase == "post_clip" or not (norms and found.is_whole) or not all(map(math.isfinite, norms)):
         return
     row.metrics.append((("total_norm", ()), record.step, math.sqrt(math.fsum(value * value for value in norms))))
     before = found.norm.get(probe.layer, 0.0) if probe is not None else 0.0

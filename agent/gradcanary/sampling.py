@@ -13,7 +13,7 @@ from gradcanary import shards
 from gradcanary.accumulators import accumulator, low_bits, whose_turn
 from gradcanary.layers import dtype_name
 from gradcanary.records import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Sample, Wishes
-from gradcanary.statistics import Measured, measure, readable, stacked
+from gradcanary.statistics import Failed, Measured, measure, readable, stacked
 
 References = Sequence[weakref.ref[nn.Parameter]]
 
@@ -35,6 +35,7 @@ def take_sample(
     owned: Sequence[bool] | None = None,
     bounds: Mapping[int, tuple[Tensor, Tensor]] = MappingProxyType({}),
     is_silent: bool = False,
+    failed: Failed,
 ) -> Sample:
     """Return the sample of a window of some layers, given by their numbers and parameters.
 
@@ -47,13 +48,20 @@ def take_sample(
     dtypes = [dtype_name(gradients[place].dtype) if place in gradients else None for place in range(len(layers))]
     if is_silent:
         gradients = {}
-    measured = _measured(layers, gradients, number, wishes)
+    measured = _measured(layers, gradients, number, wishes, failed)
     sums = _sums(gradients, fired, number) if phase != "post_clip" else {}
-    return Sample(layers, phase, states, dtypes, measured, scale, own=stacked(bounds), bits=low_bits(sums))
+    return Sample(layers, phase, states, dtypes, measured, scale, own=stacked(bounds), bits=low_bits(sums, failed))
 
 
 def add_buffer(
-    sample: Sample, position: int, buffer: Tensor, parameter: nn.Parameter | None, *, number: int, wishes: Wishes
+    sample: Sample,
+    position: int,
+    buffer: Tensor,
+    parameter: nn.Parameter | None,
+    *,
+    number: int,
+    wishes: Wishes,
+    failed: Failed,
 ) -> None:
     """Put a gradient that was summed in another tensor into its layer's place.
 
@@ -64,7 +72,7 @@ def add_buffer(
     if readable(buffer) and (part is None or part.shape == buffer.shape):
         sample.states[position] = MEASURED
         sample.dtypes[position] = dtype_name(buffer.dtype)
-        sample.measured.add(_measured(sample.layers, {position: buffer}, number, wishes))
+        sample.measured.add(_measured(sample.layers, {position: buffer}, number, wishes, failed))
 
 
 def not_sampled(layers: Sequence[int], references: References) -> Sample:
@@ -107,11 +115,13 @@ def _seen(
     return states, gradients
 
 
-def _measured(layers: Sequence[int], gradients: dict[int, Tensor], number: int, wishes: Wishes) -> Measured:
+def _measured(
+    layers: Sequence[int], gradients: dict[int, Tensor], number: int, wishes: Wishes, failed: Failed
+) -> Measured:
     zeros = [place for place in gradients if number % ZEROS_EACH == 0 or layers[place] in wishes.zeros]
     nonfinite = [place for place in gradients if layers[place] in wishes.nonfinite]
     wide = {place for place in gradients if layers[place] in wishes.wide}
-    return measure(gradients, zeros, nonfinite, wide)
+    return measure(gradients, zeros, nonfinite, wide, failed)
 
 
 def _sums(gradients: Mapping[int, Tensor], fired: Sequence[int] | None, number: int) -> dict[int, Tensor]:

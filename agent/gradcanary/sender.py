@@ -59,7 +59,7 @@ class Sender:
         self.incidents: tuple[wire.Brief, ...] = ()
         self._observer, self._ring, self._transport = observer, ring, transport
         self._greeting, self._guard, self._on_alert = greeting, guard, on_alert
-        self._reader = Reader(observer.settings.absmax_below)
+        self._reader = Reader(observer.settings.absmax_below, guard.catch)
         self._outbox = Outbox(observer.settings.interval, Backlog(create_spool, guard.say))
         url = observer.settings.url
         meanwhile = "the training goes on, still trying"
@@ -68,6 +68,7 @@ class Sender:
         self._end: wire.End | None = None
         self._deadline = 0.0
         self._step: int | None = None
+        self._passed: int | None = None
         self._dropped = 0
         self._beat_at = time.monotonic() + INTERVAL_S
         self._began = self._read_at = time.monotonic()
@@ -200,8 +201,10 @@ class Sender:
             self._tell_state()
 
     def _tell_state(self) -> None:
+        """Tell which step is passed: nothing of it, or of those before it, is still to come."""
         outbox, share = self._outbox, self._observer.share()
-        self._delivery.beat(wire.Heartbeat(self._step, outbox.backlog.size, outbox.dropped_steps, share))
+        self._passed = self._step if outbox.is_empty else self._passed
+        self._delivery.beat(wire.Heartbeat(self._passed, outbox.backlog.size, outbox.dropped_steps, share))
 
     def _hear(self, reply: wire.Reply) -> None:
         self.incidents = reply.incidents

@@ -1,17 +1,21 @@
 """What is measured of a set of gradients: a few kernels on the training thread, and numbers read from them later.
 
 Nothing here waits for a value: :func:`measure` returns tensors, :func:`read` (on the sender thread) turns them into
-numbers. Two functions of tensors, no state.
+numbers. Two functions of tensors, no state. Both go by device and dtype: one of these that fails is told to ``failed``,
+and its layers have no numbers, while all others have theirs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+Failed = Callable[[str, Exception], None]
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 _TINY = 2.0**-126
@@ -57,49 +61,59 @@ def readable(gradient: Tensor) -> bool:
     return type(gradient) is Tensor and (gradient.layout is torch.strided or is_summable) and gradient.numel() > 0
 
 
+def refuse(_where: str, error: Exception) -> None:
+    """Raise what failed: for whoever has no other layers to care for."""
+    raise error
+
+
 def measure(
     gradients: dict[int, Tensor],
     count_zeros: Sequence[int] = (),
     count_nonfinite: Sequence[int] = (),
     wide: Collection[int] = (),
+    failed: Failed = refuse,
 ) -> Measured:
     """Launch the kernels for readable gradients by layer index; the tensors of the result are new ones.
 
     ``wide`` are layers whose norm is summed in float64.
     """
     measured = Measured()
-    sizes = {layer: gradient.numel() for layer, gradient in gradients.items()}
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for layer, gradient in gradients.items():
-        groups.setdefault((gradient.device, gradient.dtype), []).append(layer)
+    held: dict[int, Tensor] = {}
     with torch.no_grad():
-        gradients = {layer: _dense(gradient) for layer, gradient in gradients.items()}
-        for layers in groups.values():
-            values = [_real(gradients[layer]) for layer in layers]
-            measured.columns.append((layers, _columns(values, [layer in wide for layer in layers])))
-        for layers in _by_device(gradients, count_zeros):
-            counts = [torch.count_nonzero(gradients[layer]) for layer in layers]
-            measured.nonzero.append((layers, [sizes[layer] for layer in layers], torch.stack(counts)))
-        for layers in _by_device(gradients, count_nonfinite):
-            counts = [(~torch.isfinite(gradients[layer])).sum() for layer in layers]
-            measured.nonfinite.append((layers, torch.stack(counts)))
+        for layers in _groups(gradients, gradients):
+            with told(failed, "measuring", gradients[layers[0]]):
+                dense = [_dense(gradients[layer]) for layer in layers]
+                measured.columns.append((layers, _columns([*map(_real, dense)], [layer in wide for layer in layers])))
+                held.update(zip(layers, dense, strict=True))
+        for layers in _groups(held, count_zeros):
+            with told(failed, "counting zeros", held[layers[0]]):
+                counts = [torch.count_nonzero(held[layer]) for layer in layers]
+                sizes = [gradients[layer].numel() for layer in layers]
+                measured.nonzero.append((layers, sizes, torch.stack(counts)))
+        for layers in _groups(held, count_nonfinite):
+            with told(failed, "counting what is not finite", held[layers[0]]):
+                counts = [(~torch.isfinite(held[layer])).sum() for layer in layers]
+                measured.nonfinite.append((layers, torch.stack(counts)))
     return measured
 
 
-def read(measured: Measured) -> Numbers:
-    """Return the numbers; this waits for the device."""
+def read(measured: Measured, failed: Failed = refuse) -> Numbers:
+    """Return the numbers; this waits for the devices."""
     numbers = Numbers()
     for layers, columns in measured.columns:
-        norms, minus_min, maxima = columns.tolist()
-        numbers.norm.update(zip(layers, norms, strict=True))
-        # max() of Python would lose a NaN in its second argument: a NaN minimum comes with a NaN maximum.
-        # abs(): of two zeros it takes the first, which may be the negative one.
-        numbers.absmax.update(zip(layers, map(abs, map(max, minus_min, maxima)), strict=True))
+        with told(failed, "reading", columns):
+            norms, minus_min, maxima = columns.tolist()
+            numbers.norm.update(zip(layers, norms, strict=True))
+            # max() of Python would lose a NaN in its second argument: a NaN minimum comes with a NaN maximum.
+            # abs(): of two zeros it takes the first, which may be the negative one.
+            numbers.absmax.update(zip(layers, map(abs, map(max, minus_min, maxima)), strict=True))
     for layers, sizes, nonzero in measured.nonzero:
-        zeros = [size - count for size, count in zip(sizes, nonzero.tolist(), strict=True)]
-        numbers.zeros.update(zip(layers, zeros, strict=True))
-    for layers, counts in measured.nonfinite:
-        numbers.nonfinite.update(zip(layers, counts.tolist(), strict=True))
+        with told(failed, "reading", nonzero):
+            zeros = [size - count for size, count in zip(sizes, nonzero.tolist(), strict=True)]
+            numbers.zeros.update(zip(layers, zeros, strict=True))
+    for layers, bad in measured.nonfinite:
+        with told(failed, "reading", bad):
+            numbers.nonfinite.update(zip(layers, bad.tolist(), strict=True))
     return numbers
 
 
@@ -111,23 +125,18 @@ def bounds_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 def stacked(bounds: Mapping[int, tuple[Tensor, Tensor]]) -> list[tuple[list[int], Tensor]]:
     """Return bounds by layer as one tensor [2, layers] per device and dtype."""
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for layer, (low, _) in bounds.items():
-        groups.setdefault((low.device, low.dtype), []).append(layer)
-    return [
-        (mine, torch.stack([torch.stack([bounds[at][end] for at in mine]) for end in (0, 1)]))
-        for mine in groups.values()
-    ]
+    groups = _groups({layer: low for layer, (low, _) in bounds.items()}, bounds)
+    return [(mine, torch.stack([torch.stack([bounds[at][end] for at in mine]) for end in (0, 1)])) for mine in groups]
 
 
-def not_finite(own: Sequence[tuple[list[int], Tensor]]) -> list[int]:
-    """Return the layers whose bounds are not finite; this waits for the device."""
-    return [
-        layer
-        for mine, ends in own
-        for layer, *each in zip(mine, *ends.tolist(), strict=True)
-        if not all(map(math.isfinite, each))
-    ]
+def not_finite(own: Sequence[tuple[list[int], Tensor]], failed: Failed = refuse) -> list[int]:
+    """Return the layers whose bounds are not finite; this waits for the devices."""
+    found: list[int] = []
+    for mine, ends in own:
+        with told(failed, "reading", ends):
+            read_ends = zip(mine, *ends.tolist(), strict=True)
+            found += [layer for layer, *each in read_ends if not all(map(math.isfinite, each))]
+    return found
 
 
 def norm_of(gradient: Tensor, *, is_wide: bool = False) -> Tensor:
@@ -189,9 +198,19 @@ def _real(gradient: Tensor) -> Tensor:
     return torch.view_as_real(gradient.detach()) if gradient.is_complex() else gradient.detach()
 
 
-def _by_device(gradients: dict[int, Tensor], wanted: Sequence[int]) -> list[list[int]]:
-    devices: dict[torch.device, list[int]] = {}
+def _groups(gradients: Mapping[int, Tensor], wanted: Iterable[int]) -> list[list[int]]:
+    """Return those that are wanted, by device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for layer in wanted:
-        if layer in gradients:
-            devices.setdefault(gradients[layer].device, []).append(layer)
-    return list(devices.values())
+        if (gradient := gradients.get(layer)) is not None:
+            groups.setdefault((gradient.device, gradient.dtype), []).append(layer)
+    return list(groups.values())
+
+
+@contextmanager
+def told(failed: Failed, what: str, tensor: Tensor) -> Iterator[None]:
+    """Tell of what fails, and on which device."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 -- whatever a device does, the other ones have numbers
+        failed(f"{what} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}", error)

@@ -234,7 +234,7 @@ class Track:
         if window.sample is None:
             self.gauge.sample(window, phase, scale)
         else:
-            self.gauge.look_for_clip(window, self._sentinel, scale)
+            self._of.guard.wrap("looking for a clip", self.gauge.look_for_clip)(window, self._sentinel, scale)
 
 
 def let_go(tracks: Iterable[Track]) -> None:

@@ -161,7 +161,7 @@ class Batch(Request):
 
 @dataclass(frozen=True)
 class Heartbeat(Request):
-    """A sign of life between batches."""
+    """A sign of life between batches; of ``step`` and those before it nothing is still to come."""
 
     step: int | None
     spooled_bytes: int

@@ -419,6 +419,51 @@ def test_empty_and_meta_parameters_are_left_out(collector: Recorded) -> None:
     assert_sent(collector, named)
 
 
+class Scaled(nn.Module):
+    """Has parameters of three dtypes, one of which torch cannot take a norm of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.low = mlp(), nn.Linear(4, 4, dtype=torch.bfloat16)
+        self.scale = nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.low(self.body(x).bfloat16()).float() * self.scale.float()
+
+
+@pytest.mark.loop(
+    "parameters of several devices, and float8",
+    caveat="measured by device and dtype, verified on the CPU; layers of one that fails are `partial`, it is counted "
+    "and logged once, and there is no total norm",
+)
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_dtype_that_cannot_be_measured_takes_no_other_along(
+    collector: Recorded, caplog: pytest.LogCaptureFixture, is_given: bool
+) -> None:
+    model = Scaled()
+    others = [parameter for name, parameter in model.named_parameters() if name != "scale"]
+    optimizer = torch.optim.SGD(others, lr=0.1)
+    read = []
+    with gradcanary.watch(model, *([optimizer] if is_given else []), url=collector.url, run="kinds") as watched:
+        for _ in range(STEPS):
+            loss_of(model).backward()
+            read.append({name: value for name, value in reading(model)[1].items() if name != "scale"})
+            nn.utils.clip_grad_norm_(others, 1e-3)
+            optimizer.step()
+            model.zero_grad()
+    assert [record.getMessage() for record in caplog.records] == [
+        "gradcanary: measuring float8_e4m3fn on cpu failed; the training goes on without it"
+    ]
+    assert watched._session.guard.caught == STEPS
+    for step, states in collector.states().items():
+        assert states == {**dict.fromkeys(read[step], "measured"), "scale": "partial"}
+        sent = {name: value for name, value in collector.stat("norm")[step].items() if name != "scale"}
+        assert sent == pytest.approx(read[step], rel=EXACT)
+    assert collector.steps() == list(range(STEPS))
+    assert collector.metric("total_norm") == {}
+    assert len(collector.metric("lr0")) == STEPS
+
+
 @pytest.mark.loop("parameters that are unused, frozen, unfrozen, empty or meta")
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("set_to_none", [True, False])

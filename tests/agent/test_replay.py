@@ -138,11 +138,30 @@ def test_heartbeats_tell_how_much_waits(spool_folder, monkeypatch):
         until(lambda: collector.of("heartbeat") and collector.of("heartbeat")[-1].body["spooled_bytes"] == 0)
         watch.close()
         told = [(told.kind, told.body.get("spooled_bytes"), len(told.raw)) for told in collector.accepted]
-    during = [i for i, (kind, waiting, _) in enumerate(told) if kind == "heartbeat" and waiting]
-    assert during
-    before = told[: during[0]]
-    sent = sum(size for kind, _, size in told[during[0] :] if kind == "batches")
-    assert abs(told[during[0]][1] - sent) < 0.2 * sent + 1000, before
+    back = next(i for i, (kind, _, _) in enumerate(told) if kind == "batches")  # till then there comes more
+    during = next(i for i, (kind, waiting, _) in enumerate(told) if i > back and kind == "heartbeat" and waiting)
+    sent = sum(size for kind, _, size in told[during:] if kind == "batches")
+    assert abs(told[during][1] - sent) < 0.2 * sent + 1000, told[:during]
+
+
+def test_a_heartbeat_names_no_step_that_still_waits(spool_folder, monkeypatch):
+    """Whoever puts ranks together takes it that nothing of earlier steps comes any more."""
+    monkeypatch.setattr("gradcanary.sender.INTERVAL_S", 0.0)
+    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.005)
+    away = Away("batches", then=lambda _: time.sleep(0.02))
+    with collector_that(away) as collector:
+        watch = waited(collector.url, away, spool_folder)
+        until(lambda: any(told.body["step"] == 58 for told in collector.of("heartbeat")))
+        watch.close()
+        told = list(collector.accepted)
+    taken, waiting = -1, 0
+    for each in told:
+        if each.kind == "batches":
+            taken = max([taken, *each.body["steps"]])
+        elif each.kind == "heartbeat":
+            waiting += each.body["spooled_bytes"] > 0
+            assert (-1 if each.body["step"] is None else each.body["step"]) <= taken
+    assert waiting
 
 
 def test_a_process_that_ends_alone_leaves_everything_and_says_where(spool_folder, capsys):

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradcanary import wire
 from gradcanary.layers import Layers
 from gradcanary.readings import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader, Row
-from gradcanary.records import MEASURED, NONFINITE, ZERO, Probe, Record
+from gradcanary.records import MEASURED, NONFINITE, PARTIAL, ZERO, Probe, Record
 from gradcanary.sampling import take_sample
-from gradcanary.statistics import measure, norm_of, read, readable
+from gradcanary.statistics import measure, norm_of, read, readable, refuse
 from gradcanary.window import NEW, SAME, TOUCHED, Sentinel
 
 TINY, HUGE = 2.0**-149, FLOAT32_MAX
@@ -44,7 +44,7 @@ def record_of(
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     layers = layers_of(parameters)
-    wishes = (reader or Reader(None)).wishes
+    wishes = (reader or Reader(None, refuse)).wishes
     earlier = [0] * len(gradients)
     carried = None if scale is None else torch.tensor(scale)
     sample = take_sample(
@@ -56,6 +56,7 @@ def record_of(
         scale=carried,
         number=1,
         wishes=wishes,
+        failed=refuse,
     )  # number 1: no sample in which the zeros of all layers are counted
     defaults: dict[str, object] = {"probe": None, "found_inf": None, "losses": [], "loss_scale": carried, "skipped": 0}
     return Record(
@@ -168,7 +169,7 @@ def test_what_can_be_measured() -> None:
 @settings(max_examples=150, deadline=None)
 def test_a_row_is_finite_and_its_norm_never_under_its_absmax(values: list[list[float]], scale: float | None) -> None:
     """A float32 L2 underflows under 1e-19 and overflows over 1e19; the row says something true there too."""
-    row = Reader(None).read(record_of([torch.tensor(each) for each in values], scale=scale))
+    row = Reader(None, refuse).read(record_of([torch.tensor(each) for each in values], scale=scale))
     assert row.states is not None
     for layer, each in enumerate(values):
         largest = max(map(abs, each))
@@ -179,7 +180,7 @@ def test_a_row_is_finite_and_its_norm_never_under_its_absmax(values: list[list[f
 
 
 def test_a_gradient_too_large_for_float32_is_finite_on_the_wire() -> None:
-    row = Reader(None).read(
+    row = Reader(None, refuse).read(
         record_of([torch.tensor([HUGE, HUGE]), torch.tensor([1e300], dtype=torch.float64)], scale=0.5)
     )
     assert row.columns["absmax"].values[0] == row.columns["norm"].values[0] == pytest.approx(HUGE)
@@ -187,13 +188,26 @@ def test_a_gradient_too_large_for_float32_is_finite_on_the_wire() -> None:
 
 
 def test_an_underflowed_scale_of_zero_divides_nothing() -> None:
-    row = Reader(None).read(record_of([torch.tensor([2.0])], scale=0.0, losses=[torch.tensor(3.0)]))
+    row = Reader(None, refuse).read(record_of([torch.tensor([2.0])], scale=0.0, losses=[torch.tensor(3.0)]))
     assert row.columns["absmax"].values[0] == 2.0
     assert metrics_of(row)["loss"] == 3.0
 
 
+def test_a_device_that_cannot_be_read_takes_no_other_along() -> None:
+    """As one whose kernel has failed: here one that has no data."""
+    failures: list[str] = []
+    reader = Reader(None, lambda where, _: failures.append(where))
+    gradients = [torch.ones(2), torch.ones(2, device="meta"), torch.ones(3)]
+    row = reader.read(record_of(gradients, reader=reader))
+    assert list(row.states or b"") == [MEASURED, PARTIAL, MEASURED]
+    absmax = row.columns["absmax"].values
+    assert [absmax[0], absmax[2], math.isnan(absmax[1])] == [1.0, 1.0, True]
+    assert "total_norm" not in metrics_of(row)
+    assert failures == ["reading float32 on meta"]
+
+
 def test_nonfinite_elements_are_counted_for_five_more_samples() -> None:
-    reader = Reader(None)
+    reader = Reader(None, refuse)
     bad, good = torch.tensor([1.0, math.nan, math.inf]), torch.ones(2)
     first = reader.read(record_of([good, bad], reader=reader))
     assert (first.columns["nonfinite"].layers, list(first.columns["nonfinite"].values)) == ((1,), [1.0])
@@ -210,7 +224,7 @@ def test_nonfinite_elements_are_counted_for_five_more_samples() -> None:
 def test_zeros_are_wished_of_low_layers_and_of_those_under_the_threshold() -> None:
     gradients = [torch.tensor([value, 0.0]) for value in (1.0, 2e-4, 0.5e-4, 0.0)]
     for threshold, low in ((None, {2, 3}), (1e-3, {1, 2, 3}), (1e-9, {2, 3})):
-        reader = Reader(threshold)
+        reader = Reader(threshold, refuse)
         first = reader.read(record_of(gradients, reader=reader))
         assert "zero_fraction" not in first.columns
         assert reader.wishes.zeros == low
@@ -223,14 +237,14 @@ def test_zeros_are_wished_of_low_layers_and_of_those_under_the_threshold() -> No
 def test_the_clip_factor_is_a_ratio_of_two_norms(after: float, clipped: int, told: float | None) -> None:
     """Larger at the step than at the sample is no clip: somebody added to the gradient."""
     gradient = torch.tensor([3.0, 4.0])
-    row = Reader(None).read(record_of([gradient], probe=Probe(0, norm_of(gradient * after), None)))
+    row = Reader(None, refuse).read(record_of([gradient], probe=Probe(0, norm_of(gradient * after), None)))
     assert row.clipped == clipped
     assert metrics_of(row).get("clip_factor") == (None if told is None else pytest.approx(told))
     assert metrics_of(row)["total_norm"] == pytest.approx(5.0)
 
 
 def test_a_fused_optimizer_says_through_found_inf_that_it_skipped() -> None:
-    reader = Reader(None)
+    reader = Reader(None, refuse)
     for found, skipped in ((0.0, 0), (1.0, 1)):
         assert reader.read(record_of([torch.ones(1)], found_inf=torch.tensor(found))).skipped == skipped
     assert metrics_of(reader.read(record_of([torch.ones(1)])))["skipped_total"] == 1.0
