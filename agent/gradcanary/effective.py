@@ -17,6 +17,8 @@ AGREEING = 3
 """Looks in a row that show a lower precision before it is believed: sums of few or equal numbers may happen to fit."""
 
 _LOW = ("bfloat16", "float16")
+_TABLES = ("Embedding", "EmbeddingBag")
+"""A row that one micro-step of a window met is no sum: under autocast it is a number of bfloat16."""
 
 
 class Effective:
@@ -24,6 +26,8 @@ class Effective:
 
     def __init__(self, layer_set: wire.LayerSet | None) -> None:
         self.layer_set = layer_set
+        layers = layer_set.layers if layer_set is not None else ()
+        self._tables = {number for number, layer in enumerate(layers) if layer.module_class in _TABLES}
         self._shown: dict[int, str] = {}
         self._doubts: dict[int, tuple[str, int]] = {}
 
@@ -39,7 +43,7 @@ class Effective:
         return stored if stored in _LOW else self._shown.get(layer) if stored == "float32" else None
 
     def _learn(self, layer: int, nonzero: int, below_bfloat16: int, below_float16: int) -> None:
-        if nonzero < ENOUGH:
+        if nonzero < ENOUGH or (layer in self._tables and not below_float16):
             return
         if below_float16:
             self._shown[layer] = "float32"

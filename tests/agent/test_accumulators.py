@@ -78,6 +78,19 @@ def test_float32_in_name_only_is_told_by_its_low_bits(collector: Recorded, dtype
     assert told == dict.fromkeys(NAMES, (None, "float32", str(dtype).removeprefix("torch.")))
 
 
+def test_rows_of_an_embedding_that_were_met_once_are_no_sums(collector: Recorded) -> None:
+    torch.manual_seed(0)
+    model = nn.Embedding(64, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="accumulators"):
+        for _ in range(AGREEING + 1):
+            for rows in torch.arange(64).split(32):
+                (model(rows).bfloat16() * torch.randn(32, 8).bfloat16()).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert collector.accumulators() == {"weight": (None, "float32", None)}
+
+
 def test_one_micro_step_shows_nothing_of_a_sum(collector: Recorded) -> None:
     """Under autocast its gradient is a number of bfloat16, and nothing was lost by that."""
     model = mlp()
