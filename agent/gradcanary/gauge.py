@@ -45,10 +45,6 @@ class Gauge:
         parameter = self.references[position]()
         return None if parameter is None else accumulator(parameter)
 
-    def has_main_grad(self, position: int | None) -> bool:
-        """Say whether a layer's gradients are added to a tensor of a framework's own as they come."""
-        return position is not None and hasattr(self.references[position](), "main_grad")
-
     def forget(self, window: Window, *, was_sampled: bool) -> None:
         """Let go of a window; of one that was not sampled, remember for the next sample which layers took part."""
         if was_sampled:

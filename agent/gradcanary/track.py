@@ -117,7 +117,7 @@ class Track:
         window, sentinel = self.window, self._sentinel
         if not window.begun:
             return False
-        if self.gauge.observed or self.gauge.has_main_grad(sentinel.layer):  # cleared whenever the loop likes
+        if self.gauge.observed:  # whose loops clear gradients whenever they like
             return window.stepped or bool(window.summed) or self.was_updated()
         change = NEW
         if sentinel.layer is not None:

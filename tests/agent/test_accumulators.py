@@ -1,6 +1,7 @@
 """What accumulators are declared to be, are, and show that they are: side by side, from real sums."""
 
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -194,9 +195,9 @@ def test_what_was_set_on_a_parameter_is_declared(collector: Recorded) -> None:
 
 
 class DistributedDataParallel(nn.Module):
-    """Stands in for Megatron's: its name, its ``ddp_config``, and ``main_grad`` on each parameter.
+    """Stands in for Megatron's, which needs GPUs: its name, its ``ddp_config``, and ``main_grad`` on each parameter.
 
-    Its hooks add each gradient to ``main_grad`` and let go of it, as Megatron's do; Megatron itself needs GPUs.
+    These are parts of one buffer. Hooks on the nodes that accumulate add each gradient to them and let go of it.
     """
 
     __module__ = "megatron.core.distributed.distributed_data_parallel"
@@ -205,16 +206,22 @@ class DistributedDataParallel(nn.Module):
         super().__init__()
         self.module = module
         self.ddp_config = SimpleNamespace(grad_reduce_in_fp32=grad_reduce_in_fp32)
-        for parameter in module.parameters():
-            dtype = torch.float32 if grad_reduce_in_fp32 else parameter.dtype
-            parameter.main_grad = torch.zeros_like(parameter, dtype=dtype)
-            parameter.register_post_accumulate_grad_hook(self._add)
+        self.nodes: list[torch.autograd.graph.Node] = []
+        parameters = list(module.parameters())
+        dtype = torch.float32 if grad_reduce_in_fp32 else parameters[0].dtype
+        self.grad_data = torch.zeros(sum(each.numel() for each in parameters), dtype=dtype)
+        parts = self.grad_data.split([each.numel() for each in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.main_grad = part.view_as(parameter)
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+            node.register_hook(partial(self._add, parameter))
+            self.nodes.append(node)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.module(x)
 
     @staticmethod
-    def _add(parameter: torch.Tensor) -> None:
+    def _add(parameter: torch.Tensor, *_gradients: object) -> None:
         parameter.main_grad.add_(parameter.grad)
         parameter.grad = None
 
@@ -239,8 +246,7 @@ def test_gradients_of_megatron_are_those_in_main_grad(collector: Recorded, in_fp
                 parameter.grad = parameter.main_grad.to(parameter.dtype)
             optimizer.step()
             optimizer.zero_grad()
-            for each in sums.values():
-                each.zero_()
+            model.grad_data.zero_()
     assert [collector.stat("absmax")[step] for step in range(5)] == [pytest.approx(each) for each in expected]
     assert collector.per_step("micro_steps") == [3] * 5
     dtypes = ("float32", "float32", "float32") if in_fp32 else (None, "bfloat16", "bfloat16")
