@@ -43,6 +43,9 @@ class Hooks:
         self._takes_any = False
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._guesses: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._guessed_in = -1
+        self._wrong_guesses: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._main: Callable[[], Optimizer | None] = lambda: None
@@ -120,8 +123,9 @@ class Hooks:
             if self.before_first_step is not None:
                 begin, self.before_first_step = self.before_first_step, None
                 begin()
-            self._add([optimizer, *self._companions(optimizer)])
-        if self._is_changed(optimizer):
+            self._guesses.update(companions := self._companions(optimizer))
+            self._add([optimizer, *companions])
+        if self._has_wrong_guesses() | self._is_changed(optimizer):
             self._follow()
         else:
             self._count_unfrozen()
@@ -170,8 +174,21 @@ class Hooks:
         """Return the optimizers that come with one that steps inside a backward pass: there each layer has its own."""
         if not self.observer.has_callbacks or engine.current_pass() < 0:
             return ()
+        self._guessed_in = engine.current_pass()
         others = [found for found in living(Optimizer) if found is not optimizer and not self.follows(found)]
-        return [found for found in others if self._is_ours(found) and any(map(_is_hooked, _parameters(found)))]
+        able = [found for found in others if found not in self._wrong_guesses and self._is_ours(found)]
+        return [found for found in able if any(map(_is_hooked, _parameters(found)))]
+
+    def _has_wrong_guesses(self) -> bool:
+        """After that pass no more follow those that did not step in it, as what an earlier training has left."""
+        if not self._guesses or engine.current_pass() == self._guessed_in:
+            return False
+        wrong = [guess for guess in self._guesses if guess not in self._steps_of]
+        self._wrong_guesses.update(wrong)
+        self._guesses.clear()
+        for guess in wrong:
+            self._optimizers.pop(id(guess), None)
+        return bool(wrong)
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
         """Say whether an optimizer that nobody named belongs here: a wrapper hides the one that steps, for example."""

@@ -154,6 +154,11 @@ class Observer:
 
     # -- what the tracks ask -------------------------------------------------------------------------------------
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one track."""
+        return len(self._tracks) == 1
+
     def is_sampled(self, track: Track) -> bool:
         """Say whether the step that a track's window is recorded under is one that is sampled."""
         return self.layers is not None and self.step_of(track) % self.settings.interval == 0
@@ -197,8 +202,8 @@ class Observer:
         if not self.graphs.stepped:
             return
         self.graphs.stepped = False
-        self.tell(facts.COMPILED_STEP if len(self._tracks) == 1 else facts.COMPILED_STEPS)
-        if len(self._tracks) != 1:
+        self.tell(facts.COMPILED_STEP if self.is_alone else facts.COMPILED_STEPS)
+        if not self.is_alone:
             let_go(self._tracks.values())
             self.layers, self._tracks, self._leading = None, {}, None
             self.logged.clear()
@@ -246,8 +251,8 @@ class Observer:
         if not track.window.begun:
             track.begin_window()
             if is_leading:
-                is_alone = is_first or len(self._tracks) == 1
-                track.window.losses = self.calls.take_all() if is_alone else self.calls.take()[0]
+                takes_all = is_first or self.is_alone
+                track.window.losses = self.calls.take_all() if takes_all else self.calls.take()[0]
         if is_leading:
             track.window.calls = self.calls.forget()
             if is_first:  # its layers get their hooks only now; a pass that it steps in is still to be counted
@@ -286,13 +291,10 @@ class Observer:
         self._find_origin(even_unknown=True)
         is_sampled = self.step % self.settings.interval == 0
         self.samples += is_sampled
-        self.put(self._record(track, self.layers))
+        samples = self._parts.joined(track, self._tracks.values(), is_sampled=is_sampled)
+        skipped = track.why_skipped() if self.has_optimizer() else NOT_SKIPPED
+        logged, self.logged = self.logged, []
+        self.put(record_of(self, self.layers, track.window, samples, skipped, logged))
         self.step += 1
         self._parts.go_on()
         track.renew_window(was_sampled=is_sampled)
-
-    def _record(self, track: Track, layers: Layers) -> Record:
-        logged, self.logged = self.logged, []
-        samples = self._parts.joined(track, self._tracks.values())
-        skipped = track.why_skipped() if self.has_optimizer() else NOT_SKIPPED
-        return record_of(self, layers, track.window, samples, skipped, logged)

@@ -33,11 +33,15 @@ class Parts:
         """Turn to the next record."""
         self._present, self._early = self._early, {}
 
-    def joined(self, leading: Track, tracks: Collection[Track]) -> list[Sample]:
-        """Return the samples of all optimizers, the main one's first; none where that has none."""
-        if leading.window.sample is None:
+    def joined(self, leading: Track, tracks: Collection[Track], *, is_sampled: bool) -> list[Sample]:
+        """Return the samples of all optimizers, the main one's first, with nothing known of those that have none.
+
+        None at all at a step that is not sampled.
+        """
+        if not is_sampled:
             return []
-        found = [replace(leading.window.sample, layers=leading.gauge.layers)]
+        sample = leading.window.sample or not_sampled(leading.gauge.layers, leading.gauge.references)
+        found = [replace(sample, layers=leading.gauge.layers)]
         for track in (each for each in tracks if each is not leading):
             part = self._present.get(track) or not_sampled(track.gauge.layers, track.gauge.references)
             found.append(replace(part, layers=track.gauge.layers))

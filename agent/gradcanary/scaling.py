@@ -36,6 +36,7 @@ class Scaling:
         self._found: list[weakref.ref[Any]] | None = None
         self._mine: weakref.ref[Any] | None = None
         self._is_settled = False
+        self._before: list[tuple[weakref.ref[Any], object, Tensor]] = []
 
     def search(self, scalers: Scalers, step: int) -> None:
         """Look for scalers; the first call may cost a pass over all objects, later ones nothing."""
@@ -54,6 +55,25 @@ class Scaling:
         self._mine = weakref.ref(ours[0]) if len(ours) == 1 else None
         self._is_settled = True
         return self._mine is not None
+
+    def begin(self) -> tuple[Tensor | None, object]:
+        """Return the scale and the round in which a window begins; of several scalers they are remembered."""
+        used = [] if self._is_settled else self._used()
+        several = used if len(used) > 1 else []
+        self._before = [
+            (weakref.ref(each), getattr(each, "_per_optimizer_states", None), each._scale.clone())  # noqa: SLF001 -- as said above
+            for each in several
+        ]
+        return self.scale(), self.round()
+
+    def find_updated(self) -> tuple[Tensor, object] | None:
+        """Return scale and round in which the window began, of the one of several scalers that was updated since."""
+        changed = [each for each in self._before if getattr(each[0](), "_per_optimizer_states", each[1]) is not each[1]]
+        if len(changed) != 1:
+            return None
+        ((self._mine, round_, scale),) = changed
+        self._is_settled, self._before = True, []
+        return scale, round_
 
     def scale(self) -> Tensor | None:
         """Return a copy of the present scale: the one that the last backward pass was scaled with."""
@@ -74,8 +94,11 @@ class Scaling:
     def _current(self) -> Any:  # noqa: ANN401 -- three classes over the versions of torch
         if self._is_settled:
             return self._mine() if self._mine is not None else None
-        used = [scaler for scaler in self._living() if getattr(scaler, "_scale", None) is not None]
+        used = self._used()
         return used[0] if len(used) == 1 else None
+
+    def _used(self) -> list[Any]:
+        return [scaler for scaler in self._living() if getattr(scaler, "_scale", None) is not None]
 
     def _living(self) -> list[Any]:
         return [scaler for reference in self._found or () if (scaler := reference()) is not None]

@@ -129,13 +129,16 @@ class Track:
         return self.was_updated() or (window.micro_steps > 0 and (change == NEW or (change == TOUCHED and is_cleared)))
 
     def was_updated(self) -> bool:
-        """Say whether the GradScaler was updated since the window began."""
+        """Say whether the GradScaler was updated since the window began; of several that tells whose it is."""
+        if self._of.is_alone and (found := self.scaling.find_updated()) is not None:
+            self._set_scale(self.window, *found)
         return self.window.scaler_round is not None and self.scaling.round() is not self.window.scaler_round
 
     @property
     def is_complete(self) -> bool:
-        """Whether the window is one to record though no other begins: stepped, or summed where nobody steps."""
-        return self.window.stepped or (bool(self.window.summed) and not self._of.has_optimizer())
+        """Whether the window is one to record though no other begins: it had its step, or will not get one any more."""
+        is_summed = bool(self.window.summed) and not self._of.has_optimizer()
+        return self.window.stepped or self.was_updated() or is_summed
 
     def why_skipped(self) -> int:
         """Say who skipped the window's step, if somebody did."""
@@ -173,8 +176,7 @@ class Track:
         self.is_new, self.window.begun = False, True
         self.window.is_seen, self._missed_some = not self._missed_some, False
         self.window.steps_before = self._of.steps_taken
-        self.window.scaler_round = self.scaling.round()
-        self.window.loss_scale = self.scaling.scale()
+        self.window.loss_scale, self.window.scaler_round = self.scaling.begin()
 
     def was_paused(self) -> None:
         """Forget what was seen of the window; of one that is complete nothing was missed, maybe of the next one."""
@@ -198,8 +200,10 @@ class Track:
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Take what the moment before the step shows: a late sample, or the clip. A closure comes after this."""
         window = self.window
-        if not self.scaling.learn(optimizer):
-            self._unscale(window)
+        is_scaled = self.scaling.learn(optimizer)
+        if is_scaled != (window.loss_scale is not None):  # it was a guess, or one of several
+            # Until its update, which comes after the step, a scaler has the scale of the backward passes.
+            self._set_scale(window, self.scaling.scale(), self.scaling.round())
         window.stepping, window.has_closure, window.copies = True, has_closure, None
         if not has_closure:
             self._copy_weights()
@@ -220,11 +224,10 @@ class Track:
         self._of.guard.wrap("summing up in float32", self.gauge.shadow)(window, self._of.step_of(self) + 1)
 
     @staticmethod
-    def _unscale(window: Window) -> None:
-        """Take back a guess: the scaler that lives in this process is not of this training."""
-        window.loss_scale = window.scaler_round = None
+    def _set_scale(window: Window, scale: Tensor | None, scaler_round: object) -> None:
+        window.loss_scale, window.scaler_round = scale, scaler_round
         if window.sample is not None:
-            window.sample.scale = None
+            window.sample.scale = scale
 
     def _copy_weights(self) -> None:
         step = self._of.step_of(self) if self._of.is_sampled(self) else None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 KINDS = {
     "plain": {},
@@ -44,6 +45,16 @@ class Model(nn.Module):
         return self.last(torch.tanh(self.first(x)))
 
 
+class Called(TorchDispatchMode):
+    """Counts the operations that torch is asked for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: object, _types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
 def micro_steps(kind: str) -> int:
     return 1 if kind.startswith("static") else 3  # torch refuses no_sync() in the first pass of a static graph
 
@@ -69,12 +80,13 @@ def reference(model: nn.Module, kind: str, step: int) -> dict[str, float]:
     return {name: float(each.grad.norm()) for name, each in twin.named_parameters() if each.grad is not None}
 
 
-def train(rank: int, kind: str, url: str | None) -> tuple[nn.Module, list[dict[str, float]]]:
+def train(rank: int, kind: str, url: str | None) -> tuple[nn.Module, list[dict[str, float]], int]:
+    """Return the model, what the reference says of each step, and how many operations the steps took."""
     torch.manual_seed(0)
     model = Model(kind)
     wrapped = nn.parallel.DistributedDataParallel(model, **KINDS[kind])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    read, count = [], micro_steps(kind)
+    read, count, called = [], micro_steps(kind), Called()
     if kind == "nan-each":
         # Of each rank in another layer, and nothing flows from one to the other.
         part = model.first if rank == 0 else model.last
@@ -95,9 +107,10 @@ def train(rank: int, kind: str, url: str | None) -> tuple[nn.Module, list[dict[s
                         loss = loss * float("nan")
                     loss.backward()
             if all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.grad is not None):
-                optimizer.step()
+                with called:
+                    optimizer.step()
             optimizer.zero_grad()
-    return model, read
+    return model, read, called.count
 
 
 def main(rank: str, port: str, out: str, *urls: str) -> None:
@@ -106,8 +119,9 @@ def main(rank: str, port: str, out: str, *urls: str) -> None:
     distributed.init_process_group("gloo", rank=int(rank), world_size=RANKS)
     found = {}
     for kind, url in zip(KINDS, urls, strict=True):
-        bare, _ = train(int(rank), kind, None)
-        model, found[kind] = train(int(rank), kind, url)
+        bare, _, own = train(int(rank), kind, None)
+        model, found[kind], called = train(int(rank), kind, url)
+        assert (called > own) == (rank == "0"), "weights are copied and measured where they are sent"
         assert all(map(torch.equal, model.state_dict().values(), bare.state_dict().values())), kind
     if rank == "0":
         Path(out).write_text(json.dumps(found))

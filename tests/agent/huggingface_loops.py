@@ -4,7 +4,7 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from diffusers import UNet2DConditionModel
 from micro_gradients import BATCHES, EPOCHS, K, MicroGradients, launched, left_behind
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -34,6 +35,8 @@ class Trained:
     losses: list[float]
     """Of each micro-step, as the loop had it before dividing by K."""
     history: list[dict[str, Any]]
+    scales: list[float] = field(default_factory=list)
+    """Of each micro-step, before its backward pass."""
 
 
 def begin(given: str, collector: Recorded, *known: object) -> contextlib.AbstractContextManager[Any]:
@@ -128,11 +131,17 @@ def accelerate(
     task: tuple[nn.Module, Sequence[Any], LossOf],
     max_norm: float,
     kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Trained:
     """Train as Accelerate's documentation does; watched before or after it has prepared model and optimizer."""
     model, batches, loss_of = task
-    micro, losses = MicroGradients(model), []
-    accelerator = Accelerator(gradient_accumulation_steps=K, cpu=True)
+    micro, losses, scales = MicroGradients(model), [], []
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(
+        gradient_accumulation_steps=K, cpu=True, mixed_precision="no" if scaler is None else "fp16"
+    )
+    if scaler is not None:  # Accelerate makes one for devices other than the CPU only
+        accelerator.scaler, accelerator.native_amp = scaler, True
     optimizer = kind([each for each in model.parameters() if each.requires_grad], lr=1e-2)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     loader = torch.utils.data.DataLoader(batches, batch_size=None)
@@ -144,13 +153,19 @@ def accelerate(
                 with accelerator.accumulate(model):
                     loss = loss_of(model, batch)
                     losses.append(float(loss.detach()))
+                    scales += [] if scaler is None else [scaler.get_scale()]
                     accelerator.backward(loss)
                     if accelerator.sync_gradients:
                         accelerator.clip_grad_norm_(model.parameters(), max_norm)
                     optimizer.step()
                     schedule.step()
                     optimizer.zero_grad()
-    return Trained(left_behind(model, optimizer.optimizer), micro, losses, [])
+    return Trained(left_behind(model, optimizer.optimizer), micro, losses, [], scales)
+
+
+def scaler(exponent: int) -> torch.amp.GradScaler:
+    """Return one whose scale is soon too large."""
+    return torch.amp.GradScaler("cpu", init_scale=2.0**exponent, growth_interval=3)
 
 
 def net() -> tuple[nn.Module, Sequence[Any], LossOf]:

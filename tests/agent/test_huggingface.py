@@ -121,6 +121,38 @@ def test_accelerate(collector: Recorded, loops: ModuleType, given: str, kind: st
 
 
 @pytest.mark.loop(
+    'Accelerate: `mixed_precision="fp16"`',
+    late="short last windows, and the first one where `watch()` was given nothing",
+    caveat="values and loss are unscaled, overflows are skipped. Verified with a GradScaler of the CPU put in by "
+    "the test: there Accelerate itself trains in float32, and Lightning in bfloat16",
+)
+@pytest.mark.parametrize(("given", "exponent"), [("before", 20), ("prepared", 18), ("nothing", 18)])
+def test_accelerate_with_float16(collector: Recorded, loops: ModuleType, given: str, exponent: int) -> None:
+    """Some steps overflow, also the last one. Scalers of earlier trainings live on in the same process."""
+    trained, bare = (
+        loops.accelerate(each, collector, loops.net(), 0.53, scaler=loops.scaler(exponent))
+        for each in ("nobody", given)
+    )
+    assert trained.left == bare.left
+    windows, scales = trained.micro.windows(COUNTS), [trained.scales[first] for first in (0, 4, 8, 10, 14, 18)]
+    finite = [all(bool(each.isfinite().all()) for each in window.values()) for window in windows]
+    assert set(finite) == {True, False}
+    assert collector.steps() == list(range(6))
+    assert collector.per_step("micro_steps") == COUNTS
+    assert collector.per_step("skipped") == [int(not each) for each in finite]
+    late = CUT_SHORT | ({0} if given == "nothing" else set())
+    for step, (window, scale) in enumerate(zip(windows, scales, strict=True)):
+        norms = {name: float(each.norm()) / scale for name, each in window.items()}
+        if finite[step] and step not in late:
+            assert collector.stat("norm")[step] == pytest.approx(norms, rel=EXACT), step
+        found = set(collector.states()[step].values())
+        assert found == {"measured"} if finite[step] else found & {"nonfinite", "partial"}
+        assert ("partial" in found) == (not finite[step] and step in late), "there was no step to read it in"
+    assert collector.metric("scaler_scale") == dict(enumerate(scales))
+    assert collector.metric("loss") == pytest.approx(sums_of(trained.losses, COUNTS, K), rel=EXACT)
+
+
+@pytest.mark.loop(
     "diffusers: LoRA on a UNet",
     late="as of the loop around it",
     names="model's: `down_blocks.0.….to_q.lora_A.default.weight`",

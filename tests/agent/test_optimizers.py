@@ -267,6 +267,39 @@ def test_an_optimizer_per_layer_that_steps_inside_backward(
     assert len(searches) == 1
 
 
+def step_inside(model: nn.Module) -> dict[nn.Parameter, torch.optim.Optimizer]:
+    """Give each layer an optimizer that steps as soon as its gradient is there."""
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+    for parameter, optimizer in optimizers.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+    return optimizers
+
+
+@pytest.mark.loop("one optimizer per layer that steps inside backward")
+def test_optimizers_that_an_earlier_training_has_left_do_not_count(collector: Recorded) -> None:
+    """They hold each other by their hooks, so that they live until the garbage collector finds them."""
+    left = nn.Linear(64, 64)
+    step_inside(left)
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"used": nn.Linear(8, 4), "late": nn.Linear(8, 4)})
+    with gradcanary.watch(url=collector.url, run="left"):
+        kept = step_inside(model)
+        for step in range(STEPS):
+            loss = sum(layer(torch.randn(8, 8)).square().mean() for layer in list(model.values())[: 1 + step // 3])
+            loss.backward()
+            model.zero_grad()
+    assert len(kept) == 4
+    assert collector.steps() == list(range(STEPS))
+    assert set(collector.per_step("micro_steps")) == {1}
+    measured = {
+        step: {n for n, state in each.items() if state == "measured"} for step, each in collector.states().items()
+    }
+    assert measured[2] == {"used.weight", "used.bias"}
+    assert measured[5] == {"used.weight", "used.bias", "late.weight", "late.bias"}
+    assert collector.states()[2].keys() == measured[2]
+    assert collector.states()[5].keys() == measured[5]
+
+
 @pytest.mark.loop("several optimizers: a GAN, two of one backward pass")
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scaler_and_two_optimizers(collector: Recorded, fused: bool) -> None:

@@ -341,7 +341,7 @@ def boom(*_: object, **__: object) -> None:
         "gauge.Gauge.sample",
         "gauge.Gauge.copy_weights",
         "gauge.changes",
-        "observer.Observer._record",
+        "observer.record_of",
         "observer.Observer.close",
         "hooks.discover",
         "hooks.Hooks.attach",
