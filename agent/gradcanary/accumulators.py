@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradcanary.statistics import Failed, refuse, told
+from gradcanary.statistics import Failed, refuse, spread, told
 
 PER_SAMPLE = 4
 OFTEN, RARELY = 3, 16
@@ -35,7 +35,7 @@ def low_bits(gradients: Mapping[int, Tensor], failed: Failed = refuse) -> list[t
     Of the elements looked at they count those that are not zero, that have bits which bfloat16 has not, and that have
     bits which float16 has not.
     """
-    parts = {layer: part for layer, gradient in gradients.items() if (part := _part(gradient)) is not None}
+    parts = {layer: part for layer, gradient in gradients.items() if (part := spread(gradient, ELEMENTS)) is not None}
     devices: dict[torch.device, list[int]] = {}
     for layer, part in parts.items():
         devices.setdefault(part.device, []).append(layer)
@@ -55,23 +55,6 @@ def whose_turn(number: int, layers: int) -> range:
             return range(0)
     first = number % max(turns, 1) * PER_SAMPLE
     return range(first, min(first + PER_SAMPLE, layers))
-
-
-def _part(gradient: Tensor) -> Tensor | None:
-    """Return up to 1,024 elements of a gradient, from all over it; None of a sparse one, and where it
-    takes a copy of all of them."""
-    gradient = gradient.detach()
-    if gradient.layout is not torch.strided:
-        return None
-    if gradient.numel() <= ELEMENTS:
-        return gradient.reshape(-1)
-    strides = gradient.stride()
-    by_stride = sorted(range(gradient.dim()), key=lambda dim: -strides[dim])
-    if not gradient.permute(by_stride).is_contiguous():
-        return None
-    # An odd stride: an even one would meet the same columns of a matrix again and again.
-    stride = -(-gradient.numel() // ELEMENTS) | 1
-    return gradient.as_strided((gradient.numel() // stride,), (stride,), gradient.storage_offset())
 
 
 def _counts(parts: Sequence[Tensor]) -> Tensor:

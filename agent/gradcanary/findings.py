@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gradcanary import shadows
-from gradcanary.records import MEASURED, PARTIAL, Sample, scale_of
+from gradcanary.records import MEASURED, PARTIAL, Sample, number_of, scale_of
 from gradcanary.statistics import Failed, not_finite, read
 
 
@@ -26,6 +26,7 @@ class Findings:
         self.own_faults: list[int] = []
         self.bits: list[tuple[list[int], Tensor]] = []
         self.losses: dict[int, tuple[float, float]] = {}
+        self.frozen: dict[int, float] = {}
 
     def add(self, sample: Sample, failed: Failed) -> None:
         """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
@@ -41,6 +42,7 @@ class Findings:
         self.own_faults += [sample.layers[place] for place in not_finite(sample.own, failed)]
         losses = {sample.layers[place]: shadows.read(factors) for place, factors in sample.losses.items()}
         self.losses.update({layer: loss for layer, loss in losses.items() if loss is not None})
+        self.frozen.update({sample.layers[place]: number_of(share) for place, share in sample.frozen.items()})
         self.bits += [([sample.layers[place] for place in places], counts) for places, counts in sample.bits]
         for place, layer in enumerate(sample.layers):
             is_lost = sample.states[place] == MEASURED and place not in numbers.absmax

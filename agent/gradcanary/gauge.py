@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gradcanary import engine
 from gradcanary.accumulators import accumulator
+from gradcanary.frozen import Frozen
 from gradcanary.records import Probe, Sample
 from gradcanary.sampling import References, add_buffer, is_capturing, take_sample
 from gradcanary.shadows import Shadows, is_due
@@ -33,6 +34,7 @@ class Gauge:
         self.references = references
         self.observed: set[int] = set()
         self.shadows = Shadows(observer.guard.wrap)
+        self.frozen = Frozen()
         self._of = observer
         self._earlier = [0] * len(layers)
 
@@ -149,6 +151,13 @@ class Gauge:
             return
         turn = whose_turn(step, len(self._of.layers or ()))
         window.copies = copies_of(turn, self.layers, self.references, place.owned(self.layers))
+
+    def look_for_frozen(self, window: Window, step: int) -> None:
+        """After a step, put the share of weights that have not moved for a while into the window's sample."""
+        place = self._of.place
+        if window.sample is not None and not place.is_silent and not is_capturing():
+            owned = place.owned(self.layers)
+            window.sample.frozen = self.frozen.turn(step, self._of.settings.interval, self.references, owned)
 
     def shadow(self, window: Window, next_step: int) -> None:
         """After a step, see to it that what the next window's sums lose can be told, where that is its turn.

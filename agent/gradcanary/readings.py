@@ -184,6 +184,7 @@ class Reader:
         self._add_counts(row, found, bad)
         _add_moved(row, found)
         _add_losses(row, found)
+        _add_some(row, "frozen_fraction", None, found.frozen)
         _add_clip(record, found, row)
         self.wishes = self._next_wishes(absmax, norm, states, row.layer_set)
 

@@ -30,7 +30,8 @@ class Sample:
     ``is_joint`` tells whether they came out of the main optimizer's backward passes; ``moved`` holds what
     :func:`gradcanary.weights.changes` found of some layers, by position; ``own`` the bounds that their gradients had in
     this process, before a reduction; ``bits`` what :func:`gradcanary.accumulators.low_bits` counted, ``losses`` what
-    :meth:`gradcanary.shadows.Shadows.losses` found of some layers, by position.
+    :meth:`gradcanary.shadows.Shadows.losses` found of some layers, by position, ``frozen`` the share of weights that
+    :class:`gradcanary.frozen.Frozen` found unmoved.
     """
 
     layers: Sequence[int]
@@ -44,6 +45,7 @@ class Sample:
     own: list[tuple[list[int], Tensor]] = field(default_factory=list)
     bits: list[tuple[list[int], Tensor]] = field(default_factory=list)
     losses: dict[int, Tensor] = field(default_factory=dict)
+    frozen: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass

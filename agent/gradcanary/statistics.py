@@ -145,6 +145,23 @@ def norm_of(gradient: Tensor, *, is_wide: bool = False) -> Tensor:
         return _norms([_real(_dense(gradient))], [is_wide])[0]
 
 
+def spread(tensor: Tensor, most: int) -> Tensor | None:
+    """Return up to ``most`` elements from all over a tensor, as a view; None of a sparse one, and where only a copy of
+    all elements would lie in a row."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        return None
+    if tensor.numel() <= most:
+        return tensor.reshape(-1)
+    strides = tensor.stride()
+    by_stride = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+    if not tensor.permute(by_stride).is_contiguous():
+        return None
+    # An odd stride: an even one would meet the same columns of a matrix again and again.
+    stride = -(-tensor.numel() // most) | 1
+    return tensor.as_strided((tensor.numel() // stride,), (stride,), tensor.storage_offset())
+
+
 def scaled_norm(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return two factors of an L2 norm, and use up the values: squares of small float32 numbers would be nothing."""
     largest = _absmax(values).clamp_min(_TINY)

@@ -221,7 +221,9 @@ class Track:
         if self._sentinel.layer is not None:
             self._sentinel.mark(self._sentinel.layer, self.gauge.gradient(self._sentinel.layer))
         self._of.guard.wrap("measuring how far weights moved", self.gauge.compare_weights)(window)
-        self._of.guard.wrap("summing up in float32", self.gauge.shadow)(window, self._of.step_of(self) + 1)
+        step = self._of.step_of(self)
+        self._of.guard.wrap("comparing weights", self.gauge.look_for_frozen)(window, step)
+        self._of.guard.wrap("summing up in float32", self.gauge.shadow)(window, step + 1)
 
     @staticmethod
     def _set_scale(window: Window, scale: Tensor | None, scaler_round: object) -> None:
