@@ -43,6 +43,13 @@ COMPILED_STEPS = wire.Fact(
     "watch(model, optimizer) follows one; an optimizer.step() outside of torch.compile is always seen.",
     layers=(),
 )
+NO_SCALER = wire.Fact(
+    code="fp16_without_scaler",
+    text="Gradients are in float16, where what is under 6e-8 is zero, and no GradScaler was found that steps this "
+    "optimizer: small gradients are lost unless the loop scales its loss itself. torch.amp.GradScaler does that; "
+    "bfloat16 and float32 do not need it.",
+    layers=(),
+)
 
 
 def of_layers(layer_set: wire.LayerSet) -> tuple[wire.Fact, ...]:

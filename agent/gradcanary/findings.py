@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from gradcanary import shadows
+from gradcanary import shadows, wire
+from gradcanary.forecasts import Forecast, fact_of
 from gradcanary.records import MEASURED, PARTIAL, Sample, number_of, scale_of
 from gradcanary.statistics import Failed, not_finite, read
 
@@ -27,6 +30,12 @@ class Findings:
         self.bits: list[tuple[list[int], Tensor]] = []
         self.losses: dict[int, tuple[float, float]] = {}
         self.frozen: dict[int, float] = {}
+        self.forecasts: list[tuple[Forecast, Sequence[int]]] = []
+
+    def facts(self, layers: Sequence[wire.Layer], step: int) -> list[wire.Fact]:
+        """Return what there is to say of forecasts; waits for them."""
+        told = (fact_of(each, [layers[number].name for number in numbers], step) for each, numbers in self.forecasts)
+        return [fact for fact in told if fact is not None]
 
     def add(self, sample: Sample, failed: Failed) -> None:
         """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
@@ -43,6 +52,7 @@ class Findings:
         losses = {sample.layers[place]: shadows.read(factors) for place, factors in sample.losses.items()}
         self.losses.update({layer: loss for layer, loss in losses.items() if loss is not None})
         self.frozen.update({sample.layers[place]: number_of(share) for place, share in sample.frozen.items()})
+        self.forecasts += [(forecast, sample.layers) for forecast in sample.forecasts]
         self.bits += [([sample.layers[place] for place in places], counts) for places, counts in sample.bits]
         for place, layer in enumerate(sample.layers):
             is_lost = sample.states[place] == MEASURED and place not in numbers.absmax

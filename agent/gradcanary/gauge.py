@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from gradcanary import engine
+from gradcanary import engine, facts
 from gradcanary.accumulators import accumulator
+from gradcanary.forecasts import AFTER, coarse_moments, forecasts
 from gradcanary.frozen import Frozen
 from gradcanary.records import Probe, Sample
 from gradcanary.sampling import References, add_buffer, is_capturing, take_sample
@@ -19,6 +20,8 @@ from gradcanary.weights import changes, copies_of, whose_turn
 from gradcanary.window import TOUCHED, Sentinel, Window
 
 if TYPE_CHECKING:
+    import torch
+
     from gradcanary.observer import Observer
 
 
@@ -35,6 +38,7 @@ class Gauge:
         self.observed: set[int] = set()
         self.shadows = Shadows(observer.guard.wrap)
         self.frozen = Frozen()
+        self._is_forecast = False
         self._of = observer
         self._earlier = [0] * len(layers)
 
@@ -158,6 +162,21 @@ class Gauge:
         if window.sample is not None and not place.is_silent and not is_capturing():
             owned = place.owned(self.layers)
             window.sample.frozen = self.frozen.turn(step, self._of.settings.interval, self.references, owned)
+
+    def forecast(self, window: Window, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Before a step, once: say what will go wrong with weights or moments of low precision."""
+        of = self._of
+        if self._is_forecast or window.sample is None or of.origin is None or step - of.origin.first_step < AFTER:
+            return
+        if of.layers is None or of.place.is_silent or is_capturing():
+            return
+        self._is_forecast = True
+        named = zip(self.layers, self.references, strict=True)
+        names = {id(each()): of.layers.layer_set.layers[layer].name for layer, each in named}
+        of.facts += [fact for fact in coarse_moments(optimizer, names) if fact not in of.facts]
+        window.sample.forecasts = forecasts(optimizer, self.references)
+        if "float16" in window.sample.dtypes and window.loss_scale is None and window.sample.scale is None:
+            of.tell(facts.NO_SCALER)
 
     def shadow(self, window: Window, next_step: int) -> None:
         """After a step, see to it that what the next window's sums lose can be told, where that is its turn.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -46,8 +47,12 @@ class Greeting:
         """Whether the collector does not know what we know."""
         return self._said is None or self.hello() != self._said
 
-    def learn(self, observer: Observer, measured: Layers | None) -> None:
-        """Take over what the training thread has found out; ``measured`` are layers that a batch will be about."""
+    def learn(self, observer: Observer, measured: Layers | None, read: Sequence[wire.Fact] = ()) -> None:
+        """Take over what the training thread has found out, and what was ``read`` of its numbers.
+
+        ``measured`` are layers that a batch will be about.
+        """
+        self._findings += tuple(fact for fact in read if fact not in self._findings)
         origin, layers, self._facts = observer.origin, observer.layers, tuple(observer.facts)
         if origin is not None and self._first_step is None:
             self._first_step, self._step_source, self._optimizer = origin.first_step, origin.source, origin.optimizer

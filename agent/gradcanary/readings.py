@@ -113,6 +113,7 @@ class Reader:
         self._watched: dict[int, int] = {}
         self._effective = Effective(None)
         self.wishes = Wishes()
+        self.facts: list[wire.Fact] = []
 
     def read(self, record: Record) -> Row:
         """Return the record's numbers; waits for its tensors."""
@@ -186,6 +187,7 @@ class Reader:
         _add_losses(row, found)
         _add_some(row, "frozen_fraction", None, found.frozen)
         _add_clip(record, found, row)
+        self.facts += found.facts(row.layer_set.layers, record.step)
         self.wishes = self._next_wishes(absmax, norm, states, row.layer_set)
 
     def _accumulators(self, record: Record, found: Findings, bad: Collection[int]) -> tuple[Dtypes | None, ...]:

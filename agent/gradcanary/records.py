@@ -12,6 +12,7 @@ from gradcanary import wire
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gradcanary.forecasts import Forecast
     from gradcanary.frameworks import Loop
     from gradcanary.layers import Layers
     from gradcanary.statistics import Measured
@@ -31,7 +32,7 @@ class Sample:
     :func:`gradcanary.weights.changes` found of some layers, by position; ``own`` the bounds that their gradients had in
     this process, before a reduction; ``bits`` what :func:`gradcanary.accumulators.low_bits` counted, ``losses`` what
     :meth:`gradcanary.shadows.Shadows.losses` found of some layers, by position, ``frozen`` the share of weights that
-    :class:`gradcanary.frozen.Frozen` found unmoved.
+    :class:`gradcanary.frozen.Frozen` found unmoved, ``forecasts`` what :mod:`gradcanary.forecasts` foresees.
     """
 
     layers: Sequence[int]
@@ -46,6 +47,7 @@ class Sample:
     bits: list[tuple[list[int], Tensor]] = field(default_factory=list)
     losses: dict[int, Tensor] = field(default_factory=dict)
     frozen: dict[int, Tensor] = field(default_factory=dict)
+    forecasts: list[Forecast] = field(default_factory=list)
 
 
 @dataclass

@@ -185,7 +185,7 @@ class Sender:
                 continue
             self._observer.wishes = self._reader.wishes
             self._step = row.step
-            self._greeting.learn(self._observer, record.layers)
+            self._greeting.learn(self._observer, record.layers, self._reader.facts)
             told: Row | None = own_faults(row) if record.is_silent else row
             if told is not None and not self._delivery.is_over:
                 self._outbox.add(told)

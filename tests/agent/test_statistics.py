@@ -11,10 +11,15 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradcanary import wire
+from gradcanary.accumulators import low_bits
+from gradcanary.forecasts import forecasts
+from gradcanary.frozen import Frozen
+from gradcanary.guard import Guard
 from gradcanary.layers import Layers
 from gradcanary.readings import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader, Row
 from gradcanary.records import MEASURED, NONFINITE, PARTIAL, ZERO, Probe, Record
 from gradcanary.sampling import take_sample
+from gradcanary.shadows import Shadows
 from gradcanary.statistics import measure, norm_of, read, readable, refuse
 from gradcanary.window import NEW, SAME, TOUCHED, Sentinel
 
@@ -40,7 +45,7 @@ def record_of(
     gradients: list[torch.Tensor], *, scale: float | None = None, reader: Reader | None = None, **known: object
 ) -> Record:
     """Return the record of a window with these gradients, sampled as the reader wishes."""
-    parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in gradients]
+    parameters = [torch.torch.nn.Parameter(torch.zeros_like(each)) for each in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     layers = layers_of(parameters)
@@ -146,6 +151,28 @@ def test_sampling_makes_no_tensor_of_numbers() -> None:
         measured = measure(gradients, list(gradients), list(gradients), wide=[0])
         measured.add(measure({3: torch.zeros(4, device="cpu")}, [3]))
     assert read(measured).zeros == {0: 0, 1: 0, 2: 2, 3: 4}
+
+
+def test_what_is_measured_of_low_precision_makes_no_tensor_of_numbers() -> None:
+    weights = [
+        torch.nn.Parameter(torch.ones(3000, dtype=torch.bfloat16)),
+        torch.nn.Parameter(torch.ones(4, dtype=torch.float16)),
+    ]
+    optimizer, references = torch.optim.AdamW(weights), [weakref.ref(each) for each in weights]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    shadows, frozen = Shadows(Guard().wrap), Frozen()
+    shadows.begin(references, 0)
+    for _ in range(2):
+        for weight in weights:
+            (weight * 2).sum().backward()
+    frozen.turn(0, 1, references, None)
+    with torch.device("meta"), NoTensorOfNumbers():
+        assert low_bits({0: torch.ones(3000, device="cpu")})
+        assert len(shadows.losses([2, 2], lambda place: weights[place].grad)) == 2
+        assert len(frozen.turn(50, 1, references, None)) == 2
+        assert len(forecasts(optimizer, references)) == 2
 
 
 def test_what_can_be_measured() -> None:
@@ -254,7 +281,7 @@ def test_a_fused_optimizer_says_through_found_inf_that_it_skipped() -> None:
 
 
 def test_the_sentinel_tells_added_from_written_from_new() -> None:
-    weight = torch.nn.Parameter(torch.ones(3))
+    weight = torch.torch.nn.Parameter(torch.ones(3))
     sentinel = Sentinel()
     assert sentinel.change(None) == NEW
     weight.sum().backward()

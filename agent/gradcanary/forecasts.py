@@ -1,0 +1,111 @@
+"""What can be said before it shows: weights too coarse for their learning rate, optimizer states too coarse to decay.
+
+Looked at once, fifty steps after a watch began to follow an optimizer. Optimizers of Adam's kind change a weight by
+about the learning rate; a weight w in bfloat16 lies 2^(e-7) from its neighbour, where 2^e <= |w| < 2^(e+1), and stays
+where it is when it is changed by less than half of that. The same holds of what decays by less than half a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradcanary import wire
+from gradcanary.frozen import ELEMENTS
+from gradcanary.shards import local
+from gradcanary.statistics import spread
+from gradcanary.weights import References
+
+AFTER = 50
+MOST_LAYERS = 64
+BITS = {torch.bfloat16: 8, torch.float16: 11}
+"""Of a significand, with the one that is not stored."""
+
+_SUBNORMAL = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
+_SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf")
+
+
+@dataclass
+class Forecast:
+    """The share of elements, per layer by position, that a step of the learning rate cannot move."""
+
+    dtype: str
+    learning_rate: float | Tensor
+    stuck: dict[int, Tensor]
+
+
+def forecasts(optimizer: torch.optim.Optimizer, references: References) -> list[Forecast]:
+    """Return a forecast for each group of an optimizer of Adam's kind that holds weights of low precision.
+
+    Kernels only, nothing is read. Of 64 layers of a group at most.
+    """
+    places = {id(parameter): place for place, each in enumerate(references) if (parameter := each()) is not None}
+    found = []
+    for group in optimizer.param_groups:
+        low = [p for p in group["params"] if p.dtype in BITS and _moments(optimizer, p) and id(p) in places]
+        for dtype in dict.fromkeys(parameter.dtype for parameter in low):
+            rate = group["lr"].detach().clone() if isinstance(group["lr"], Tensor) else group["lr"]
+            mine = [parameter for parameter in low if parameter.dtype is dtype]
+            some = mine[:: -(-len(mine) // MOST_LAYERS)]
+            stuck = {places[id(p)]: share for p in some if (share := stuck_share(p, rate)) is not None}
+            found.append(Forecast(str(dtype).removeprefix("torch."), rate, stuck))
+    return found
+
+
+def stuck_share(parameter: Tensor, change: float | Tensor) -> Tensor | None:
+    """Return the share of elements that stay as they are when they are changed by so much; None of none to look at."""
+    weight = local(parameter).detach()
+    part = spread(weight, ELEMENTS) if type(weight) is Tensor and weight.numel() else None
+    if part is None:
+        return None
+    exponents = torch.frexp(part.to(torch.float32)).exponent  # of |w| = m * 2^e with m from 1/2 to 1
+    distance = torch.exp2((exponents - BITS[weight.dtype]).to(torch.float32)).clamp_min(_SUBNORMAL[weight.dtype])
+    return ((distance / 2 > change) & (part != 0)).mean(dtype=torch.float32)
+
+
+def coarse_moments(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[wire.Fact]:
+    """Return what is to be said of second moments that cannot decay; ``names`` of the layers by id of the parameter."""
+    layers: dict[tuple[str, float], list[str]] = {}
+    for group in optimizer.param_groups:
+        decay = group["betas"][1] if "betas" in group else 0.999
+        for parameter in (parameter for parameter in group["params"] if id(parameter) in names):
+            for dtype in {moment.dtype for moment in _moments(optimizer, parameter)} & BITS.keys():
+                if 1 - decay < 2.0 ** -(BITS[dtype] + 1):
+                    layers.setdefault((str(dtype).removeprefix("torch."), decay), []).append(names[id(parameter)])
+    return [_coarse(dtype, decay, some, len(names)) for (dtype, decay), some in layers.items()]
+
+
+def fact_of(forecast: Forecast, names: Sequence[str], step: int) -> wire.Fact | None:
+    """Return what is to be said of a forecast, None where most weights can move; this waits for the device.
+
+    ``names`` are of the layers, by position.
+    """
+    shares = {names[place]: float(share) for place, share in forecast.stuck.items()}
+    stuck = {name: share for name, share in shares.items() if share >= 0.5}
+    if not stuck or not (rate := float(forecast.learning_rate)) > 0:
+        return None
+    mean = sum(stuck.values()) / len(stuck)
+    text = (
+        f"Weights in {forecast.dtype}, and a learning rate of {rate:.2g} at step {step}: a step changes a weight by "
+        f"about that, which is too little for {mean:.0%} of the elements of these layers to move at all. They need "
+        "float32 master weights (autocast over float32 parameters, or the framework's switch), however healthy their "
+        "gradients look."
+    )
+    return wire.Fact("low_precision_weights", text, tuple(stuck))
+
+
+def _moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> list[Tensor]:
+    state = optimizer.state.get(parameter, {})
+    return [state[key] for key in _SECOND_MOMENTS if isinstance(state.get(key), Tensor)]
+
+
+def _coarse(dtype: str, decay: float, layers: Sequence[str], of: int) -> wire.Fact:
+    text = (
+        f"The optimizer keeps its second moments in {dtype}: what a step takes away of one at a beta of {decay:g} is "
+        "less than half the distance to the next number. So they rise with large gradients and never come down again, "
+        "and steps stay smaller than they should be. They belong in float32."
+    )
+    return wire.Fact("low_precision_moments", text, () if len(layers) == of else tuple(layers))
