@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from gradcanary import engine, facts, wire
+from gradcanary import facts, wire
 from gradcanary.buffers import Buffers
 from gradcanary.calls import Calls
 from gradcanary.compiled import Graphs
@@ -90,6 +90,8 @@ class Observer:
         self._catch_up()
         for track in self._tracks.values():
             track.forget_passes()
+        if self.paused and self._leading is not None and self._leading.pause.is_over():
+            self.look_again()
         if self.paused:
             self.calls.skip()
             return
@@ -105,7 +107,7 @@ class Observer:
         if track is None:
             return
         self._begin_stepping(track)
-        self._look_again()
+        self.look_again()
         track.step_begins(optimizer, has_closure=has_closure)
         if track is self._leading:
             track.window.lr = learning_rates(self.optimizers())
@@ -137,9 +139,18 @@ class Observer:
         let_go(self._tracks.values())
 
     def pause(self) -> None:
-        """Look away until the next step."""
+        """Look away until the next step; without an optimizer until a window ends that has not begun yet."""
         self._catch_up()  # a step before this moment is not the one that ends it
+        if self._leading is not None:
+            self._leading.look_away(is_again=self.paused)
         self.paused = True
+
+    def look_again(self) -> None:
+        """End the pause, if there is one."""
+        if self.paused:
+            self.paused = False
+            for track in self._tracks.values():
+                track.was_paused()
 
     def share(self) -> float:
         """Return the part of the time since the first window that the agent's hooks took, the counters left out."""
@@ -214,16 +225,10 @@ class Observer:
     def _note_step(self, leading: Track) -> None:
         if self.paused:
             self._begin_stepping(leading)
-            self._look_again()
+            self.look_again()
         if leading.window.begun and not leading.window.stepped:
             leading.window.calls = self.calls.forget()
             leading.step_ended()
-
-    def _look_again(self) -> None:
-        if self.paused:
-            self.paused = False
-            for track in self._tracks.values():
-                track.was_paused()
 
     # -- several optimizers --------------------------------------------------------------------------------------
 
@@ -256,7 +261,7 @@ class Observer:
         if is_leading:
             track.window.calls = self.calls.forget()
             if is_first:  # its layers get their hooks only now; a pass that it steps in is still to be counted
-                track.window.unseen = track.window.calls - (self._present_pass() >= 0)
+                track.window.unseen = track.window.calls - (track.present_pass() >= 0)
         self._find_origin(even_unknown=False)
 
     def _lay_down(self, track: Track) -> None:
@@ -269,14 +274,7 @@ class Observer:
 
     def _is_shared(self, track: Track) -> bool:
         """Say whether the track's window and the main optimizer's have a backward pass in common."""
-        leading = self._leading
-        if leading is None or track is leading:
-            return True
-        now = self._present_pass()
-        return (leading.window.stepped_in == now >= 0) or bool(leading.window.seen_in & track.window.seen_in)
-
-    def _present_pass(self) -> int:
-        return engine.current_pass() if self.has_callbacks else -1
+        return self._leading is None or track is self._leading or track.has_pass_of(self._leading)
 
     # -- records -------------------------------------------------------------------------------------------------
 

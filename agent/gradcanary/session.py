@@ -91,12 +91,14 @@ class Session:
             self.guard.say(f"of more than {MAX_LOGGED:,} numbers that were logged without a step the oldest are lost")
 
     def pause(self) -> None:
-        """Look away until the next step."""
+        """Look away for a while."""
         self.guard.wrap("pausing", self.observer.pause)()
 
     def observe(self, name: str, buffer: Tensor) -> None:
         """Read a buffer in place of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
         self.observer.buffers.check(name, tuple(buffer.shape))
+        if self.observer.paused:
+            self.guard.wrap("passing a buffer over", self.observer.buffers.pass_over)(name)
         if not self.observer.paused:
             self.guard.wrap("reading a buffer", self.observer.buffers.read)(name, buffer)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradcanary import engine
 from gradcanary.compiled import is_backward_traced
 from gradcanary.gauge import Gauge
+from gradcanary.pause import Pause
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
 from gradcanary.sampling import References
 from gradcanary.scaling import Scaling
@@ -41,6 +42,7 @@ class Track:
         self._passes_before = 0
         self._clears_in_place = False
         self._missed_some = False
+        self.pause = Pause(self.gauge, self._sentinel, observer.has_optimizer)
 
     def has(self, references: References) -> bool:
         """Say whether these are its layers. By identity: equal references compare their tensors."""
@@ -61,6 +63,7 @@ class Track:
                 return
             try:
                 if of.paused:
+                    self.pause.accumulated(position)
                     return
                 if has_callbacks:
                     if engine.current_pass() != self._pass:
@@ -138,7 +141,16 @@ class Track:
     def is_complete(self) -> bool:
         """Whether the window is one to record though no other begins: it had its step, or will not get one any more."""
         is_summed = bool(self.window.summed) and not self._of.has_optimizer()
-        return self.window.stepped or self.was_updated() or is_summed
+        return self.window.stepped or self.was_updated() or is_summed or self.pause.is_cleared(self.window)
+
+    def present_pass(self) -> int:
+        """Return the number of the present backward pass, -1 outside of one or where nobody knows it."""
+        return engine.current_pass() if self._of.has_callbacks else -1
+
+    def has_pass_of(self, other: Track) -> bool:
+        """Say whether the windows of both have a backward pass in common."""
+        is_present = other.window.stepped_in == self.present_pass() >= 0
+        return is_present or bool(other.window.seen_in & self.window.seen_in)
 
     def why_skipped(self) -> int:
         """Say who skipped the window's step, if somebody did."""
@@ -178,8 +190,15 @@ class Track:
         self.window.steps_before = self._of.steps_taken
         self.window.loss_scale, self.window.scaler_round = self.scaling.begin()
 
+    def look_away(self, *, is_again: bool) -> None:
+        """Begin a pause; a window whose gradients were cleared already is not of it."""
+        if self.pause.is_cleared(self.window) and not is_again:
+            self._of.window_ended(self)
+        self.pause.begin()
+
     def was_paused(self) -> None:
         """Forget what was seen of the window; of one that is complete nothing was missed, maybe of the next one."""
+        self.pause.end(self.window)
         if self.window.stepped:
             self._missed_some = True
         else:
@@ -218,7 +237,7 @@ class Track:
         if window.has_closure and self._of.is_sampled(self):
             self._complete(window, "post_clip", None)
         window.stepping, window.stepped = False, True
-        window.stepped_in = engine.current_pass() if self._of.has_callbacks else -1
+        window.stepped_in = self.present_pass()
         if self._sentinel.layer is not None:
             self._sentinel.mark(self._sentinel.layer, self.gauge.gradient(self._sentinel.layer))
         self._of.guard.wrap("measuring how far weights moved", self.gauge.compare_weights)(window)

@@ -166,7 +166,10 @@ class Watch:
             self._session.observe(name, tensor)
 
     def pause(self) -> None:
-        """Look away until the next step, as in an evaluation with ``backward()``: its K is 0, it has no loss."""
+        """Look away until the next step, as in an evaluation with ``backward()``: its K is 0, it has no loss.
+
+        Without an optimizer, until the gradients that are made meanwhile are cleared, or the sums of them complete.
+        """
         self._session.pause()
 
     def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:

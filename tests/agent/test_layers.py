@@ -175,6 +175,51 @@ def test_a_twin_that_is_not_trained_is_no_layer(collector: Recorded, twin: str, 
     assert {state for states in collector.states().values() for state in states.values()} == {"measured"}
 
 
+class Container(nn.Module):
+    """Holds what is trained and a copy of it that follows, frozen or not, plain or by torch's own class."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = Block()
+        self.ema = torch.optim.swa_utils.AveragedModel(self.model) if kind == "averaged" else copy.deepcopy(self.model)
+        self.ema.requires_grad_(requires_grad=kind != "frozen")
+
+    def follow(self) -> None:
+        if isinstance(self.ema, torch.optim.swa_utils.AveragedModel):
+            self.ema.update_parameters(self.model)
+            return
+        with torch.no_grad():
+            for mine, other in zip(self.ema.parameters(), self.model.parameters(), strict=True):
+                mine.lerp_(other, 0.1)
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["optimizer given", "found"])
+@pytest.mark.parametrize("kind", ["frozen", "copied", "averaged"])
+def test_a_container_of_a_model_and_its_average(collector: Recorded, kind: str, is_given: bool) -> None:
+    """The average is of no optimizer: its layers are none if it is frozen, else they have no gradient."""
+    both, read = Container(kind), []
+    optimizer = torch.optim.SGD(both.model.parameters(), lr=0.1)
+    with gradcanary.watch(both, *([optimizer] if is_given else []), url=collector.url, run="container"):
+        for _ in range(3):
+            both.model(torch.randn(2, 4)).square().mean().backward()
+            read.append({f"model.{n}": float(each.grad.double().norm()) for n, each in both.model.named_parameters()})
+            optimizer.step()
+            optimizer.zero_grad()
+            both.follow()
+    trained = [f"model.{name}" for name in BLOCK]
+    inner = "ema.module" if kind == "averaged" else "ema"
+    averaged = [] if kind == "frozen" else [f"{inner}.{name}" for name in BLOCK]
+    assert collector.names == trained + averaged
+    assert [layer["group"] for layer in collector.layers] == [0] * len(trained) + [None] * len(averaged)
+    for step, states in collector.states().items():
+        assert states == {**dict.fromkeys(trained, "measured"), **dict.fromkeys(averaged, "no_gradient")}
+        sent = {name: value for name, value in collector.stat("norm")[step].items() if name in trained}
+        assert sent == pytest.approx(read[step], rel=1e-6)
+    for ratios in collector.stat("update_ratio").values():
+        assert all((ratio == 0) == (name in averaged) for name, ratio in ratios.items()), "no step moves it"
+
+
 def test_include_and_exclude(collector: Recorded) -> None:
     model = nn.Sequential(Block(), Block())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,6 +1,6 @@
 """``Watch.pause()``: what happens meanwhile leaves no number behind, and what comes after it is right or not there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -18,6 +18,13 @@ def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
     with recording() as recorded:
         yield recorded
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def recorded() -> Iterator[Recorded]:
+    """Where the agent says on stderr that it knows of no optimizer."""
+    with recording() as found:
+        yield found
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:
@@ -64,6 +71,119 @@ def test_an_evaluation_that_runs_backward(collector: Recorded, paused_after: int
     assert collector.stat("norm") == {step: pytest.approx(each, rel=1e-6) for step, each in read.items()}
     assert collector.metric("loss") == pytest.approx(losses, rel=1e-6)
     assert sorted(collector.metric("total_norm")) == sorted(losses)  # post_clip promises none
+
+
+class ByHand:
+    """A model that is trained without an optimizer, and what was in its gradients at each update."""
+
+    def __init__(self, set_to_none: bool) -> None:
+        torch.manual_seed(0)
+        self.model, self.set_to_none = nn.Linear(8, 4), set_to_none
+        self.read: list[dict[str, float]] = []
+
+    def clear(self) -> None:
+        self.model.zero_grad(set_to_none=self.set_to_none)
+
+    def update(self) -> None:
+        self.read.append({name: float(each.grad.double().norm()) for name, each in self.model.named_parameters()})
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter -= 0.1 * parameter.grad
+
+    def sent(self, steps: Iterable[int]) -> dict[int, object]:
+        return {step: pytest.approx(self.read[step], rel=1e-6) for step in steps}
+
+
+@pytest.mark.loop("updates by hand, without an optimizer")
+@pytest.mark.parametrize("evaluations", [1, 2])
+@pytest.mark.parametrize("is_cleared_first", [True, False])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_without_an_optimizer_a_pause_ends_with_the_window_that_it_hides(
+    recorded: Recorded, set_to_none: bool, is_cleared_first: bool, evaluations: int
+) -> None:
+    """Each evaluation clears its gradients and is announced; where those of before are not cleared yet, nobody knows
+    that they are complete."""
+    by_hand = ByHand(set_to_none)
+    with gradcanary.watch(by_hand.model, url=recorded.url, run="hand") as watched:
+        for step in range(STEPS):
+            for _ in range(MICRO_STEPS):
+                loss_of(by_hand.model).backward()
+            by_hand.update()
+            if is_cleared_first or step != 2:
+                by_hand.clear()
+            for _ in range(evaluations if step == 2 else 0):
+                watched.pause()
+                by_hand.clear()
+                (100 * loss_of(by_hand.model)).backward()
+                by_hand.clear()
+    seen = [step for step in range(STEPS) if is_cleared_first or step != 2]
+    assert recorded.steps() == list(range(STEPS))
+    assert recorded.per_step("micro_steps") == [MICRO_STEPS * (step in seen) for step in range(STEPS)]
+    assert {step: recorded.stat("norm")[step] for step in seen} == by_hand.sent(seen)
+    assert sorted(recorded.metric("loss")) == seen
+    hidden = set(recorded.states()[2].values())
+    assert hidden == ({"measured"} if is_cleared_first else {"partial"})
+
+
+@pytest.mark.loop("updates by hand, without an optimizer")
+@pytest.mark.parametrize("paused_after", [1, 2])
+def test_without_an_optimizer_gradients_that_are_put_back_go_on(recorded: Recorded, paused_after: int) -> None:
+    by_hand = ByHand(set_to_none=True)
+    with gradcanary.watch(by_hand.model, url=recorded.url, run="back") as watched:
+        for step in range(STEPS):
+            for micro_step in range(MICRO_STEPS):
+                if (step, micro_step) == (3, paused_after):
+                    watched.pause()
+                    kept = [each.grad for each in by_hand.model.parameters()]
+                    by_hand.clear()
+                    loss_of(by_hand.model).backward()
+                    for parameter, gradient in zip(by_hand.model.parameters(), kept, strict=True):
+                        parameter.grad = gradient
+                loss_of(by_hand.model).backward()
+            by_hand.update()
+            by_hand.clear()
+    seen = [step for step in range(STEPS) if step != 3]
+    assert recorded.steps() == list(range(STEPS))
+    assert recorded.per_step("micro_steps") == [MICRO_STEPS * (step in seen) for step in range(STEPS)]
+    assert {step: recorded.stat("norm")[step] for step in seen} == by_hand.sent(seen)
+
+
+@pytest.mark.loop("sums in tensors of the script's own")
+@pytest.mark.parametrize("has_passes", [True, False])
+def test_without_an_optimizer_a_pause_ends_with_the_next_sums(recorded: Recorded, has_passes: bool) -> None:
+    model, totals = nn.Linear(8, 4), []
+    parameters = dict(model.named_parameters())
+
+    def add(sums: dict[str, torch.Tensor]) -> None:
+        if has_passes:
+            loss_of(model).backward()
+            gradients = [parameter.grad for parameter in parameters.values()]
+        else:
+            gradients = torch.autograd.grad(loss_of(model), list(parameters.values()))
+        for name, gradient in zip(parameters, gradients, strict=True):
+            sums[name] = sums.get(name, 0) + gradient
+        model.zero_grad()
+
+    with gradcanary.watch(model, url=recorded.url, run="sums") as watched:
+        for name, parameter in parameters.items():
+            watched.observe_accumulator(name, torch.zeros_like(parameter))
+        for step in range(STEPS):
+            if step == 3:
+                watched.pause()
+                add({})
+            sums: dict[str, torch.Tensor] = {}
+            for _ in range(MICRO_STEPS):
+                add(sums)
+            for name, each in sums.items():
+                watched.observe_accumulator(name, each)
+            totals.append({name: float(each.double().norm()) for name, each in sums.items()})
+    # The last window before the pause is not known to be over, the first one behind it ends it.
+    seen = [0, 1, 4, 5]
+    found = list(recorded.stat("norm").values())
+    kept = [each for each in found if all(value == value for value in each.values())]
+    assert kept == [pytest.approx(totals[step], rel=1e-6) for step in seen]
+    counts = [count for count in recorded.per_step("micro_steps") if count]
+    assert counts == ([MICRO_STEPS] * len(seen) if has_passes else [])
 
 
 @pytest.mark.parametrize("paused_after", [0, 2])
