@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 KINDS = {
@@ -22,6 +23,7 @@ KINDS = {
     "static": {"static_graph": True},
     "static-views": {"static_graph": True, "gradient_as_bucket_view": True},
     "unused": {"find_unused_parameters": True},
+    "synced-compressed": {},
     "nan": {},
     "nan-views": {"gradient_as_bucket_view": True},
     "nan-synced": {},
@@ -85,6 +87,8 @@ def train(rank: int, kind: str, url: str | None) -> tuple[nn.Module, list[dict[s
     torch.manual_seed(0)
     model = Model(kind)
     wrapped = nn.parallel.DistributedDataParallel(model, **KINDS[kind])
+    if kind == "synced-compressed":
+        wrapped.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     read, count, called = [], micro_steps(kind), Called()
     if kind == "nan-each":

@@ -81,6 +81,8 @@ def test_the_parts_together_are_the_whole(module_collector: Collector, read: Rea
     assert {layers[name]["state"] for name in layers.keys() - read[kind][0].keys()} == {"no_gradient"}
     assert {layers[name]["micro_steps"] for name in read[kind][0]} == {sharded.MICRO_STEPS}
     assert {layers[name]["accumulator"]["stored"] for name in read[kind][0]} == {"float32"}
+    asked_for = "float32" if kind == "low" else None
+    assert {layers[name]["accumulator"]["declared"] for name in read[kind][0]} == {asked_for}
     assert layers["first.weight"]["shape"] == [7, 16]
 
 
