@@ -82,6 +82,7 @@ class Hooks:
         for handle in self._steps:
             handle.remove()
         self._uncount()
+        self.observer.let_go()
 
     def optimizers(self) -> Sequence[Optimizer]:
         """Return the optimizers followed, without those that the training has let go of."""
@@ -209,7 +210,7 @@ class Hooks:
         able = [each for each in optimizers if each in self._steps_of] if is_late else optimizers
         main = max(able, key=_elements, default=None)
         self._main = (lambda: None) if main is None else weakref.ref(main)
-        layers = discover(optimizers, self._model(), self.settings)
+        layers = discover(optimizers, self._model(), self.settings, self.guard.catch)
         if not len(layers):
             self.guard.say("no layer to watch: nothing is trainable, or include/exclude leave nothing")
         self.observer.follow(layers)

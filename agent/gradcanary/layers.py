@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -68,11 +68,16 @@ class _Place:
     owner: weakref.ref[nn.Module] | None = None
 
 
-def discover(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module | None, settings: Settings) -> Layers:
+def discover(
+    optimizers: Sequence[torch.optim.Optimizer],
+    model: nn.Module | None,
+    settings: Settings,
+    failed: Callable[[str, Exception], None],
+) -> Layers:
     """Return the layers: all that the optimizers hold, and the trainable rest of the model.
 
     Names are those of the model, else of ``param_groups[i]["param_names"]``, else of the modules that one pass over
-    the garbage collector's objects finds, else ``group0.1``.
+    the garbage collector's objects finds, else ``group0.1``. ``failed`` is told of what could be done without.
     """
     grouped = _grouped(optimizers)
     roots = [model] if model is not None else _roots(optimizers, grouped)
@@ -91,9 +96,12 @@ def discover(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module | Non
             named[key] = (parameter, _Place(name, module_class, owner))
     layers = _layers(named, grouped, settings, _framework(roots))
     is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
-    return _with_declared(
-        replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ()))), roots, optimizers
-    )
+    layers = replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
+    try:
+        return _with_declared(layers, roots, optimizers)
+    except Exception as error:  # noqa: BLE001 -- configs are other people's objects; the layers are worth having without
+        failed("looking for declared dtypes", error)
+        return layers
 
 
 def _with_declared(layers: Layers, roots: Iterable[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> Layers:
@@ -225,6 +233,7 @@ def _layers(
         references=tuple(weakref.ref(parameter) for parameter, _ in chosen),
         optimizers=tuple(position for _, position, _, _ in groups),
         layer_set=wire.LayerSet(wire.layer_set_id(layers), layers),
+        declared=(None,) * len(layers),
         framework=framework,
         is_sharded=is_sharded and any(sizes),
         facts=(facts.SHARDED,) if is_sharded and any(sizes) else (),

@@ -136,6 +136,9 @@ class Observer:
             self.tell(facts.NO_OPTIMIZER)
         if self._leading is not None and self._leading.is_complete:
             self._close_window(self._leading)
+
+    def let_go(self) -> None:
+        """Leave no hook of its own."""
         let_go(self._tracks.values())
 
     def pause(self) -> None:
@@ -215,7 +218,7 @@ class Observer:
         self.graphs.stepped = False
         self.tell(facts.COMPILED_STEP if self.is_alone else facts.COMPILED_STEPS)
         if not self.is_alone:
-            let_go(self._tracks.values())
+            self.let_go()
             self.layers, self._tracks, self._leading = None, {}, None
             self.logged.clear()
         elif self._leading is not None:

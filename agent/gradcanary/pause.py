@@ -23,7 +23,7 @@ class Pause:
     def is_cleared(self, window: Window) -> bool:
         """Say whether gradients were cleared since the window's last pass, where that is what ends it."""
         layer, gauge = self._sentinel.layer, self._gauge
-        if layer is None or not window.micro_steps or gauge.observed or gauge.has_main_grad(layer):
+        if layer is None or not window.micro_steps or gauge.observed:
             return False
         if self._has_optimizer() or gauge.parameter(layer) is None:
             return False

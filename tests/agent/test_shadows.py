@@ -162,19 +162,41 @@ def test_a_watch_that_ends_inside_such_a_window_leaves_no_hook() -> None:
     assert not any(each._backward_hooks for each in model.parameters())
 
 
-def digest(url: str | None) -> list[bytes]:
-    model = mlp(torch.bfloat16)
+@pytest.mark.parametrize(
+    "where", ["shadows.Shadows._add", "shadows.Shadows.losses", "shadows.scaled_norm", "accumulators._counts"]
+)
+def test_a_fault_of_ours_costs_its_own_numbers_only(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def boom(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("our own fault")
+
+    expected = digest(None, autocast="counts" in where)
+    monkeypatch.setattr(f"gradcanary.{where}", boom)
+    with recording() as collector:
+        assert digest(collector.url, autocast="counts" in where) == expected
+    assert len(collector.stat("absmax")) == 6
+    assert not collector.stat("accumulation_error")
+    assert len(caplog.records) == 1
+
+
+def digest(url: str | None, *, autocast: bool = False) -> list[bytes]:
+    """Train with sums in bfloat16, or in float32 of what autocast makes of it."""
+    dtype = torch.float32 if autocast else torch.bfloat16
+    model = mlp(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     watched = None if url is None else gradcanary.watch(model, optimizer, url=url, run="shadows")
     torch.manual_seed(1)
     for _ in range(6):
         for _ in range(4):
-            model(torch.randn(4, 16, dtype=torch.bfloat16)).float().square().mean().backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = model(torch.randn(4, 16, dtype=dtype)).float().square().mean()
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     if watched is not None:
         watched.close()
-    return [each.detach().view(torch.int16).numpy().tobytes() for each in model.parameters()]
+    return [each.detach().view(torch.uint8).numpy().tobytes() for each in model.parameters()]
 
 
 def test_the_training_stays_the_same_bit_for_bit(collector: Recorded) -> None:

@@ -298,6 +298,24 @@ def test_a_forked_child_trains_without_hooks_and_says_nothing(collector, trainin
     assert len(collector.of("end")) == 1
 
 
+def test_a_fork_inside_a_window_with_hooks_of_its_own_leaves_the_child_none(collector):
+    """In the third window gradients of low precision are also summed up in float32."""
+    layer = nn.Linear(8, 4).bfloat16()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with gradcanary.watch(layer, optimizer, run="fork"):
+        for _ in range(2):
+            for _ in range(2):
+                layer(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+        assert layer.weight._backward_hooks
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # as above
+            child = os.fork()
+        if child == 0:
+            os._exit(bool(layer.weight._backward_hooks))
+        assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize("how", ["closed", "replaced", "forked"])
 def test_a_watch_that_has_ended_keeps_nothing_that_is_logged(collector, training, how):
     watch = gradcanary.watch(training.model, training.optimizer, run="ended")
@@ -341,6 +359,12 @@ def boom(*_: object, **__: object) -> None:
         "gauge.Gauge.sample",
         "gauge.Gauge.copy_weights",
         "gauge.changes",
+        "gauge.Gauge.look_for_frozen",
+        "gauge.Gauge.forecast",
+        "gauge.Gauge.shadow",
+        "gauge.Gauge._add_losses",
+        "layers.declared",
+        "findings.Findings.facts",
         "observer.record_of",
         "observer.Observer.close",
         "hooks.discover",
