@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALL := pip install --quiet --no-compile
 SUBSET ?=
 WORKERS ?= 3
-BENCHMARKS ?= agent_overhead endurance ingest_cost fold_speed big_run
+BENCHMARKS ?= agent_overhead accumulator_memory endurance ingest_cost fold_speed big_run
 
 .PHONY: demo test check detection loops benchmarks browser clean
 

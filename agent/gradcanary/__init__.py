@@ -4,7 +4,22 @@ import gradcanary
 gradcanary.watch()
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from gradcanary.version import __version__
 from gradcanary.watching import Alert, Watch, watch
 
-__all__ = ["Alert", "Watch", "__version__", "watch"]
+if TYPE_CHECKING:
+    from gradcanary.sums import fp32_accumulators
+
+__all__ = ["Alert", "Watch", "__version__", "fp32_accumulators", "watch"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "fp32_accumulators":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gradcanary.sums import fp32_accumulators  # only now: it imports torch
+
+    return fp32_accumulators

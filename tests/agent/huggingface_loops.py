@@ -14,11 +14,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from diffusers import UNet2DConditionModel
-from micro_gradients import BATCHES, EPOCHS, K, MicroGradients, launched, left_behind
+from micro_gradients import BATCHES, EPOCHS, K, MicroGradients, handed_to, launched, left_behind
 from peft import LoraConfig, PeftModel, get_peft_model
 from recorded import Recorded
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import gradcanary
 
@@ -108,6 +108,20 @@ def train(given: str, collector: Recorded, model: nn.Module, folder: Path, **set
         return trained_by(trainer_of(model, folder, **settings), micro)
 
 
+class Fp32Accumulators(TrainerCallback):
+    """What somebody writes to have them in the Trainer, which makes its optimizer itself."""
+
+    def __init__(self) -> None:
+        self.handed: list[list[torch.Tensor]] = []
+
+    def on_train_begin(self, *_: object, optimizer: torch.optim.Optimizer, **_others: object) -> None:
+        self.open = gradcanary.fp32_accumulators(optimizer)
+        self.handed = handed_to(optimizer.optimizer)
+
+    def on_train_end(self, *_: object, **_others: object) -> None:
+        self.open.close()
+
+
 # -- loops of one's own, by Accelerate -------------------------------------------------------------------------------
 
 LossOf = Callable[[nn.Module, Any], torch.Tensor]
@@ -173,6 +187,27 @@ def net() -> tuple[nn.Module, Sequence[Any], LossOf]:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     batches = [torch.randn(4, 8) * size for size in range(1, BATCHES + 1)]
     return model, batches, lambda net, batch: net(batch).square().mean()
+
+
+def accelerate_in_bfloat16() -> tuple[list[list[torch.Tensor]], MicroGradients]:
+    """Return what the optimizer got, and what of."""
+    model, batches, loss_of = net()
+    model.to(torch.bfloat16)
+    micro = MicroGradients(model)
+    accelerator = Accelerator(gradient_accumulation_steps=K, cpu=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loader = torch.utils.data.DataLoader([each.to(torch.bfloat16) for each in batches], batch_size=None)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    handed = handed_to(optimizer.optimizer)
+    with gradcanary.fp32_accumulators(optimizer):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model, batch))
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1e9)
+                optimizer.step()
+                optimizer.zero_grad()
+    return handed, micro
 
 
 def unet_with_lora() -> tuple[nn.Module, Sequence[Any], LossOf]:

@@ -136,6 +136,27 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def handed_to(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+    """Return, of each step from now on, the gradients that the optimizer got, in the order of its parameters."""
+    steps: list[list[torch.Tensor]] = []
+
+    def stepped(inner: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        steps.append([parameter.grad.clone() for group in inner.param_groups for parameter in group["params"]])
+
+    optimizer.register_step_post_hook(stepped)
+    return steps
+
+
+def assert_handed(steps: Sequence[Sequence[torch.Tensor]], micro: MicroGradients, counts: Sequence[int]) -> None:
+    """Compare with float64: what an optimizer of bfloat16 parameters got are the sums, rounded once."""
+    windows = micro.windows(counts)
+    assert len(steps) == len(windows)
+    for gradients, window in zip(steps, windows, strict=True):
+        for gradient, total in zip(gradients, window.values(), strict=True):
+            assert gradient.dtype is torch.bfloat16
+            assert torch.equal(gradient, total.float().to(torch.bfloat16))
+
+
 def left_behind(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Return a digest of what a training leaves: parameters, optimizer state, generators of random numbers."""
     found = hashlib.sha256()

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from micro_gradients import (
     COUNTS,
     CUT_SHORT,
@@ -12,6 +13,7 @@ from micro_gradients import (
     K,
     MicroGradients,
     assert_clipped_windows,
+    assert_handed,
     assert_sent,
     clip_factors,
     imported,
@@ -166,3 +168,19 @@ def test_lora_of_a_unet_of_diffusers(collector: Recorded, loops: ModuleType) -> 
     assert all(name.endswith((".lora_A.default.weight", ".lora_B.default.weight")) for name in collector.names)
     assert collector.names[0] == "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q.lora_A.default.weight"
     assert collector.hellos[-1]["framework"] == "diffusers"
+
+
+def test_float32_accumulators_in_accelerate(loops: ModuleType) -> None:
+    assert_handed(*loops.accelerate_in_bfloat16(), COUNTS[:3])
+
+
+def test_float32_accumulators_in_the_trainer(loops: ModuleType, tmp_path: Path) -> None:
+    model = loops.llama().to(torch.bfloat16)
+    micro, callback = MicroGradients(model), loops.Fp32Accumulators()
+    trainer = loops.trainer_of(model, tmp_path, max_grad_norm=1e9, weight_decay=0.0)
+    trainer.add_callback(callback)
+    trainer.train()
+    order = [id(each) for group in trainer.optimizer.param_groups for each in group["params"]]
+    names = sorted(micro.names, key=lambda name: order.index(id(model.get_parameter(name))))
+    assert names
+    assert_handed([[step[names.index(name)] for name in micro.names] for step in callback.handed], micro, COUNTS)

@@ -16,7 +16,9 @@ from micro_gradients import (
     EXACT,
     K,
     assert_clipped_windows,
+    assert_handed,
     assert_sent,
+    handed_to,
     imported,
     launched,
     left_behind,
@@ -179,3 +181,20 @@ def test_the_callback_refuses_wrong_settings_at_once(
 ) -> None:
     with pytest.raises(error):
         loops.GradientMonitor(**settings)
+
+
+def test_float32_accumulators(loops: ModuleType, tmp_path: Path) -> None:
+    """Of a window all passes but the last come in closures of no step, the last one in that of the step."""
+    module, handed = loops.Module(), []
+
+    class Accumulators(loops.pl.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self.open = gradcanary.fp32_accumulators(trainer.optimizers[0])
+            handed.append(handed_to(trainer.optimizers[0]))
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            self.open.close()
+
+    trainer = loops.trainer_of(tmp_path, Accumulators(), precision="bf16-true", gradient_clip_val=1e9)
+    trainer.fit(module)
+    assert_handed(handed[0], module.micro, COUNTS)

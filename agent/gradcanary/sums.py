@@ -1,0 +1,288 @@
+"""``fp32_accumulators()``: the gradients of bfloat16 and float16 parameters add up in float32.
+
+How it works, for each parameter that was chosen:
+
+1. A hook that torch calls after each accumulation makes a ``.grad`` of low precision float32: after the first
+   micro-step, where that is exact. torch adds the next ones to it, in float32.
+2. A hook before the optimizer's step (after each evaluation of a closure) rounds ``.grad``, once, to the dtype of the
+   parameter. Nothing has to be undone after the step, so nothing is left where it raises.
+
+The storage of ``.grad`` is exchanged, not the tensor: who holds it goes on seeing the gradient.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import wraps
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcanary import compiled, shards
+from gradcanary.frameworks import unwrapped
+from gradcanary.guard import Guard
+from gradcanary.layers import discover, dtype_name, living, named_parameters
+from gradcanary.settings import DEFAULT_URL, Settings
+
+Parameters = Sequence[nn.Parameter]
+
+LOW = (torch.bfloat16, torch.float16)
+
+HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")
+"""Since torch 2.10. Before, the same sums are right until ``torch.compile`` compiles while there is such a gradient: it
+raises then, and torch 2.1 takes the hooks off ``step`` as well.
+"""
+
+INSTEAD = {
+    "DistributedDataParallel": "it takes gradients in the parameters' dtype only: keep these parameters in float32 and "
+    "train under torch.autocast (of PEFT: autocast_adapter_dtype=True)",
+    "FullyShardedDataParallel": "give it float32 parameters and MixedPrecision(param_dtype=torch.bfloat16, "
+    "reduce_dtype=torch.float32)",
+    "DTensor": "give fully_shard() float32 parameters and MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
+    "reduce_dtype=torch.float32)",
+}
+"""Who sums gradients in tensors of its own, to what gives float32 there."""
+
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+_ALL_NAMES = Settings(DEFAULT_URL, None, None, "auto", None, None, None, None, None)
+_open: weakref.WeakSet[Fp32Accumulators] = weakref.WeakSet()
+
+
+def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = None) -> Fp32Accumulators:
+    """Sum the gradients of an optimizer's bfloat16 and float16 parameters in float32, from now on until it is closed.
+
+    ``params`` chooses among them: None all, "lora" those whose name holds ``lora_``, any other text those in whose
+    name, as ``watch()`` gives it, this regular expression is found; parameters that the optimizer gets later are not
+    among them. Their ``.grad`` is a float32 tensor while micro-steps add up, for clipping and unscaling, too; for the
+    step it becomes one of the parameter's dtype, rounded once. It takes 4 bytes per element in place of 2.
+
+    Returns a context manager with ``close()``; an exception in its block passes. Raises TypeError or ValueError on an
+    optimizer that is none, without such parameters, with ones that DDP or FSDP reduces, or that are summed so already;
+    ValueError on torch before 2.10.
+    """
+    inner = unwrapped(optimizer)
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise TypeError(f"fp32_accumulators({type(optimizer).__name__}): it takes a torch.optim.Optimizer")
+    if params is not None and not isinstance(params, str):
+        raise TypeError(f"fp32_accumulators(params=) is a {type(params).__name__}: it must be None or a text")
+    if params == "":
+        raise ValueError("fp32_accumulators(params=''): it must be a regular expression that is not empty")
+    if not HAS_GRAD_DTYPE:
+        raise ValueError(
+            f"fp32_accumulators() needs torch 2.10 or newer, this is {torch.__version__}: keep the parameters in "
+            "float32 and train under torch.autocast, whose gradients are float32"
+        )
+    chosen = _low_of(inner) if params is None else _named(inner, params)
+    if (owner := _reducer_of(chosen)) is not None:
+        raise ValueError(f"fp32_accumulators(): the parameters belong to a {owner}; {INSTEAD[owner]}")
+    if any(each.holds(chosen) for each in _open):
+        raise ValueError("fp32_accumulators(): these gradients are summed in float32 already; close() that one first")
+    accumulators = Fp32Accumulators(chosen)
+    accumulators.attach(inner)
+    return accumulators
+
+
+class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
+    """What :func:`fp32_accumulators` returns. It keeps neither the parameters nor the optimizer alive."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = [weakref.ref(parameter) for parameter in parameters]
+        self._allowed = [parameter.grad_dtype for parameter in parameters]
+        self._frozen = list(self._parameters)
+        self._handles: list[Any] = []
+        self._guard = Guard()
+        self._is_checked = self._has_summed = False
+        self._forget: Callable[[], object] = lambda: None
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Begin; where the optimizer goes, its float32 gradients would fit no other one, and it ends."""
+        self._guard.wrap("keeping out of torch.compile", compiled.keep_out)()
+        for parameter in self._living():
+            parameter.grad_dtype = None  # any
+            self._has_summed = self._has_summed or parameter.grad is not None
+            _widen(parameter)
+        self._hook_trainable()
+        self._handles.append(optimizer.register_step_pre_hook(self._step_begins))
+        ends = weakref.finalize(optimizer, self.close)
+        ends.atexit, self._forget = False, ends.detach
+        _open.add(self)
+
+    def close(self) -> None:
+        """End, and leave no hook; the present sum stays in ``.grad``, in the parameter's dtype. Idempotent."""
+        handles, self._handles, self._frozen = self._handles, [], []
+        for handle in handles:
+            handle.remove()
+        if handles:
+            for reference, allowed in zip(self._parameters, self._allowed, strict=True):
+                self._guard.wrap("leaving a gradient as it was", _leave)(reference(), allowed)
+        self._forget()
+        _open.discard(self)
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _stack: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Fp32Accumulators, ((),)  # a copy, of whatever holds this, is closed: its parameters are copies, too
+
+    def holds(self, parameters: Parameters) -> bool:
+        """Say whether it sums the gradient of one of them."""
+        mine = {id(parameter) for parameter in self._living()}
+        return any(id(parameter) in mine for parameter in parameters)
+
+    def _living(self) -> Parameters:
+        return [parameter for reference in self._parameters if (parameter := reference()) is not None]
+
+    def _hook_trainable(self) -> None:
+        """Hook those that are trainable by now: torch takes no hook on one that is frozen."""
+        frozen = []
+        hook = self._guard.wrap("summing in float32", self._accumulated)
+        for reference in self._frozen:
+            parameter = reference()
+            if parameter is not None and parameter.requires_grad:
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]  # untyped in torch
+            elif parameter is not None:
+                frozen.append(reference)
+        self._frozen = frozen
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        if compiled.is_backward_traced():
+            return
+        if not self._is_checked:
+            self._is_checked = True
+            if (owner := _reducer_of(self._living())) is not None:
+                self._guard.say(f"fp32_accumulators() ends: its parameters are in a {owner} now; {INSTEAD[owner]}")
+                self.close()
+                return
+        self._has_summed = True
+        _widen(parameter)
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 -- as torch has it: None, or other arguments
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        self._guard.wrap("summing what is not frozen any more", self._hook_trainable)()
+        if not callable(closure):
+            self._guard.wrap("handing gradients over", self._hand_over)(optimizer)
+            return None
+        evaluated = self._around(closure, optimizer)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": evaluated}
+        return (args[0], evaluated, *args[2:]), kwargs
+
+    def _around(self, closure: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+        """Return the closure for the step: not before it has run is the sum complete."""
+
+        @wraps(closure)
+        def evaluated(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- as the script wrote it
+            loss = closure(*args, **kwargs)
+            self._guard.wrap("handing gradients over", self._hand_over)(optimizer)
+            return loss
+
+        return evaluated
+
+    def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = self._living()
+        if not self._has_summed and any(parameter.grad is not None for parameter in parameters):
+            self._guard.say(
+                "fp32_accumulators() sees no gradient being summed: it has no part in compiled autograd, nor in "
+                "gradients made by hand"
+            )
+        if any(parameter.dtype is torch.float16 for parameter in parameters):
+            _unscale(optimizer)
+        for parameter in parameters:
+            _narrow(parameter, parameter.dtype)
+
+
+def _low_of(optimizer: torch.optim.Optimizer) -> Parameters:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    low = [parameter for parameter in parameters if parameter.dtype in LOW]
+    if not low:
+        kinds = ", ".join(sorted({dtype_name(parameter.dtype) for parameter in parameters})) or "nothing"
+        raise ValueError(f"fp32_accumulators(optimizer): it holds {kinds}, and neither bfloat16 nor float16 to help")
+    return low
+
+
+def _named(optimizer: torch.optim.Optimizer, params: str) -> Parameters:
+    try:
+        expression = re.compile("lora_" if params == "lora" else params)
+    except re.error as error:
+        raise ValueError(f"fp32_accumulators(params={params!r}): it must be a regular expression ({error})") from error
+    low = {id(parameter) for parameter in _low_of(optimizer)}
+    layers = discover([optimizer], None, _ALL_NAMES)
+    found = [
+        (layer.name, reference()) for layer, reference in zip(layers.layer_set.layers, layers.references, strict=True)
+    ]
+    named = [(name, parameter) for name, parameter in found if expression.search(name) and parameter is not None]
+    chosen = [parameter for _, parameter in named if id(parameter) in low]
+    if not chosen:
+        what = f"{len(named)} layers, none of them bfloat16 or float16" if named else "no layer"
+        others = ", ".join([name for name, parameter in found if id(parameter) in low][:3])
+        raise ValueError(f"fp32_accumulators(params={params!r}) matches {what}; there are, for example, {others}")
+    return chosen
+
+
+def _reducer_of(parameters: Parameters) -> str | None:
+    """Return the kind of what sums the gradients of one of them in tensors of its own."""
+    if any(shards.is_shard(parameter) for parameter in parameters):
+        return "DTensor"
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    mine = {id(parameter) for parameter in parameters}
+    for module in living(nn.Module):
+        kind = next((each.__name__ for each in type(module).__mro__ if each.__name__ in _WRAPPERS), None)
+        if kind is not None and any(id(each) in mine for _, each, _ in named_parameters(module)):
+            return kind
+    return None
+
+
+def _widen(parameter: nn.Parameter) -> None:
+    """Make its gradient float32; one that is part of a graph stays as it is."""
+    gradient = parameter.grad
+    if gradient is not None and gradient.dtype in LOW and not gradient.requires_grad:
+        gradient.data = gradient.data.float()
+
+
+def _narrow(parameter: nn.Parameter, dtype: torch.dtype) -> None:
+    """Round its gradient; one after the other, so that not all are there twice."""
+    gradient = parameter.grad
+    if gradient is None or gradient.dtype is not torch.float32 or dtype not in LOW or gradient.requires_grad:
+        return
+    # A sparse sum has an addend per use of a row until then.
+    total = gradient.data.coalesce() if gradient.layout is torch.sparse_coo else gradient.data
+    rounded = total.to(dtype)
+    if dtype is torch.float16 and gradient.layout is torch.strided:
+        # The GradScaler has looked for infinities in the sum; what float16 cannot hold must not be a new one.
+        largest = torch.finfo(dtype).max
+        rounded = torch.where(total.isfinite(), rounded.clamp(-largest, largest), rounded)
+    gradient.data = rounded
+
+
+def _leave(parameter: nn.Parameter | None, allowed: torch.dtype | None) -> None:
+    """Leave the gradient in the dtype that it may have without us; None of ``allowed`` is any."""
+    if parameter is not None:
+        _narrow(parameter, allowed or parameter.dtype)
+        parameter.grad_dtype = allowed
+
+
+def _unscale(optimizer: torch.optim.Optimizer) -> None:
+    """Do what a fused kernel would, in float32: a GradScaler leaves it the division by the scale.
+
+    The scaled sum may be too large for float16 where the gradient is not.
+    """
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is None:
+        return
+    for gradient in _gradients(optimizer):
+        gradient.div_(scale.to(gradient.device))
+    optimizer.grad_scale = None  # type: ignore[attr-defined]  # the scaler's own word for "is done"
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
