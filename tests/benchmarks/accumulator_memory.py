@@ -35,9 +35,9 @@ Memory = dict[str, float]
 class Adapted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.base = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.lora_A = nn.Linear(WIDTH, RANK, bias=False)
-        self.lora_B = nn.Linear(RANK, WIDTH, bias=False)
+        self.base = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
+        self.lora_A = nn.Linear(WIDTH, RANK, bias=False, dtype=torch.bfloat16)
+        self.lora_B = nn.Linear(RANK, WIDTH, bias=False, dtype=torch.bfloat16)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs + torch.tanh(self.base(inputs) + self.lora_B(self.lora_A(inputs)))
@@ -50,7 +50,7 @@ def train(trained: str, helped: str | None) -> Memory:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     before = resident("VmRSS")
     torch.manual_seed(0)
-    model = nn.Sequential(*[Adapted() for _ in range(LAYERS)]).to(device, torch.bfloat16)
+    model = nn.Sequential(*[Adapted() for _ in range(LAYERS)]).to(device)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained == "all" or "lora_" in name)
     chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
