@@ -119,8 +119,8 @@ _NONFINITE = (
     "batch of that step; lower the learning rate or clip."
 )
 _FP16 = (
-    "Train in bfloat16 or keep float32 weights with autocast and a GradScaler; float16 weights alone overflow. Where it "
-    "is the sum over micro-steps that does, gradcanary.fp32_accumulators(optimizer) keeps it in float32."
+    "Train in bfloat16 or keep float32 weights with autocast and a GradScaler; float16 weights alone overflow. Where "
+    "it is the sum over micro-steps that does, gradcanary.fp32_accumulators(optimizer) keeps it in float32."
 )
 
 _PRINT_GROUPS = "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g['weight_decay'], len(g['params']))"

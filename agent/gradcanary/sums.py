@@ -28,10 +28,9 @@ from gradcanary.frameworks import unwrapped
 from gradcanary.guard import Guard
 from gradcanary.layers import discover, dtype_name, living, named_parameters
 from gradcanary.settings import DEFAULT_URL, Settings
+from gradcanary.statistics import LOW_PRECISION
 
 Parameters = Sequence[nn.Parameter]
-
-LOW = (torch.bfloat16, torch.float16)
 
 HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")
 """Since torch 2.10. Before, the same sums are right until ``torch.compile`` compiles while there is such a gradient: it
@@ -200,7 +199,7 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
 
 def _low_of(optimizer: torch.optim.Optimizer) -> Parameters:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    low = [parameter for parameter in parameters if parameter.dtype in LOW]
+    low = [parameter for parameter in parameters if parameter.dtype in LOW_PRECISION]
     if not low:
         kinds = ", ".join(sorted({dtype_name(parameter.dtype) for parameter in parameters})) or "nothing"
         raise ValueError(f"fp32_accumulators(optimizer): it holds {kinds}, and neither bfloat16 nor float16 to help")
@@ -213,7 +212,7 @@ def _named(optimizer: torch.optim.Optimizer, params: str) -> Parameters:
     except re.error as error:
         raise ValueError(f"fp32_accumulators(params={params!r}): it must be a regular expression ({error})") from error
     low = {id(parameter) for parameter in _low_of(optimizer)}
-    layers = discover([optimizer], None, _ALL_NAMES)
+    layers = discover([optimizer], None, _ALL_NAMES, Guard().catch)
     found = [
         (layer.name, reference()) for layer, reference in zip(layers.layer_set.layers, layers.references, strict=True)
     ]
@@ -244,14 +243,14 @@ def _reducer_of(parameters: Parameters) -> str | None:
 def _widen(parameter: nn.Parameter) -> None:
     """Make its gradient float32; one that is part of a graph stays as it is."""
     gradient = parameter.grad
-    if gradient is not None and gradient.dtype in LOW and not gradient.requires_grad:
+    if gradient is not None and gradient.dtype in LOW_PRECISION and not gradient.requires_grad:
         gradient.data = gradient.data.float()
 
 
 def _narrow(parameter: nn.Parameter, dtype: torch.dtype) -> None:
     """Round its gradient; one after the other, so that not all are there twice."""
     gradient = parameter.grad
-    if gradient is None or gradient.dtype is not torch.float32 or dtype not in LOW or gradient.requires_grad:
+    if gradient is None or gradient.dtype is not torch.float32 or dtype not in LOW_PRECISION or gradient.requires_grad:
         return
     # A sparse sum has an addend per use of a row until then.
     total = gradient.data.coalesce() if gradient.layout is torch.sparse_coo else gradient.data

@@ -57,7 +57,7 @@ def hooks_left() -> int:
 
 
 def test_the_public_names():
-    assert gradcanary.__all__ == ["Alert", "Watch", "__version__", "watch"]
+    assert gradcanary.__all__ == ["Alert", "Watch", "__version__", "fp32_accumulators", "watch"]
     assert [name for name in vars(gradcanary.Watch) if not name.startswith("_")] == [
         "incidents",
         "log",

@@ -76,7 +76,7 @@ def resident(which: str) -> int:
 
 
 def measured(trained: str, helped: str | None) -> Memory:
-    """Train in another process; there what is freed goes back to the system, so that the resident set is what is used."""
+    """Train in another process, in which what is freed goes back to the system: so the resident set is what is used."""
     command = [sys.executable, __file__, trained, helped or ""]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
