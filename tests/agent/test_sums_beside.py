@@ -83,6 +83,29 @@ def test_a_watch_sees_the_float32_sum(collector: Recorded, is_watched_first: boo
     assert collector.stat("absmax")[2] == pytest.approx(clipped, rel=1e-5, abs=0)
 
 
+def test_a_watch_tells_float32_in_effect_and_no_loss(collector: Recorded) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)).to(BF16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        gradcanary.watch(model, optimizer, url=collector.url, run="helped"),
+        gradcanary.fp32_accumulators(optimizer),
+    ):
+        for _ in range(8):
+            for _ in range(K):
+                model(torch.randn(8, 16, dtype=BF16)).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    told = {
+        (record["stored"], record["effective"])
+        for batch in collector.batches
+        for record in batch["accumulators"]
+        if record["effective"] is not None
+    }
+    assert told == {("float32", "float32")}
+    assert collector.stat("accumulation_error") == {}, "that is measured of low-precision sums only"
+
+
 # -- beside what a script does -----------------------------------------------------------------------------------------
 
 
