@@ -118,10 +118,7 @@ _NONFINITE = (
     "Find the operation with torch.autograd.set_detect_anomaly(True) from a checkpoint just before; look at the "
     "batch of that step; lower the learning rate or clip."
 )
-_FP16 = (
-    "Train in bfloat16 or keep float32 weights with autocast and a GradScaler; float16 weights alone overflow. Where "
-    "it is the sum over micro-steps that does, gradcanary.fp32_accumulators(optimizer) keeps it in float32."
-)
+_FP16 = "Train in bfloat16 or keep float32 weights with autocast and a GradScaler; float16 weights alone overflow."
 
 _PRINT_GROUPS = "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g['weight_decay'], len(g['params']))"
 _PRINT_LAYERS = "for n, p in model.named_parameters(): print(n, p.requires_grad, float(p.detach().abs().max()))"
@@ -226,13 +223,21 @@ _WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "diffusers": ("The SDXL VAE overflows in float16.", "--mixed_precision=bf16 --max_grad_norm=1.0"),
     },
     "fp16": {
-        "pytorch": ("", "torch.autocast('cuda', torch.bfloat16)   # or float16 with torch.amp.GradScaler('cuda')"),
+        "pytorch": (
+            "Where the sum over micro-steps is what overflows, it can be kept in float32.",
+            "torch.autocast('cuda', torch.bfloat16)   # or float16 with torch.amp.GradScaler('cuda')\n"
+            "gradcanary.fp32_accumulators(optimizer)   # the sum in float32",
+        ),
         "transformers": ("", "TrainingArguments(bf16=True)"),
         "accelerate": ("", "Accelerator(mixed_precision='bf16')"),
         "lightning": ("", "Trainer(precision='bf16-mixed')"),
         "deepspeed": ("", '{"bf16": {"enabled": true}}'),
         "fsdp": ("", "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"),
-        "peft": ("", "get_peft_model(model, config, autocast_adapter_dtype=True)"),
+        "peft": (
+            "",
+            "get_peft_model(model, config, autocast_adapter_dtype=True)\n"
+            "gradcanary.fp32_accumulators(optimizer, 'lora')   # else: only the sum over micro-steps in float32",
+        ),
         "diffusers": ("", "--mixed_precision=bf16"),
     },
 }
