@@ -121,6 +121,8 @@ _NONFINITE = (
 _FP16 = "Train in bfloat16 or keep float32 weights with autocast and a GradScaler; float16 weights alone overflow."
 
 _PRINT_GROUPS = "for i, g in enumerate(optimizer.param_groups): print(i, g['lr'], g['weight_decay'], len(g['params']))"
+_AUTOCAST = "torch.autocast('cuda', torch.bfloat16)   # or float16 with torch.amp.GradScaler('cuda')"
+_ADAPTERS = "get_peft_model(model, config, autocast_adapter_dtype=True)"
 _PRINT_LAYERS = "for n, p in model.named_parameters(): print(n, p.requires_grad, float(p.detach().abs().max()))"
 
 _TEXTS: Mapping[str, str] = {
@@ -219,14 +221,13 @@ _WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "lightning": ("", "Trainer(detect_anomaly=True, gradient_clip_val=1.0)"),
         "deepspeed": ("", '{"gradient_clipping": 1.0, "bf16": {"enabled": true}}'),
         "fsdp": ("Clip over shards.", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
-        "peft": ("Keep adapter weights in float32.", "get_peft_model(model, config, autocast_adapter_dtype=True)"),
+        "peft": ("Keep adapter weights in float32.", _ADAPTERS),
         "diffusers": ("The SDXL VAE overflows in float16.", "--mixed_precision=bf16 --max_grad_norm=1.0"),
     },
     "fp16": {
         "pytorch": (
             "Where the sum over micro-steps is what overflows, it can be kept in float32.",
-            "torch.autocast('cuda', torch.bfloat16)   # or float16 with torch.amp.GradScaler('cuda')\n"
-            "gradcanary.fp32_accumulators(optimizer)   # the sum in float32",
+            f"{_AUTOCAST}\ngradcanary.fp32_accumulators(optimizer)   # the sum in float32",
         ),
         "transformers": ("", "TrainingArguments(bf16=True)"),
         "accelerate": ("", "Accelerator(mixed_precision='bf16')"),
@@ -235,8 +236,7 @@ _WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "fsdp": ("", "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"),
         "peft": (
             "",
-            "get_peft_model(model, config, autocast_adapter_dtype=True)\n"
-            "gradcanary.fp32_accumulators(optimizer, 'lora')   # else: only the sum over micro-steps in float32",
+            f"{_ADAPTERS}\ngradcanary.fp32_accumulators(optimizer, 'lora')   # else: only the sum in float32",
         ),
         "diffusers": ("", "--mixed_precision=bf16"),
     },
