@@ -19,7 +19,8 @@ OFTEN, RARELY = 3, 16
 """After three looks at each layer there is one in each 16th sample only."""
 
 ELEMENTS = 1024
-_NOT_ZERO, _BELOW_BFLOAT16, _BELOW_FLOAT16 = 0x7FFFFFFF, 0xFFFF, 0x1FFF
+_BELOW_BFLOAT16, _BELOW_FLOAT16 = 0xFFFF, 0x1FFF
+_FULL_FLOAT16, _PER_SUBNORMAL = 2.0**-13, 2.0**24
 
 
 def accumulator(parameter: Tensor) -> Tensor | None:
@@ -32,8 +33,9 @@ def accumulator(parameter: Tensor) -> Tensor | None:
 def low_bits(gradients: Mapping[int, Tensor], failed: Failed = refuse) -> list[tuple[list[int], Tensor]]:
     """Return tensors [3, layers], one per device, of float32 gradients by layer; kernels only, nothing is read.
 
-    Of the elements looked at they count those that are not zero, that have bits which bfloat16 has not, and that have
-    bits which float16 has not.
+    Of the elements looked at they count those that tell anything, that have bits which bfloat16 has not, and that have
+    bits which float16 has not. A float32 sum of gradients in float16 consists of multiples of 2^-24: under 2^-13 it
+    fits into float16 as it is, and tells nothing.
     """
     parts = {layer: part for layer, gradient in gradients.items() if (part := spread(gradient, ELEMENTS)) is not None}
     devices: dict[torch.device, list[int]] = {}
@@ -62,4 +64,6 @@ def _counts(parts: Sequence[Tensor]) -> Tensor:
     for row, part in zip(elements, parts, strict=True):
         row[: part.numel()].copy_(part)
     bits = elements.view(torch.int32)
-    return torch.stack([(bits & mask).count_nonzero(dim=1) for mask in (_NOT_ZERO, _BELOW_BFLOAT16, _BELOW_FLOAT16)])
+    telling = (elements.abs() >= _FULL_FLOAT16) | (elements * _PER_SUBNORMAL).frac().ne(0)
+    below = ((bits & mask).count_nonzero(dim=1) for mask in (_BELOW_BFLOAT16, _BELOW_FLOAT16))
+    return torch.stack([telling.count_nonzero(dim=1), *below])

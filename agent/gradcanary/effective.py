@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
 from gradcanary import wire
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 ENOUGH = 16
-"""Elements that are not zero, in a look that may tell anything."""
+"""Telling elements, in a look that may speak for less than float32; one with the bits for it speaks for float32."""
 
 AGREEING = 3
 """Looks in a row that show a lower precision before it is believed: sums of few or equal numbers may happen to fit."""
@@ -31,23 +27,22 @@ class Effective:
         self._shown: dict[int, str] = {}
         self._doubts: dict[int, tuple[str, int]] = {}
 
-    def learn(self, looks: Iterable[tuple[list[int], Tensor]], without: Collection[int]) -> None:
-        """Take counts of :func:`gradcanary.accumulators.low_bits`, but of some layers; this waits for the device."""
-        for layers, counts in looks:
-            for layer, *each in zip(layers, *counts.tolist(), strict=True):
-                if layer not in without:
-                    self._learn(layer, *each)
+    def learn(self, looks: Mapping[int, Sequence[int]], without: Collection[int]) -> None:
+        """Take the three counts of :func:`gradcanary.accumulators.low_bits` by layer, but of some layers."""
+        for layer, counts in looks.items():
+            if layer not in without:
+                self._learn(layer, *counts)
 
     def of(self, layer: int, stored: str | None) -> str | None:
         """Return the dtype that the values of a layer show, None while they show nothing."""
         return stored if stored in _LOW else self._shown.get(layer) if stored == "float32" else None
 
-    def _learn(self, layer: int, nonzero: int, below_bfloat16: int, below_float16: int) -> None:
-        if nonzero < ENOUGH or (layer in self._tables and not below_float16):
-            return
+    def _learn(self, layer: int, telling: int, below_bfloat16: int, below_float16: int) -> None:
         if below_float16:
             self._shown[layer] = "float32"
             self._doubts.pop(layer, None)
+            return
+        if telling < ENOUGH or layer in self._tables:
             return
         shown = "float16" if below_bfloat16 else "bfloat16"
         before, times = self._doubts.get(layer, (shown, 0))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from gradcanary import shadows, wire
 from gradcanary.forecasts import Forecast, fact_of
-from gradcanary.records import MEASURED, PARTIAL, Sample, number_of, scale_of
-from gradcanary.statistics import Failed, not_finite, read
+from gradcanary.records import MEASURED, PARTIAL, Sample, scale_of
+from gradcanary.statistics import Failed, not_finite, read, told
 
 
 class Findings:
@@ -27,15 +28,20 @@ class Findings:
         self.is_whole = True
         self.moved: dict[int, tuple[float, float]] = {}
         self.own_faults: list[int] = []
-        self.bits: list[tuple[list[int], Tensor]] = []
+        self.bits: dict[int, Sequence[int]] = {}
         self.losses: dict[int, tuple[float, float]] = {}
         self.frozen: dict[int, float] = {}
         self.forecasts: list[tuple[Forecast, Sequence[int]]] = []
 
-    def facts(self, layers: Sequence[wire.Layer], step: int) -> list[wire.Fact]:
+    def facts(self, layers: Sequence[wire.Layer], step: int, failed: Failed) -> list[wire.Fact]:
         """Return what there is to say of forecasts; waits for them."""
-        told = (fact_of(each, [layers[number].name for number in numbers], step) for each, numbers in self.forecasts)
-        return [fact for fact in told if fact is not None]
+        found = []
+        for forecast, numbers in self.forecasts:
+            stuck = _read(numbers, forecast.stuck, failed)
+            shares = {layers[number].name: share for number, share in stuck}
+            fact = fact_of(forecast, shares, step)
+            found += [] if fact is None else [fact]
+        return found
 
     def add(self, sample: Sample, failed: Failed) -> None:
         """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
@@ -47,21 +53,34 @@ class Findings:
         self.absmax.update({sample.layers[place]: value / scale for place, value in numbers.absmax.items()})
         self.zeros.update({sample.layers[place]: value for place, value in numbers.zeros.items()})
         self.nonfinite.update({sample.layers[place]: value for place, value in numbers.nonfinite.items()})
-        self.moved.update({sample.layers[place]: _change_of(factors) for place, factors in sample.moved.items()})
         self.own_faults += [sample.layers[place] for place in not_finite(sample.own, failed)]
-        losses = {sample.layers[place]: shadows.read(factors) for place, factors in sample.losses.items()}
-        self.losses.update({layer: loss for layer, loss in losses.items() if loss is not None})
-        self.frozen.update({sample.layers[place]: number_of(share) for place, share in sample.frozen.items()})
-        self.forecasts += [(forecast, sample.layers) for forecast in sample.forecasts]
-        self.bits += [([sample.layers[place] for place in places], counts) for places, counts in sample.bits]
+        self._add_some(sample, failed)
         for place, layer in enumerate(sample.layers):
             is_lost = sample.states[place] == MEASURED and place not in numbers.absmax
             self.states[layer] = PARTIAL if is_lost else sample.states[place]
             self.dtypes[layer] = sample.dtypes[place]
             self.is_whole &= not is_lost
 
+    def _add_some(self, sample: Sample, failed: Failed) -> None:
+        """Take what there is of some layers only."""
+        self.moved.update({layer: _change_of(each) for layer, each in _read(sample.layers, sample.moved, failed)})
+        losses = {layer: shadows.loss_of(each) for layer, each in _read(sample.layers, sample.losses, failed)}
+        self.losses.update({layer: loss for layer, loss in losses.items() if loss is not None})
+        self.frozen.update(_read(sample.layers, sample.frozen, failed))
+        self.forecasts += [(forecast, sample.layers) for forecast in sample.forecasts]
+        for places, counts in sample.bits:
+            with told(failed, "reading", counts):
+                self.bits.update(zip((sample.layers[place] for place in places), counts.T.tolist(), strict=True))
 
-def _change_of(factors: Tensor) -> tuple[float, float]:
+
+def _read(layers: Sequence[int], tensors: Mapping[int, Tensor], failed: Failed) -> Iterator[tuple[int, Any]]:
+    """Yield numbers by number of the layer, of tensors by position; waits for each."""
+    for place, tensor in tensors.items():
+        with told(failed, "reading", tensor):
+            yield layers[place], tensor.tolist()
+
+
+def _change_of(factors: Sequence[float]) -> tuple[float, float]:
     """Return the L2 norms of a layer's change and of its weights."""
-    largest_change, change, largest, weights = factors.tolist()
+    largest_change, change, largest, weights = factors
     return largest_change * change, largest * weights

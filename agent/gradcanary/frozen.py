@@ -12,13 +12,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradcanary.shards import local
 from gradcanary.statistics import LOW_PRECISION, spread
-from gradcanary.weights import References
+from gradcanary.turns import some
+from gradcanary.weights import References, weight_of
 
 EACH = 50
 PER_TURN = 8
 ELEMENTS = 2**16
+
+
+def is_due(step: int) -> bool:
+    """Say whether a turn ends after this step: by its number, so that all ranks take the same layers."""
+    return step % EACH == 0
 
 
 class Frozen:
@@ -27,27 +32,29 @@ class Frozen:
     def __init__(self) -> None:
         self._since = -1
         self._copies: dict[int, Tensor] = {}
+        self._found: dict[int, Tensor] = {}
 
-    def turn(self, step: int, interval: int, references: References, owned: Sequence[bool] | None) -> dict[int, Tensor]:
-        """After a step that is sampled, return the share of elements that the steps since the last turn left alone, by
-        position, and turn to other layers; ``interval`` lies between two samples. Nothing at steps that are no turn.
+    def turn(self, step: int, interval: int, references: References, moving: Sequence[bool]) -> dict[int, Tensor]:
+        """After a step that is due, return the share of elements that the steps since the last turn left alone, by
+        position, and turn to other layers; ``interval`` lies between two samples. Kernels only, nothing is read.
 
-        ``owned`` tells which layers this process speaks for, None = all. Kernels only, nothing is read.
+        ``moving`` tells which layers this step moves and this process speaks for; others stand still for other reasons.
         """
-        if step % EACH:
-            return {}
-        found = self._shares(references) if step - self._since == max(EACH, interval) else {}
-        low = [place for place, each in enumerate(references) if _is_low(each()) and (owned is None or owned[place])]
-        first = step // EACH * PER_TURN % max(len(low), 1)
-        chosen = (low[first:] + low[:first])[:PER_TURN]
+        if step == self._since:
+            return self._found  # of an optimizer that steps several times in a step of the main one
+        span = max(EACH, interval)
+        is_whole = step - self._since == span
+        self._found = self._shares(references, moving) if is_whole else {}
+        low = [place for place, each in enumerate(references) if _is_low(each())]
+        chosen = [place for place in some(low, step // span, PER_TURN) if moving[place]]
         parts = {place: part for place in chosen if (part := _part(references[place]())) is not None}
         self._since, self._copies = step, {place: part.clone() for place, part in parts.items()}
-        return found
+        return self._found
 
-    def _shares(self, references: References) -> dict[int, Tensor]:
+    def _shares(self, references: References, moving: Sequence[bool]) -> dict[int, Tensor]:
         found = {}
         for place, before in self._copies.items():
-            now = _part(references[place]())
+            now = _part(references[place]()) if moving[place] else None
             if now is not None and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
                 found[place] = (now == before).mean(dtype=torch.float32)
         return found
@@ -58,5 +65,5 @@ def _is_low(parameter: Tensor | None) -> bool:
 
 
 def _part(parameter: Tensor | None) -> Tensor | None:
-    weight = None if parameter is None else local(parameter).detach()
-    return None if weight is None or type(weight) is not Tensor or not weight.numel() else spread(weight, ELEMENTS)
+    weight = weight_of(parameter)
+    return None if weight is None else spread(weight, ELEMENTS)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import and_
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from gradcanary import engine, facts
+from gradcanary import engine, facts, frozen, shadows
 from gradcanary.accumulators import accumulator
-from gradcanary.forecasts import AFTER, coarse_moments, forecasts
+from gradcanary.forecasts import Outlook, coarse_moments, forecasts
 from gradcanary.frozen import Frozen
 from gradcanary.records import Probe, Sample
 from gradcanary.sampling import References, add_buffer, is_capturing, take_sample
-from gradcanary.shadows import Shadows, is_due
+from gradcanary.shadows import Shadows
 from gradcanary.shards import is_shard, local
 from gradcanary.statistics import norm_of, readable
 from gradcanary.weights import changes, copies_of, whose_turn
@@ -36,9 +37,9 @@ class Gauge:
         self.layers = layers
         self.references = references
         self.observed: set[int] = set()
-        self.shadows = Shadows(observer.guard.wrap)
+        self.shadows = Shadows(observer.guard.wrap, observer.guard.catch)
         self.frozen = Frozen()
-        self._is_forecast = False
+        self.outlook = Outlook()
         self._of = observer
         self._earlier = [0] * len(layers)
 
@@ -85,7 +86,7 @@ class Gauge:
             self._of.guard.wrap("measuring what sums lost", self._add_losses)(window.sample, counts)
 
     def _add_losses(self, sample: Sample, counts: Sequence[int]) -> None:
-        sample.losses = self.shadows.losses(counts, self.gradient)
+        sample.losses = self.shadows.losses(counts)
 
     def read_buffer(self, window: Window, position: int, buffer: Tensor) -> None:
         """Put what a buffer holds now into the window's sample, in place of a gradient."""
@@ -158,22 +159,31 @@ class Gauge:
 
     def look_for_frozen(self, window: Window, step: int) -> None:
         """After a step, put the share of weights that have not moved for a while into the window's sample."""
-        place = self._of.place
-        if window.sample is not None and not place.is_silent and not is_capturing():
-            owned = place.owned(self.layers)
-            window.sample.frozen = self.frozen.turn(step, self._of.settings.interval, self.references, owned)
-
-    def forecast(self, window: Window, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Before a step, once: say what will go wrong with weights or moments of low precision."""
         of = self._of
-        if self._is_forecast or window.sample is None or of.origin is None or step - of.origin.first_step < AFTER:
+        if not frozen.is_due(step) or window.sample is None or of.layers is None or is_capturing():
             return
-        if of.layers is None or of.place.is_silent or is_capturing():
+        if of.place.is_silent:
             return
-        self._is_forecast = True
-        named = zip(self.layers, self.references, strict=True)
-        names = {id(each()): of.layers.layer_set.layers[layer].name for layer, each in named}
-        of.facts += [fact for fact in coarse_moments(optimizer, names) if fact not in of.facts]
+        known, owned = of.layers.layer_set.layers, of.place.owned(self.layers)
+        moving = [
+            count > 0 and known[layer].group is not None
+            for count, layer in zip(window.counts, self.layers, strict=True)
+        ]
+        if owned is not None:
+            moving = [*map(and_, moving, owned)]
+        window.sample.frozen = self.frozen.turn(step, of.settings.interval, self.references, moving)
+
+    def forecast(self, window: Window, optimizer: torch.optim.Optimizer) -> None:
+        """After a step say once what will go wrong with weights or moments of low precision."""
+        of = self._of
+        if self.outlook.is_over or of.layers is None or of.place.is_silent or is_capturing():
+            return
+        if not self.outlook.is_due(optimizer) or window.sample is None:
+            return
+        self.outlook.is_over = True
+        every = of.layers.layer_set.layers
+        names = {id(each()): every[layer].name for layer, each in zip(self.layers, self.references, strict=True)}
+        of.facts += [fact for fact in coarse_moments(optimizer, names, len(every)) if fact not in of.facts]
         window.sample.forecasts = forecasts(optimizer, self.references)
         if "float16" in window.sample.dtypes and window.loss_scale is None and window.sample.scale is None:
             of.tell(facts.NO_SCALER)
@@ -187,8 +197,9 @@ class Gauge:
         place, origin = self._of.place, self._of.origin
         if origin is None or window.micro_steps < 2 or place.is_silent or place.looks_at_own or self.observed:
             return
-        if is_due(next_step, origin.first_step) and next_step % self._of.settings.interval == 0:
-            self.shadows.begin(self.references, next_step)
+        interval = self._of.settings.interval
+        if shadows.is_due(next_step, origin.first_step) and next_step % interval == 0:
+            self.shadows.begin(self.references, next_step, interval)
 
     def compare_weights(self, window: Window) -> None:
         """Put how far the step moved them into the window's sample."""

@@ -42,9 +42,7 @@ class Observer:
         self.optimizers: Callable[[], Sequence[Optimizer]] = tuple
         self.origin: Origin | None = None
         self.wishes = Wishes()
-        self.step = 0
-        self.steps_taken = 0
-        self.samples = 0
+        self.step = self.steps_taken = self.samples = 0
         self.spent_s = 0.0
         self.paused = False
         self.logged: list[Logged] = []
@@ -120,6 +118,7 @@ class Observer:
         if track is None:
             return
         track.step_ended()
+        self.guard.wrap("forecasting", track.gauge.forecast)(track.window, optimizer)
         self.steps_taken += 1
         if track is self._leading:
             track.window.calls += self.calls.forget()  # those of a closure

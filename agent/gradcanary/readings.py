@@ -187,7 +187,7 @@ class Reader:
         _add_losses(row, found)
         _add_some(row, "frozen_fraction", None, found.frozen)
         _add_clip(record, found, row)
-        self.facts += found.facts(row.layer_set.layers, record.step)
+        self.facts += found.facts(row.layer_set.layers, record.step, self._failed)
         self.wishes = self._next_wishes(absmax, norm, states, row.layer_set)
 
     def _accumulators(self, record: Record, found: Findings, bad: Collection[int]) -> tuple[Dtypes | None, ...]:
@@ -252,7 +252,9 @@ def _add_moved(row: Row, found: Findings) -> None:
 
 
 def _add_losses(row: Row, found: Findings) -> None:
-    """Add what sums of low precision lost."""
+    """Add what sums of low precision lost, none of a window whose gradients nobody used."""
+    if row.skipped:
+        return
     _add_some(row, "accumulation_error", found.phase, {layer: error for layer, (error, _) in found.losses.items()})
     _add_some(row, "norm_ratio", found.phase, {layer: ratio for layer, (_, ratio) in found.losses.items()})
 

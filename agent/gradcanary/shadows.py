@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from gradcanary.statistics import LOW_PRECISION, readable, scaled_norm
-from gradcanary.weights import References
+from gradcanary.statistics import LOW_PRECISION, Failed, readable, scaled_norm, told
+from gradcanary.turns import some
+from gradcanary.weights import References, weight_of
 
 EACH = 100
 FIRST = 2
@@ -29,66 +32,111 @@ def is_due(step: int, first: int) -> bool:
     return step - first == FIRST or (step > first and step % EACH == 0)
 
 
+@dataclass
+class _Sum:
+    """A float32 sum, of how many gradients, and the state that the last addition left the real one in."""
+
+    total: Tensor
+    count: int = 1
+    left: tuple[int, int] = (0, 0)
+
+
 class Shadows:
     """The float32 sums of a window, by position of the layer; none while no window is looked at."""
 
-    def __init__(self, wrap: Callable[[str, Callable[..., None]], Callable[..., None]]) -> None:
-        self._wrap = wrap
-        self._sums: dict[int, Tensor | None] = {}
-        self._counts: dict[int, int] = {}
+    def __init__(self, wrap: Callable[[str, Callable[..., None]], Callable[..., None]], failed: Failed) -> None:
+        self._wrap, self._failed = wrap, failed
+        self._references: References = ()
+        self._sums: dict[int, _Sum | None] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
-    def begin(self, references: References, step: int) -> None:
-        """Sum up what comes from now on, of layers whose sums are of low precision; the step chooses among them."""
+    def begin(self, references: References, step: int, interval: int) -> None:
+        """Sum up what comes from now on, of layers whose sums are of low precision; the step chooses among them.
+
+        ``interval`` lies between two samples.
+        """
         self.end()
-        chosen = [place for place, reference in enumerate(references) if _is_low(reference())]
-        first = step // EACH * PER_WINDOW % max(len(chosen), 1)
+        self._references = references
+        low = [place for place, reference in enumerate(references) if _is_low(reference())]
         room = MAX_BYTES
-        for place in (chosen[first:] + chosen[:first])[:PER_WINDOW]:
+        for place in some(low, step // max(EACH, interval), PER_WINDOW):
             parameter = references[place]()
-            if parameter is None or 4 * parameter.numel() > room:
-                continue
-            room -= 4 * parameter.numel()
-            self._sums[place], self._counts[place] = None, 0
-            add = self._wrap("summing up in float32", lambda gradient, place=place: self._add(place, gradient))
-            self._hooks.append(parameter.register_hook(add))  # type: ignore[no-untyped-call]  # untyped in torch
+            if parameter is not None and 4 * parameter.numel() <= room:
+                room -= 4 * parameter.numel()
+                self._follow(place, parameter)
 
     def end(self) -> None:
         """Let go of the window."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._sums, self._counts = [], {}, {}
+        self._references, self._hooks, self._sums = (), [], {}
 
-    def losses(self, counts: Sequence[int], gradient: Callable[[int], Tensor | None]) -> dict[int, Tensor]:
-        """Return tensors of six, by position, of sums in which several gradients are: the L2 norms of the difference,
-        of the sum, and of the float32 sum, each a product of two. Kernels only, nothing is read."""
+    def losses(self, counts: Sequence[int]) -> dict[int, Tensor]:
+        """Return tensors of six, by position, of sums in which several gradients are and nothing else: the L2 norms of
+        the difference, of the sum, and of the float32 sum, each a product of two. Kernels only, nothing is read."""
         found = {}
-        with torch.no_grad():
-            for place, sums in self._sums.items():
-                stored = gradient(place)
-                if sums is None or stored is None or not 1 < counts[place] == self._counts[place]:
-                    continue
-                if readable(stored) and stored.dtype in LOW_PRECISION and stored.shape == sums.shape:
-                    parts = (stored.float() - sums, stored.float(), sums.clone())
-                    found[place] = torch.stack([factor for part in parts for factor in scaled_norm(part)])
+        for place, known in self._sums.items():
+            stored = self._stored(place)
+            if known is None or stored is None or not 1 < counts[place] == known.count:
+                continue
+            if known.left == _state(stored) and readable(stored) and stored.dtype in LOW_PRECISION:
+                with torch.no_grad(), told(self._failed, "measuring what a sum lost", stored):
+                    found[place] = _norms(stored, known.total)
         return found
 
-    def _add(self, place: int, gradient: Tensor) -> None:
+    def _follow(self, place: int, parameter: Tensor) -> None:
+        self._sums[place] = None
+        come, added = (self._wrap("summing up in float32", partial(each, place)) for each in (self._come, self._added))
+        self._hooks.append(parameter.register_hook(come))  # type: ignore[no-untyped-call]  # untyped in torch
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(added))  # type: ignore[no-untyped-call]  # likewise
+
+    def _come(self, place: int, gradient: Tensor) -> None:
+        """Add a gradient, unless somebody else wrote to the real sum: what was clipped meanwhile is not lost."""
+        if place not in self._sums:
+            return
+        known, stored = self._sums[place], self._stored(place)
+        if gradient.layout is not torch.strided or (known is not None and known.left != _state(stored)):
+            del self._sums[place]
+            return
         with torch.no_grad():
-            before, self._counts[place] = self._sums[place], self._counts[place] + 1
-            self._sums[place] = gradient.to(torch.float32, copy=True) if before is None else before.add_(gradient)
+            if known is None:
+                total = gradient.to(torch.float32, copy=True)
+                self._sums[place] = _Sum(total if stored is None else total.add_(stored))
+            else:
+                known.total.add_(gradient)
+                known.count += 1
+
+    def _added(self, place: int, parameter: Tensor) -> None:
+        known = self._sums.get(place)
+        if known is not None:
+            known.left = _state(parameter.grad)
+
+    def _stored(self, place: int) -> Tensor | None:
+        parameter = self._references[place]()
+        return None if parameter is None else parameter.grad
 
 
-def read(factors: Tensor) -> tuple[float, float] | None:
-    """Return accumulation error and norm ratio, None where a sum is zero or not finite; this waits for the device."""
-    numbers: list[float] = factors.tolist()
-    lost, stored, exact = (numbers[at] * numbers[at + 1] for at in (0, 2, 4))
+def loss_of(factors: Sequence[float]) -> tuple[float, float] | None:
+    """Return accumulation error and norm ratio, None where a sum is zero or not finite."""
+    lost, stored, exact = (factors[at] * factors[at + 1] for at in (0, 2, 4))
     return (lost / exact, stored / exact) if exact > 0 and math.isfinite(lost + stored + exact) else None
 
 
+def _norms(stored: Tensor, exact: Tensor) -> Tensor:
+    """Return the factors of three norms; one temporary tensor at a time."""
+    lost = scaled_norm(stored.float().sub_(exact))
+    return torch.stack([*lost, *scaled_norm(stored.float()), *scaled_norm(exact.clone())])
+
+
+def _state(gradient: Tensor | None) -> tuple[int, int]:
+    """Return what changes when a gradient is replaced or written to, without reading it."""
+    return (0, -1) if gradient is None else (gradient.data_ptr(), gradient._version)  # noqa: SLF001 -- documented only by its name
+
+
 def _is_low(parameter: Tensor | None) -> bool:
-    """Say so of a parameter whose gradients torch itself sums in low precision, and lets a hook see."""
-    if parameter is None or type(parameter.data) is not Tensor or not parameter.requires_grad:
+    """Say so of a parameter whose gradients torch itself sums in low precision, in ``.grad``, and lets a hook see."""
+    if parameter is None or not parameter.requires_grad or hasattr(parameter, "main_grad"):
         return False
-    asked = getattr(parameter, "grad_dtype", None) or parameter.dtype
-    return asked in LOW_PRECISION and parameter.layout is torch.strided
+    weight = weight_of(parameter)
+    is_plain = weight is not None and type(parameter.data) is Tensor
+    return is_plain and getattr(parameter, "grad_dtype", parameter.dtype) in LOW_PRECISION

@@ -229,7 +229,6 @@ class Track:
         scale, window.found_inf = self.scaling.at_step(optimizer)
         if not has_closure and self._of.is_sampled(self):
             self._complete(window, "accumulated" if self.gauge.is_fresh() else "post_clip", scale)
-        self._of.guard.wrap("forecasting", self.gauge.forecast)(window, optimizer, self._of.step_of(self))
 
     def step_ended(self) -> None:
         """Note that the window got its step; it stays open for what is logged until the next one begins."""

@@ -56,9 +56,9 @@ def copies_of(
         parameter = references[position]()
         if parameter is None or not parameter.requires_grad or not (owned is None or owned[position]):
             continue
-        weight = local(parameter).detach()
-        needed = bytes_of_copy(weight.numel(), weight.dtype)
-        if _can_be_copied(weight) and needed <= room:
+        weight = weight_of(parameter)
+        needed = 0 if weight is None else bytes_of_copy(weight.numel(), weight.dtype)
+        if weight is not None and needed <= room:
             copies[position] = _real(weight).to(_dtype(weight.dtype), copy=True)
             room -= needed
     return copies
@@ -73,23 +73,22 @@ def changes(copies: Mapping[int, Tensor], references: References) -> dict[int, T
     found = {}
     with torch.no_grad():
         for position, copy in copies.items():
-            now = _now(references[position]())
+            now = weight_of(references[position]())
+            now = None if now is None else _real(now)
             if now is not None and (now.shape, now.device) == (copy.shape, copy.device):
                 change = scaled_norm(copy.sub_(now))
                 found[position] = torch.stack([*change, *scaled_norm(copy.copy_(now))])
     return found
 
 
-def _can_be_copied(weight: Tensor) -> bool:
-    """Say so of a plain dense tensor of real or complex numbers: a quantized one is another thing."""
-    is_number = weight.is_complex() or (weight.is_floating_point() and weight.element_size() > 1)
-    is_plain = type(weight) is Tensor and weight.layout is torch.strided
-    return is_plain and is_number and weight.untyped_storage().nbytes() > 0
-
-
-def _now(parameter: nn.Parameter | None) -> Tensor | None:
+def weight_of(parameter: Tensor | None) -> Tensor | None:
+    """Return a parameter's elements that lie here, where they are numbers in a plain dense tensor: a quantized one is
+    another thing, and one whose memory was given back would be read at an address that is no longer its own."""
     weight = None if parameter is None else local(parameter).detach()
-    return None if weight is None or not _can_be_copied(weight) else _real(weight)
+    if weight is None or type(weight) is not Tensor or weight.layout is not torch.strided:
+        return None
+    is_number = weight.is_complex() or (weight.is_floating_point() and weight.element_size() > 1)
+    return weight if is_number and weight.numel() and weight.untyped_storage().nbytes() > 0 else None
 
 
 def _real(weight: Tensor) -> Tensor:
