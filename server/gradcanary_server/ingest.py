@@ -15,6 +15,7 @@ from gradcanary import wire
 from gradcanary_server import (
     attribution,
     batches,
+    fold_input,
     gathering,
     incidents,
     launches,
@@ -181,7 +182,7 @@ class Ingest:
     def _fold(
         self, connection: Connection, run_row: Record, row: Record, launched: Launch, columns: Columns, now: float
     ) -> tuple[Change, ...]:
-        samples = batches.samples(columns, compile_rules(launched.layers, self._rules).groups)
+        samples = fold_input.samples(columns, compile_rules(launched.layers, self._rules).groups)
         state, changes = fold(self._states.read(connection, row.run_id), launched, samples, self._rules)
         values: dict[str, object] = {"low": state.low_count()}
         is_present = state.progress.launch == launched.number  # one that was replaced says nothing of the present

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradcanary import wire
-from gradcanary_server import batches
+from gradcanary_server import batches, fold_input
 from gradcanary_server.fold import FoldState, fold
 from gradcanary_server.observations import Launch, LayerFacts
 from gradcanary_server.rules import Rules
@@ -79,7 +79,7 @@ def measure(layers: int) -> Figures:
     for number in range(ROUNDS):
         batch = wire_batch(number * STEPS, layers, random)
         decode_us, columns = timed(lambda batch=batch: batches.decode(batch))
-        samples = batches.samples(columns, 1)
+        samples = fold_input.samples(columns, 1)
         unpack_us, state = timed(lambda packed=packed: FoldState.unpack(packed))
         fold_us, (state, changes) = timed(lambda state=state, samples=samples: fold(state, launch, samples, rules))
         pack_us, packed = timed(lambda state=state: state.pack())
