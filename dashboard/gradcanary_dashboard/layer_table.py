@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dash import dcc, html
+from dash import html
 
 from gradcanary_dashboard import layers, parts, wording
 from gradcanary_dashboard.layers import Layer
@@ -13,12 +14,19 @@ from gradcanary_dashboard.view import View, layer_url
 
 HEADS = ("Layer", "absmax", "norm", "state", "accumulator", "K", "rules")
 
+ROWS = "data-layers"
+"""The attribute that holds the rows; ``assets/layer_table.js`` draws them, keeping those of layers still listed."""
 
-def table(slot: str, contents: Mapping[str, Any], title: str) -> html.Section:
-    """Return the card; a refresh fills ``slot`` with rows and ``slot-tally`` with how many there are."""
+
+def table(slot: str, contents: Mapping[str, Any], title: str, *, draws: bool = False) -> html.Section:
+    """Return the card; a refresh fills ``slot``, by the attribute ``ROWS``, and ``slot-tally``.
+
+    With ``draws`` each row has a button that draws the layer's trend on this page.
+    """
     heads = html.Tr([html.Th(head, scope="col", role="columnheader") for head in HEADS], role="row")
+    held = {ROWS: contents.get(slot, "[]"), "data-draws": str(draws).lower()}
     drawn = html.Table(
-        [html.Thead(heads), html.Tbody(contents.get(slot), id=slot)],
+        [html.Thead(heads), html.Tbody(id=slot, **held)],
         # The narrow layout is a grid, which would take a table's meaning away.
         role="table",
         **parts.attributes(aria_labelledby="layers-title"),
@@ -29,9 +37,9 @@ def table(slot: str, contents: Mapping[str, Any], title: str) -> html.Section:
     return parts.card("layers", scrolled, title=title, aside=tally)
 
 
-def rows(run: str, listed: Sequence[Layer], chosen: Layer | None, view: View, *, draws: bool) -> list[html.Tr]:
-    """Return a row per layer, its name a link; with ``draws`` each has a button that draws its trend on this page."""
-    return [_row(run, layer, layer is chosen, view, draws) for layer in listed]
+def rows(run: str, listed: Sequence[Layer], chosen: Layer | None, view: View) -> str:
+    """Return a row per layer as JSON: its name, where that leads, its tone, and the texts of the other cells."""
+    return json.dumps([_row(run, layer, layer is chosen, view) for layer in listed], separators=(",", ":"))
 
 
 def tally(everything: int, shown: int, ranked: str = "worst") -> str:
@@ -41,32 +49,13 @@ def tally(everything: int, shown: int, ranked: str = "worst") -> str:
     return f"the {wording.integer(shown)} {ranked} of {wording.integer(everything)}"
 
 
-def _row(run: str, layer: Layer, is_chosen: bool, view: View, draws: bool) -> html.Tr:
+def _row(run: str, layer: Layer, is_chosen: bool, view: View) -> dict[str, Any]:
     texts = layers.row(layer)
-    link = dcc.Link(
-        texts["name"], href=layer_url(run, layer["name"], layer["layer"], view), className="layer", title=texts["name"]
-    )
-    cells = {
-        "number absmax": texts["absmax"],
-        "number norm": texts["norm"],
-        "state": texts["state"],
-        "stored": texts["stored"],
-        "number k": texts["k"],
-        "rule": texts["rule"] or ("low" if texts["low"] else ""),
+    rule = texts["rule"] or ("low" if texts["low"] else "")
+    return {
+        "name": texts["name"],
+        "href": layer_url(run, layer["name"], layer["layer"], view),
+        "tone": texts["tone"],
+        "chosen": is_chosen,
+        "texts": [*(texts[key] for key in ("absmax", "norm", "state", "stored", "k")), rule],
     }
-    return html.Tr(
-        [
-            html.Td([*([_drawing(texts["name"], is_chosen)] if draws else []), link], className="name", role="cell"),
-            *(html.Td(text, className=kind, role="cell") for kind, text in cells.items()),
-        ],
-        key=texts["name"],
-        className=f"tone-{texts['tone']}{' chosen' if is_chosen else ''}",
-        role="row",
-    )
-
-
-def _drawing(name: str, is_chosen: bool) -> html.Button:
-    words = f"Draw the trend of {name}"
-    pressed = str(is_chosen).lower()
-    described = parts.attributes(data_layer=name, aria_label=words, aria_pressed=pressed)
-    return html.Button(parts.icon("trend"), type="button", className="draw", title="Draw its trend here", **described)

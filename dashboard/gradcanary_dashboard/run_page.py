@@ -44,7 +44,7 @@ SLOTS = {
     "incidents": "children",
     "incident-tally": "children",
     "notes": "children",
-    "layer-rows": "children",
+    "layer-rows": layer_table.ROWS,
     "layer-rows-tally": "children",
     **{f"option-{stat}": "hidden" for stat in STATS},
 }
@@ -100,7 +100,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "incidents": incident_cards.panel(data.incidents, view),
         "incident-tally": incident_cards.tally(data.incidents),
         "notes": notes.cards(data.run),
-        "layer-rows": layer_table.rows(run, rows, data.layer, view, draws=True),
+        "layer-rows": layer_table.rows(run, rows, data.layer, view),
         "layer-rows-tally": _tally(data, listed, len(rows)),
         **_trend(data, view, span, events),
     }
@@ -189,7 +189,7 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
     return html.Div(
         [
             parts.card("incidents", *incidents, title="Incidents", aside=tally, slot="incidents"),
-            layer_table.table("layer-rows", contents, "Layers, worst first"),
+            layer_table.table("layer-rows", contents, "Layers, worst first", draws=True),
         ],
         className="beside",
     )
