@@ -19,6 +19,7 @@ def mount(server: FastAPI, collector_url: str) -> Dash:
         update_title=None,  # type: ignore[arg-type]  # None, its documented way to leave the title alone
         serve_locally=True,
         index_string=shell.INDEX,
+        assets_ignore=shell.PLOTLY,
         suppress_callback_exceptions=True,
         add_log_handler=False,
     )

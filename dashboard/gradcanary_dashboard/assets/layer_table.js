@@ -27,14 +27,16 @@
   }
 
   function write(row, layer) {
-    const shown = JSON.stringify(layer);
-    if (drawn.get(row) === shown) return;
-    drawn.set(row, shown);
-    row.className = "tone-" + layer.tone + (layer.chosen ? " chosen" : "");
-    row.querySelector("a").setAttribute("href", layer.href);
-    const button = row.querySelector("button");
+    const before = drawn.get(row) || { texts: [] };
+    drawn.set(row, layer);
+    const tone = "tone-" + layer.tone + (layer.chosen ? " chosen" : "");
+    if (row.className !== tone) row.className = tone;
+    if (before.href !== layer.href) row.querySelector("a").setAttribute("href", layer.href);
+    const button = before.chosen === layer.chosen ? null : row.querySelector("button");
     if (button) button.setAttribute("aria-pressed", String(layer.chosen));
-    layer.texts.forEach((text, place) => { row.cells[place + 1].textContent = text; });
+    layer.texts.forEach((text, place) => {
+      if (before.texts[place] !== text) row.cells[place + 1].textContent = text;
+    });
   }
 
   // Rows move to their new places one by one: those that follow each other already are left alone.
