@@ -6,12 +6,14 @@ from dash import Dash
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gradcanary_dashboard import callbacks, shell
+from gradcanary_dashboard import callbacks, news, shell
 from gradcanary_dashboard.client import Collector
 
 
 def mount(server: FastAPI, collector_url: str) -> Dash:
     """Put the pages onto a server at ``/``; they ask the collector at ``collector_url`` over HTTP."""
+    collector = Collector(collector_url)
+    news.register(server, collector)
     app = Dash(
         "gradcanary_dashboard",
         server=server,  # type: ignore[arg-type]  # Dash takes a FastAPI app; its annotation still says Flask
@@ -26,7 +28,7 @@ def mount(server: FastAPI, collector_url: str) -> Dash:
     # Every callback answers by HTTP; with the capability each tab would open a WebSocket that nothing uses.
     app.backend.websocket_capability = False
     app.layout = shell.layout(collector_url)
-    callbacks.register(app, Collector(collector_url))
+    callbacks.register(app, collector)
 
     server.add_middleware(RunDocuments)
     return app

@@ -1,26 +1,25 @@
-"""What runs when a page opens, each second, and at a click: the edge between Dash and the pure pages."""
+"""What runs when a page opens, when there is news, and at a click: the edge between Dash and the pure pages."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, no_update
 from dash.exceptions import PreventUpdate
 
-from gradcanary_dashboard import layer_data, layer_page, run_data, run_page, runs_page, shell
+from gradcanary_dashboard import layer_data, layer_page, news, run_data, run_page, runs_page, shell
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
+from gradcanary_dashboard.news import Shown
 from gradcanary_dashboard.stats import STATS
 from gradcanary_dashboard.view import Place, parse, place_of
 
 Contents = Mapping[str, Any]
 Handler = Callable[..., Contents]
-
-RUNNING = [(Output("busy", "data"), True, False)]
-"""While an answer is awaited no tick asks again: a slow collector gets fewer questions, not a queue of them."""
 
 
 def register(app: Dash, collector: Collector) -> None:
@@ -37,7 +36,7 @@ def threaded(
 
     Dash runs a plain function on the event loop, where it would stall ingest, and deadlock when it asks the collector
     that is served by the same loop: every server-side callback goes through here. One that ``refreshes`` leaves alone
-    what the page was opened with, and says that it is busy.
+    what the page was opened with.
     """
 
     def decorate(handler: Handler) -> None:
@@ -50,7 +49,6 @@ def threaded(
             output=dict(outputs),
             inputs=list(inputs),
             prevent_initial_call=refreshes,
-            running=RUNNING if refreshes else None,
         )
         register_callback(callback)
 
@@ -69,8 +67,8 @@ def _register_pages(app: Dash, collector: Collector) -> None:
         place = place_of(pathname or "/")
         try:
             if place is None:
-                return {"main": runs_page.frame(_runs(collector, "", None)), "title": "Runs", "outage": None}
-            contents = _of_run(collector, place, search, None)
+                return {"main": runs_page.frame(_runs(collector, "", {})), "title": "Runs", "outage": None}
+            contents = _of_run(collector, place, search, {})
             return {"main": _frame(place, contents), "title": contents.get("name", place.run), "outage": None}
         except NotFoundError:
             return {"main": _unknown(collector, place or Place("")), "title": "Not found", "outage": None}
@@ -93,106 +91,72 @@ def _unknown(collector: Collector, place: Place) -> list[Any]:
 
 
 def _register_refreshes(app: Dash, collector: Collector) -> None:
-    outage = Output("outage", "children", allow_duplicate=True)
-    runs_outputs = {
-        "runs": Output("runs", "children"),
-        "head": Output("runs-head", "className"),
-        "shown": Output("runs-shown", "data"),
-        "outage": outage,
-    }
+    def of_runs(wanted: str | None, shown: Shown) -> Contents:
+        return _runs(collector, wanted or "", shown)
 
-    @threaded(
-        app,
-        runs_outputs,
-        Input("runs-pulse", "data"),
-        Input("runs-filter", "value"),
-        State("runs-shown", "data"),
-        refreshes=True,
-    )
-    def refresh_runs(_pulse: object, wanted: str | None, shown: Contents | None) -> Contents:
-        return _healing(shown, lambda: _runs(collector, wanted or "", shown))
+    def of_run(search: str | None, name: str, shown: Shown) -> Contents:
+        return _of_run(collector, Place(name), search, shown)
 
-    run_outputs = {slot: Output(slot, prop) for slot, prop in run_page.SLOTS.items()}
+    def of_layer(search: str | None, place: Contents, shown: Shown) -> Contents:
+        return _of_run(collector, Place(**place), search, shown)
 
-    @threaded(
-        app,
-        {**run_outputs, "shown": Output("run-shown", "data"), "outage": outage},
-        Input("run-pulse", "data"),
-        Input("run-url", "search"),
-        State("run-name", "data"),
-        State("run-shown", "data"),
-        refreshes=True,
-    )
-    def refresh_run(_pulse: object, search: str | None, name: str, shown: Contents | None) -> Contents:
-        return _healing(shown, lambda: _of_run(collector, Place(name), search, shown))
-
-    layer_outputs = {slot: Output(slot, prop) for slot, prop in layer_page.SLOTS.items()}
-
-    @threaded(
-        app,
-        {**layer_outputs, "shown": Output("layer-shown", "data"), "outage": outage},
-        Input("layer-pulse", "data"),
-        Input("layer-url", "search"),
-        State("layer-place", "data"),
-        State("layer-shown", "data"),
-        refreshes=True,
-    )
-    def refresh_layer(_pulse: object, search: str | None, place: Contents, shown: Contents | None) -> Contents:
-        return _healing(shown, lambda: _of_run(collector, Place(**place), search, shown))
+    _register_refresh(app, "runs", runs_page.SLOTS, of_runs, Input("runs-filter", "value"))
+    _register_refresh(app, "run", run_page.SLOTS, of_run, Input("run-url", "search"), State("run-name", "data"))
+    _register_refresh(app, "layer", layer_page.SLOTS, of_layer, Input("layer-url", "search"), State("layer-place", "data"))
 
 
-def _healing(shown: Contents | None, ask: Callable[[], Contents]) -> Contents:
+def _register_refresh(app: Dash, page: str, slots: Mapping[str, str], ask: Handler, *asked: Input | State) -> None:
+    """Fill the page's slots when there is news or the reader chooses something else."""
+    heart = f"{page}-heart"
+    outputs = {slot: Output(slot, prop) for slot, prop in slots.items()}
+    outputs |= {"shown": Output(heart, "data-shown"), "outage": Output("outage", "children", allow_duplicate=True)}
+
+    @threaded(app, outputs, Input(heart, "data-news"), *asked, State(heart, "data-shown"), refreshes=True)
+    def refresh(_news: object, *values: Any) -> Contents:
+        *chosen, held = values
+        shown = news.read(held)
+        return _healing(shown, lambda: ask(*chosen, shown))
+
+
+def _healing(shown: Shown, ask: Callable[[], Contents]) -> Contents:
     """Return what ``ask`` returns, with the outage banner put up when it fails and taken down when it is back."""
-    was_down = bool(shown and shown.get("down"))
     try:
         contents = ask()
     except DashboardError as error:
-        return {"outage": shell.outage(str(error)), "shown": {**(shown or {}), "down": True}}
-    if not contents:
-        if not was_down:
-            raise PreventUpdate
-        return {"outage": None, "shown": {**(shown or {}), "down": False}}
-    return {**contents, "outage": None}
+        return {"outage": shell.outage(str(error)), "shown": json.dumps({**shown, "down": True})}
+    if contents:
+        return {**contents, "outage": None}
+    if not shown.get("down"):
+        raise PreventUpdate
+    return {"outage": None, "shown": json.dumps({**shown, "down": False})}
 
 
-def _runs(collector: Collector, wanted: str, shown: Contents | None) -> Contents:
+def _runs(collector: Collector, wanted: str, shown: Shown) -> Contents:
     """Return the runs page's contents, nothing when it shows them already."""
-    runs, incidents = collector.runs(), collector.incidents()
-    version = f"{runs.version} {incidents.version}"
-    if shown and (shown.get("version"), shown.get("wanted")) == (version, wanted):
+    version = news.runs_version(collector)
+    if (shown.get("version"), shown.get("wanted")) == (version, wanted):
         return {}
-    contents = runs_page.fill(runs.body["runs"], incidents.body["incidents"], wanted, collector.url)
-    return {**contents, "shown": {"version": version, "wanted": wanted}}
+    runs, incidents = collector.runs().body["runs"], collector.incidents().body["incidents"]
+    contents = runs_page.fill(runs, incidents, wanted, collector.url)
+    return {**contents, "shown": json.dumps({"version": version, "wanted": wanted})}
 
 
-def _of_run(collector: Collector, place: Place, search: str | None, shown: Contents | None) -> Contents:
+def _of_run(collector: Collector, place: Place, search: str | None, shown: Shown) -> Contents:
     """Return the contents of a run's or a layer's page, nothing when it shows them already."""
     view = parse(search)
-    version = collector.run(place.run).version
-    before = shown or {}
-    same = (before.get("version"), before.get("search")) == (version, search)
-    if same and not _was_told(collector, place, before):
+    if shown and news.is_shown(collector, place, search, shown):
         return {}
-    state: dict[str, Any] = {"version": version, "search": search}
+    state: dict[str, Any] = {"version": collector.run(place.run).version, "search": search}
     data: run_data.RunData | layer_data.LayerData
     if place.layer is None:
-        data = run_data.load(collector, place.run, view, before.get("layer"))
+        data = run_data.load(collector, place.run, view, shown.get("layer"))
         contents = run_page.fill(data, view)
         state["layer"] = data.layer and data.layer["layer"]
     else:
         data = layer_data.load(collector, place.run, place.layer, view)
         contents = layer_page.fill(data, view)
     state["incidents"] = data.incidents_version if run_data.is_unsettled(data.incidents) else None
-    return {**contents, "shown": state}
-
-
-def _was_told(collector: Collector, place: Place, before: Contents) -> bool:
-    """Return whether a delivery moved on since the page was filled; asks only while one is on its way."""
-    if before.get("incidents") is None:
-        return False
-    load = run_data if place.layer is None else layer_data
-    _, version = load.load_incidents(collector, place.run, parse(before.get("search")).incident)
-    return bool(version != before["incidents"])
+    return {**contents, "shown": json.dumps(state)}
 
 
 def _register_browser(app: Dash) -> None:
@@ -203,8 +167,6 @@ def _register_browser(app: Dash) -> None:
         register_callback(ClientsideFunction("gradcanary", function), *arguments, prevent_initial_call=at_click)
 
     figures = {"run": ("heatmap", "trend", "loss"), "layer": tuple(f"stat-{stat}" for stat in STATS)}
-    for page in ("runs", *figures):
-        browser("pulse", Output(f"{page}-pulse", "data"), Input(f"{page}-tick", "n_intervals"), State("busy", "data"))
     for page, drawn in figures.items():
         zooms = [Input(figure, "relayoutData") for figure in drawn]
         browser("zoom", Output(f"{page}-url", "search"), *zooms, at_click=True)

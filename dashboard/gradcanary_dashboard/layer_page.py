@@ -50,9 +50,7 @@ def frame(place: Place, contents: Mapping[str, Any]) -> list[Any]:
         html.Div([_figures(contents), _aside(contents)], className="columns"),
         dcc.Location(id="layer-url", refresh=False),
         dcc.Store(id="layer-place", data={"run": place.run, "layer": place.layer}),
-        dcc.Store(id="layer-shown", data=contents.get("shown")),
-        dcc.Store(id="layer-pulse"),
-        dcc.Interval(id="layer-tick", interval=1000),
+        parts.heart("layer", contents.get("shown")),
     ]
 
 

@@ -96,6 +96,11 @@ def graph(name: str, figure: dict[str, Any] | None, words: str) -> html.Figure:
     return html.Figure(drawn, **attributes(aria_label=words))
 
 
+def heart(page: str, shown: str | None) -> html.Div:
+    """Return what holds the version of all that the page shows; the browser asks with it each second for news."""
+    return html.Div(id=f"{page}-heart", className="heart", hidden=True, **attributes(data_shown=shown))
+
+
 def missing(title: str, text: Sequence[Any], way_out: tuple[str, str]) -> html.Div:
     """Return the page of something that the collector does not know."""
     words, href = way_out

@@ -66,9 +66,7 @@ def frame(run: str, contents: Mapping[str, Any]) -> list[Any]:
         html.Div([_figures(contents), _aside(contents)], className="columns"),
         dcc.Location(id="run-url", refresh=False),
         dcc.Store(id="run-name", data=run),
-        dcc.Store(id="run-shown", data=contents.get("shown")),
-        dcc.Store(id="run-pulse"),
-        dcc.Interval(id="run-tick", interval=1000),
+        parts.heart("run", contents.get("shown")),
     ]
 
 

@@ -23,6 +23,9 @@ COLOURS = {
     "waiting": palette.GREY,
 }
 
+SLOTS = {"runs": "children", "runs-head": "className"}
+"""Id and property of everything that a refresh fills."""
+
 
 def frame(contents: Mapping[str, Any]) -> list[Any]:
     """Return the page: a heading with the filter that stays, and the slot that a refresh fills."""
@@ -33,12 +36,10 @@ def frame(contents: Mapping[str, Any]) -> list[Any]:
                 dcc.Input(id="runs-filter", type="search", placeholder="Filter, press /", autoComplete="off"),
             ],
             id="runs-head",
-            className=contents.get("head", "runs-head"),
+            className=contents.get("runs-head", "runs-head"),
         ),
         html.Div(contents.get("runs"), id="runs"),
-        dcc.Store(id="runs-shown", data=contents.get("shown")),
-        dcc.Store(id="runs-pulse"),
-        dcc.Interval(id="runs-tick", interval=1000),
+        parts.heart("runs", contents.get("shown")),
     ]
 
 
@@ -47,11 +48,11 @@ def fill(
 ) -> dict[str, Any]:
     """Return the contents: the open incidents and a card per run whose name holds ``wanted``, or the empty state."""
     if not runs:
-        return {"head": "runs-head hidden", "runs": [empty(collector_url)]}
+        return {"runs-head": "runs-head hidden", "runs": [empty(collector_url)]}
     shown = [run for run in runs if wanted.strip().casefold() in run["run"].casefold()]
     cards = [_card(run, [incident for incident in incidents if incident["run"] == run["run"]]) for run in shown]
     none = html.P(["No run has ", html.Code(wanted), " in its name."], className="dim")
-    return {"head": "runs-head", "runs": [*_banner(incidents), html.Div(cards or none, className="runs")]}
+    return {"runs-head": "runs-head", "runs": [*_banner(incidents), html.Div(cards or none, className="runs")]}
 
 
 def empty(collector_url: str) -> html.Div:

@@ -74,7 +74,6 @@ def layout(collector_url: str) -> html.Div:
             html.Main(id="main", tabIndex=-1),
             dcc.Store(id="title"),
             dcc.Store(id="collector", data=collector_url),
-            dcc.Store(id="busy", data=False),
         ],
         id="shell",
     )

@@ -75,10 +75,6 @@
 
   // ---- callbacks of Dash
 
-  function pulse(_ticks, busy) {
-    return busy || document.hidden ? window.dash_clientside.no_update : Date.now();
-  }
-
   function zoom() {
     const context = window.dash_clientside.callback_context;
     const change = (context.triggered[0] || {}).value || {};
@@ -131,7 +127,9 @@
     window.scrollTo(0, 0);
   }
 
-  // ---- the dashboard's own server: when it is gone, nobody but the browser can say so
+  // ---- the dashboard's own server: asked each second; when it is gone, nobody but the browser can say so
+
+  let awaited = 0;
 
   function showLink(connected) {
     const banner = document.getElementById("offline");
@@ -141,13 +139,32 @@
     root.dataset.link = connected ? "up" : "down";
   }
 
+  function answered() {
+    awaited -= 1;
+  }
+
   const plainFetch = window.fetch;
   window.fetch = function (...request) {
+    awaited += 1;
     return plainFetch.apply(this, request).then(
-      (response) => { showLink(response.status < 500); return response; },
-      (error) => { showLink(false); throw error; },
+      (response) => {
+        showLink(response.status < 500);
+        response.clone().arrayBuffer().then(answered, answered);
+        return response;
+      },
+      (error) => { showLink(false); answered(); throw error; },
     );
   };
+
+  // While an answer is awaited nobody asks again: a slow collector gets fewer questions, not a queue of them.
+  function beat() {
+    const heart = document.querySelector(".heart");
+    if (!heart || awaited || document.hidden) return;
+    const question = new URLSearchParams({ path: window.location.pathname, shown: heart.dataset.shown || "" });
+    window.fetch("/_news?" + question, { cache: "no-store" }).then((answer) => {
+      if (answer.status === 200) window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
+    }, () => { /* the banner says so */ });
+  }
 
   // ---- clicks and keys
 
@@ -232,8 +249,9 @@
   });
 
   setInterval(wordTimes, 500);
+  setInterval(beat, 1000);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    gradcanary: { pulse, zoom, choose, show_choices: showChoices, read_out: readOut, title: setTitle },
+    gradcanary: { zoom, choose, show_choices: showChoices, read_out: readOut, title: setTitle },
   });
 })();
