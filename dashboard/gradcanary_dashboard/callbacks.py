@@ -100,9 +100,11 @@ def _register_refreshes(app: Dash, collector: Collector) -> None:
     def of_layer(search: str | None, place: Contents, shown: Shown) -> Contents:
         return _of_run(collector, Place(**place), search, shown)
 
+    run = (Input("run-url", "search"), State("run-name", "data"))
+    layer = (Input("layer-url", "search"), State("layer-place", "data"))
     _register_refresh(app, "runs", runs_page.SLOTS, of_runs, Input("runs-filter", "value"))
-    _register_refresh(app, "run", run_page.SLOTS, of_run, Input("run-url", "search"), State("run-name", "data"))
-    _register_refresh(app, "layer", layer_page.SLOTS, of_layer, Input("layer-url", "search"), State("layer-place", "data"))
+    _register_refresh(app, "run", run_page.SLOTS, of_run, *run)
+    _register_refresh(app, "layer", layer_page.SLOTS, of_layer, *layer)
 
 
 def _register_refresh(app: Dash, page: str, slots: Mapping[str, str], ask: Handler, *asked: Input | State) -> None:
@@ -111,9 +113,8 @@ def _register_refresh(app: Dash, page: str, slots: Mapping[str, str], ask: Handl
     outputs = {slot: Output(slot, prop) for slot, prop in slots.items()}
     outputs |= {"shown": Output(heart, "data-shown"), "outage": Output("outage", "children", allow_duplicate=True)}
 
-    @threaded(app, outputs, Input(heart, "data-news"), *asked, State(heart, "data-shown"), refreshes=True)
-    def refresh(_news: object, *values: Any) -> Contents:
-        *chosen, held = values
+    @threaded(app, outputs, Input(heart, "data-news"), State(heart, "data-shown"), *asked, refreshes=True)
+    def refresh(_news: object, held: str | None, *chosen: object) -> Contents:
         shown = news.read(held)
         return _healing(shown, lambda: ask(*chosen, shown))
 

@@ -42,27 +42,39 @@ def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None, eve
     drawn["shapes"] = _outline(chosen, len(rows))
     drawn["annotations"] = _pointer(chosen)
     drawn["hovermode"] = "closest"
-    is_single = bucket <= events.every
-    drawn["meta"] = {
+    marked = marks.draw(drawn, events, span, palette.DARK, palette.NO_DATA)
+    value = stat.name if bucket <= events.every else answer["value"]
+    drawn["meta"] = {**_named(rows, steps, bucket, events.every), **_worded(scale), "value": value, "events": marked}
+    return {"data": [_trace(steps, codes, bucket, scale)], "layout": drawn}
+
+
+def _named(rows: Sequence[Mapping[str, Any]], steps: axes.Floats, bucket: int, every: int) -> dict[str, Any]:
+    """Return what names a cell by its row and column, and how exactly its value is told."""
+    return {
         "names": [row["name"] for row in rows],
         "layers": [row["name"] if len(row["layers"]) == 1 else str(row["layers"][0]) for row in rows],
-        "steps": axes.steps_text(steps, bucket, events.every),
+        "steps": axes.steps_text(steps, bucket, every),
         "middle": float(steps[0]) + (bucket - 1) / 2,
         "width": float(steps[1] - steps[0]) if len(steps) > 1 else float(bucket),
-        "zero": scale.zero,
-        "no_data": scale.no_data,
-        "nonfinite": scale.nonfinite,
-        "ends": [10 ** (scale.low / palette.MILLI), 10 ** (scale.high / palette.MILLI)],
-        "value": stat.name if is_single else answer["value"],
-        "digits": 3 if is_single else 2,
-        "events": marks.draw(drawn, events, span, palette.DARK, palette.NO_DATA),
+        "digits": 3 if bucket <= every else 2,
     }
-    trace = {
+
+
+def _worded(scale: palette.Scale) -> dict[str, Any]:
+    """Return the codes that are no values, and the values at both ends of the colours."""
+    ends = [10 ** (scale.low / palette.MILLI), 10 ** (scale.high / palette.MILLI)]
+    return {"zero": scale.zero, "no_data": scale.no_data, "nonfinite": scale.nonfinite, "ends": ends}
+
+
+def _trace(steps: axes.Floats, codes: npt.NDArray[np.int16], bucket: int, scale: palette.Scale) -> dict[str, Any]:
+    middle = steps + (bucket - 1) / 2
+    # A lone column has no neighbour to take its width from.
+    width = {"xtype": "scaled", "x0": float(middle[0]), "dx": bucket} if len(steps) == 1 else {}
+    return {
         "type": "heatmap",
         "z": encode(codes),
-        "x": encode(steps + (bucket - 1) / 2),
-        # A lone column has no neighbour to take its width from.
-        **({"xtype": "scaled", "x0": float(steps[0]) + (bucket - 1) / 2, "dx": bucket} if len(steps) == 1 else {}),
+        "x": encode(middle),
+        **width,
         "zmin": scale.no_data,
         "zmax": scale.nonfinite,
         "colorscale": scale.colours(),
@@ -70,7 +82,6 @@ def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None, eve
         "hoverinfo": "none",
         "zsmooth": False,
     }
-    return {"data": [trace], "layout": drawn}
 
 
 def regular(

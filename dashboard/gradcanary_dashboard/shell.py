@@ -9,7 +9,7 @@ from dash import dcc, html
 from gradcanary_dashboard import parts
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js"
-"""The part of Plotly that draws on x and y axes: a third of the whole, which Dash would load after the page's contents."""
+"""The part of Plotly that draws on two axes: a third of the whole, which Dash would load once a page has figures."""
 
 # The theme is set before the first paint, or a dark page would flash white. Plotly comes before the renderer, which
 # loads all of it unless there is one.
@@ -40,43 +40,28 @@ INDEX = """<!DOCTYPE html>
 
 def layout(collector_url: str) -> html.Div:
     """Return the frame of all pages."""
+    gone = "The dashboard does not answer. This page goes on by itself when it is back."
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
             html.A("Skip to the content", href="#main", className="skip"),
-            html.Header(
-                [
-                    dcc.Link([parts.icon("pulse"), "gradcanary"], href="/", className="brand"),
-                    html.Div(
-                        [
-                            html.Span(
-                                [html.Span(className="dot"), html.Span("connected", className="word")], id="link"
-                            ),
-                            html.Button(
-                                parts.icon("theme"),
-                                id="theme",
-                                type="button",
-                                **parts.attributes(aria_label="Switch between light and dark"),
-                            ),
-                        ],
-                        className="tools",
-                    ),
-                ],
-                className="top",
-            ),
+            _header(),
             html.Div(id="outage", role="alert"),
-            html.Div(
-                [parts.icon("warning"), "The dashboard does not answer. This page goes on by itself when it is back."],
-                id="offline",
-                role="alert",
-                hidden=True,
-            ),
+            html.Div([parts.icon("warning"), gone], id="offline", role="alert", hidden=True),
             html.Main(id="main", tabIndex=-1),
             dcc.Store(id="title"),
             dcc.Store(id="collector", data=collector_url),
         ],
         id="shell",
     )
+
+
+def _header() -> html.Header:
+    link = html.Span([html.Span(className="dot"), html.Span("connected", className="word")], id="link")
+    words = parts.attributes(aria_label="Switch between light and dark")
+    theme = html.Button(parts.icon("theme"), id="theme", type="button", **words)
+    brand = dcc.Link([parts.icon("pulse"), "gradcanary"], href="/", className="brand")
+    return html.Header([brand, html.Div([link, theme], className="tools")], className="top")
 
 
 def outage(message: str) -> list[Any]:

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import scenes
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+from collectors import Collector
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Error, Page, expect
 
 expect.set_options(timeout=15_000)  # a page of ten figures takes its time on a machine that does other things
 
@@ -113,31 +114,103 @@ def complaints() -> list[str]:
     return []
 
 
-@pytest.fixture
-def open_page(browser: Browser, proxy: Proxy, complaints: list[str]) -> Iterator[Callable[..., Page]]:
-    """Open pages with a size and a system theme; none may log an error, throw, or ask another host."""
-    proxy.hosts.clear()
-    opened: list[Page] = []
+@pytest.fixture(scope="session")
+def desk(browser: Browser) -> Iterator[Page]:
+    """The tab that tests use one after the other: the scripts of a page are fetched and compiled only once."""
+    yield from tab(browser)
 
-    def heard(message: ConsoleMessage) -> None:
+
+@pytest.fixture(scope="session")
+def pocket(browser: Browser) -> Iterator[Page]:
+    """Likewise, the tab of a phone: narrow, and with fingers only."""
+    yield from tab(browser, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+
+
+def tab(browser: Browser, **options: Any) -> Iterator[Page]:
+    context = browser.new_context(**options)
+    context.set_default_timeout(20_000)
+    yield context.new_page()
+    context.close()
+
+
+class Heard:
+    """What pages complain of while a test has them."""
+
+    def __init__(self, complaints: list[str]) -> None:
+        self.complaints = complaints
+        self.pages: list[Page] = []
+
+    def listen(self, page: Page) -> Page:
+        self.pages.append(page)
+        page.on("console", self._of_console)
+        page.on("pageerror", self._of_script)
+        page.on("dialog", self._of_dialog)
+        return page
+
+    def leave(self) -> None:
+        """Stop listening, and what the pages go on to ask."""
+        for page in self.pages:
+            page.remove_listener("console", self._of_console)
+            page.remove_listener("pageerror", self._of_script)
+            page.remove_listener("dialog", self._of_dialog)
+            page.evaluate("window.location.replace('about:blank')")
+            page.wait_for_url("about:blank")
+
+    def _of_console(self, message: ConsoleMessage) -> None:
         if message.type == "error":
-            complaints.append(message.text)
+            self.complaints.append(message.text)
 
-    def open_at(url: str, *, width: int = 1440, height: int = 900, theme: Any = "light") -> Page:
-        page = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme).new_page()
-        opened.append(page)
+    def _of_script(self, error: Error) -> None:
+        self.complaints.append(str(error))
+
+    def _of_dialog(self, dialog: Dialog) -> None:
+        self.complaints.append(f"a dialog: {dialog.message}")
+        dialog.dismiss()
+
+
+@pytest.fixture
+def heard(proxy: Proxy, complaints: list[str]) -> Iterator[Heard]:
+    """No page of a test may log an error, throw, open a dialog or ask another host."""
+    proxy.hosts.clear()
+    heard = Heard(complaints)
+    yield heard
+    heard.leave()
+    assert complaints == []
+    assert set(proxy.hosts) == {"127.0.0.1"}
+
+
+@pytest.fixture
+def open_page(browser: Browser, desk: Page, heard: Heard) -> Iterator[Callable[..., Page]]:
+    """Open pages; the first in the shared tab, a second beside it, and in a profile of its own what leaves traces."""
+    contexts: list[BrowserContext] = []
+    beside: list[Page] = []
+
+    def open_at(url: str, *, theme: Any = "light", alone: bool = False) -> Page:
+        if alone:
+            contexts.append(browser.new_context())
+            page = contexts[-1].new_page()
+        elif desk in heard.pages:
+            beside.append(desk.context.new_page())
+            page = beside[-1]
+        else:
+            page = desk
         page.set_default_timeout(20_000)
-        page.on("console", heard)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(f"a dialog: {dialog.message}"))
-        page.goto(url)
+        page.set_viewport_size({"width": 1440, "height": 900})
+        page.emulate_media(color_scheme=theme)
+        heard.listen(page).goto(url)
         return page
 
     yield open_at
-    for page in opened:
-        page.context.close()
-    assert complaints == []
-    assert set(proxy.hosts) == {"127.0.0.1"}
+    heard.leave()
+    heard.pages.clear()
+    for opened in (*beside, *contexts):
+        opened.close()
+
+
+@pytest.fixture
+def phone(pocket: Page, heard: Heard) -> Page:
+    """A phone; what it shows may not complain either."""
+    return heard.listen(pocket)
 
 
 WITHOUT_SERVER = """
@@ -193,19 +266,15 @@ def await_answer(url: str, process: "subprocess.Popen[bytes]", timeout_s: float 
     pytest.fail("the dashboard did not start")
 
 
-@pytest.fixture(scope="module")
-def module_runs(module_collector: Any) -> Any:
-    """A collector with a collapse of 700 steps and a run that was started three times."""
-    url = module_collector.url
-    scenes.send(url, "lora-collapse", scenes.collapse(steps=700, blocks=7, at=400), missing=range(560, 600)).end()
-    scenes.resume(url, "resumed-twice", scenes.quiet(steps=600, blocks=4)).end()
-    return module_collector
-
-
-@pytest.fixture
-def phone(browser: Browser, module_runs: Any) -> Iterator[Page]:
-    """A phone: narrow, and with fingers only."""
-    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
-    context.set_default_timeout(20_000)
-    yield context.new_page()
-    context.close()
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collector]:
+    """A collector for all tests that do not end it, with a collapse of 700 steps, one of 400 and a healthy run, and a
+    run that was started three times; what a test sends has a name of its own."""
+    collector = Collector(tmp_path_factory.mktemp("collector")).start()
+    collapse = scenes.collapse(steps=700, blocks=7, at=400)
+    scenes.send(collector.url, "lora-collapse", collapse, missing=range(560, 600)).end()
+    scenes.send(collector.url, "lora-fell", scenes.collapse(steps=400, blocks=8, at=240))
+    scenes.send(collector.url, "lora-quiet", scenes.quiet(steps=120, blocks=8), ended=True)
+    scenes.resume(collector.url, "resumed-twice", scenes.quiet(steps=600, blocks=4)).end()
+    yield collector
+    collector.kill()

@@ -14,6 +14,15 @@ def open_run(open_page: Callable[..., Page], url: str, path: str) -> Page:
     return page
 
 
+def await_figures(page: Page) -> None:
+    """Wait for the page's heading and all of its figures."""
+    page.wait_for_selector("main h1:visible")
+    page.wait_for_function(
+        "Array.from(document.querySelectorAll('.dash-graph')).every("
+        "(graph) => graph.closest('[hidden]') || graph.querySelector('.main-svg'))"
+    )
+
+
 def meta(page: Page, figure: str = "heatmap") -> Any:
     return page.evaluate(f"document.querySelector('#{figure} .js-plotly-plot').layout.meta")
 

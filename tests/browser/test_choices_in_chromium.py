@@ -9,8 +9,8 @@ from plots import IMAGE, drag, meta, open_run, query, rows
 RUN = "lora-collapse"
 
 
-def test_rows_can_be_chosen_ordered_and_valued(module_runs: Any, open_page: Callable[..., Page]) -> None:
-    page = open_run(open_page, module_runs.url, RUN)
+def test_rows_can_be_chosen_ordered_and_valued(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, RUN)
     assert len(rows(page)) == 84
     page.get_by_role("searchbox", name="Rows whose name matches").fill(r"^blocks\.[45].*lora_A")
     page.wait_for_url("**?rows=*")
@@ -46,8 +46,8 @@ def test_rows_can_be_chosen_ordered_and_valued(module_runs: Any, open_page: Call
     page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 12")
 
 
-def test_a_copied_address_shows_the_same_picture(module_runs: Any, open_page: Callable[..., Page]) -> None:
-    page = open_run(open_page, module_runs.url, RUN)
+def test_a_copied_address_shows_the_same_picture(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, RUN)
     page.get_by_role("button", name="mean", exact=True).click()
     page.wait_for_url("**value=mean")
     page.locator("#rows").fill("attn")
@@ -66,9 +66,9 @@ def test_a_copied_address_shows_the_same_picture(module_runs: Any, open_page: Ca
 
 
 def test_a_broken_expression_says_what_is_wrong_and_loses_nothing(
-    module_runs: Any, open_page: Callable[..., Page]
+    shared: Any, open_page: Callable[..., Page]
 ) -> None:
-    page = open_run(open_page, module_runs.url, RUN)
+    page = open_run(open_page, shared.url, RUN)
     page.locator("#rows").fill("lora_(A")
     expect(page.locator("#refusal")).to_contain_text("missing )")
     expect(page.locator("#rows")).to_have_value("lora_(A")

@@ -14,8 +14,8 @@ RUN = "lora-collapse"
 LAYER = "blocks.4.attn.q.lora_A.weight"
 
 
-def test_dragging_on_the_heatmap_zooms_to_the_very_step(module_runs: Any, open_page: Callable[..., Page]) -> None:
-    page = open_run(open_page, module_runs.url, RUN)
+def test_dragging_on_the_heatmap_zooms_to_the_very_step(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, RUN)
     assert meta(page)["width"] == 2
     expect(page.locator("#run-zoom-note")).to_contain_text("2 steps per column")
     drag(page, "heatmap", 0.5, 0.7)
@@ -30,7 +30,7 @@ def test_dragging_on_the_heatmap_zooms_to_the_very_step(module_runs: Any, open_p
     point(page, "heatmap", first, down=0.1)
     expect(page.locator("#readout")).to_contain_text(re.compile(rf"step {first}  ·  absmax 0\.\d"))
     point(page, "trend", first)
-    measured = module_runs.get(f"/api/v1/runs/{RUN}/export.csv").text.splitlines()
+    measured = shared.get(f"/api/v1/runs/{RUN}/export.csv").text.splitlines()
     column = measured[0].split(",").index(page.locator("#trend-title").inner_text())
     row = next(line.split(",") for line in measured[1:] if line.split(",")[0] == str(first))
     told = (page.locator("#trend .hoverlayer").text_content() or "").replace(",", "")
@@ -44,8 +44,8 @@ def test_dragging_on_the_heatmap_zooms_to_the_very_step(module_runs: Any, open_p
     assert query(page) == {}
 
 
-def test_keys_zoom_as_well_as_a_mouse(module_runs: Any, open_page: Callable[..., Page]) -> None:
-    page = open_page(f"{module_runs.url}/runs/{RUN}/layers/{LAYER}")
+def test_keys_zoom_as_well_as_a_mouse(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{shared.url}/runs/{RUN}/layers/{LAYER}")
     expect(page.locator("#stat-norm .scatterlayer .trace").first).to_be_attached()
     expect(page.locator("#layer-zoom-note")).to_contain_text("2 steps per point")
     for _ in range(9):
@@ -66,9 +66,9 @@ def test_keys_zoom_as_well_as_a_mouse(module_runs: Any, open_page: Callable[...,
     expect(page.locator("#layer-reset")).to_be_hidden()
 
 
-def test_a_zoom_of_a_layer_page_is_kept_while_steps_arrive(collector: Any, open_page: Callable[..., Page]) -> None:
-    session = scenes.send(collector.url, "growing", scenes.quiet(steps=160, blocks=4))
-    page = open_page(f"{collector.url}/runs/growing/layers/0")
+def test_a_zoom_of_a_layer_page_is_kept_while_steps_arrive(shared: Any, open_page: Callable[..., Page]) -> None:
+    session = scenes.send(shared.url, "growing-layers", scenes.quiet(steps=160, blocks=4))
+    page = open_page(f"{shared.url}/runs/growing-layers/layers/0")
     expect(page.locator("#stat-norm .scatterlayer .trace").first).to_be_attached()
     drag(page, "stat-norm", 0.25, 0.75)
     page.locator("#siblings a").first.focus()
@@ -82,21 +82,21 @@ def test_a_zoom_of_a_layer_page_is_kept_while_steps_arrive(collector: Any, open_
     expect(page.locator("#siblings a").first).to_be_focused()
 
 
-def test_whoever_uses_keys_stays_in_place_while_steps_arrive(collector: Any, open_page: Callable[..., Page]) -> None:
-    session = scenes.send(collector.url, "growing", scenes.quiet(steps=160, blocks=4))
-    page = open_run(open_page, collector.url, "growing")
+def test_whoever_uses_keys_stays_in_place_while_steps_arrive(shared: Any, open_page: Callable[..., Page]) -> None:
+    session = scenes.send(shared.url, "growing-run", scenes.quiet(steps=160, blocks=4))
+    page = open_run(open_page, shared.url, "growing-run")
     growing = scenes.quiet(steps=280, blocks=4)
     places = ("#layer-rows a >> nth=2", "#chosen a", "[data-choice=worst]")
     for seq, selector in enumerate(places, start=4):
         page.locator(selector).focus()
-        words = page.locator(selector).inner_text()
+        words = str(page.locator(selector).text_content())
         session.post_batch(seq, growing.batch(40 * seq, 40 * seq + 40)).raise_for_status()
         expect(page.locator(".tile .value").first).to_have_text(str(40 * seq + 39))
         expect(page.locator(":focus")).to_have_text(words)
 
 
-def test_a_finger_reads_a_cell_chooses_a_row_and_zooms(module_runs: Any, phone: Page) -> None:
-    phone.goto(f"{module_runs.url}/runs/{RUN}")
+def test_a_finger_reads_a_cell_chooses_a_row_and_zooms(shared: Any, phone: Page) -> None:
+    phone.goto(f"{shared.url}/runs/{RUN}")
     phone.wait_for_selector(IMAGE)
     phone.touchscreen.tap(*place(phone, "heatmap", 0.3, 0.5 / 84))
     expect(phone.locator("#chosen")).to_contain_text("blocks.0.attn.q.lora_A.weight")
