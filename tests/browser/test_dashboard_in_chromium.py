@@ -107,7 +107,7 @@ def test_a_click_on_a_row_draws_that_layer_and_the_link_keeps_it(shared: Any, op
     page.reload()
     expect(page.locator("#trend-title")).to_have_text(layer)
     page.locator("#layer-rows button").nth(1).focus()
-    chosen = str(page.locator("#layer-rows a.layer").nth(1).text_content())
+    chosen = page.locator("#layer-rows a.layer").nth(1).inner_text()
     page.keyboard.press("Enter")
     expect(page.locator("#trend-title")).to_have_text(chosen)
     page.go_back()

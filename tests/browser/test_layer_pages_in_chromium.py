@@ -69,7 +69,7 @@ def test_heatmap_table_and_incidents_lead_to_the_layer(shared: Any, open_page: C
     assert query(page) == {"from": "300", "to": "500", "layer": "blocks.0.attn.q.lora_A.weight"}
     for where in ("#layer-rows a.layer", "#incidents .members a", "#trend-title a"):
         link = page.locator(where).first
-        name = str(link.text_content())  # rows out of sight have no inner text
+        name = link.inner_text()
         link.press("Enter")
         expect(page.locator(".crumbs .here")).to_have_text(name)
         page.go_back()

@@ -89,7 +89,7 @@ def test_whoever_uses_keys_stays_in_place_while_steps_arrive(shared: Any, open_p
     places = ("#layer-rows a >> nth=2", "#chosen a", "[data-choice=worst]")
     for seq, selector in enumerate(places, start=4):
         page.locator(selector).focus()
-        words = str(page.locator(selector).text_content())
+        words = page.locator(selector).inner_text()
         session.post_batch(seq, growing.batch(40 * seq, 40 * seq + 40)).raise_for_status()
         expect(page.locator(".tile .value").first).to_have_text(str(40 * seq + 39))
         expect(page.locator(":focus")).to_have_text(words)
