@@ -65,9 +65,7 @@ def test_a_copied_address_shows_the_same_picture(shared: Any, open_page: Callabl
     expect(copied.get_by_role("button", name="mean", exact=True)).to_have_attribute("aria-pressed", "true")
 
 
-def test_a_broken_expression_says_what_is_wrong_and_loses_nothing(
-    shared: Any, open_page: Callable[..., Page]
-) -> None:
+def test_a_broken_expression_says_what_is_wrong_and_loses_nothing(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url, RUN)
     page.locator("#rows").fill("lora_(A")
     expect(page.locator("#refusal")).to_contain_text("missing )")

@@ -9,6 +9,8 @@ import scenes
 from playwright.sync_api import Page, Response, expect
 from plots import await_figures
 
+from gradcanary_dashboard.shell import PLOTLY
+
 RUN = "lora-fell"
 IMAGE = "#heatmap .heatmaplayer image"
 COUNT_REDRAWS = """() => {
@@ -97,6 +99,13 @@ def test_a_run_page_tells_what_happened(shared: Any, open_page: Callable[..., Pa
         expect(page.locator(f"#{figure} .scatterlayer .trace").first).to_be_attached()
     assert page.locator("main").count() == 1
     assert page.locator("h1").count() == 1
+
+
+def test_a_page_loads_only_a_third_of_plotly(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url)
+    await_figures(page)
+    loaded = page.evaluate("performance.getEntriesByType('resource').map((one) => one.name.split('/').pop())")
+    assert [name for name in loaded if name.startswith("plotly")] == [PLOTLY]
 
 
 def test_a_click_on_a_row_draws_that_layer_and_the_link_keeps_it(shared: Any, open_page: Callable[..., Page]) -> None:
