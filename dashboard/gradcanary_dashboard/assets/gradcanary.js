@@ -1,4 +1,4 @@
-/* What the browser does without asking: ticks, the theme, the URL, the table of layers, the read-out of the heatmap.
+/* What the browser does by itself: the question of each second, the theme, the URL, the read-out of the heatmap.
    Names come from trainings: they are only ever written with textContent. */
 (function () {
   "use strict";
