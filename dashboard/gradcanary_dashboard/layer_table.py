@@ -12,7 +12,12 @@ from gradcanary_dashboard import layers, parts, wording
 from gradcanary_dashboard.layers import Layer
 from gradcanary_dashboard.view import View, layer_url
 
-HEADS = ("Layer", "absmax", "norm", "state", "accumulator", "K", "rules")
+HEADS = ("Layer", "absmax", "norm", "state", "decl. / stored / eff.", "K", "rules")
+TITLES = {
+    "decl. / stored / eff.": "The dtype that gradients are summed in: as somebody asked for, as the tensor has it, "
+    "and as its values show",
+    "K": "Micro-steps that were summed up",
+}
 
 ROWS = "data-layers"
 """The attribute that holds the rows; ``assets/layer_table.js`` draws them, keeping those of layers still listed."""
@@ -23,7 +28,9 @@ def table(slot: str, contents: Mapping[str, Any], title: str, *, draws: bool = F
 
     With ``draws`` each row has a button that draws the layer's trend on this page.
     """
-    heads = html.Tr([html.Th(head, scope="col", role="columnheader") for head in HEADS], role="row")
+    heads = html.Tr(
+        [html.Th(head, scope="col", role="columnheader", title=TITLES.get(head)) for head in HEADS], role="row"
+    )
     held = {ROWS: contents.get(slot, "[]"), "data-draws": str(draws).lower()}
     drawn = html.Table(
         [html.Thead(heads), html.Tbody(id=slot, **held)],
@@ -57,5 +64,5 @@ def _row(run: str, layer: Layer, is_chosen: bool, view: View) -> dict[str, Any]:
         "href": layer_url(run, layer["name"], layer["layer"], view),
         "tone": texts["tone"],
         "chosen": is_chosen,
-        "texts": [*(texts[key] for key in ("absmax", "norm", "state", "stored", "k")), rule],
+        "texts": [*(texts[key] for key in ("absmax", "norm", "state", "accumulator", "k")), rule],
     }

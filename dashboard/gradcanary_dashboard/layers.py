@@ -69,13 +69,12 @@ def is_firing(layer: Layer) -> bool:
 
 def row(layer: Layer) -> dict[str, Any]:
     """Return a layer as texts for the table."""
-    accumulator = layer["accumulator"]
     return {
         "name": layer["name"],
         "absmax": wording.scientific(layer["absmax"]),
         "norm": wording.scientific(layer["norm"]),
         "state": wording.state(layer["state"]),
-        "stored": accumulator["stored"] or wording.NOTHING,
+        "accumulator": wording.accumulator(layer["accumulator"]),
         "k": wording.integer(layer["micro_steps"]),
         "rule": ", ".join(f"{rule.replace('_', ' ')} {state}" for rule, state in sorted(layer["rules"].items())),
         "tone": _tone(layer),

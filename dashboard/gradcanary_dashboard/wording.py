@@ -23,6 +23,9 @@ RESOLUTIONS = {
     "rebaselined": "new baseline",
 }
 
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+"""Dtypes where room is scarce."""
+
 
 def integer(number: float | None) -> str:
     """Return 19999 as ``19,999``, nothing as a dash."""
@@ -72,6 +75,12 @@ def dtypes(counts: Mapping[str, int]) -> str:
     if len(ranked) <= 1:
         return next(iter(counts), NOTHING)
     return ", ".join(f"{name} {integer(number)}" for name, number in ranked)
+
+
+def accumulator(told: Mapping[str, str | None]) -> str:
+    """Return the dtypes of an accumulator, declared, stored and effective: ``fp32 / bf16 / bf16``."""
+    dtypes = (told[key] or NOTHING for key in ("declared", "stored", "effective"))
+    return " / ".join(SHORT.get(dtype, dtype) for dtype in dtypes)
 
 
 def short_block(name: str, limit: int = 14) -> str:

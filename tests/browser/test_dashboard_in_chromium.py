@@ -93,7 +93,7 @@ def test_a_run_page_tells_what_happened(shared: Any, open_page: Callable[..., Pa
     first = page.locator("#layer-rows tr").first
     expect(first).to_contain_text("lora_A")
     expect(first.locator(".rule")).to_have_text("collapse firing")
-    expect(first.locator(".stored")).to_have_text("bfloat16")
+    expect(first.locator(".accumulator")).to_have_text("\N{EN DASH} / bf16 / \N{EN DASH}")
     expect(first.locator(".k")).to_have_text("8")
     for figure in ("trend", "loss"):
         expect(page.locator(f"#{figure} .scatterlayer .trace").first).to_be_attached()

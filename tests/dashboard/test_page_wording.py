@@ -53,6 +53,15 @@ def test_the_most_frequent_dtype_comes_first() -> None:
     assert wording.dtypes({}) == wording.NOTHING
 
 
+def test_the_dtypes_of_an_accumulator_stand_side_by_side() -> None:
+    told = {"declared": "float32", "stored": "bfloat16", "effective": "bfloat16"}
+    assert wording.accumulator(told) == "fp32 / bf16 / bf16"
+    assert (
+        wording.accumulator({"declared": None, "stored": "float8_e5m2", "effective": None})
+        == "\N{EN DASH} / float8_e5m2 / \N{EN DASH}"
+    )
+
+
 @given(st.text(max_size=80), st.integers(2, 30))
 def test_a_short_block_is_short_and_the_end_of_the_name(name: str, limit: int) -> None:
     short = wording.short_block(name, limit)

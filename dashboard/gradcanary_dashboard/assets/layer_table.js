@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const CELLS = ["number absmax", "number norm", "state", "stored", "number k", "rule"];
+  const CELLS = ["number absmax", "number norm", "state", "accumulator", "number k", "rule"];
   const drawn = new WeakMap(); // row or body -> what it shows
 
   function element(tag, attributes, ...children) {
