@@ -16,8 +16,9 @@ from torch import Tensor
 
 from gradcanary import wire
 from gradcanary.frozen import ELEMENTS
+from gradcanary.references import References
 from gradcanary.statistics import spread
-from gradcanary.weights import References, weight_of
+from gradcanary.weights import weight_of
 
 AFTER, AT_LATEST = 50, 1000
 """Steps of an optimizer: while its learning rate still rises, the look is put off."""

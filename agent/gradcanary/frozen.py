@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradcanary.references import References
 from gradcanary.statistics import LOW_PRECISION, spread
 from gradcanary.turns import some
-from gradcanary.weights import References, weight_of
+from gradcanary.weights import weight_of
 
 EACH = 50
 PER_TURN = 8

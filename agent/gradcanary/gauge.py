@@ -13,7 +13,8 @@ from gradcanary.accumulators import accumulator
 from gradcanary.forecasts import Outlook, coarse_moments, forecasts
 from gradcanary.frozen import Frozen
 from gradcanary.records import Probe, Sample
-from gradcanary.sampling import References, add_buffer, is_capturing, take_sample
+from gradcanary.references import References
+from gradcanary.sampling import add_buffer, is_capturing, take_sample
 from gradcanary.shadows import Shadows
 from gradcanary.shards import is_shard, local
 from gradcanary.statistics import norm_of, readable
@@ -23,6 +24,7 @@ from gradcanary.window import TOUCHED, Sentinel, Window
 if TYPE_CHECKING:
     import torch
 
+    from gradcanary.layers import Layers
     from gradcanary.observer import Observer
 
 
@@ -42,6 +44,10 @@ class Gauge:
         self.outlook = Outlook()
         self._of = observer
         self._earlier = [0] * len(layers)
+
+    def follow(self, mine: Sequence[int], layers: Layers) -> None:
+        """Take the numbers of its layers among others, and the ways to them that are known by now."""
+        self.layers, self.references = mine, [layers.references[layer] for layer in mine]
 
     def parameter(self, position: int) -> nn.Parameter | None:
         """Return a layer's parameter, None when the training has let go of it."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradcanary import compiled, engine, tap
+from gradcanary.attached import AFTER, Hook
 from gradcanary.frameworks import unwrapped
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers, discover, living
@@ -49,7 +50,8 @@ class Hooks:
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._main: Callable[[], Optimizer | None] = lambda: None
-        self._counters: list[Any] = []
+        self._counters: list[Hook] = []
+        self._is_looked_at = False
         self._unhooked: list[int] = []
         self._steps: list[Any] = []
         self._searches_left = SEARCHES
@@ -81,8 +83,8 @@ class Hooks:
         tap.leave(self._listener)
         for handle in self._steps:
             handle.remove()
-        self._uncount()
         self.observer.let_go()
+        self._uncount()
 
     def optimizers(self) -> Sequence[Optimizer]:
         """Return the optimizers followed, without those that the training has let go of."""
@@ -98,6 +100,8 @@ class Hooks:
         return self._model() is model
 
     def _backward_called(self, roots: list[Tensor]) -> None:
+        if not self._is_looked_at:
+            self._count_swapped()
         self.observer.backward_called(roots)
         layers = self.observer.layers
         if layers is not None and layers.has_shards and self._searches_left:
@@ -110,7 +114,7 @@ class Hooks:
             for parameter in owner._parameters.values() if owner is not None else ():  # noqa: SLF001 -- what it holds now
                 if parameter is not None and parameter.requires_grad and not is_shard(parameter):
                     keep = self.guard.wrap("a pass that reduces nothing", lambda _: self.observer.calls.keep())
-                    self._counters.append(parameter.register_post_accumulate_grad_hook(keep))  # type: ignore[no-untyped-call]  # untyped in torch
+                    self._counters.append(Hook(lambda: None, parameter, AFTER, keep))
                     self._searches_left = 0
                     return
 
@@ -138,6 +142,7 @@ class Hooks:
         if not self.follows(optimizer):
             return
         self.observer.step_ended(optimizer)
+        self._is_looked_at = False
         self._steps_of[optimizer] = taken = self._steps_of.get(optimizer, 0) + 1
         if taken == LEADS_AFTER and self._main() not in self._steps_of:
             self.observer.step += taken - 1  # the last of them is still to be recorded
@@ -223,17 +228,25 @@ class Hooks:
         layers = self.observer.layers
         counters = self.observer.counters() if self._unhooked else {}
         frozen = []
-        for layer in self._unhooked if layers is not None else ():
-            parameter = layers.references[layer]() if layers is not None else None
+        references = () if layers is None else layers.references
+        for layer in self._unhooked if references else ():
+            parameter = references[layer]()
             if parameter is None or not (parameter.requires_grad and parameter.is_leaf):
                 frozen.append(layer)
             else:
-                self._counters.append(parameter.register_post_accumulate_grad_hook(counters[layer]))  # type: ignore[no-untyped-call]  # untyped in torch
+                self._counters.append(Hook(references[layer], parameter, AFTER, counters[layer]))
         self._unhooked = frozen
 
+    def _count_swapped(self) -> None:
+        """Before the first pass since a step: hook again what the script has moved by swapping tensors."""
+        self._is_looked_at = True
+        renewed = [counter.renew() for counter in self._counters]
+        if any(renewed):
+            self._searches_left = SEARCHES  # what is gathered now may be another tensor, too
+
     def _uncount(self) -> None:
-        for handle in self._counters:
-            handle.remove()
+        for counter in self._counters:
+            counter.remove()
         self._counters, self._searches_left = [], SEARCHES
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from gradcanary import facts, shards, wire
 from gradcanary.declared import dead_keys, declared
+from gradcanary.references import Held, Reference, held_by
 from gradcanary.settings import Settings
 
 Kind = TypeVar("Kind")
@@ -39,7 +40,7 @@ _MAX_LAYERS = 20_000
 class Layers:
     """The layers of a session, in model order: the same index in all columns.
 
-    References are weak: a model that the user lets go of is freed, watched or not.
+    References hold nothing: a model that the user lets go of is freed, watched or not.
     ``optimizers`` holds the position of the optimizer that steps each layer, None for one that nobody steps yet.
     ``is_sharded`` tells whether other processes hold other parts of them, and ``local_numel`` of each layer what this
     one speaks for; ``has_shards`` whether their gradients are reduced before anybody sees them; ``owners`` are the
@@ -47,7 +48,7 @@ class Layers:
     somebody asked for to sum their gradients in.
     """
 
-    references: tuple[weakref.ref[nn.Parameter], ...]
+    references: tuple[Reference, ...]
     optimizers: tuple[int | None, ...]
     layer_set: wire.LayerSet
     framework: str | None
@@ -94,7 +95,7 @@ def discover(
             name = given if given and not (key in named and _has_wrapper(given)) else None
             name = name or (named[key][1].name if key in named else f"group{group}.{key_position(optimizers, key)}")
             named[key] = (parameter, _Place(name, module_class, owner))
-    layers = _layers(named, grouped, settings, _framework(roots))
+    layers = _layers(named, grouped, held_by(optimizers), settings, _framework(roots))
     is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
     layers = replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
     try:
@@ -213,7 +214,11 @@ def _places(roots: Iterable[nn.Module]) -> dict[int, tuple[nn.Parameter, _Place]
 
 
 def _layers(
-    named: dict[int, tuple[nn.Parameter, _Place]], grouped: dict[int, Any], settings: Settings, framework: str | None
+    named: dict[int, tuple[nn.Parameter, _Place]],
+    grouped: dict[int, Any],
+    held: dict[int, Held],
+    settings: Settings,
+    framework: str | None,
 ) -> Layers:
     chosen = [(p, place) for p, place in named.values() if _is_wanted(p, place.name, settings)][:_MAX_LAYERS]
     names = unique(place.name for _, place in chosen)
@@ -230,7 +235,10 @@ def _layers(
         for name, (p, place), (_, _, group, _), size in zip(names, chosen, groups, sizes, strict=True)
     )
     return Layers(
-        references=tuple(weakref.ref(parameter) for parameter, _ in chosen),
+        references=tuple(
+            Reference(parameter, held.get(id(parameter)), None if place.owner is None else place.owner())
+            for parameter, place in chosen
+        ),
         optimizers=tuple(position for _, position, _, _ in groups),
         layer_set=wire.LayerSet(wire.layer_set_id(layers), layers),
         declared=(None,) * len(layers),

@@ -70,7 +70,7 @@ class Observer:
         let_go(track for track in self._tracks.values() if track not in tracks.values())
         self.layers, self._tracks = layers, tracks
         for key, mine in places.items():
-            tracks[key].gauge.layers = mine
+            tracks[key].gauge.follow(mine, layers)
         self.buffers.follow(layers, tracks.values())
         self.place.follow(layers)
         self.facts += [fact for fact in layers.facts if fact not in self.facts]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
@@ -13,9 +12,8 @@ from gradcanary import shards
 from gradcanary.accumulators import accumulator, low_bits, whose_turn
 from gradcanary.layers import dtype_name
 from gradcanary.records import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Sample, Wishes
+from gradcanary.references import References
 from gradcanary.statistics import Failed, Measured, measure, readable, stacked
-
-References = Sequence[weakref.ref[nn.Parameter]]
 
 ZEROS_EACH = 16
 """Zero fractions of all layers are counted in each 16th sample: they cost as much as everything else together."""

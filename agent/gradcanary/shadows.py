@@ -14,9 +14,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gradcanary.attached import AFTER, BEFORE, Hook
+from gradcanary.references import References
 from gradcanary.statistics import LOW_PRECISION, Failed, readable, scaled_norm, told
 from gradcanary.turns import some
-from gradcanary.weights import References, weight_of
+from gradcanary.weights import weight_of
 
 EACH = 100
 FIRST = 2
@@ -48,7 +50,7 @@ class Shadows:
         self._wrap, self._failed = wrap, failed
         self._references: References = ()
         self._sums: dict[int, _Sum | None] = {}
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._hooks: list[Hook] = []
 
     def begin(self, references: References, step: int, interval: int) -> None:
         """Sum up what comes from now on, of layers whose sums are of low precision; the step chooses among them.
@@ -87,8 +89,8 @@ class Shadows:
     def _follow(self, place: int, parameter: Tensor) -> None:
         self._sums[place] = None
         come, added = (self._wrap("summing up in float32", partial(each, place)) for each in (self._come, self._added))
-        self._hooks.append(parameter.register_hook(come))  # type: ignore[no-untyped-call]  # untyped in torch
-        self._hooks.append(parameter.register_post_accumulate_grad_hook(added))  # type: ignore[no-untyped-call]  # likewise
+        reference = self._references[place]
+        self._hooks += [Hook(reference, parameter, BEFORE, come), Hook(reference, parameter, AFTER, added)]
 
     def _come(self, place: int, gradient: Tensor) -> None:
         """Add a gradient, unless somebody else wrote to the real sum: what was clipped meanwhile is not lost."""

@@ -13,9 +13,9 @@ from gradcanary.compiled import is_backward_traced
 from gradcanary.gauge import Gauge
 from gradcanary.pause import Pause
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
-from gradcanary.sampling import References
+from gradcanary.references import References, are_same
 from gradcanary.scaling import Scaling
-from gradcanary.window import NEW, TOUCHED, Sentinel, Window
+from gradcanary.window import NEW, SAME, TOUCHED, Sentinel, Window
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +45,8 @@ class Track:
         self.pause = Pause(self.gauge, self._sentinel, observer.has_optimizer)
 
     def has(self, references: References) -> bool:
-        """Say whether these are its layers. By identity: equal references compare their tensors."""
-        return [*map(id, self.gauge.references)] == [*map(id, references)]
+        """Say whether these are its layers."""
+        return are_same(self.gauge.references, references)
 
     # -- backward passes -----------------------------------------------------------------------------------------
 
@@ -123,7 +123,9 @@ class Track:
         if self.gauge.observed:  # whose loops clear gradients whenever they like
             return window.stepped or bool(window.summed) or self.was_updated()
         change = NEW
-        if sentinel.layer is not None:
+        if sentinel.layer is not None and self.gauge.parameter(sentinel.layer) is None:
+            change = SAME  # a layer that is gone, or out of reach while no optimizer holds it, tells nothing
+        elif sentinel.layer is not None:
             change = sentinel.change(self.gauge.gradient(sentinel.layer), writes=int(position == sentinel.layer))
         if window.stepped:
             self._clears_in_place = change == TOUCHED

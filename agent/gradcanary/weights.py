@@ -6,16 +6,14 @@ step with a closure from the end of its backward pass on.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from gradcanary.references import References
 from gradcanary.shards import local
 from gradcanary.statistics import scaled_norm
-
-References = Sequence[weakref.ref[nn.Parameter]]
 
 PER_STEP = 2
 MAX_BYTES = 2**26

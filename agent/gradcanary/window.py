@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradcanary.claims import Claims
 from gradcanary.memory import peak_bytes
@@ -13,6 +14,7 @@ from gradcanary.records import Logged, Probe, Record, Sample
 from gradcanary.shards import is_shard
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from gradcanary.layers import Layers
@@ -109,29 +111,40 @@ def record_of(
 class Sentinel:
     """One gradient that tells what happened to all of them between two backward passes, without reading it.
 
-    ``.grad`` is another tensor once it was set to None; its version rises by one with each write in place.
+    ``.grad`` has other memory once it was set to None; its version rises by one with each write in place. What is
+    remembered is a weak reference to its storage: one to the tensor would make ``torch.utils.swap_tensors`` refuse it.
     """
 
     def __init__(self) -> None:
         self.layer: int | None = None
-        self._gradient: weakref.ref[Tensor] | None = None
+        self._address = 0
+        self._memory: StorageWeakRef | None = None
         self._version = 0
         self._was_view = False
 
     def mark(self, layer: int, gradient: Tensor | None) -> None:
         """Remember the gradient as it is now."""
         self.layer = layer
-        self._gradient = None if gradient is None else weakref.ref(gradient)
+        storage = None if gradient is None else _storage_of(gradient)
+        # While there is a weak reference, no other storage comes to lie at its address.
+        self._memory = None if storage is None else StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # untyped in torch
+        self._address = _address(gradient, storage)
         self._version = 0 if gradient is None else gradient._version  # noqa: SLF001 -- documented only by its name
         self._was_view = gradient is not None and gradient._is_view()  # noqa: SLF001 -- likewise
 
     def change(self, gradient: Tensor | None, writes: int = 0) -> int:
         """Return SAME, TOUCHED or NEW; ``writes`` are those that are accounted for."""
-        if self._gradient is None or gradient is None or self._gradient() is not gradient:
-            return SAME if gradient is not None and self._is_replaced(gradient) else NEW
+        if gradient is None:
+            return NEW
+        expected = self._version + writes
+        storage = _storage_of(gradient)
+        # The address of one without a storage may be another one's by now: that one's version begins anew.
+        is_other = storage is None and gradient._version < expected  # noqa: SLF001 -- as above
+        if is_other or _address(gradient, storage) != self._address:
+            return SAME if self._is_replaced(gradient) else NEW
         if is_shard(gradient) or gradient._is_view():  # noqa: SLF001 -- views of a bucket share one version; what FSDP2 writes to changes none
             return SAME
-        return SAME if gradient._version == self._version + writes else TOUCHED  # noqa: SLF001 -- as above
+        return SAME if gradient._version == expected else TOUCHED  # noqa: SLF001 -- as above
 
     def _is_replaced(self, gradient: Tensor) -> bool:
         """Say whether a new tensor goes on with the sum of the one that was marked.
@@ -140,3 +153,17 @@ class Sentinel:
         once it knows in which order gradients come; what torch makes of a gradient that was cleared is no view.
         """
         return gradient.grad_fn is not None or (self._was_view and gradient._is_view())  # noqa: SLF001 -- as above
+
+
+def _storage_of(gradient: Tensor) -> torch.UntypedStorage | None:
+    """Return where its elements lie, of a sharded one those of this process; None of a sparse one: a sum moves them."""
+    held: Tensor = getattr(gradient, "_local_tensor", gradient)
+    try:
+        return held.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _address(gradient: Tensor | None, storage: torch.UntypedStorage | None) -> int:
+    address: int = 0 if gradient is None else (gradient if storage is None else storage)._cdata  # noqa: SLF001 -- as StorageWeakRef has it
+    return address

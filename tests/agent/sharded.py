@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-KINDS = ("synced", "unsynced", "clipped", "low", "copies", "summed")
+KINDS = ("synced", "unsynced", "clipped", "low", "copies", "summed", "moved")
 RANKS, STEPS, MICRO_STEPS = 2, 4, 3
 
 
@@ -74,17 +75,21 @@ def train(kind: str, rank: int, url: str | None) -> tuple[list[torch.Tensor], li
     policy = {"mp_policy": low} if kind == "low" else {}
     fully_shard(model.first, mesh=mesh, **policy)
     fully_shard(model, mesh=mesh, **policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    make = partial(torch.optim.AdamW, model.parameters(), lr=0.01)
+    optimizer = None if kind == "moved" else make()
     watch = None
     if url is not None:
         import gradcanary
 
         watch = gradcanary.watch(model, optimizer, url=url, run=f"shards-{kind}")
+    optimizer = make() if optimizer is None else optimizer
     read, before = [], collectives()
     summed = {name: torch.zeros_like(each) for name, each in model.named_parameters()} if kind == "summed" else {}
     tell(watch, summed)
     for step in range(STEPS):
         read.append(reference(model, step))
+        if kind == "moved":  # but in the first step, gathered parameters stay in the shards' places
+            model.set_reshard_after_backward(step == 0)
         for micro_step in range(MICRO_STEPS):
             if kind in ("unsynced", "copies"):
                 model.set_requires_gradient_sync(micro_step == MICRO_STEPS - 1)
@@ -100,9 +105,12 @@ def train(kind: str, rank: int, url: str | None) -> tuple[list[torch.Tensor], li
         optimizer.step()
         after = whole(model)
         read[-1] = {name: (*values, *moved(weights[name], after[name])) for name, values in read[-1].items()}
+        if kind == "moved":
+            model.to("cpu")  # with gradients
         optimizer.zero_grad()
     if watch is not None:
         watch.close()
+    model.cpu()
     return [copy.copy(each.to_local()) for each in model.parameters()], read, collectives() - before
 
 
