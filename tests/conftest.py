@@ -8,12 +8,17 @@ from pathlib import Path
 import postgres
 import pytest
 from collectors import Collector
+from hypothesis import HealthCheck, settings
 
 # A shell that starts the suite in the background has Ctrl-C ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch is imported: a forked child cannot use the threads that its parent's OpenMP has, and waits for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A machine that does other things is slow now and then, which is not what these tests are about.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 NewDb = Callable[[], str | None]
 

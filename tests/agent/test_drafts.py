@@ -117,7 +117,7 @@ ACTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(ACTS)
 def test_a_file_is_a_shelf_as_memory_is(acts):
     """Whatever is done to both, they hold the same; and the file does so for the next process too."""
@@ -211,7 +211,6 @@ class Weather:
             {"halve": self.box.halve, "aside": self.box.set_aside, "repeat": self.box.repeat}[answer]()
 
 
-@settings(deadline=None)
 @given(streams(), st.integers(0, 2**32))
 def test_whatever_the_weather_steps_come_in_order_or_are_counted(rows, seed):
     with tempfile.TemporaryDirectory() as folder:

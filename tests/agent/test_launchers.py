@@ -1,5 +1,6 @@
 """``gradcanary run``: any way to start a training, its children and its end, against a real collector."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 from collectors import Collector
 from launched import Workplace
 
@@ -86,8 +88,8 @@ def differentiate():
 
 
 if __name__ == "__main__":
+    list(DataLoader(range(8), num_workers=2, multiprocessing_context="fork"))
     for method in ("fork", "spawn"):
-        list(DataLoader(range(8), num_workers=1, multiprocessing_context=method))
         child = multiprocessing.get_context(method).Process(target=differentiate)
         child.start()
         child.join()
@@ -262,6 +264,9 @@ def test_stdin_and_stdout_are_the_commands_own(workplace: Workplace) -> None:
 
 def test_training_is_the_same_bit_for_bit(workplace: Workplace) -> None:
     script = Path(__file__).with_name("identical_training.py")
-    alone = workplace.run(script, "bare", "", 20).stdout
-    assert workplace.launch(script, "bare", "", 20).stdout == alone
+    alone = warm.Process(warm.TRAINING, [str(script), "bare", "", "20"], os.environ)
+    with alone.stdout as lines:
+        expected = lines.read()
+    assert alone.wait(60) == 0
+    assert workplace.launch(script, "bare", "", 20).stdout == expected
     assert workplace.stored()["step"] == 19

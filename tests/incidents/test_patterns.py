@@ -59,7 +59,7 @@ plain_names = st.lists(st.one_of(numbers, words), min_size=1, max_size=5).map(".
 
 
 @given(st.sets(plain_names, min_size=1, max_size=40), st.sets(plain_names, max_size=40), st.integers(1, 20))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_name_is_covered_within_the_limit(names, others, limit):
     found = compress(names, sorted(others - names), limit)
     assert len(found) <= limit
@@ -68,7 +68,7 @@ def test_every_name_is_covered_within_the_limit(names, others, limit):
 
 
 @given(st.sets(plain_names, min_size=1, max_size=15), st.sets(plain_names, min_size=1, max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_while_there_is_room_no_healthy_layer_is_covered(names, others):
     healthy = sorted(others - names)
     found = compress(names, healthy, 15)
@@ -77,6 +77,6 @@ def test_while_there_is_room_no_healthy_layer_is_covered(names, others):
 
 
 @given(st.sets(st.text(max_size=30), min_size=1, max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_hostile_names_stay_within_the_limit(names):
     assert 1 <= len(compress(names, ["healthy"], 5)) <= 5

@@ -56,7 +56,7 @@ launches = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(traces(), launches, st.lists(st.integers(0, 125), max_size=8))
 def test_any_cutting_gives_the_same_bytes_and_changes(trace, of, cuts):
     whole, changes = run(trace, of, QUICK)
@@ -82,7 +82,7 @@ quiet = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.lists(traces() | quiet, min_size=1, max_size=3), launches, st.lists(st.sampled_from([5, 12, 40]), min_size=3))
 def test_what_is_folded_at_once_is_what_one_step_after_the_other_makes(parts, of, observations):
     """Also where a spool thinned the stream in its middle, or other rules came with a restart."""
@@ -98,7 +98,7 @@ def test_what_is_folded_at_once_is_what_one_step_after_the_other_makes(parts, of
         assert changes == found
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(traces(), launches)
 def test_a_replay_changes_nothing(trace, of):
     once, _ = run(trace, of, QUICK)
@@ -107,7 +107,7 @@ def test_a_replay_changes_nothing(trace, of):
     assert changes == ()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(traces(), launches, st.permutations(range(LAYERS)))
 def test_the_order_of_columns_does_not_matter(trace, of, order):
     _, changes = run(trace, of, QUICK)
@@ -120,7 +120,7 @@ def test_the_order_of_columns_does_not_matter(trace, of, order):
     assert found == changes
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(traces(), launches)
 def test_scores_keep_their_bounds_and_nothing_resolves_that_did_not_fire(trace, of):
     state = FoldState.empty()

@@ -269,7 +269,7 @@ def seen(store, points):
     return answer
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories(), st.sampled_from([3, 50, 1000]), st.booleans())
 def test_when_the_batches_of_launches_arrive_does_not_show(store, small_tiles, story, points, compacts):
     in_order, mixed = story

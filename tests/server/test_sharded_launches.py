@@ -152,7 +152,7 @@ def gaps(store):
         ]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_interleaving_is_the_stream_of_the_whole(module_store, data):
     ranks = data.draw(st.integers(2, 3))
