@@ -1,5 +1,6 @@
 """A Chromium that goes through a recording proxy, and pages that may not complain."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -82,7 +83,8 @@ class _Forward(BaseHTTPRequestHandler):
                 self.send_header(key, value)
         self.send_header("Content-Length", str(len(answer.content)))
         self.end_headers()
-        self.wfile.write(answer.content)
+        with contextlib.suppress(ConnectionError):  # a page that leads on does not wait for what it asked for
+            self.wfile.write(answer.content)
 
     def log_message(self, *arguments: object) -> None:
         """Say nothing."""
