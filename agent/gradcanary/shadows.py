@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gradcanary.attached import AFTER, BEFORE, Hook
 from gradcanary.references import References
+from gradcanary.sampling import is_capturing
 from gradcanary.statistics import LOW_PRECISION, Failed, readable, scaled_norm, told
 from gradcanary.turns import some
 from gradcanary.weights import weight_of
@@ -94,8 +95,8 @@ class Shadows:
 
     def _come(self, place: int, gradient: Tensor) -> None:
         """Add a gradient, unless somebody else wrote to the real sum: what was clipped meanwhile is not lost."""
-        if place not in self._sums:
-            return
+        if place not in self._sums or is_capturing():
+            return  # what is added here would become part of the CUDA graph; a sum without it is not told
         known, stored = self._sums[place], self._stored(place)
         if gradient.layout is not torch.strided or (known is not None and known.left != _state(stored)):
             del self._sums[place]

@@ -168,6 +168,14 @@ def test_a_sparse_gradient_costs_the_others_nothing(collector: Recorded) -> None
     assert set(collector.stat("accumulation_error")[shadows.FIRST]) == {f"1.{name}" for name in NAMES}
 
 
+def test_nothing_is_added_while_a_cuda_graph_is_recorded(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for a capture, which takes a GPU: there our kernels would be replayed with the training's."""
+    monkeypatch.setattr(shadows, "is_capturing", lambda: True)
+    trained(collector, mlp(torch.bfloat16), 2)
+    assert len(collector.stat("absmax")) == 4
+    assert not collector.stat("accumulation_error")
+
+
 def test_hooks_are_left_neither_after_the_window_nor_after_the_watch() -> None:
     model = mlp(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
