@@ -1,6 +1,6 @@
 """A training that meets a bad day: ``spooled_training.py URL STEPS [NAME=VALUE ...]``.
 
-Its gradients are the same in every process, and fall at step 150. It says "step N" as it goes, and ends with a digest
+Its gradients are the same in every process, and fall at step 60. It says "step N" as it goes, and ends with a digest
 of its weights. Options: ``pause`` (seconds after each tenth step), ``hold`` (a step at which it waits for a line on
 stdin), ``flush`` and ``limit`` (of the agent), ``largest_file`` (bytes, as a disk that is full), ``fork`` (a step at
 which a child trains on and ends as a process does), ``close`` (seconds that the end may take, long enough for a machine
@@ -17,7 +17,7 @@ import warnings
 import torch
 from torch import nn
 
-FALLS_AT = 150
+FALLS_AT = 60
 
 
 def options(arguments: list[str]) -> dict[str, float]:
