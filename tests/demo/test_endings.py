@@ -72,10 +72,8 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name)
-def test_interrupted_while_it_trains_it_ends_its_children(start, ending: signal.Signals) -> None:
-    demo = start("--port", "0")
-    demo.wait_for("watch them live")
+def interrupt(demo: Demo, ending: signal.Signals) -> None:
+    """End a demo that trains, as a terminal or a service manager does; it takes its children along."""
     children = demo.children()
     assert len(children) == 3
     demo.process.send_signal(ending)
@@ -100,6 +98,7 @@ def test_a_taken_port_is_said_and_another_one_is_used(start) -> None:
         port = taken.getsockname()[1]
         demo = start("--port", str(port))
         demo.wait_for("watch them live")
+    interrupt(demo, signal.SIGHUP)
     assert f"Port {port} is taken" in demo.seen
     assert f"http://127.0.0.1:{port}/" not in demo.seen
 
@@ -112,12 +111,11 @@ def test_data_that_cannot_be_used_ends_it_with_a_reason(start, tmp_path: Path) -
 
 
 def test_kept_data_gives_the_next_demo_new_names(start, tmp_path: Path) -> None:
-    for name in ("lora-wrong-schedule", "lora-wrong-schedule-2"):
+    for name, ending in (("lora-wrong-schedule", signal.SIGINT), ("lora-wrong-schedule-2", signal.SIGTERM)):
         demo = start("--port", "0", "--data", str(tmp_path))
         demo.wait_for(f"/runs/{name}\n")
         wait_until_known(demo, name)
-        demo.process.send_signal(signal.SIGINT)
-        assert demo.process.wait(PATIENCE_S) == 130
+        interrupt(demo, ending)
 
 
 def wait_until_known(demo: Demo, name: str) -> None:
