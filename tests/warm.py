@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -79,6 +80,17 @@ class Process:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+
+def run(preloaded: tuple[str, ...], words: Sequence[str], env: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run ``python WORDS`` to its end and return what it said."""
+    process = Process(preloaded, words, env, is_told=True)
+    assert process.stdin is not None
+    assert process.stderr is not None
+    with process.stdin, process.stdout as lines, process.stderr as errors, ThreadPoolExecutor(1) as other:
+        said = other.submit(errors.read)
+        printed = lines.read()
+        return subprocess.CompletedProcess(list(words), process.wait(60), printed, said.result())
 
 
 def _nursery(preloaded: tuple[str, ...]) -> socket.socket:

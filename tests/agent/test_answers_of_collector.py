@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import warm
 from scripted import Says, Told, Training, collector_that, once, refusal, reply, until
 
 import gradcanary
@@ -311,7 +313,7 @@ def test_an_exception_in_the_block_is_a_crash():
 
 SCRIPT = """
 import sys
-sys.path[:0] = {path!r}
+sys.path.append({tests!r})
 from scripted import Training
 {first}
 import gradcanary
@@ -322,12 +324,10 @@ training.steps(5)
 """
 
 
-def run_script(url: str, last: str, first: str = "") -> "subprocess.CompletedProcess[str]":
-    script = SCRIPT.format(path=sys.path, url=url, first=first, last=last)
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+def run_script(folder: Path, url: str, last: str, first: str = "") -> "subprocess.CompletedProcess[str]":
+    script = folder / "script.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), url=url, first=first, last=last))
+    return warm.run(warm.TRAINING, [str(script)], os.environ)
 
 
 @pytest.mark.parametrize(
@@ -337,17 +337,18 @@ def run_script(url: str, last: str, first: str = "") -> "subprocess.CompletedPro
         ("raise ValueError('bad batch')", "crashed", "ValueError: bad batch"),
     ],
 )
-def test_a_script_that_ends_says_how(last, state, error):
+def test_a_script_that_ends_says_how(tmp_path, last, state, error):
     with collector_that() as collector:
-        done = run_script(collector.url, last)
+        done = run_script(tmp_path, collector.url, last)
         assert collector.heard[-1].body == {"state": state, "last_step": 4, "error": error}
         assert collector.steps() == list(range(5))
         assert ("Traceback" in done.stderr) == (error is not None)
 
 
-def test_a_script_ends_five_seconds_after_its_last_line_though_the_collector_hangs():
+def test_a_script_ends_five_seconds_after_its_last_line_though_the_collector_hangs(tmp_path):
     with collector_that(lambda _: Says(hang=True)) as collector:
         done = run_script(
+            tmp_path,
             collector.url,
             last="import time; time.sleep(1); ended = time.monotonic()",
             first="import atexit; atexit.register(lambda: print(time.monotonic() - ended))",

@@ -5,14 +5,14 @@ import gc
 import io
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+import warm
 from recorded import Recorded, recording
 from scripted import until
 from torch import nn
@@ -138,12 +138,11 @@ os.execv(sys.executable, [sys.executable, "-c", "print('another program')"])
 """
 
 
-def test_a_process_that_becomes_another_program_does_so_at_once(collector: Recorded) -> None:
-    env = {**os.environ, "GRADCANARY_URL": collector.url}
-    ended = subprocess.run(
-        [sys.executable, "-c", EXEC], env=env, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert ended.stdout == "another program\n"
+def test_a_process_that_becomes_another_program_does_so_at_once(collector: Recorded, tmp_path: Path) -> None:
+    script = tmp_path / "exec.py"
+    script.write_text(EXEC)
+    ended = warm.run(warm.TRAINING, [str(script)], {**os.environ, "GRADCANARY_URL": collector.url})
+    assert (ended.returncode, ended.stdout) == (0, "another program\n")
 
 
 def test_nothing_grows_with_the_steps(collector: Recorded) -> None:

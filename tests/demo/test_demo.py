@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from collectors import Collector
 from detection.truth import collapsed, read_gradients
 
@@ -60,15 +59,14 @@ def test_a_collector_that_restarts_in_the_middle_tells_it_once(tmp_path: Path, c
     secret = new_secret()
     with closing(Receiver(secret, lambda _message: None)) as receiver:
         collector = collector_factory("--webhook", receiver.url, env={"GRADCANARY_WEBHOOK_SECRET": secret})
-        faulty = subprocess.Popen(
-            [sys.executable, "-m", "gradcanary.demo.training", "--run", "faulty", "--fault", "--steps", "600"],
-            env={**os.environ, "GRADCANARY_URL": collector.url, "OMP_NUM_THREADS": "1"},
-        )
-        for after_step in (100, 240, 300):
-            wait_for_step(collector, after_step)
-            collector.stop()
-            collector.start()
-        assert faulty.wait(120) == 0
+        words = ["-m", "gradcanary.demo.training", "--run", "faulty", "--fault", "--steps", "600"]
+        faulty = warm.Process(warm.TRAINING, words, {**os.environ, "GRADCANARY_URL": collector.url})
+        with faulty.stdout:
+            for after_step in (100, 240, 300):
+                wait_for_step(collector, after_step)
+                collector.stop()
+                collector.start()
+            assert faulty.wait(120) == 0
         wait_for(lambda: receiver.messages, 30)
         time.sleep(2)
         assert [message.content["type"] for message in receiver.messages] == ["gradient.collapse.opened"]
