@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Python compiles a module when it is first imported: compiling all of them here took half of the set-up's time.
 INSTALL := pip install --quiet --no-compile
 SUBSET ?=
-WORKERS ?= 3
+WORKERS ?= 4
 BENCHMARKS ?= agent_overhead accumulator_memory endurance ingest_cost fold_speed big_run
 
 .PHONY: demo test check detection loops benchmarks browser clean
@@ -17,7 +17,7 @@ demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
 
 test: $(VENV)/.development browser
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.development
 	$(BIN)/ruff format --check .

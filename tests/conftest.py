@@ -1,5 +1,6 @@
 """Fixtures that several suites share."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,34 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
+LONGEST = (
+    "test_launchers.py",
+    "test_deliverer.py",
+    "test_tiles.py",
+    "test_demo.py",
+    "test_delivery_through_collector.py",
+    "test_dashboard_in_chromium.py",
+    "test_spool.py",
+    "test_sync.py",
+    "test_endings.py",
+    "test_layer_pages_in_chromium.py",
+    "test_answers_of_collector.py",
+)
+"""Files that take half a minute and more. A file stays with one worker, which makes what its tests share once; so that
+nobody waits for a long one in the end, those come first."""
+
 NewDb = Callable[[], str | None]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: nobody looks through it again, neither Python for garbage nor the agent for models."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

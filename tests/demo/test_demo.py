@@ -18,7 +18,7 @@ from gradcanary.demo.processes import new_secret
 from gradcanary.demo.receiver import Receiver
 from gradcanary.demo.verdict import COLLAPSED, FAULT_STEP, MAX_STEPS_TO_DETECT, TRUE_STEP
 
-STEPS = 420
+STEPS = 320
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_a_collector_that_restarts_in_the_middle_tells_it_once(tmp_path: Path, c
                 wait_for_step(collector, after_step)
                 collector.stop()
                 collector.start()
-            assert faulty.wait(120) == 0
+            assert faulty.wait(300) == 0
         wait_for(lambda: receiver.messages, 30)
         time.sleep(2)
         assert [message.content["type"] for message in receiver.messages] == ["gradient.collapse.opened"]

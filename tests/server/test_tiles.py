@@ -41,7 +41,7 @@ def stories(draw):
         SimpleNamespace(
             first=draw(st.integers(0, 400)),
             every=draw(st.sampled_from([1, 1, 10, 100])),
-            steps=draw(st.integers(1, 300)),
+            steps=draw(st.integers(1, 120)),
             size=draw(st.sampled_from([5, 30, 64])),
             end=draw(st.sampled_from([None, "finished"])),
             seed=draw(st.integers(0, 2**32 - 1)),
