@@ -5,8 +5,10 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-# Python compiles a module when it is first imported: compiling all of them here took half of the set-up's time.
+# Python compiles a module when it is first imported, and keeps that: compiling all of them here took half of the set-up's
+# time. Where Python may not keep it (images often say so), each process compiles torch again: 14 s of CPU instead of 4.
 INSTALL := pip install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 SUBSET ?=
 WORKERS ?= 4
 BENCHMARKS ?= agent_overhead accumulator_memory endurance ingest_cost fold_speed big_run
