@@ -21,10 +21,11 @@ from gradcanary import calls
 AROUND = ("tolist", "numpy", "__array__", "__dlpack__")
 """Ways to read a CPU tensor that pass no dispatcher."""
 
-WAITING = (
-    "_local_scalar_dense item is_nonzero equal allclose nonzero masked_select unique _unique2 unique_dim "
-    "unique_consecutive bincount _to_copy repeat_interleave _assert_async lift_fresh"
-).split()
+WAITING = {
+    *("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "nonzero", "masked_select", "_to_copy"),
+    *("unique", "_unique2", "unique_dim", "unique_consecutive", "bincount", "repeat_interleave", "_assert_async"),
+    "lift_fresh",
+}
 """Operations that read values, whose result has a size that depends on them, or that go from device to device; and what
 is made of a number of Python's."""
 
