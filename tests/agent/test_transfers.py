@@ -6,6 +6,7 @@ times, and what is read before that is rubbish.
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
 
 import pytest
 import torch
@@ -41,8 +42,8 @@ class Far:
     """The lane of the stand-in. The bytes are taken as they are when they are sent."""
 
     takes, asked = 3, 0
-    sent: list[int] = []
-    lasting: list[Tensor] = []
+    sent: ClassVar[list[int]] = []
+    lasting: ClassVar[list[Tensor]] = []
 
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cpu"
@@ -136,8 +137,8 @@ def test_all_numbers_are_right_however_late_they_come(
     assert not Far.lasting
 
 
-def test_records_without_a_tensor_keep_their_place(collector: Recorded) -> None:
-    """Of steps that are not sampled there may be nothing to bring."""
+def test_records_with_and_without_tensors_keep_their_order(collector: Recorded) -> None:
+    """Of steps that are not sampled there may be nothing to bring; what there is may be of any size."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching(collector, model, optimizer, is_watched=True, every=10) as watch:
@@ -145,8 +146,11 @@ def test_records_without_a_tensor_keep_their_place(collector: Recorded) -> None:
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()
-            watch.log(step=step, acc=step)
-    assert list(collector.metric("acc").items()) == [(step, float(step)) for step in range(31)]
+            watch.log(acc=step if step % 3 else torch.tensor(step, dtype=torch.int16))
+            watch.log(fine=float(step) if step % 3 else torch.tensor(step, dtype=torch.float64))
+        assert watch._session.guard.caught == 0
+    for name in ("acc", "fine"):
+        assert list(collector.metric(name).items()) == [(step, float(step)) for step in range(31)]
     assert collector.steps() == [0, 10, 20, 30]
 
 
@@ -196,6 +200,7 @@ def test_nothing_is_done_while_a_graph_is_recorded(
     collector: Recorded, capture: Capture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Backward, step, log, buffers: no operation of torch more than without us, and no copy begun or asked for."""
+    Far.takes = 20  # so that copies are on their way then
     model = mlp().bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching(collector, model, optimizer, is_watched=True) as watch:
