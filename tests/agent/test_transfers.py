@@ -139,6 +139,7 @@ def test_all_numbers_are_right_however_late_they_come(
 
 def test_records_with_and_without_tensors_keep_their_order(collector: Recorded) -> None:
     """Of steps that are not sampled there may be nothing to bring; what there is may be of any size."""
+    Far.takes = 12
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching(collector, model, optimizer, is_watched=True, every=10) as watch:
