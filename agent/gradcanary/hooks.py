@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradcanary import compiled, engine, facts, tap
+from gradcanary import compiled, engine, facts, summed, tap
 from gradcanary.attached import AFTER, Hook
 from gradcanary.frameworks import unwrapped
 from gradcanary.guard import Guard
@@ -48,7 +48,7 @@ class Hooks:
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._guesses: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._guessed_in = -1
+        self._guessed_in = self._declared_at = -1
         self._wrong_guesses: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -176,7 +176,8 @@ class Hooks:
         self._steps_of.setdefault(optimizer, 0)
         if is_first and self._replaces(optimizer):
             return True
-        return self._sizes.get(id(optimizer)) != _sizes(optimizer) or self._main() is None
+        is_declared_anew = self._declared_at != summed.changes()
+        return is_declared_anew or self._sizes.get(id(optimizer)) != _sizes(optimizer) or self._main() is None
 
     def _replaces(self, optimizer: Optimizer) -> bool:
         """At an optimizer's first step: no more follow those that hold nothing else.
@@ -227,7 +228,7 @@ class Hooks:
 
     def _follow(self) -> None:
         """Find the layers; where that fails, not again for what is the same then."""
-        optimizers = self.optimizers()
+        optimizers, self._declared_at = self.optimizers(), summed.changes()
         self._sizes = {id(optimizer): _sizes(optimizer) for optimizer in optimizers}
         # The largest one; of those that have stepped, where it takes too long to.
         is_late = any(taken >= LEADS_AFTER for taken in self._steps_of.values())
