@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradcanary import compiled, engine, facts, summed, tap
@@ -111,13 +111,13 @@ class Hooks:
             self.observer.pause()
         return True
 
-    def _backward_called(self, roots: list[Tensor]) -> None:
+    def _backward_called(self, tensors: object) -> None:
         if self._is_recorded():
             return
         self._transfers.visit()
         if not self._is_looked_at:
             self._count_swapped()
-        self.observer.backward_called(roots)
+        self.observer.backward_called(tap.single_elements(tensors))
         layers = self.observer.layers
         if layers is not None and layers.has_shards and self._searches_left:
             self._searches_left -= 1

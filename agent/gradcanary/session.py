@@ -122,6 +122,7 @@ class Session:
         self.guard.wrap("bringing the last values here", self._transfers.finish)(min(timeout_s, FINISH_S))
         left_s = max(timeout_s - (time.monotonic() - began), 0.0)
         self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
+        self.guard.say_caught()
 
     def forked(self) -> None:
         """In a forked child: leave no hook, and nothing to send with; the parent goes on."""

@@ -149,7 +149,7 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         for each in self._summed:
             each.renew(self._hook)
 
-    def _backward_called(self, _roots: list[Tensor]) -> None:
+    def _backward_called(self, _tensors: object) -> None:
         """Before the first pass since a step: what the script has moved by swapping tensors has lost its hook."""
         if not self._is_looked_at:
             self._is_looked_at = True
