@@ -39,7 +39,7 @@ def dead_keys(optimizers: Iterable[torch.optim.Optimizer], names: dict[int, str]
 
     ``names`` are those of the layers, by id of the parameter.
     """
-    for optimizer in optimizers:
+    for optimizer in (each for each in optimizers if hasattr(each, "defaults")):  # a wrapper may have none
         keys = dict.fromkeys(key for group in optimizer.param_groups for key in group)
         for key in (key for key in keys if key not in optimizer.defaults and _PRECISION.search(str(key))):
             groups = (group for group in optimizer.param_groups if key in group)
