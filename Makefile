@@ -13,13 +13,17 @@ SUBSET ?=
 WORKERS ?= 4
 BENCHMARKS ?= agent_overhead accumulator_memory endurance ingest_cost fold_speed big_run
 
-.PHONY: demo test check detection loops benchmarks browser clean
+.PHONY: demo test test-gpu check detection loops benchmarks browser clean
 
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
 
 test: $(VENV)/.development browser
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# No part of "test": it fails where there is no GPU.
+test-gpu: $(VENV)/.development
+	$(BIN)/pytest tests/gpu $(ARGS)
 
 check: $(VENV)/.development
 	$(BIN)/ruff format --check .

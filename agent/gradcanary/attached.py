@@ -50,6 +50,10 @@ class Hook:
             setattr(parameter, self._kind, hooks)
         return True
 
+    def is_on(self, parameter: Tensor) -> bool:
+        """Say whether it is a hook of this tensor."""
+        return self._handle.id in (getattr(parameter, self._kind, None) or ())
+
     def remove(self) -> None:
         """Take it off, and its dict where nobody else has come to need that."""
         self._handle.remove()

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from gradcanary import wire
+from gradcanary.summed import is_summed
 
 _KEY = re.compile("grad|accum|reduce")
 _PRECISION = re.compile("dtype|precision|fp16|fp32|bf16")
@@ -38,7 +39,7 @@ def dead_keys(optimizers: Iterable[torch.optim.Optimizer], names: dict[int, str]
 
     ``names`` are those of the layers, by id of the parameter.
     """
-    for optimizer in optimizers:
+    for optimizer in (each for each in optimizers if hasattr(each, "defaults")):  # a wrapper may have none
         keys = dict.fromkeys(key for group in optimizer.param_groups for key in group)
         for key in (key for key in keys if key not in optimizer.defaults and _PRECISION.search(str(key))):
             groups = (group for group in optimizer.param_groups if key in group)
@@ -89,7 +90,12 @@ def _of_policy(policy: Any) -> str | None:  # noqa: ANN401 -- a MixedPrecisionPo
 
 
 def _own(parameter: torch.Tensor) -> str | None:
-    """Return what was set on the parameter itself (torch 2.10 or newer); unset it is the parameter's dtype."""
+    """Return what was set on the parameter itself (torch 2.10 or newer); unset it is the parameter's dtype.
+
+    ``fp32_accumulators()`` asks for float32 by a call, and so that stock optimizers can step sets that it may be any.
+    """
+    if is_summed(parameter):
+        return "float32"
     dtype = getattr(parameter, "grad_dtype", None)
     return None if dtype is None or dtype == parameter.dtype else _name(dtype)
 

@@ -43,6 +43,12 @@ COMPILED_STEPS = wire.Fact(
     "watch(model, optimizer) follows one; an optimizer.step() outside of torch.compile is always seen.",
     layers=(),
 )
+RECORDED = wire.Fact(
+    code="cuda_graph",
+    text="A CUDA graph of the training is recorded. Nothing of the agent becomes part of it, so backward passes and "
+    "steps that are replayed are not seen; steps that are not replayed are, with the gradients that they find.",
+    layers=(),
+)
 NO_SCALER = wire.Fact(
     code="fp16_without_scaler",
     text="Gradients are in float16, where what is under 6e-8 is zero, and no GradScaler was found that steps this "

@@ -23,7 +23,7 @@ class Greeting:
 
     def __init__(self, launch: str, observer: Observer) -> None:
         self._launch, self._place = launch, observer.place
-        self._facts = tuple(observer.facts)
+        self._facts: tuple[wire.Fact, ...] = ()
         self._settings, self._started = observer.settings, time.time()
         self._sets: dict[str, wire.LayerSet] = {}
         self._findings: tuple[wire.Fact, ...] = ()
@@ -53,7 +53,7 @@ class Greeting:
         ``measured`` are layers that a batch will be about.
         """
         self._findings += tuple(fact for fact in read if fact not in self._findings)
-        origin, layers, self._facts = observer.origin, observer.layers, tuple(observer.facts)
+        origin, layers, self._facts = observer.origin, observer.layers, (*observer.facts, *observer.guard.facts)
         if origin is not None and self._first_step is None:
             self._first_step, self._step_source, self._optimizer = origin.first_step, origin.source, origin.optimizer
         if origin is not None and self._late is None:

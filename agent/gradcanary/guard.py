@@ -9,15 +9,25 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from gradcanary import wire
+from gradcanary.endings import told
+
 log = logging.getLogger("gradcanary")
 
 
+MOST_FACTS = 8
+FAULT = "{where} failed in gradcanary: {error}. The training went on untouched; numbers may be missing."
+CAUGHT = "something in gradcanary failed {count} {times}; the training went on untouched, numbers may be missing"
+
+
 class Guard:
-    """Counts what went wrong inside the agent; ``last`` is the most recent error."""
+    """Counts what went wrong inside the agent; ``last`` is the most recent error, ``facts`` tell of the first of each
+    place."""
 
     def __init__(self) -> None:
         self.caught = 0
         self.last: BaseException | None = None
+        self.facts: list[wire.Fact] = []
         self._told: set[str] = set()
 
     def catch(self, where: str, error: BaseException) -> None:
@@ -27,6 +37,8 @@ class Guard:
         if where in self._told:
             return
         self._told.add(where)
+        if len(self.facts) < MOST_FACTS:
+            self.facts.append(wire.Fact("agent_fault", FAULT.format(where=where, error=told(error)), ()))
         with contextlib.suppress(Exception):  # the host's logging is not ours to trust
             log.error("gradcanary: %s failed; the training goes on without it", where, exc_info=error)
 
@@ -41,6 +53,11 @@ class Guard:
                 self.catch(where, error)
 
         return guarded
+
+    def say_caught(self) -> None:
+        """Say how often it was, if ever."""
+        if self.caught:
+            self.say(CAUGHT.format(count=self.caught, times="time" if self.caught == 1 else "times"))
 
     def say(self, line: str) -> None:
         """Print a line on stderr, once per session."""

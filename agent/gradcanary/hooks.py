@@ -7,17 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradcanary import compiled, engine, tap
+from gradcanary import compiled, engine, facts, summed, tap
 from gradcanary.attached import AFTER, Hook
 from gradcanary.frameworks import unwrapped
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers, discover, living
 from gradcanary.observer import Observer
+from gradcanary.sampling import is_capturing
 from gradcanary.settings import Settings
 from gradcanary.shards import is_shard
+from gradcanary.transfers import Transfers
 
 Optimizer = torch.optim.Optimizer
 
@@ -35,17 +37,18 @@ class Hooks:
     The step hooks are global: they also fire for optimizers made earlier, for subclasses, and inside wrappers.
     """
 
-    def __init__(self, observer: Observer, settings: Settings, guard: Guard) -> None:
+    def __init__(self, observer: Observer, settings: Settings, guard: Guard, transfers: Transfers) -> None:
         self.observer = observer
         self.settings = settings
         self.guard = guard
+        self._transfers = transfers
         self.before_first_step: Callable[[], None] | None = None
         self._model: Callable[[], nn.Module | None] = lambda: None
         self._takes_any = False
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._guesses: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._guessed_in = -1
+        self._guessed_in = self._declared_at = -1
         self._wrong_guesses: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -99,10 +102,22 @@ class Hooks:
         """Say whether the model is the one that this watch was given."""
         return self._model() is model
 
-    def _backward_called(self, roots: list[Tensor]) -> None:
+    def _is_recorded(self) -> bool:
+        """Say whether a CUDA graph is being recorded: then look away, until a step that is made and not recorded."""
+        if not is_capturing():
+            return False
+        self.observer.tell(facts.RECORDED)
+        if not self.observer.paused:
+            self.observer.pause()
+        return True
+
+    def _backward_called(self, tensors: object) -> None:
+        if self._is_recorded():
+            return
+        self._transfers.visit()
         if not self._is_looked_at:
             self._count_swapped()
-        self.observer.backward_called(roots)
+        self.observer.backward_called(tap.single_elements(tensors))
         layers = self.observer.layers
         if layers is not None and layers.has_shards and self._searches_left:
             self._searches_left -= 1
@@ -119,6 +134,9 @@ class Hooks:
                     return
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_recorded():
+            return
+        self._transfers.visit()
         if not self.follows(optimizer):
             if optimizer in self._strangers:
                 return
@@ -139,9 +157,10 @@ class Hooks:
         self.observer.step_begins(optimizer, has_closure=has_closure)
 
     def _step_ended(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        if not self.follows(optimizer):
+        if not self.follows(optimizer) or self._is_recorded():
             return
         self.observer.step_ended(optimizer)
+        self._transfers.visit()
         self._is_looked_at = False
         self._steps_of[optimizer] = taken = self._steps_of.get(optimizer, 0) + 1
         if taken == LEADS_AFTER and self._main() not in self._steps_of:
@@ -157,7 +176,8 @@ class Hooks:
         self._steps_of.setdefault(optimizer, 0)
         if is_first and self._replaces(optimizer):
             return True
-        return self._sizes.get(id(optimizer)) != _sizes(optimizer) or self._main() is None
+        is_declared_anew = self._declared_at != summed.changes()
+        return is_declared_anew or self._sizes.get(id(optimizer)) != _sizes(optimizer) or self._main() is None
 
     def _replaces(self, optimizer: Optimizer) -> bool:
         """At an optimizer's first step: no more follow those that hold nothing else.
@@ -208,7 +228,7 @@ class Hooks:
 
     def _follow(self) -> None:
         """Find the layers; where that fails, not again for what is the same then."""
-        optimizers = self.optimizers()
+        optimizers, self._declared_at = self.optimizers(), summed.changes()
         self._sizes = {id(optimizer): _sizes(optimizer) for optimizer in optimizers}
         # The largest one; of those that have stepped, where it takes too long to.
         is_late = any(taken >= LEADS_AFTER for taken in self._steps_of.values())
@@ -219,6 +239,8 @@ class Hooks:
         if not len(layers):
             self.guard.say("no layer to watch: nothing is trainable, or include/exclude leave nothing")
         self.observer.follow(layers)
+        devices = {each.device for reference in layers.references if (each := reference()) is not None}
+        self.guard.wrap("preparing for a GPU", self._transfers.prepare)(devices, len(layers))
         self._uncount()
         self._unhooked = list(range(len(layers)))
         self._count_unfrozen()

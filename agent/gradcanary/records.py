@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gradcanary import wire
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from gradcanary.frameworks import Loop
     from gradcanary.layers import Layers
     from gradcanary.statistics import Measured
+
+Value = TypeVar("Value")
 
 MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.STATES))
 """Values of the state plane."""
@@ -113,6 +115,43 @@ class Wishes:
     nonfinite: frozenset[int] = frozenset()
     wide: frozenset[int] = frozenset()
     probe: int | None = None
+
+
+def exchange(record: Record, by: Callable[[Tensor], Tensor]) -> None:
+    """Put another tensor in the place of each that a record holds."""
+    for sample in record.samples:
+        _exchange(sample, by)
+    if record.probe is not None:
+        record.probe.norm = by(record.probe.norm)
+        record.probe.scale = _other(record.probe.scale, by)
+    record.found_inf, record.loss_scale = _other(record.found_inf, by), _other(record.loss_scale, by)
+    record.losses = [*map(by, record.losses)]
+    record.lr = tuple(_other(rate, by) for rate in record.lr)
+    for logged in record.logged:
+        logged.value = _other(logged.value, by)
+
+
+def _exchange(sample: Sample, by: Callable[[Tensor], Tensor]) -> None:
+    measured = sample.measured
+    measured.columns = [(layers, by(tensor)) for layers, tensor in measured.columns]
+    measured.nonzero = [(layers, sizes, by(tensor)) for layers, sizes, tensor in measured.nonzero]
+    measured.nonfinite = [(layers, by(tensor)) for layers, tensor in measured.nonfinite]
+    sample.scale = _other(sample.scale, by)
+    sample.own = [(layers, by(tensor)) for layers, tensor in sample.own]
+    sample.bits = [(layers, by(tensor)) for layers, tensor in sample.bits]
+    sample.moved, sample.losses, sample.frozen = (
+        {layer: by(tensor) for layer, tensor in tensors.items()}
+        for tensors in (sample.moved, sample.losses, sample.frozen)
+    )
+    for forecast in sample.forecasts:
+        forecast.learning_rate = _other(forecast.learning_rate, by)
+        forecast.stuck = {layer: by(tensor) for layer, tensor in forecast.stuck.items()}
+
+
+def _other(value: Value, by: Callable[[Tensor], Tensor]) -> Value:
+    """Return what is no tensor as it is."""
+    is_number = value is None or isinstance(value, (int, float))
+    return value if is_number else by(value)  # type: ignore[arg-type,return-value]  # torch is not imported here
 
 
 def scale_of(scale: Tensor | None) -> float:

@@ -89,7 +89,9 @@ class Scaling:
         if self._current() is None:
             return None, None
         scale, found = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        return scale if isinstance(scale, Tensor) else None, found if isinstance(found, Tensor) else None
+        # A copy: the scaler's update, which comes before anybody reads it, writes to the same tensor.
+        copied = scale.detach().clone() if isinstance(scale, Tensor) else None
+        return copied, found if isinstance(found, Tensor) else None
 
     def _current(self) -> Any:  # noqa: ANN401 -- three classes over the versions of torch
         if self._is_settled:

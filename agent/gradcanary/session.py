@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 import torch
@@ -17,8 +18,10 @@ from gradcanary.hooks import Hooks
 from gradcanary.observer import Observer
 from gradcanary.records import Logged, Record
 from gradcanary.ring import Ring, capacity_for
+from gradcanary.sampling import is_capturing
 from gradcanary.sender import Sender
 from gradcanary.settings import Settings
+from gradcanary.transfers import FINISH_S, Transfers
 from gradcanary.transport import Transport
 
 MAX_LOGGED = 10_000
@@ -36,8 +39,9 @@ class Session:
         self._settings, self._run, self._begin, self._on_alert = settings, run, begin, on_alert
         self._pid = os.getpid()
         self._ring: Ring[Record] = Ring(capacity_for(0))
+        self._transfers = Transfers(self._ring, self.guard.catch)
         self.observer = Observer(settings, self.guard, put=self._put)
-        self._hooks = Hooks(self.observer, settings, self.guard)
+        self._hooks = Hooks(self.observer, settings, self.guard, self._transfers)
 
     def attach(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, *, waits: bool) -> None:
         """Hook torch; one that waits does no more before an optimizer steps, in this process or in a fork of it."""
@@ -76,6 +80,11 @@ class Session:
         """Whether an optimizer has stepped under this session."""
         return self.observer.origin is not None
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a CUDA graph is being recorded: a number that is taken now would become part of it."""
+        return is_capturing()
+
     def covers(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
         """Tell whether this model or optimizer is watched already."""
         if optimizer is not None:
@@ -97,6 +106,7 @@ class Session:
     def observe(self, name: str, buffer: Tensor) -> None:
         """Read a buffer in place of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
         self.observer.buffers.check(name, tuple(buffer.shape))
+        self.guard.wrap("looking for what has arrived", self._transfers.visit)()
         if self.observer.paused:
             self.guard.wrap("passing a buffer over", self.observer.buffers.pass_over)(name)
         if not self.observer.paused:
@@ -108,7 +118,11 @@ class Session:
         self.guard.wrap("detaching", self._hooks.detach)()
         if self.sender is None:
             return
-        self.guard.wrap("ending the sender", self.sender.stop)(end, timeout_s)
+        began = time.monotonic()
+        self.guard.wrap("bringing the last values here", self._transfers.finish)(min(timeout_s, FINISH_S))
+        left_s = max(timeout_s - (time.monotonic() - began), 0.0)
+        self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
+        self.guard.say_caught()
 
     def forked(self) -> None:
         """In a forked child: leave no hook, and nothing to send with; the parent goes on."""
@@ -118,7 +132,7 @@ class Session:
         if os.getpid() != self._pid:
             return  # a forked worker has no sender thread
         self._ring.capacity = capacity_for(len(record.layers))
-        self._ring.put(record)
+        self._transfers.hand(record)
 
 
 def _spool_maker(run: str, session: str, url: str) -> Creates | None:

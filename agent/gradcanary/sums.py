@@ -23,12 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradcanary import compiled, shards
+from gradcanary import compiled, shards, tap
 from gradcanary.frameworks import unwrapped
 from gradcanary.guard import Guard
 from gradcanary.layers import discover, dtype_name, living, named_parameters
+from gradcanary.references import held_by
 from gradcanary.settings import DEFAULT_URL, Settings
 from gradcanary.statistics import LOW_PRECISION
+from gradcanary.summed import Summed, is_summed, narrow, widen
 
 Parameters = Sequence[nn.Parameter]
 
@@ -49,7 +51,6 @@ INSTEAD = {
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 _ALL_NAMES = Settings(DEFAULT_URL, None, None, "auto", None, None, None, None, None)
-_open: weakref.WeakSet[Fp32Accumulators] = weakref.WeakSet()
 
 
 def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = None) -> Fp32Accumulators:
@@ -79,9 +80,10 @@ def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = Non
     chosen = _low_of(inner) if params is None else _named(inner, params)
     if (owner := _reducer_of(chosen)) is not None:
         raise ValueError(f"fp32_accumulators(): the parameters belong to a {owner}; {INSTEAD[owner]}")
-    if any(each.holds(chosen) for each in _open):
+    if any(map(is_summed, chosen)):
         raise ValueError("fp32_accumulators(): these gradients are summed in float32 already; close() that one first")
-    accumulators = Fp32Accumulators(chosen)
+    held = held_by([inner])
+    accumulators = Fp32Accumulators([Summed(parameter, held.get(id(parameter))) for parameter in chosen])
     accumulators.attach(inner)
     return accumulators
 
@@ -89,38 +91,41 @@ def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = Non
 class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
     """What :func:`fp32_accumulators` returns. It keeps neither the parameters nor the optimizer alive."""
 
-    def __init__(self, parameters: Parameters) -> None:
-        self._parameters = [weakref.ref(parameter) for parameter in parameters]
-        self._allowed = [parameter.grad_dtype for parameter in parameters]
-        self._frozen = list(self._parameters)
-        self._handles: list[Any] = []
+    def __init__(self, summed: Sequence[Summed]) -> None:
+        self._summed = summed
+        self._handle: Any = None
         self._guard = Guard()
         self._is_checked = self._has_summed = False
+        self._is_looked_at = True
         self._forget: Callable[[], object] = lambda: None
+        self._hook = self._guard.wrap("summing in float32", self._accumulated)
+        self._listener = self._guard.wrap("summing what was moved", self._backward_called)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Begin; where the optimizer goes, its float32 gradients would fit no other one, and it ends."""
         self._guard.wrap("keeping out of torch.compile", compiled.keep_out)()
+        for each in self._summed:
+            each.begin(self._hook)
         for parameter in self._living():
-            parameter.grad_dtype = None  # any
             self._has_summed = self._has_summed or parameter.grad is not None
-            _widen(parameter)
-        self._hook_trainable()
-        self._handles.append(optimizer.register_step_pre_hook(self._step_begins))
+            widen(parameter)
+        self._handle = optimizer.register_step_pre_hook(self._step_begins)
+        tap.listen(self._listener)
         ends = weakref.finalize(optimizer, self.close)
         ends.atexit, self._forget = False, ends.detach
-        _open.add(self)
 
     def close(self) -> None:
         """End, and leave no hook; the present sum stays in ``.grad``, in the parameter's dtype. Idempotent."""
-        handles, self._handles, self._frozen = self._handles, [], []
-        for handle in handles:
-            handle.remove()
-        if handles:
-            for reference, allowed in zip(self._parameters, self._allowed, strict=True):
-                self._guard.wrap("leaving a gradient as it was", _leave)(reference(), allowed)
+        if self._handle is None:
+            return
+        self._handle.remove()
+        self._handle = None
+        tap.leave(self._listener)
+        self._guard.wrap("looking for parameters", self._find_lost)()
+        for each in self._summed:
+            self._guard.wrap("leaving a gradient as it was", each.end)()
         self._forget()
-        _open.discard(self)
+        self._summed = ()
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _stack: TracebackType | None
@@ -130,25 +135,25 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
     def __reduce__(self) -> tuple[Any, ...]:
         return Fp32Accumulators, ((),)  # a copy, of whatever holds this, is closed: its parameters are copies, too
 
-    def holds(self, parameters: Parameters) -> bool:
-        """Say whether it sums the gradient of one of them."""
-        mine = {id(parameter) for parameter in self._living()}
-        return any(id(parameter) in mine for parameter in parameters)
-
     def _living(self) -> Parameters:
-        return [parameter for reference in self._parameters if (parameter := reference()) is not None]
+        return [parameter for each in self._summed if (parameter := each()) is not None]
 
-    def _hook_trainable(self) -> None:
-        """Hook those that are trainable by now: torch takes no hook on one that is frozen."""
-        frozen = []
-        hook = self._guard.wrap("summing in float32", self._accumulated)
-        for reference in self._frozen:
-            parameter = reference()
-            if parameter is not None and parameter.requires_grad:
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]  # untyped in torch
-            elif parameter is not None:
-                frozen.append(reference)
-        self._frozen = frozen
+    def _find_lost(self) -> None:
+        """Without its optimizer nothing leads to a parameter any more but a look at all that lives."""
+        if lost := [each for each in self._summed if each.is_lost()]:
+            tensors = list(living(Tensor))
+            for each in lost:
+                each.find(tensors)
+
+    def _renew(self) -> None:
+        for each in self._summed:
+            each.renew(self._hook)
+
+    def _backward_called(self, _tensors: object) -> None:
+        """Before the first pass since a step: what the script has moved by swapping tensors has lost its hook."""
+        if not self._is_looked_at:
+            self._is_looked_at = True
+            self._renew()
 
     def _accumulated(self, parameter: nn.Parameter) -> None:
         if compiled.is_backward_traced():
@@ -160,11 +165,12 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
                 self.close()
                 return
         self._has_summed = True
-        _widen(parameter)
+        widen(parameter)
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 -- as torch has it: None, or other arguments
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        self._guard.wrap("summing what is not frozen any more", self._hook_trainable)()
+        self._guard.wrap("summing what is not frozen any more", self._renew)()
+        self._is_looked_at = False
         if not callable(closure):
             self._guard.wrap("handing gradients over", self._hand_over)(optimizer)
             return None
@@ -194,7 +200,7 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         if any(parameter.dtype is torch.float16 for parameter in parameters):
             _unscale(optimizer)
         for parameter in parameters:
-            _narrow(parameter, parameter.dtype)
+            narrow(parameter, parameter.dtype)
 
 
 def _low_of(optimizer: torch.optim.Optimizer) -> Parameters:
@@ -238,35 +244,6 @@ def _reducer_of(parameters: Parameters) -> str | None:
         if kind is not None and any(id(each) in mine for _, each, _ in named_parameters(module)):
             return kind
     return None
-
-
-def _widen(parameter: nn.Parameter) -> None:
-    """Make its gradient float32; one that is part of a graph stays as it is."""
-    gradient = parameter.grad
-    if gradient is not None and gradient.dtype in LOW_PRECISION and not gradient.requires_grad:
-        gradient.data = gradient.data.float()
-
-
-def _narrow(parameter: nn.Parameter, dtype: torch.dtype) -> None:
-    """Round its gradient; one after the other, so that not all are there twice."""
-    gradient = parameter.grad
-    if gradient is None or gradient.dtype is not torch.float32 or dtype not in LOW_PRECISION or gradient.requires_grad:
-        return
-    # A sparse sum has an addend per use of a row until then.
-    total = gradient.data.coalesce() if gradient.layout is torch.sparse_coo else gradient.data
-    rounded = total.to(dtype)
-    if dtype is torch.float16 and gradient.layout is torch.strided:
-        # The GradScaler has looked for infinities in the sum; what float16 cannot hold must not be a new one.
-        largest = torch.finfo(dtype).max
-        rounded = torch.where(total.isfinite(), rounded.clamp(-largest, largest), rounded)
-    gradient.data = rounded
-
-
-def _leave(parameter: nn.Parameter | None, allowed: torch.dtype | None) -> None:
-    """Leave the gradient in the dtype that it may have without us; None of ``allowed`` is any."""
-    if parameter is not None:
-        _narrow(parameter, allowed or parameter.dtype)
-        parameter.grad_dtype = allowed
 
 
 def _unscale(optimizer: torch.optim.Optimizer) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from gradcanary.shards import whole
 
-Listener = Callable[[list[Tensor]], None]
+Listener = Callable[[object], None]
+"""Takes what ``backward()`` was called on, whatever that is, and never raises."""
 
 _listeners: tuple[Listener, ...] = ()
 _original: Callable[..., Any] | None = None
@@ -25,10 +26,7 @@ _lock = threading.Lock()
 
 
 def listen(listener: Listener) -> None:
-    """Call the listener with the single-element roots of each outermost backward pass, before it runs.
-
-    Those are left out that are spread over processes: a collective would have to tell their value.
-    """
+    """Call the listener with what each outermost backward pass starts from, before it runs."""
     global _listeners, _original, _installed
     with _lock:
         _listeners = (*_listeners, listener)
@@ -53,9 +51,9 @@ def _tapped(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- torch's own signature, passed on as it is
         if _listeners and _is_outermost():
-            roots = _single_elements(args[0] if args else kwargs.get("tensors"))
+            tensors = args[0] if args else kwargs.get("tensors")
             for listener in _listeners:
-                listener(roots)
+                listener(tensors)
         return original(*args, **kwargs)
 
     return backward
@@ -67,7 +65,9 @@ def _is_outermost() -> bool:
     return task is None or bool(task() == -1)
 
 
-def _single_elements(tensors: object) -> list[Tensor]:
+def single_elements(tensors: object) -> list[Tensor]:
+    """Return the roots of one element, without those that are spread over processes: a collective would have to tell
+    their value."""
     if isinstance(tensors, Tensor):
         tensors = (tensors,)
     if not isinstance(tensors, (tuple, list)):

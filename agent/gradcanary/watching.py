@@ -143,7 +143,7 @@ class Watch:
         A loss given here replaces the one that was captured. Raises TypeError or ValueError on wrong arguments, as
         long as the watch is open.
         """
-        if not self._is_ours():
+        if not self._is_ours() or self._session.is_recorded:
             return
         values = {"loss": loss, "lr0": lr, **metrics}
         labels = arguments.tags_of(tags)

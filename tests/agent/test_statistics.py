@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradcanary import wire
 from gradcanary.accumulators import low_bits
-from gradcanary.forecasts import forecasts
+from gradcanary.forecasts import Forecast, forecasts
 from gradcanary.frozen import Frozen
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers
@@ -228,12 +228,38 @@ def test_a_device_that_cannot_be_read_takes_no_other_along() -> None:
     failures: list[str] = []
     reader = Reader(None, lambda where, _: failures.append(where))
     gradients = [torch.ones(2), torch.ones(2, device="meta"), torch.ones(3)]
-    row = reader.read(record_of(gradients, reader=reader))
+    record = record_of(gradients, reader=reader)
+    dead, (sample,) = torch.ones(6, device="meta"), record.samples
+    sample.moved = {0: torch.tensor([1.0, 2.0, 1.0, 4.0]), 1: dead[:4], 2: torch.tensor([1.0, 3.0, 1.0, 4.0])}
+    sample.losses = {0: torch.tensor([1.0, 1.0, 1.0, 3.0, 1.0, 4.0]), 1: dead, 2: torch.ones(6)}
+    sample.frozen = {0: torch.tensor(0.25), 1: dead[0], 2: torch.tensor(0.5)}
+    sample.bits = [([1], dead.view(3, 2)), ([0, 2], torch.tensor([[20, 20], [9, 0], [9, 0]]))]
+    stuck = {0: torch.tensor(1.0), 1: dead[0], 2: torch.tensor(0.0)}
+    sample.forecasts = [
+        Forecast("bfloat16", 1e-6, stuck),
+        Forecast("bfloat16", dead[0], dict.fromkeys(range(3), dead[0])),
+    ]
+    row = reader.read(record)
+    told = {
+        stat: dict(zip(column.layers or (), column.values, strict=True))
+        for stat, column in row.columns.items()
+        if stat not in ("absmax", "norm")
+    }
+    assert told == {
+        "update_ratio": {0: 0.5, 2: 0.75},
+        "weight_norm": {0: 4.0, 2: 4.0},
+        "accumulation_error": {0: 0.25, 2: 1.0},
+        "norm_ratio": {0: 0.75, 2: 1.0},
+        "frozen_fraction": {0: 0.25, 2: 0.5},
+    }
+    assert [each and each[2] for each in row.accumulators] == ["float32", None, None]
+    assert [fact.layers for fact in reader.facts] == [("p0",)]
     assert list(row.states or b"") == [MEASURED, PARTIAL, MEASURED]
     absmax = row.columns["absmax"].values
     assert [absmax[0], absmax[2], math.isnan(absmax[1])] == [1.0, 1.0, True]
     assert "total_norm" not in metrics_of(row)
-    assert failures == ["reading float32 on meta"]
+    assert set(failures) == {"reading float32 on meta"}
+    assert len(failures) == 9, "each is counted"
 
 
 def test_nonfinite_elements_are_counted_for_five_more_samples() -> None:

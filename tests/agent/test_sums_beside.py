@@ -97,12 +97,12 @@ def test_a_watch_tells_float32_in_effect_and_no_loss(collector: Recorded) -> Non
             optimizer.step()
             optimizer.zero_grad()
     told = {
-        (record["stored"], record["effective"])
+        (record["declared"], record["stored"], record["effective"])
         for batch in collector.batches
         for record in batch["accumulators"]
         if record["effective"] is not None
     }
-    assert told == {("float32", "float32")}
+    assert told == {("float32", "float32", "float32")}
     assert collector.stat("accumulation_error") == {}, "that is measured of low-precision sums only"
 
 

@@ -124,6 +124,38 @@ def test_it_ends_with_its_optimizer_and_keeps_nothing_alive() -> None:
     helper.close()
 
 
+@pytest.mark.parametrize("moment", ["between windows", "twice", "after it was closed"])
+def test_a_model_whose_tensors_are_swapped(moment: str) -> None:
+    """As ``model.to()`` does where torch is asked to: it refuses tensors that have weak references."""
+    torch.__future__.set_swap_module_params_on_conversion(value=True)
+    try:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)).to(BF16)
+        given = list(model.parameters())
+        optimizer = adamw(given)
+        helper = gradcanary.fp32_accumulators(optimizer)
+        accumulate(given, micro_gradients(given, 2, 0))
+        optimizer.step()
+        optimizer.zero_grad()
+        model.to(torch.float16)
+        if moment == "twice":
+            model.to(BF16)
+        if moment == "after it was closed":
+            helper.close()
+        low = BF16 if moment == "twice" else torch.float16
+        micro = micro_gradients(given, 3, 1)
+        accumulate(given, micro)
+        assert summed_in(given) == [low if moment == "after it was closed" else FP32] * len(given)
+        if moment != "after it was closed":
+            assert_same([each.grad for each in given], [each.float() for each in truth(micro)])
+            helper.close()
+        assert_nothing_is_left(given, optimizer)
+        optimizer.zero_grad()
+        model.to(FP32)
+        assert_nothing_is_left(given, optimizer)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(value=False)
+
+
 def test_copies_are_plain() -> None:
     """deepcopy, pickle and torch.save of model, optimizer and the handle, in the middle of a window."""
     model = lora()

@@ -212,6 +212,23 @@ def test_overflows_before_the_first_step_with_gradients_cleared_in_place(collect
     assert collector.per_step("micro_steps") == [2, 2, 2, 2]
 
 
+def test_a_scale_that_grows_after_the_step_is_not_that_of_its_gradients(collector: Recorded) -> None:
+    """A scaler writes the next scale to the tensor that a fused optimizer has the present one from."""
+    torch.manual_seed(0)
+    model, read = nn.Linear(6, 4), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    with gradcanary.watch(url=collector.url, run="grows"):  # of its first window the step reads the gradients
+        for _ in range(3):
+            scaler.scale(model(torch.randn(8, 6)).square().mean()).backward()
+            read.append(float(model.weight.grad.norm()) / scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    sent = {step: norms["weight"] for step, norms in collector.stat("norm").items()}
+    assert sent == {step: pytest.approx(norm) for step, norm in enumerate(read)}
+
+
 @pytest.mark.loop("`GradScaler`: plain, foreach and fused optimizers, overflows")
 def test_a_scaler_of_an_earlier_training_scales_nothing(collector: Recorded) -> None:
     """In a notebook the last cell's scaler is alive while this one trains without."""

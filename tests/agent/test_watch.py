@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from scripted import Scripted, Training, collector_that, until
+from scripted import Scripted, Training, collector_that
 from torch import nn
 
 import gradcanary
@@ -345,60 +345,6 @@ def test_of_numbers_logged_without_a_step_the_latest_are_kept(collector, trainin
 
 def boom(*_: object, **__: object) -> None:
     raise ZeroDivisionError("our own fault")
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        "observer.Observer.step_begins",
-        "observer.Observer.step_ended",
-        "observer.Observer.backward_called",
-        "track.Track._pass_begins",
-        "track.Track._pass_ends",
-        "track.Track._pass_settled",
-        "gauge.Gauge.sample",
-        "gauge.Gauge.copy_weights",
-        "gauge.changes",
-        "gauge.Gauge.look_for_frozen",
-        "gauge.Gauge.forecast",
-        "gauge.Gauge.shadow",
-        "gauge.Gauge._add_losses",
-        "layers.declared",
-        "findings.Findings.facts",
-        "observer.record_of",
-        "observer.Observer.close",
-        "hooks.discover",
-        "hooks.Hooks.attach",
-        "hooks.Hooks.detach",
-        "sender.Sender.start",
-        "sender.Sender._flush",
-        "sender.Sender.stop",
-        "readings.Reader.read",
-        "outbox.build",
-        "greeting.Greeting.hello",
-        "transport.Transport.send",
-    ],
-)
-def test_a_fault_of_ours_is_counted_and_logged_once_and_the_training_goes_on(
-    collector, training, monkeypatch, caplog, where
-):
-    expected = Training()
-    expected.model.load_state_dict(training.model.state_dict())
-    expected.steps(6)
-    with monkeypatch.context() as broken:
-        broken.setattr(f"gradcanary.{where}", boom)
-        watch = gradcanary.watch(training.model, training.optimizer, run="broken")
-        training.steps(6)
-        watch.close(timeout_s=0.5)
-    assert watch._session.guard.caught > 0
-    assert isinstance(watch._session.guard.last, Exception)
-    for record in caplog.records:
-        assert caplog.text.count(record.getMessage()) == 1
-    for mine, theirs in zip(training.model.parameters(), expected.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-    watch._session._hooks.detach()
-    watch._session.sender._stopping.set()
-    until(lambda: not watch._session.sender._thread.is_alive())
 
 
 class Locked(nn.Module):

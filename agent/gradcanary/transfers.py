@@ -1,0 +1,275 @@
+"""How the values of a record come from GPUs to the host: nobody waits for them, neither the training nor the sender.
+
+1. As a record is handed over, its tensors on a device are packed into one and copied to pinned memory, on a stream of
+   our own, which first waits for those that they were made on. No stream of the training waits for anything.
+2. An event tells that the copy has arrived. Hooks ask it, in the training's thread: a question from another thread
+   would break a CUDA graph that is being recorded meanwhile (torch's own watchdog of NCCL did, pytorch#104487). For
+   the same reason the sender gets tensors of the host only, and nothing at all is done while a graph is recorded.
+3. Until then the record holds the tensors: their memory is not used again while it is read. Where a watch ends before,
+   ``record_stream`` sees to that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gradcanary.records import Record, exchange
+from gradcanary.ring import Ring
+from gradcanary.sampling import is_capturing
+from gradcanary.statistics import Failed
+
+KIND = "cuda"
+"""Of the devices whose tensors are brought here: also AMD's. What lies elsewhere the sender reads, and waits for."""
+
+STEPS_AHEAD = 64
+"""Records on their way that there is room for: as many as the host is ahead of a GPU, and more."""
+
+BYTES_PER_STEP, BYTES_PER_LAYER, MOST_BYTES = 2**14, 64, 2**27
+
+FINISH_S = 1.0
+_POLL_S = 0.001
+
+
+class Arrival(Protocol):
+    """An event after a copy, as ``torch.cuda.Event``."""
+
+    def query(self) -> bool:
+        """Say whether it has happened, without waiting."""
+
+
+class Lane:
+    """A stream of our own on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped in torch
+        self._makers: set[torch.cuda.Stream] = set()
+
+    def note(self) -> None:
+        """Remember the present stream: what is handed over next may be made on it."""
+        self._makers.add(torch.cuda.current_stream(self._device))
+
+    def is_free(self) -> bool:
+        """Say whether no CUDA graph is being recorded on a stream that a copy has to wait for."""
+        return not any(map(_is_recorded, self._makers))
+
+    def send(self, tensors: Sequence[Tensor], into: Tensor) -> Arrival:
+        """Copy the bytes of tensors of the device, one after the other."""
+        makers, self._makers = self._makers, set()
+        for stream in makers:
+            self._stream.wait_stream(stream)
+        with torch.cuda.stream(self._stream):
+            into.copy_(torch.cat([*map(_bytes, tensors)]), non_blocking=True)
+            arrival: Arrival = self._stream.record_event()
+        return arrival
+
+    def abandon(self, tensors: Iterable[Tensor]) -> None:
+        """Have memory that is let go of now not used again before our stream has read it."""
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
+
+
+class Pinned:
+    """Memory of the host that is taken and given back in turn."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory = memory
+        self._taken = self._end = 0
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def take(self, size: int) -> tuple[Tensor, int] | None:
+        """Return so many bytes in a row, and what is to be given back for them; None while there is no room."""
+        skipped = 0 if self._end + size <= len(self) else len(self) - self._end
+        if self._taken + skipped + size > len(self):
+            return None
+        start = (self._end + skipped) % len(self)
+        self._end = start + size
+        self._taken += skipped + size
+        return self._memory[start : start + size], skipped + size
+
+    def give(self, taken: int) -> None:
+        """Give back what was taken first."""
+        self._taken -= taken
+
+
+@dataclass
+class _Part:
+    """What a record has on one device, by falling size of the elements: so each begins where its dtype may."""
+
+    tensors: list[Tensor]
+    here: Tensor
+    arrival: Arrival
+
+
+@dataclass
+class _Flight:
+    """A record on its way, and how much pinned memory it has taken."""
+
+    record: Record
+    parts: dict[torch.device, _Part] = field(default_factory=dict)
+    taken: int = 0
+    is_whole: bool = False
+
+    def has_arrived(self) -> bool:
+        return all(part.arrival.query() for part in self.parts.values())
+
+
+class Transfers:
+    """Takes records in the training's thread and puts them into the ring, in their order, once the host has their
+    values. What there is no room for is dropped there, and counted."""
+
+    def __init__(self, ring: Ring[Record], failed: Failed) -> None:
+        self._ring, self._failed = ring, failed
+        self._lanes: dict[torch.device, Lane] = {}
+        self._pinned: Pinned | None = None
+        self._layers = 0
+        self._waiting: deque[Record] = deque()
+        self._flights: deque[_Flight] = deque()
+        # Several devices have several threads in a backward pass.
+        self._lock = threading.Lock()
+
+    def prepare(self, devices: Collection[torch.device], layers: int) -> None:
+        """Make what takes time, pinned memory above all, before there is something to hand over."""
+        self._layers = max(self._layers, layers)
+        mine = [device for device in devices if device.type == KIND]
+        if mine and not is_capturing():
+            for device in mine:
+                self._lane(device)
+            self._room()
+
+    def visit(self) -> None:
+        """In the training's thread, before and after work of ours: see where it is done, and what has arrived."""
+        if self._lanes and not is_capturing():
+            for lane in list(self._lanes.values()):
+                lane.note()
+            self._go_on()
+
+    def hand(self, record: Record) -> None:
+        """Take a record; it holds nothing of other devices once it is in the ring."""
+        if not (self._waiting or self._flights or any(_by_device(record))):
+            self._ring.put(record)
+            return
+        if len(self._waiting) >= STEPS_AHEAD:  # a graph is being recorded, for ever
+            self._ring.dropped += 1
+            return
+        self._waiting.append(record)
+        if not is_capturing():
+            self._go_on()
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait, for so long at most, until all has arrived; what has not is lost, and counted."""
+        deadline = time.monotonic() + timeout_s
+        while self._waiting or self._flights:
+            if is_capturing() or time.monotonic() > deadline:
+                break
+            self._go_on()
+            time.sleep(_POLL_S if self._flights else 0)
+        self._ring.dropped += len(self._waiting) + len(self._flights)
+        for flight in self._flights:
+            for device, part in flight.parts.items():
+                self._lane(device).abandon(part.tensors)
+        self._waiting.clear()
+        self._flights.clear()
+
+    def _go_on(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            while self._waiting and self._is_sent(self._waiting[0]):
+                self._waiting.popleft()
+            while self._flights and self._flights[0].has_arrived():
+                self._land(self._flights.popleft())
+        finally:
+            self._lock.release()
+
+    def _is_sent(self, record: Record) -> bool:
+        """Send a record; say whether that is settled, be it that there was no room for it."""
+        by_device = _by_device(record)
+        for device in by_device:
+            self._lane(device).note()
+        if not all(self._lane(device).is_free() for device in by_device):
+            return False
+        flight = _Flight(record)
+        self._flights.append(flight)
+        try:
+            flight.is_whole = all(self._is_on_its_way(flight, *each) for each in by_device.items())
+        except Exception as error:  # noqa: BLE001 -- a record that cannot be copied must not hold up the others
+            self._failed("copying from a GPU", error)
+        self._ring.dropped += not flight.is_whole
+        return True
+
+    def _is_on_its_way(self, flight: _Flight, device: torch.device, tensors: list[Tensor]) -> bool:
+        tensors.sort(key=Tensor.element_size, reverse=True)
+        needed = sum(tensor.nbytes for tensor in tensors)
+        room = self._room().take(-(-needed // 16) * 16)
+        if room is None:
+            return False
+        here, taken = room[0][:needed], room[1]
+        flight.taken += taken
+        with torch.no_grad():
+            flight.parts[device] = _Part(tensors, here, self._lane(device).send(tensors, here))
+        return True
+
+    def _land(self, flight: _Flight) -> None:
+        hosted: dict[int, Tensor] = {}
+        for part in flight.parts.values():
+            hosted.update(_unpacked(part.here.clone(), part.tensors))
+        if self._pinned is not None:
+            self._pinned.give(flight.taken)
+        if flight.is_whole:
+            exchange(flight.record, lambda tensor: hosted.get(id(tensor), tensor))
+            self._ring.put(flight.record)
+
+    def _lane(self, device: torch.device) -> Lane:
+        lane = self._lanes.get(device)
+        if lane is None:
+            lane = self._lanes[device] = Lane(device)
+        return lane
+
+    def _room(self) -> Pinned:
+        """Return the pinned memory; once nothing is in it a larger one, where there are more layers than before."""
+        needed = min(STEPS_AHEAD * (BYTES_PER_STEP + BYTES_PER_LAYER * self._layers), MOST_BYTES)
+        if self._pinned is None or (len(self._pinned) < needed and not self._flights):
+            self._pinned = Pinned(torch.empty(needed, dtype=torch.uint8, device="cpu", pin_memory=KIND == "cuda"))
+        return self._pinned
+
+
+def _by_device(record: Record) -> dict[torch.device, list[Tensor]]:
+    """Return the tensors of a record that have to be brought here, each once."""
+    found: dict[torch.device, dict[int, Tensor]] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.device.type == KIND:
+            found.setdefault(tensor.device, {})[id(tensor)] = tensor
+        return tensor
+
+    exchange(record, note)
+    return {device: list(tensors.values()) for device, tensors in found.items()}
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _unpacked(packed: Tensor, tensors: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Yield, by id of the tensors that were packed, what they are here."""
+    start = 0
+    for tensor in tensors:
+        mine = packed[start : start + tensor.nbytes]
+        yield id(tensor), mine.view(tensor.dtype).view(tensor.shape)
+        start += tensor.nbytes
+
+
+def _is_recorded(stream: torch.cuda.Stream) -> bool:
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()

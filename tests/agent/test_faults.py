@@ -1,0 +1,303 @@
+"""Faults of all kinds: nothing is raised, the training is the same to the bit, what failed is counted and told.
+
+| fault | where it is shown |
+|---|---|
+| in each hook and each part of the agent | here: logged once each, counted, a fact of the session, a line at the end |
+| what a device does not tell | ``test_statistics``, ``test_transfers`` |
+| the ring, or pinned memory, is full | here; ``test_transfers`` |
+| the disk is full, read-only, damaged, hangs | ``test_spool``, ``test_fork_safe``; SQLite is missing: ``test_replay`` |
+| nobody listens, who listens hangs, is slow, says rubbish, cuts the connection off | here |
+| 400 to 429, 500 to 503, redirects, bodies of all kinds | ``test_answers_of_collector``; spooled: ``test_replay`` |
+| killed at any point | ``test_sync``, ``test_spool`` |
+| objects of the script that raise when they are asked | ``test_watch``; its logging: there, its ``on_alert``: answers |
+"""
+
+import contextlib
+import io
+import logging
+import socket
+import sqlite3
+import threading
+from collections.abc import Iterator
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from struct import pack
+
+import pytest
+import torch
+from recorded import Recorded, recording
+from scripted import Says, Training, collector_that, until
+from torch import nn
+
+import gradcanary
+from gradcanary import ring
+
+NOBODY = "http://127.0.0.1:9"
+STEPS = 6
+
+
+@pytest.fixture
+def collector() -> Iterator[Recorded]:
+    with recording() as recorded:
+        yield recorded
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.delivery.RETRY_S", (0.05, 0.2))
+
+
+# -- in the agent ----------------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """A training in bfloat16 in which every part of the agent has its turn."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).bfloat16()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+
+    def pass_(self) -> None:
+        self.model(torch.ones(2, 4, dtype=torch.bfloat16)).float().square().mean().backward()
+
+    def train(self, watch: gradcanary.Watch | None) -> None:
+        for step in range(STEPS):
+            self.pass_()
+            self.pass_()
+            if watch is not None and step == STEPS - 2:
+                watch.pause()
+            if watch is not None and step == STEPS - 1:
+                watch.observe_accumulator("0.weight", torch.ones(8, 4))
+                watch.observe_accumulator("0.weight", torch.ones(8, 4))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+PLACES = (
+    "buffers.Buffers.read",
+    "calls.Calls.add",
+    "compiled.keep_out",
+    "effective.Effective.learn",
+    "findings.Findings.facts",
+    "frozen.Frozen.turn",
+    "gauge.Gauge._add_losses",
+    "gauge.Gauge.copy_weights",
+    "gauge.Gauge.forecast",
+    "gauge.Gauge.look_for_frozen",
+    "gauge.Gauge.sample",
+    "gauge.Gauge.shadow",
+    "gauge.changes",
+    "greeting.Greeting.hello",
+    "hooks.Hooks._follow",
+    "hooks.Hooks._is_recorded",
+    "hooks.Hooks.attach",
+    "hooks.Hooks.detach",
+    "hooks.discover",
+    "hooks.tap.single_elements",
+    "layers.declared",
+    "observer.Observer.backward_called",
+    "observer.Observer.close",
+    "observer.Observer.follow",
+    "observer.Observer.pause",
+    "observer.Observer.step_begins",
+    "observer.Observer.step_ended",
+    "observer.learning_rates",
+    "observer.record_of",
+    "outbox.build",
+    "readings.Reader.read",
+    "references.Reference.__call__",
+    "scaling.Scaling.begin",
+    "sender.Sender._flush",
+    "sender.Sender.start",
+    "sender.Sender.stop",
+    "shadows.Shadows._added",
+    "shadows.Shadows._come",
+    "statistics._columns",
+    "track.Sentinel.mark",
+    "track.Track._pass_begins",
+    "track.Track._pass_ends",
+    "track.Track._pass_settled",
+    "transfers.Transfers.finish",
+    "transfers.Transfers.hand",
+    "transfers.Transfers.prepare",
+    "transfers.Transfers.visit",
+    "transport.Transport.send",
+    "window.peak_bytes",
+)
+
+
+def boom(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("our own fault")
+
+
+@pytest.fixture(scope="module")
+def unwatched() -> list[torch.Tensor]:
+    bare = Loop()
+    bare.train(None)
+    return list(bare.model.parameters())
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_fault_of_ours_is_counted_and_logged_once_and_the_training_goes_on(
+    collector: Recorded,
+    unwatched: list[torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    where: str,
+) -> None:
+    loop = Loop()
+    with monkeypatch.context() as broken:
+        broken.setattr(f"gradcanary.{where}", boom)
+        watch = gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="broken")
+        loop.train(watch)
+        watch.close(timeout_s=0.5)
+    guard = watch._session.guard
+    assert guard.caught > 0
+    assert isinstance(guard.last, Exception)
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert sorted(set(messages)) == sorted(messages)
+    assert len(messages) >= len(guard.facts) > 0
+    assert capsys.readouterr().err.count(f"failed {guard.caught} time") == 1
+    assert all(map(torch.equal, loop.model.parameters(), unwatched))
+    watch._session._hooks.detach()
+    watch._session.sender._stopping.set()
+    until(lambda: not watch._session.sender._thread.is_alive())
+
+
+def test_the_page_is_told_of_the_first_fault_of_each_place(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradcanary.gauge.Gauge.look_for_frozen", boom)
+    loop = Loop()
+    with gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="told"):
+        loop.train(None)
+    (fact,) = collector.facts("agent_fault")
+    assert "comparing weights failed in gradcanary: ZeroDivisionError: our own fault" in fact["text"]
+
+
+# -- the ring --------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_ring_drops_and_counts(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.3)
+    monkeypatch.setattr(ring, "CAPACITY_BYTES", 0)  # 8 records
+    training, bare = Training(), Training()
+    bare.model.load_state_dict(training.model.state_dict())
+    with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="full") as watch:
+        training.steps(300)
+    bare.steps(300)
+    assert all(map(torch.equal, training.model.parameters(), bare.model.parameters()))
+    dropped = watch._session._ring.dropped
+    assert dropped > 0
+    assert collector.batches[-1]["dropped_steps"] == dropped == 300 - len(collector.steps())
+    assert watch._session.guard.caught == 0
+
+
+# -- the network -----------------------------------------------------------------------------------------------------
+
+RUBBISH = {
+    "nothing": b"",
+    "no HTTP": b"\x00\xff\xfe\r\n\r\n" * 9,
+    "no status": b"HTTP/1.1 two hundred\r\n\r\n",
+    "cut in the headers": b"HTTP/1.1 200 OK\r\ncontent-le",
+    "cut in the body": b'HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\n{"status": "stored", "next_',
+    "a chunk that is none": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}",
+    "too many headers": b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 500,
+    "more than anybody reads": b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n" + b"[" * 2**21,
+}
+
+
+@contextlib.contextmanager
+def serving(answer: bytes, *, is_slow: bool = False, is_cut: bool = False) -> Iterator[str]:
+    """Serve the same bytes to whoever connects: slowly, or with a reset in the middle of what comes in."""
+    over = threading.Event()
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(100 if is_cut else 2**16)
+            if is_cut:
+                self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+                return
+            with contextlib.suppress(OSError):
+                if not is_slow:
+                    self.request.sendall(answer)
+                for byte in io.BytesIO(answer) if is_slow else ():
+                    self.request.sendall(byte[:1])
+                    if over.wait(0.2):
+                        return
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join()
+
+
+def assert_undisturbed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    training, bare = Training(), Training()
+    bare.model.load_state_dict(training.model.state_dict())
+    with gradcanary.watch(training.model, training.optimizer, url=url, run="rubbish") as watch:
+        training.steps(15)
+        until(lambda: watch._session.sender._began + 0.1 < watch._session.sender._read_at)
+        training.steps(15)
+        watch.close(timeout_s=0.5)
+    bare.steps(30)
+    assert all(map(torch.equal, training.model.parameters(), bare.model.parameters()))
+    assert watch._session.guard.caught == 0
+    assert "30 steps and the end are kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", RUBBISH)
+def test_rubbish_is_no_answer_and_nothing_is_lost(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(RUBBISH[kind]) as url:
+        assert_undisturbed(url, capsys)
+
+
+@pytest.mark.parametrize("how", ["slow", "cut"])
+def test_so_is_what_comes_too_slowly_or_is_cut_off(how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(b"HTTP/1.1 200 OK\n\n" * 99, is_slow=how == "slow", is_cut=how == "cut") as url:
+        assert_undisturbed(url, capsys)
+
+
+@pytest.mark.parametrize("who", ["hangs", "nobody"])
+def test_the_thread_of_the_training_touches_no_network_and_no_disk(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a step takes what it takes, whoever hangs."""
+    mine, touched, is_on = threading.get_ident(), [], False
+
+    def watched(owner: object, name: str) -> None:
+        original = getattr(owner, name)
+
+        def called(*args: object, **kwargs: object) -> object:
+            if is_on and threading.get_ident() == mine:
+                touched.append(name)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, called)
+
+    for name in ("connect", "send", "sendall", "recv", "recv_into"):
+        watched(socket.socket, name)
+    for owner, name in ((socket, "getaddrinfo"), (sqlite3, "connect"), (threading.Thread, "join"), (io, "open")):
+        watched(owner, name)
+    watched(threading.Event, "wait")
+    with collector_that(lambda _: Says(hang=True)) as hangs:
+        training = Training()
+        url = hangs.url if who == "hangs" else NOBODY
+        watch = gradcanary.watch(training.model, training.optimizer, url=url, run="still")
+        is_on = True
+        training.steps(20)
+        is_on = False
+        until(lambda: hangs.heard if who == "hangs" else watch._session.sender._delivery.failures)
+        is_on = True
+        training.steps(20)
+        is_on = False
+        assert touched == []
+        is_on = True
+        watch.close(timeout_s=0.2)
+        assert "join" in touched, "or this test would see nothing"

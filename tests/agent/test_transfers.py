@@ -1,0 +1,260 @@
+"""How values come from a device to the host, with a stand-in for a GPU: ``make test-gpu`` is where there is a real one.
+
+The stand-in is the CPU, whose tensors are taken for those of another device; a copy arrives after it was asked for some
+times, and what is read before that is rubbish.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
+
+import pytest
+import torch
+from recorded import Recorded, recording
+from test_loops import assert_identical, assert_sent, loss_of, mlp, reading, watching
+from torch import Tensor, nn
+
+import gradcanary
+from gradcanary import transfers
+from gradcanary.sampling import is_capturing
+
+TRAINING = threading.get_ident()
+"""The thread of tests and trainings."""
+
+
+class Copy:
+    """A copy on its way."""
+
+    def __init__(self, packed: Tensor, into: Tensor) -> None:
+        self._packed, self._into, self._at = packed, into, Far.asked + Far.takes
+        into.fill_(0xAA)
+
+    def query(self) -> bool:
+        assert threading.get_ident() == TRAINING
+        assert not is_capturing()
+        Far.asked += 1
+        if Far.asked >= self._at:
+            self._into.copy_(self._packed)
+        return Far.asked >= self._at
+
+
+class Far:
+    """The lane of the stand-in. The bytes are taken as they are when they are sent."""
+
+    takes, asked = 3, 0
+    sent: ClassVar[list[int]] = []
+    lasting: ClassVar[list[Tensor]] = []
+
+    def __init__(self, device: torch.device) -> None:
+        assert device.type == "cpu"
+
+    def note(self) -> None:
+        pass
+
+    def is_free(self) -> bool:
+        return True
+
+    def send(self, tensors: Sequence[Tensor], into: Tensor) -> Copy:
+        assert threading.get_ident() == TRAINING
+        assert not is_capturing()
+        Far.sent.append(len(into))
+        return Copy(torch.cat([*map(transfers._bytes, tensors)]), into)
+
+    def abandon(self, tensors: Iterable[Tensor]) -> None:
+        Far.lasting += tensors
+
+
+@pytest.fixture(autouse=True)
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "KIND", "cpu")
+    monkeypatch.setattr(transfers, "Lane", Far)
+    monkeypatch.setattr(Far, "takes", 3)
+    monkeypatch.setattr(Far, "asked", 0)
+    monkeypatch.setattr(Far, "sent", [])
+    monkeypatch.setattr(Far, "lasting", [])
+
+
+@pytest.fixture
+def collector() -> Iterator[Recorded]:
+    with recording() as recorded:
+        yield recorded
+
+
+class Capture:
+    """What torch answers while a graph is recorded."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.is_on = False
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_on)
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> Capture:
+    return Capture(monkeypatch)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list:
+    read = []
+    for _ in range(steps):
+        for _ in range(2):
+            loss_of(model, next(model.parameters()).dtype).backward()
+        read.append(reading(model))
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    return read
+
+
+@pytest.mark.parametrize(
+    ("dtype", "takes"), [(torch.bfloat16, 1), (torch.bfloat16, 40), (torch.float32, 3), (torch.float64, 3)]
+)
+def test_all_numbers_are_right_however_late_they_come(
+    collector: Recorded, dtype: torch.dtype, takes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Far, "takes", takes)
+
+    def run(*, is_watched: bool) -> tuple[nn.Module, list, gradcanary.Watch | None]:
+        model = mlp().to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-6), foreach=False)
+        with watching(collector, model, optimizer, is_watched=is_watched) as watch:
+            return model, train(model, optimizer, 60 if dtype is torch.bfloat16 else 20), watch
+
+    model, read, watch = run(is_watched=True)
+    assert_identical(model, run(is_watched=False)[0])
+    assert_sent(collector, read)
+    assert watch._session.guard.caught == watch._session._ring.dropped == 0
+    assert len(Far.sent) == len(read)
+    assert collector.metric("loss").keys() == collector.metric("lr0").keys() == set(range(len(read)))
+    assert list(collector.metric("lr0").values()) == pytest.approx([1e-6] * len(read))
+    assert max(collector.metric("clip_factor").values()) <= 1
+    for stat in ("update_ratio", "weight_norm"):
+        assert collector.stat(stat)
+    assert (
+        bool(collector.stat("accumulation_error"))
+        == bool(collector.stat("frozen_fraction"))
+        == (dtype is torch.bfloat16)
+    )
+    assert not Far.lasting
+
+
+def test_records_with_and_without_tensors_keep_their_order(collector: Recorded) -> None:
+    """Of steps that are not sampled there may be nothing to bring; what there is may be of any size."""
+    Far.takes = 12
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(collector, model, optimizer, is_watched=True, every=10) as watch:
+        for step in range(31):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            watch.log(acc=step if step % 3 else torch.tensor(step, dtype=torch.int16))
+            watch.log(fine=float(step) if step % 3 else torch.tensor(step, dtype=torch.float64))
+        assert watch._session.guard.caught == 0
+    for name in ("acc", "fine"):
+        assert list(collector.metric(name).items()) == [(step, float(step)) for step in range(31)]
+    assert collector.steps() == [0, 10, 20, 30]
+
+
+def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "BYTES_PER_STEP", 0)
+    monkeypatch.setattr(transfers, "BYTES_PER_LAYER", 4)
+    monkeypatch.setattr(Far, "takes", 60)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(collector, model, optimizer, is_watched=True) as watch:
+        read = train(model, optimizer, 60)
+    steps = collector.steps()
+    assert 2 < len(steps) < 60
+    assert watch._session._ring.dropped == 60 - len(steps) == collector.batches[-1]["dropped_steps"]
+    sent = collector.stat("norm")
+    assert {step: sent[step] for step in steps} == {step: pytest.approx(read[step][1]) for step in steps}
+
+
+def test_a_copy_that_never_arrives_does_not_hold_up_the_end(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Far, "takes", 10**9)
+    monkeypatch.setattr(transfers, "FINISH_S", 0.01)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(collector, model, optimizer, is_watched=True) as watch:
+        train(model, optimizer, 3)
+    assert watch._session._ring.dropped == 3
+    assert collector.steps() == []
+    assert len({id(each) for each in Far.lasting}) == len(Far.lasting) > 3
+
+
+def test_a_copy_that_fails_costs_its_step(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(collector, model, optimizer, is_watched=True) as watch:
+        train(model, optimizer, 3)
+        with monkeypatch.context() as broken:
+            broken.setattr(Far, "send", lambda *_: 1 / 0)
+            train(model, optimizer, 1)  # as it begins the step before it is handed over
+        train(model, optimizer, 3)
+    assert collector.steps() == [0, 1, 3, 4, 5, 6]
+    assert watch._session.guard.caught == 1
+
+
+def test_nothing_is_done_while_a_graph_is_recorded(
+    collector: Recorded, capture: Capture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Backward, step, log, buffers: no operation of torch more than without us, and no copy begun or asked for."""
+    Far.takes = 20  # so that copies are on their way then
+    model = mlp().bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(collector, model, optimizer, is_watched=True) as watch:
+        read = train(model, optimizer, 4)
+        capture.is_on = True
+        before = len(Far.sent)
+        with Operations() as ours:
+            recorded_step(model, optimizer, watch)
+        assert len(Far.sent) == before
+        capture.is_on, Far.takes = False, 1
+        read += train(model, optimizer, 3)
+        capture.is_on = True
+        watch.close()
+        capture.is_on = False
+    with Operations() as theirs:
+        recorded_step(model, optimizer, None)
+    assert ours.found == theirs.found
+    assert collector.steps() == list(range(6))
+    sent = collector.stat("norm")
+    assert {step: sent[step] for step in (0, 1, 2, 3, 5)} == {
+        step: pytest.approx(read[step][1]) for step in (0, 1, 2, 3, 5)
+    }
+    assert collector.phase_of("norm")[4] == "post_clip", "as after a pause"
+    assert watch._session._ring.dropped == 1, "the last one could not be brought here"
+    assert watch._session.guard.caught == 0
+    assert [fact["code"] for fact in collector.facts("cuda_graph")] == ["cuda_graph"]
+    assert capsys.readouterr().err.count("CUDA graph") == 1
+
+
+class Operations(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts all that torch does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: object, _types: object, args: tuple[object, ...] = (), kwargs: object = None
+    ) -> object:
+        self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+BUFFER = torch.zeros(32, 16)
+
+
+def recorded_step(model: nn.Module, optimizer: torch.optim.Optimizer, watch: gradcanary.Watch | None) -> None:
+    for _ in range(2):
+        loss = loss_of(model, torch.bfloat16)
+        loss.backward()
+    if watch is not None:
+        watch.log(loss=loss)
+        watch.observe_accumulator("0.weight", BUFFER)
+    optimizer.step()
+    optimizer.zero_grad()

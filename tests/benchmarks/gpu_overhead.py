@@ -1,0 +1,184 @@
+"""What watching costs a training on a GPU: a GPT of a billion parameters beside nothing, the agent, and wandb.
+
+python tests/benchmarks/gpu_overhead.py [--rounds 5] [--steps 10] [--width 2048] [--blocks 18] [--device cuda]
+Seconds per step by the clock, the device waited for before and after the steps of a turn only; a round is one turn for
+each way to watch, with a turn of nothing before and after it. The norms that the agent sent are compared with those of
+the same gradients in float64. Exit status 1 where a target is missed by the median.
+"""
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import ratios
+
+ratios.need("torch", "wandb")
+
+import torch  # noqa: E402 -- once it is known to be there
+import wandb  # noqa: E402 -- likewise
+from servers import collector  # noqa: E402 -- likewise
+from torch import Tensor, nn  # noqa: E402 -- likewise
+from torch.nn import functional  # noqa: E402 -- likewise
+
+import gradcanary  # noqa: E402 -- likewise
+from gradcanary.statistics import measure, read  # noqa: E402 -- likewise
+
+VOCABULARY, LENGTH, BATCH = 32_000, 1024, 4
+NOTHING, DEFAULT, EVERY_STEP, WANDB = "nothing", "gradcanary, default", "gradcanary, `every=1`", "`wandb.watch`"
+AT_DEFAULT, AT_EVERY_STEP = 1.01, 1.03
+EXACT = 1e-4
+
+Ways = dict[str, Callable[[], AbstractContextManager[object]]]
+
+
+class Gpt(nn.Module):
+    """Of width 2048 and 18 blocks: 1.04 billion parameters in 220 tensors."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        block = nn.TransformerEncoderLayer(
+            width, max(width // 128, 1), 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Parameter(torch.zeros(LENGTH, width))
+        self.blocks = nn.TransformerEncoder(block, blocks, enable_nested_tensor=False)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        inner = self.tokens(tokens) + self.positions[:length]
+        logits: Tensor = self.head(self.blocks(inner, mask=mask, is_causal=True))
+        return logits
+
+
+class Loop:
+    """Float32 weights under bfloat16 autocast, AdamW as torch chooses it."""
+
+    def __init__(self, device: torch.device, width: int, blocks: int) -> None:
+        torch.manual_seed(0)
+        self.device, self.length = device, LENGTH if device.type == "cuda" else 32
+        self.model = Gpt(width, blocks).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+
+    def step(self) -> None:
+        """Make one optimizer step; the host does not wait."""
+        tokens = torch.randint(VOCABULARY, (BATCH, self.length + 1), device=self.device)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            logits = self.model(tokens[:, :-1])
+            loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def step_s(self, steps: int) -> float:
+        """Return the mean seconds of a step."""
+        self.wait()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.wait()
+        return (time.perf_counter() - began) / steps
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def largest_error(loop: Loop) -> float:
+    """Return the largest relative error of the norms that the agent's kernels give, beside float64."""
+    loop.model.zero_grad()
+    tokens = torch.randint(VOCABULARY, (BATCH, loop.length), device=loop.device)
+    loop.model(tokens).float().square().mean().backward()
+    gradients = [each.grad for each in loop.model.parameters() if each.grad is not None]
+    numbers = read(measure(dict(enumerate(gradients))))
+    exact = [float(each.double().norm()) for each in gradients]
+    loop.model.zero_grad()
+    return max(abs(numbers.norm[at] - each) / each for at, each in enumerate(exact) if each)
+
+
+@contextmanager
+def ways_of(loop: Loop, url: str) -> Iterator[Ways]:
+    """Yield each way to watch the loop."""
+    with tempfile.TemporaryDirectory(prefix="gradcanary-wandb-") as folder:
+        quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True, x_disable_meta=True, disable_git=True)
+        with wandb.init(mode="offline", dir=Path(folder), settings=quiet) as run:
+            yield {
+                NOTHING: nullcontext,
+                DEFAULT: lambda: gradcanary.watch(loop.model, loop.optimizer, url=url, run="default"),
+                EVERY_STEP: lambda: gradcanary.watch(loop.model, loop.optimizer, url=url, run="every-step", every=1),
+                WANDB: lambda: _wandb_watch(loop, run),
+            }
+
+
+@contextmanager
+def _wandb_watch(loop: Loop, run: wandb.Run) -> Iterator[None]:
+    numbers = itertools.count()
+    run.watch(loop.model, log="gradients", log_freq=1, idx=0)
+    handle = loop.optimizer.register_step_post_hook(lambda *_: run.log({"number": next(numbers)}))
+    yield
+    handle.remove()
+    run.unwatch(loop.model)
+
+
+def measured(loop: Loop, ways: Ways, rounds: int, steps: int) -> dict[str, list[float]]:
+    """Return the ratios to nothing of each way, one each round."""
+    found: dict[str, list[float]] = {way: [] for way in ways}
+
+    def turn(way: str) -> float:
+        with ways[way]():
+            loop.step()
+            return loop.step_s(steps)
+
+    for way in ways:
+        turn(way)
+    for _ in range(rounds):
+        before = turn(NOTHING)
+        for way in (way for way in ways if way != NOTHING):
+            used, after = turn(way), turn(NOTHING)
+            found[way].append(2 * used / (before + after))
+            found[NOTHING].append(after / before)
+            before = after
+    print(f"{before * 1e3:.1f} ms a step\n")
+    return found
+
+
+def main() -> int:
+    """Measure, and print the table and the targets."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, usual in (("rounds", 5), ("steps", 10), ("width", 2048), ("blocks", 18)):
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    given = parser.parse_args()
+    if given.device.type == "cuda" and not torch.cuda.is_available():
+        parser.error(f"torch {torch.__version__} sees no CUDA device: try it with --device cpu --width 64 --blocks 2")
+    loop = Loop(given.device, given.width, given.blocks)
+    elements = [each.numel() for each in loop.model.parameters()]
+    name = torch.cuda.get_device_name() if given.device.type == "cuda" else "CPU"
+    print(f"{sum(elements):,} parameters in {len(elements)} tensors, torch {torch.__version__}, {name}, ", end="")
+    error = largest_error(loop)
+    with (
+        tempfile.TemporaryDirectory(prefix="gradcanary-cost-") as folder,
+        collector(Path(folder) / "data") as receiver,
+        ways_of(loop, receiver.url) as ways,
+    ):
+        found = measured(loop, ways, given.rounds, given.steps)
+    print("| watched by | ratio: median (range) |\n|---|---|")
+    for way, each in found.items():
+        print(f"| {way} | {ratios.told(each)} |")
+    print()
+    are_met = [
+        ratios.judged("default", statistics.median(found[DEFAULT]), AT_DEFAULT),
+        ratios.judged("`every=1`", statistics.median(found[EVERY_STEP]), AT_EVERY_STEP),
+        ratios.judged("largest relative error of a norm", error, EXACT),
+    ]
+    return int(not all(are_met))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

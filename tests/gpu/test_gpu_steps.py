@@ -1,0 +1,109 @@
+"""Whole watched steps on a GPU: nobody waits, the numbers are those of float64, the weights the same to the bit."""
+
+import warnings
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from kinds import DEVICE, KINDS, LowPrecision, Plain, Scaled, norms_of, watching
+from recorded import Recorded
+from scripted import until
+
+STEPS = 12
+FLOAT32 = 1e-5
+LONG = 104
+"""Two turns of the weights that stand still, and the time before something is foreseen, are fifty steps each."""
+
+
+def debug(mode: str) -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def waits(kind: type[Plain], collector: Recorded, steps: int, mode: str, *, is_watched: bool) -> int:
+    """Return how often torch waited for the device in steps after the first two, which prepare."""
+    trained = kind()
+    with watching(trained, collector, is_watched=is_watched), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(steps):
+            if step == 2:
+                told.clear()
+                debug(mode)
+            trained.accumulate()
+            trained.finish()
+        debug("default")
+    return sum("synchronizing CUDA operation" in str(each.message) for each in told)
+
+
+@pytest.fixture(autouse=True)
+def no_debugging_is_left() -> Iterator[None]:
+    yield
+    debug("default")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_watched_step_waits_for_the_device(collector: Recorded, kind: type[Plain]) -> None:
+    """Nor does the sender meanwhile: the mode is that of the whole process."""
+    steps = LONG if kind is LowPrecision else STEPS
+    if kind.waits_itself:
+        assert waits(kind, collector, steps, "warn", is_watched=True) == waits(
+            kind, collector, steps, "warn", is_watched=False
+        )
+    else:
+        assert waits(kind, collector, steps, "error", is_watched=True) == 0
+    assert collector.steps() == list(range(steps))
+    assert collector.stat("update_ratio")
+    if kind is LowPrecision:
+        assert collector.stat("frozen_fraction")
+        assert collector.stat("accumulation_error")
+        assert collector.facts("bf16_weights_lr")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_those_of_float64_and_weights_the_same(collector: Recorded, kind: type[Plain]) -> None:
+    def run(*, is_watched: bool) -> tuple[list[bytes], list[dict[str, float]]]:
+        trained, read = kind(), []
+        with watching(trained, collector, is_watched=is_watched) as watch:
+            for _ in range(STEPS):
+                trained.accumulate()
+                read.append(norms_of(trained.model, trained.scaler.get_scale() if isinstance(trained, Scaled) else 1.0))
+                trained.finish()
+        if watch is not None:
+            assert watch._session.guard.caught == watch._session._ring.dropped == 0
+        return [each.detach().cpu().view(torch.uint8).numpy().tobytes() for each in trained.model.parameters()], read
+
+    weights, read = run(is_watched=True)
+    assert run(is_watched=False) == (weights, read)
+    sent = collector.stat("norm")
+    assert sent == {step: pytest.approx(norms, rel=FLOAT32) for step, norms in enumerate(read)}
+    assert collector.phases("norm") == {"accumulated"}
+    assert set(collector.per_step("micro_steps")) == {kind.micro_steps}
+    assert set(collector.metric("loss")) == set(range(STEPS))
+
+
+def has_arrived(collector: Recorded, step: int) -> bool:
+    return step in collector.steps()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_named_and_counted(collector: Recorded, bad: float) -> None:
+    """Exactly, once the sender has seen the first and asked for it."""
+    trained, counts = Plain(), dict[int, dict[str, float]]()
+    with watching(trained, collector, is_watched=True):
+        for step in range(9):
+            (trained.loss() * (bad if step >= 4 else 1.0)).backward()
+            if step < 4:
+                trained.finish()
+                continue
+            gradients = {name: each.grad for name, each in trained.model.named_parameters()}
+            counts[step] = {n: float((~g.isfinite()).sum()) for n, g in gradients.items() if g is not None}
+            trained.optimizer.zero_grad()
+            until(partial(has_arrived, collector, step - 2))
+        trained.finish()
+    sent = collector.stat("nonfinite")
+    assert {step: set(states.values()) for step, states in collector.states().items() if step >= 4} == {
+        step: {"nonfinite"} for step in counts
+    }
+    assert set(sent[4].values()) == {1.0}
+    assert sent[8] == counts[8]
