@@ -5,37 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server.fold_state import (
-    FALL,
-    LATE,
-    NONFINITE,
-    NONFINITE_LOSS,
-    SCALE_DROP,
-    SIBLINGS,
-    THRESHOLD,
-    FoldState,
-)
+from gradcanary_server.fold_state import FoldState
 from gradcanary_server.moment import Floats
-from gradcanary_server.observations import Change, Evidence, Severity
-
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-"""In rising order; the fold counts with their indices, and -1 is none."""
-
-INFORMATION, _, CRITICAL = range(len(SEVERITIES))
-NOTHING = -1
-
-EVIDENCE: dict[int, tuple[Evidence, Severity]] = {
-    LATE: ("late", "information"),
-    SIBLINGS: ("siblings", "warning"),
-    THRESHOLD: ("threshold", "critical"),
-    FALL: ("fall", "critical"),
-}
-"""What each track of collapse shows and how bad that is, in rising order; of equals the last one speaks."""
+from gradcanary_server.observations import Change
+from gradcanary_server.tracks import (
+    CRITICAL,
+    NONFINITE_LOSS,
+    NOTHING,
+    RULES,
+    SCALE_DROP,
+    SEVERITIES,
+)
 
 
 @dataclass(frozen=True)
@@ -66,12 +50,8 @@ class Sight:
 
 def standing(state: FoldState) -> Standing:
     """Return what fires now; of a layer's evidence the most severe counts."""
-    firing = state.scores.firing
-    collapse = np.full(firing.shape[1], NOTHING, np.int8)
-    for track, (_, severity) in EVIDENCE.items():
-        collapse[firing[track]] = SEVERITIES.index(severity)
     return Standing(
-        layers={"collapse": collapse, "nonfinite": np.where(firing[NONFINITE], CRITICAL, NOTHING).astype(np.int8)},
+        layers={rule: _severities(rule, state) for rule in RULES},
         run={
             "scale_drop": state.progress.scale_severity,
             "nonfinite": CRITICAL if state.of_run.firing[NONFINITE_LOSS, 0] else NOTHING,
@@ -94,7 +74,7 @@ def between(before: Standing, after: Standing, state: FoldState, sight: Sight) -
         for layer in np.flatnonzero(severities != before.layers[rule]).tolist():
             then, now = int(before.layers[rule][layer]), int(severities[layer])
             if now > then:
-                yield _fired(rule, layer, state, sight)
+                yield _fired(rule, layer, now, state, sight)
             elif now == NOTHING:
                 yield _resolved(rule, layer, then, sight)
 
@@ -109,29 +89,37 @@ def leaving(state: FoldState, leaves: NDArray[np.bool_], step: int) -> tuple[Cha
     return tuple(found)
 
 
+def _severities(rule: str, state: FoldState) -> NDArray[np.int8]:
+    """Return what a rule says of each layer; of its evidence the most severe counts."""
+    firing = state.scores.firing
+    found = np.full(firing.shape[1], NOTHING, np.int8)
+    for each in RULES[rule]:
+        found[firing[each.track]] = each.severity
+    if rule == "explosion":
+        found[found != NOTHING] = state.progress.explosion_severity
+    return found
+
+
 def _run_fired(rule: str, severity: int, state: FoldState, sight: Sight) -> Change:
     track, value = (SCALE_DROP, sight.common) if rule == "scale_drop" else (NONFINITE_LOSS, None)
     since = int(state.of_run.since[track, 0])
     return Change(sight.step, rule, None, "fired", SEVERITIES[severity], since, value)
 
 
-def _fired(rule: str, layer: int, state: FoldState, sight: Sight) -> Change:
-    track, evidence, severity = NONFINITE, None, SEVERITIES[CRITICAL]
-    if rule == "collapse":
-        track = [each for each in EVIDENCE if state.scores.firing[each, layer]][-1]
-        evidence, severity = EVIDENCE[track]
+def _fired(rule: str, layer: int, severity: int, state: FoldState, sight: Sight) -> Change:
+    speaks = [each for each in RULES[rule] if state.scores.firing[each.track, layer]][-1]
     value, siblings = sight.of(layer)
     return Change(
         step=sight.step,
         rule=rule,
         layer=layer,
         kind="fired",
-        severity=severity,
-        since_step=int(state.scores.since[track, layer]),
+        severity=SEVERITIES[severity],
+        since_step=int(state.scores.since[speaks.track, layer]),
         value=value,
         baseline=state.baselines.absmax(layer),
         siblings=siblings,
-        evidence=evidence,
+        evidence=speaks.evidence,
     )
 
 

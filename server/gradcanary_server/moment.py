@@ -15,7 +15,9 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 POST_CLIP = wire.PHASES.index("post_clip")
-MEASURED, ZERO, NONFINITE = (wire.STATES.index(state) for state in ("measured", "zero", "nonfinite"))
+MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE = (
+    wire.STATES.index(state) for state in ("measured", "no_gradient", "zero", "nonfinite", "not_trainable")
+)
 
 BY_SCALER, BY_LOOP = 1, 2
 """Who skipped a window."""
@@ -34,13 +36,20 @@ class Planes(Protocol):
     def seen(self) -> Mask: ...
     @property
     def zero(self) -> Mask: ...
+    @property
+    def had(self) -> Mask: ...
+    @property
+    def idle(self) -> Mask: ...
+    @property
+    def untrained(self) -> Mask: ...
 
 
 @dataclass(frozen=True)
 class Moment:
     """One step of L layers; ``absmax`` and ``norm`` are NaN where nothing is known, ``level`` is log10 of absmax
     (-inf = exact zero), ``seen`` tells where it is known. ``can_fall`` is False after clipping: one exploding layer
-    shrinks all others.
+    shrinks all others. ``had`` a gradient that is not zero, ``idle`` had none or exactly zero, ``untrained`` is idle
+    because the script froze the layer; what is neither had nor idle was not seen.
     """
 
     step: int
@@ -53,6 +62,10 @@ class Moment:
     seen: Mask
     zero: Mask
     nonfinite: Mask
+    had: Mask
+    idle: Mask
+    untrained: Mask
+    clipped: bool
     lr: NDArray[np.float32]
 
 
@@ -70,6 +83,10 @@ class Moments:
     seen: Mask
     zero: Mask
     nonfinite: Mask
+    had: Mask
+    idle: Mask
+    untrained: Mask
+    clipped: Mask
     lr: NDArray[np.float32]
 
     @classmethod
@@ -77,9 +94,11 @@ class Moments:
         """Return the steps of some samples of so many layers; a partial sample is seen by no rule."""
         state = samples.state.reshape(len(samples.steps), layers)  # without steps, samples do not know their layers
         measured = (state == MEASURED) | (state == ZERO)
+        nonfinite, untrained = state == NONFINITE, state == NOT_TRAINABLE
         absmax, norm = (_known(samples, stat, measured) for stat in ("absmax", "norm"))
         with np.errstate(divide="ignore"):
             level = np.log10(absmax)
+        zero = (absmax == 0) | (state == ZERO)
         return cls(
             steps=samples.steps,
             every=samples.every,
@@ -89,8 +108,12 @@ class Moments:
             norm=norm,
             level=level,
             seen=~np.isnan(absmax),
-            zero=absmax == 0,
-            nonfinite=state == NONFINITE,
+            zero=zero,
+            nonfinite=nonfinite,
+            had=(measured & ~zero) | nonfinite,
+            idle=(state == NO_GRADIENT) | zero | untrained,
+            untrained=untrained,
+            clipped=samples.clipped,
             lr=samples.lr,
         )
 
@@ -112,6 +135,10 @@ class Moments:
             seen=self.seen[row],
             zero=self.zero[row],
             nonfinite=self.nonfinite[row],
+            had=self.had[row],
+            idle=self.idle[row],
+            untrained=self.untrained[row],
+            clipped=bool(self.clipped[row]),
             lr=self.lr[row],
         )
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Severity = Literal["information", "warning", "critical"]
-Evidence = Literal["fall", "siblings", "threshold", "late"]
+Evidence = Literal["fall", "siblings", "threshold", "late", "steady", "rare", "by_script"]
 Resolution = Literal["recovered", "layer_gone"]
 
 WHOLE_RUN = None

@@ -69,10 +69,11 @@ class Scores:
 class Cast:
     """The votes of one observation on one track, for the layers at ``columns`` (int[L]).
 
-    ``votes`` int8[L] holds +1, 0 or -1; ``fire_after`` and ``resolve_after`` are float32[L], in steps.
+    ``votes`` int8[L] holds +1, 0 or -1; ``fire_after`` and ``resolve_after`` are float32[L], in steps. A count begins
+    at ``step``, which may be one for each layer, int64[L].
     """
 
-    step: int
+    step: int | NDArray[np.int64]
     every: int
     columns: NDArray[np.int64]
     votes: NDArray[np.int8]

@@ -20,7 +20,7 @@ MAX_GROUPS = 20
 MAX_WORDS = 80
 """Characters of one group in a sentence: names may have 500."""
 
-EVIDENCE = ("fall", "threshold", "siblings", "late", None)
+EVIDENCE = ("fall", "threshold", "siblings", "late", "steady", "rare", "by_script", None)
 """The order in which a sentence tells several kinds of evidence."""
 
 
@@ -53,6 +53,8 @@ def headline(incident: Incident, members: Mapping[int | None, Member]) -> str:
     if incident.rule == "nonfinite":
         return f"{'the loss' if None in members else f'the gradient of {some}'} became NaN or infinite {since}"
     kinds = {member.evidence for member in members.values()}
+    if incident.rule in _FEW_WORDS:
+        return f"{some} {'frozen by the script' if kinds == {'by_script'} else _FEW_WORDS[incident.rule]} {since}"
     if "fall" in kinds:
         return f"{some} collapsed {since}"
     if "threshold" in kinds:
@@ -65,7 +67,7 @@ def sentence(incident: Incident, members: Mapping[int | None, Member], names: Ma
 
     ``names`` are all layers of the run: groups are named so that they cover no healthy layer where that is possible.
     """
-    said = _RULES.get(incident.rule, _collapse)(incident, members, names)
+    said = _RULES.get(incident.rule, _by_evidence)(incident, members, names)
     return f"{said[0].upper()}{said[1:]}.{_ending(incident)}"
 
 
@@ -111,7 +113,7 @@ def split(members: Mapping[int | None, Member], names: Mapping[int, str], wanted
     )
 
 
-def _collapse(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:
+def _by_evidence(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:
     clauses: list[str] = []
     for evidence in EVIDENCE:
         layers = [layer for layer, member in members.items() if layer is not None and member.evidence == evidence]
@@ -120,7 +122,7 @@ def _collapse(incident: Incident, members: Mapping[int | None, Member], names: M
         group = split(members, names, layers)
         count = f"{len(layers):,} more" if clauses else _count(len(layers), incident.layers)
         where = "" if len(layers) == incident.layers else f" ({groups(group.names, group.others)})"
-        clauses.append(f"{count}{where} {_EVIDENCE[evidence](group)}")
+        clauses.append(f"{count}{where} {_SAID.get((incident.rule, evidence), _fired)(group)}")
     return "; ".join(clauses) or f"{incident.rule} fired"
 
 
@@ -163,12 +165,42 @@ def _fired(group: Group) -> str:
     return f"fired at step {group.since}"
 
 
-_EVIDENCE: dict[str | None, Callable[[Group], str]] = {
-    "fall": _fall,
-    "threshold": _threshold,
-    "siblings": _siblings,
-    "late": _late,
-    None: _fired,
+def _explosion(group: Group) -> str:
+    return f"went up from {number(group.typical('baseline'))} to {number(group.typical('value'))} at step {group.since}"
+
+
+def _steady(group: Group) -> str:
+    now = "exact zeros" if group.typical("value") == 0 else "none"
+    return f"had a gradient in nearly every step, and {now} since step {group.since}"
+
+
+def _rare(group: Group) -> str:
+    return f"had a gradient now and then, and none for ten times as long as ever before, since step {group.since}"
+
+
+def _by_script(group: Group) -> str:
+    return f"had a gradient and are not trainable any more since step {group.since}: the script froze them"
+
+
+def _unused(group: Group) -> str:
+    return f"are trainable and never had a gradient since step {group.since}"
+
+
+_SAID: dict[tuple[str, str | None], Callable[[Group], str]] = {
+    ("collapse", "fall"): _fall,
+    ("collapse", "threshold"): _threshold,
+    ("collapse", "siblings"): _siblings,
+    ("collapse", "late"): _late,
+    ("explosion", None): _explosion,
+    ("vanished", "steady"): _steady,
+    ("vanished", "rare"): _rare,
+    ("vanished", "by_script"): _by_script,
+    ("unused", None): _unused,
+}
+_FEW_WORDS = {
+    "explosion": "exploded",
+    "vanished": "without a gradient",
+    "unused": "never had a gradient",
 }
 _RULES: dict[str, Callable[[Incident, Mapping[int | None, Member], Mapping[int, str]], str]] = {
     "scale_drop": _scale_drop,

@@ -31,7 +31,10 @@ def test_resume_is_quiet_and_keeps_baselines():
 
 def test_what_fires_goes_on_in_the_next_launch_and_recovers_there():
     after, changes = run(Trace(healthy(150), first=100), launch(number=2, first_step=100), state=collapsed())
-    assert [(c.layer, c.kind, c.step) for c in changes] == [(4, "resolved", 199)]
+    assert [(c.rule, c.layer, c.kind, c.step) for c in changes] == [
+        ("collapse", 4, "resolved", 199),
+        ("unused", 8, "resolved", 199),
+    ]
     assert after.verdict(4).rules == {}
 
 
