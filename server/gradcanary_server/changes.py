@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,9 +22,19 @@ from gradcanary_server.tracks import (
 )
 
 
+_STATS = {
+    "accumulation_loss": "accumulation_error",
+    "accumulator": "accumulation_error",
+    "frozen": "frozen_fraction",
+    "fp16_underflow": "zero_fraction",
+}
+"""What a rule is about, where that is not absmax."""
+
+
 @dataclass(frozen=True)
 class Standing:
-    """The severities of what fires, as indices into SEVERITIES: per rule int8[N] of layers, and of the whole run."""
+    """The severities of what fires, as indices into SEVERITIES: per rule of which any layer fires int8[N], and of the
+    whole run."""
 
     layers: dict[str, NDArray[np.int8]]
     run: dict[str, int]
@@ -41,17 +51,22 @@ class Sight:
     absmax: Floats = field(default_factory=lambda: np.zeros(0))
     siblings: Floats = field(default_factory=lambda: np.zeros(0))
     common: float | None = None
+    values: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
-    def of(self, layer: int) -> tuple[float | None, float | None]:
-        """Return absmax and siblings of a layer by its number."""
+    def of(self, rule: str, layer: int) -> tuple[float | None, float | None]:
+        """Return the number that a rule is about, and the siblings, of a layer by its number."""
         place = int(np.flatnonzero(self.columns == layer)[0])
-        return _known(self.absmax[place]), _known(self.siblings[place])
+        stat = _STATS.get(rule)
+        if stat is None:
+            return _known(self.absmax[place]), _known(self.siblings[place])
+        return (_known(float(self.values[stat][place])) if stat in self.values else None), None
 
 
 def standing(state: FoldState) -> Standing:
     """Return what fires now; of a layer's evidence the most severe counts."""
+    fires = np.asarray(state.scores.firing.any(axis=1))
     return Standing(
-        layers={rule: _severities(rule, state) for rule in RULES},
+        layers={rule: _severities(rule, state) for rule in RULES if fires[[each.track for each in RULES[rule]]].any()},
         run={
             "scale_drop": state.progress.scale_severity,
             "nonfinite": CRITICAL if state.of_run.firing[NONFINITE_LOSS, 0] else NOTHING,
@@ -70,9 +85,11 @@ def between(before: Standing, after: Standing, state: FoldState, sight: Sight) -
             yield _run_fired(rule, now, state, sight)
         elif now == NOTHING != then:
             yield Change(sight.step, rule, None, "resolved", SEVERITIES[then], sight.step, resolution="recovered")
-    for rule, severities in after.layers.items():
-        for layer in np.flatnonzero(severities != before.layers[rule]).tolist():
-            then, now = int(before.layers[rule][layer]), int(severities[layer])
+    nothing = np.full(len(state.present), NOTHING, np.int8)
+    for rule in RULES:
+        severities, earlier = (each.layers.get(rule, nothing) for each in (after, before))
+        for layer in np.flatnonzero(severities != earlier).tolist():
+            then, now = int(earlier[layer]), int(severities[layer])
             if now > then:
                 yield _fired(rule, layer, now, state, sight)
             elif now == NOTHING:
@@ -108,7 +125,7 @@ def _run_fired(rule: str, severity: int, state: FoldState, sight: Sight) -> Chan
 
 def _fired(rule: str, layer: int, severity: int, state: FoldState, sight: Sight) -> Change:
     speaks = [each for each in RULES[rule] if state.scores.firing[each.track, layer]][-1]
-    value, siblings = sight.of(layer)
+    value, siblings = sight.of(rule, layer)
     return Change(
         step=sight.step,
         rule=rule,
@@ -117,14 +134,14 @@ def _fired(rule: str, layer: int, severity: int, state: FoldState, sight: Sight)
         severity=SEVERITIES[severity],
         since_step=int(state.scores.since[speaks.track, layer]),
         value=value,
-        baseline=state.baselines.absmax(layer),
+        baseline=None if rule in _STATS else state.baselines.absmax(layer),
         siblings=siblings,
         evidence=speaks.evidence,
     )
 
 
 def _resolved(rule: str, layer: int, severity: int, sight: Sight) -> Change:
-    value, _ = sight.of(layer)
+    value, _ = sight.of(rule, layer)
     return Change(
         step=sight.step,
         rule=rule,

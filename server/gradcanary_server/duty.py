@@ -9,11 +9,13 @@ observations before the present idle span, how many had a gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gradcanary_server.per_layer import PerLayer
 
 BLOCK = 100
 NONE = 255
@@ -37,7 +39,7 @@ class Presence(Protocol):
 
 
 @dataclass
-class Duty:
+class Duty(PerLayer):
     """Arrays [N] by layer number: ``before`` and ``ones`` uint8, observations with a gradient in the last whole block
     and in the open one, which holds ``seen`` uint8; the present idle span: ``idle`` uint32 observations since step
     ``since`` int64, ``still`` bool where the script froze the layer in it; ``longest`` uint32, the longest one before.
@@ -63,28 +65,6 @@ class Duty:
             since=np.full(layers, NEVER, np.int64),
             still=np.zeros(layers, np.bool_),
         )
-
-    def copy(self) -> Duty:
-        """Return a duty that can be moved without moving this one."""
-        return Duty(*(array.copy() for array in self.arrays()))
-
-    def widen(self, layers: int) -> Duty:
-        """Return this duty with room for more layers."""
-        wider = Duty.none(layers)
-        for old, new in zip(self.arrays(), wider.arrays(), strict=True):
-            new[: len(old)] = old
-        return wider
-
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        """Return what it holds, in a fixed order."""
-        return tuple(getattr(self, field.name) for field in fields(self))
-
-    def forget(self, columns: Ints | slice) -> None:
-        """Forget everything of these layers: a new launch may train others."""
-        self.before[columns] = NONE
-        self.since[columns] = NEVER
-        for array in (self.ones, self.seen, self.longest, self.idle, self.still):
-            array[columns] = 0
 
     def known(self, columns: Ints) -> tuple[Ints, Ints]:
         """Return of how many observations something is known, int64[L], and how many of them had a gradient."""
@@ -115,15 +95,17 @@ def observe(duty: Duty, columns: Ints, step: int, seen: Presence) -> None:
     """
     had, idle, untrained = seen.had, seen.idle, seen.untrained
     spans = duty.idle[columns]
+    if not spans.any() and had.all():
+        add_present(duty, columns, 1)
+        return
     back = had & (spans > 0)
     if back.any():
         whose = columns[back]
         duty.longest[whose] = np.maximum(duty.longest[whose], spans[back])
-        _append(duty, whose, spans[back].astype(np.int64), has_gradient=False)
+        _add_absent(duty, whose, spans[back].astype(np.int64))
         duty.idle[whose], duty.since[whose], duty.still[whose] = 0, NEVER, False
     if had.any():
-        whose = columns[had]
-        _append(duty, whose, np.ones(len(whose), np.int64), has_gradient=True)
+        add_present(duty, columns[had], 1)
     if idle.any():
         whose = columns[idle]
         thawed = duty.still[whose] & ~untrained[idle]
@@ -134,13 +116,9 @@ def observe(duty: Duty, columns: Ints, step: int, seen: Presence) -> None:
 
 def add(duty: Duty, columns: Ints, steps: Ints, seen: Presence) -> None:
     """Add the observations of n steps at once, [n, L]: what :func:`observe` makes of them one by one."""
-    if seen.had.all() and not duty.idle[columns].any():
-        _append(duty, columns, np.full(len(columns), len(steps), np.int64), has_gradient=True)
-        return
     always = seen.had.all(axis=0) & (duty.idle[columns] == 0)
     if always.any():
-        whose = columns[always]
-        _append(duty, whose, np.full(len(whose), len(steps), np.int64), has_gradient=True)
+        add_present(duty, columns[always], len(steps))
     rest, others = ~always, columns[~always]
     planes = [plane[:, rest] for plane in (seen.had, seen.idle, seen.untrained)]
     if (planes[0] | planes[1]).all() and not planes[2].any() and not duty.still[others].any():
@@ -164,19 +142,26 @@ class _Rows:
     untrained: Mask
 
 
-def _append(duty: Duty, columns: Ints, number: Ints, *, has_gradient: bool) -> None:
-    """Append so many observations of a kind to each of these layers, int64[L]."""
-    seen, ones = duty.seen[columns].astype(np.int64), duty.ones[columns].astype(np.int64)
-    total = seen + number
-    closed, left = np.divmod(total, BLOCK)
-    first = ones + (BLOCK - seen if has_gradient else 0)  # of the block that closes first
-    whole = BLOCK if has_gradient else 0
-    if closed.any():
-        last = np.where(closed == 1, first, whole)
-        duty.before[columns] = np.where(closed == 0, duty.before[columns], last)
-    begun = left if has_gradient else 0
-    duty.ones[columns] = np.where(closed == 0, ones + (number if has_gradient else 0), begun)
-    duty.seen[columns] = left
+def add_present(duty: Duty, columns: Ints, number: int) -> None:
+    """Add so many observations with a gradient to layers that are in no idle span."""
+    seen, ones = duty.seen[columns].astype(np.int64) + number, duty.ones[columns].astype(np.int64) + number
+    closes = seen >= BLOCK
+    if closes.any():
+        over = seen - BLOCK
+        last = np.where(over >= BLOCK, BLOCK, ones - over)
+        duty.before[columns] = np.where(closes, last, duty.before[columns])
+        seen = seen % BLOCK
+        ones = np.where(closes, seen, ones)
+    duty.seen[columns], duty.ones[columns] = seen, ones
+
+
+def _add_absent(duty: Duty, columns: Ints, number: Ints) -> None:
+    """Add so many observations without one to each of these layers, int64[L]."""
+    ones = duty.ones[columns]
+    closed, left = np.divmod(duty.seen[columns].astype(np.int64) + number, BLOCK)
+    last = np.where(closed == 1, ones, 0)
+    duty.before[columns] = np.where(closed == 0, duty.before[columns], last)
+    duty.ones[columns], duty.seen[columns] = np.where(closed == 0, ones, 0), left
 
 
 def _add_spans(duty: Duty, columns: Ints, steps: Ints, had: Mask) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gradcanary_server.baselines import Baselines
 from gradcanary_server.duty import Duty
 from gradcanary_server.errors import StoreError
+from gradcanary_server.precision import Precision
 from gradcanary_server.scores import Scores
 from gradcanary_server.tracks import RULES, RUN_TRACKS, TRACKS
 
@@ -53,6 +54,12 @@ class Progress:
     scale_severity: int = -1
     """The highest severity of the scale_drop that is open, as an index into SEVERITIES; -1 = none open."""
     explosion_severity: int = -1
+    lr_most: tuple[float, ...] = ()
+    """The highest learning rate of each group in this launch, NaN = unknown."""
+    micro_steps: int = 0
+    """The most that a window of this launch had."""
+    facts: int = 0
+    """A digest of what the agents had said at the last step."""
 
 
 @dataclass
@@ -69,6 +76,7 @@ class FoldState:
     losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, np.float64))
     baselines: Baselines = field(default_factory=lambda: Baselines.none(0, 0))
     duty: Duty = field(default_factory=lambda: Duty.none(0))
+    precision: Precision = field(default_factory=lambda: Precision.none(0))
     scores: Scores = field(default_factory=lambda: Scores.zeros(TRACKS, 0))
     of_run: Scores = field(default_factory=lambda: Scores.zeros(RUN_TRACKS, 1))
     resolve_after: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -90,6 +98,7 @@ class FoldState:
             losses=self.losses.copy(),
             baselines=self.baselines.copy(),
             duty=self.duty.copy(),
+            precision=self.precision.copy(),
             scores=self.scores.copy(),
             of_run=self.of_run.copy(),
             resolve_after=self.resolve_after.copy(),
@@ -102,7 +111,8 @@ class FoldState:
             for name in ("present", "alive", "low", "shapes", "resolve_after"):
                 array = getattr(self, name)
                 setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
-            self.scores, self.duty = self.scores.widen(layers), self.duty.widen(layers)
+            self.scores = self.scores.widen(layers)
+            self.duty, self.precision = self.duty.widen(layers), self.precision.widen(layers)
         if more > 0 or observations > self.baselines.block.shape[1]:
             self.baselines = self.baselines.widen(len(self.present), observations)
 
@@ -141,7 +151,7 @@ class FoldState:
     def _arrays(self) -> tuple[NDArray[Any], ...]:
         lines = self.baselines
         plain = (self.present, self.alive, self.low, self.shapes, self.resolve_after, self.losses)
-        return (*plain, lines.level, lines.filled, lines.block, *self.duty.arrays())
+        return (*plain, lines.level, lines.filled, lines.block, *self.duty.arrays(), *self.precision.arrays())
 
     @classmethod
     def unpack(cls, raw: bytes) -> FoldState:
@@ -153,7 +163,8 @@ class FoldState:
                 "upgrade gradcanary."
             )
         head = json.loads(raw[_HEAD.size : _HEAD.size + length])
-        progress = Progress(**{**head["progress"], "lr": tuple(head["progress"]["lr"])})
+        lists = {name: tuple(value) for name, value in head["progress"].items() if isinstance(value, list)}
+        progress = Progress(**{**head["progress"], **lists})
         reader = _Reader(raw, _HEAD.size + length)
         layers, block = head["layers"], head["block"]
         present, alive, low = (reader.take(np.bool_, layers) for _ in range(3))
@@ -161,13 +172,16 @@ class FoldState:
         losses = reader.take(np.float64, head["losses"])
         level, filled = reader.take(np.float32, layers), reader.take(np.uint16, layers)
         baselines = Baselines(level, reader.take(np.int16, layers * block).reshape(layers, block), filled)
-        duty = Duty.none(layers)
+        duty, precision = Duty.none(layers), Precision.none(layers)
         if version > 1:
             duty = Duty(*(reader.take(array.dtype.type, layers) for array in duty.arrays()))
+            precision = Precision(*(reader.take(array.dtype.type, layers) for array in precision.arrays()))
         # A track keeps its number for ever, and new ones come behind: so a place among fewer is that among more.
         scores = reader.scores(TRACKS, layers, head["counting"][0])
         of_run = reader.scores(RUN_TRACKS, 1, head["counting"][1])
-        return cls(progress, present, alive, low, shapes, losses, baselines, duty, scores, of_run, resolve_after)
+        return cls(
+            progress, present, alive, low, shapes, losses, baselines, duty, precision, scores, of_run, resolve_after
+        )
 
 
 def _sparse(scores: Scores) -> tuple[NDArray[Any], ...]:

@@ -19,6 +19,9 @@ MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE = (
     wire.STATES.index(state) for state in ("measured", "no_gradient", "zero", "nonfinite", "not_trainable")
 )
 
+IN_TURNS = ("accumulation_error", "norm_ratio", "frozen_fraction", "zero_fraction")
+"""Stats that rules read, and that a layer has at some steps only."""
+
 BY_SCALER, BY_LOOP = 1, 2
 """Who skipped a window."""
 
@@ -49,7 +52,8 @@ class Moment:
     """One step of L layers; ``absmax`` and ``norm`` are NaN where nothing is known, ``level`` is log10 of absmax
     (-inf = exact zero), ``seen`` tells where it is known. ``can_fall`` is False after clipping: one exploding layer
     shrinks all others. ``had`` a gradient that is not zero, ``idle`` had none or exactly zero, ``untrained`` is idle
-    because the script froze the layer; what is neither had nor idle was not seen.
+    because the script froze the layer; what is neither had nor idle was not seen. ``values`` are those of ``IN_TURNS``
+    that are there.
     """
 
     step: int
@@ -66,6 +70,8 @@ class Moment:
     idle: Mask
     untrained: Mask
     clipped: bool
+    micro_steps: int
+    values: dict[str, NDArray[np.float32]]
     lr: NDArray[np.float32]
 
 
@@ -87,6 +93,8 @@ class Moments:
     idle: Mask
     untrained: Mask
     clipped: Mask
+    micro_steps: NDArray[np.int16]
+    values: dict[str, NDArray[np.float32]]
     lr: NDArray[np.float32]
 
     @classmethod
@@ -114,13 +122,17 @@ class Moments:
             idle=(state == NO_GRADIENT) | zero | untrained,
             untrained=untrained,
             clipped=samples.clipped,
+            micro_steps=samples.micro_steps,
+            values={stat: samples.values[stat].reshape(state.shape) for stat in IN_TURNS if stat in samples.values},
             lr=samples.lr,
         )
 
     def between(self, begin: int, end: int) -> Moments:
         """Return the steps from one row to before another."""
-        planes = {name: getattr(self, name)[begin:end] for name in self.__dataclass_fields__ if name != "every"}
-        return Moments(every=self.every, **planes)
+        whole = ("every", "values")
+        planes = {name: getattr(self, name)[begin:end] for name in self.__dataclass_fields__ if name not in whole}
+        values = {stat: values[begin:end] for stat, values in self.values.items()}
+        return Moments(every=self.every, values=values, **planes)
 
     def at(self, row: int) -> Moment:
         """Return one of the steps."""
@@ -139,6 +151,8 @@ class Moments:
             idle=self.idle[row],
             untrained=self.untrained[row],
             clipped=bool(self.clipped[row]),
+            micro_steps=int(self.micro_steps[row]),
+            values={stat: values[row] for stat, values in self.values.items()},
             lr=self.lr[row],
         )
 

@@ -34,6 +34,7 @@ def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ..
     state.low[leaves] = False
     state.baselines.forget(columns[reshaped])
     state.duty.forget(columns[reshaped])
+    state.precision.forget(columns[reshaped])
     state.alive[columns[reshaped]] = False
     if is_new:
         _begin(state, launch)
@@ -60,6 +61,7 @@ def _begin(state: FoldState, launch: Launch) -> None:
     state.present[:] = False
     state.baselines.drop_blocks()
     state.duty.forget(slice(None))
+    state.precision.forget(slice(None))
     state.scores.calm()
     state.of_run.calm()
     state.losses = np.zeros(0)

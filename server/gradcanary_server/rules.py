@@ -107,6 +107,57 @@ class Unused:
 
 
 @dataclass(frozen=True)
+class AccumulationLoss:
+    """Sums of gradients that lost a part of them, measured against float32."""
+
+    enabled: bool = True
+    notify: bool = True
+    error: float = 0.05
+    """|lost| / |exact|: ten times what 8 gradients in bfloat16 lose, a quarter of what 512 coherent ones lose."""
+    norm_ratio: float = 0.95
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """Sums of gradients in low precision, or in another one than was asked for."""
+
+    enabled: bool = True
+    notify: bool = False
+    """Most bfloat16 trainings are fine; what is lost is measured by accumulation_loss."""
+    warn_above: float = 0.01
+    """The share that the sum is predicted to lose: of bfloat16 that is so from 64 micro-steps on."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Weights of low precision that do not move."""
+
+    enabled: bool = True
+    notify: bool = False
+    """Every fine-tune in pure bfloat16 is so at 2e-5, and is often wanted so."""
+    share: float = 0.5
+    """Of elements that fifty steps left as they were: most of the layer."""
+    moved_share: float = 0.5
+    stopped_share: float = 0.9
+    """A layer of which less than ``moved_share`` stood still, and now more than ``stopped_share`` does, has stopped."""
+    least_lr_share: float = 0.1
+    """Of the highest learning rate: under it weights may stand still."""
+
+
+@dataclass(frozen=True)
+class Fp16Underflow:
+    """Gradients born in float16, where what is under 6e-8 is zero."""
+
+    enabled: bool = True
+    notify: bool = False
+    growth: float = 0.25
+    """Of the share of exact zeros over the least that the layer had: sparse gradients have many from the beginning."""
+    share: float = 0.9
+    """Of exact zeros that is critical."""
+    observations: int = 5
+
+
+@dataclass(frozen=True)
 class Grace:
     """Steps of a launch in which falls are not looked for: ``steps``, and while lr rises at most ``max_steps``."""
 
@@ -133,6 +184,10 @@ class Rules:
     explosion: Explosion = field(default_factory=Explosion)
     vanished: Vanished = field(default_factory=Vanished)
     unused: Unused = field(default_factory=Unused)
+    accumulation_loss: AccumulationLoss = field(default_factory=AccumulationLoss)
+    accumulator: Accumulator = field(default_factory=Accumulator)
+    frozen: Frozen = field(default_factory=Frozen)
+    fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
     grace: Grace = field(default_factory=Grace)
     layers: tuple[LayerRule, ...] = ()
     pace: Pace = field(default_factory=Pace)

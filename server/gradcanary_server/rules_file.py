@@ -15,8 +15,12 @@ from gradcanary_server.errors import RulesError
 from gradcanary_server.pace import Pace
 from gradcanary_server.rules import (
     EVIDENCE,
+    AccumulationLoss,
+    Accumulator,
     Collapse,
     Explosion,
+    Fp16Underflow,
+    Frozen,
     Grace,
     LayerRule,
     Nonfinite,
@@ -31,9 +35,25 @@ MAX_OBSERVATIONS = 1_000
 MAX_DECADES = 60
 """More than float32 has."""
 
-Section = TypeVar("Section", Collapse, ScaleDrop, Nonfinite, Explosion, Vanished, Unused, Grace, Pace)
+Section = TypeVar(
+    "Section",
+    Collapse,
+    ScaleDrop,
+    Nonfinite,
+    Explosion,
+    Vanished,
+    Unused,
+    AccumulationLoss,
+    Accumulator,
+    Frozen,
+    Fp16Underflow,
+    Grace,
+    Pace,
+)
 
-_SECTIONS = ("scale_drop", "nonfinite", "explosion", "vanished", "unused")
+_SECTIONS = tuple(
+    each.name for each in fields(Rules) if each.name not in ("version", "collapse", "grace", "layers", "pace")
+)
 """Of ``rules``, beside collapse, which entries of ``layers`` may move."""
 
 
@@ -197,6 +217,10 @@ def _limits(section: Section) -> list[tuple[str, float, bool, str]]:
                 ("steady_share", share, share <= 1, "at most 1"),
                 ("observations", observations, observations <= BLOCK, f"at most {BLOCK}"),
             ]
+        case Frozen() | Fp16Underflow() | AccumulationLoss(norm_ratio=_):
+            shares = ("share", "moved_share", "stopped_share", "least_lr_share", "growth", "norm_ratio")
+            found = [(name, getattr(section, name)) for name in shares if hasattr(section, name)]
+            return [(name, share, share <= 1, "at most 1") for name, share in found]
         case Grace(steps=steps, max_steps=longest):
             return [("max_steps", longest, longest >= steps, f"at least steps, {steps}")]
         case Pace(growth=growth):

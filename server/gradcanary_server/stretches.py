@@ -12,15 +12,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server import baselines, collapse, duty, explosion, idleness, scale_drop
-from gradcanary_server.aging import age, joined_steps
+from gradcanary_server import baselines, collapse, duty, explosion, idleness, precision, scale_drop
+from gradcanary_server.aging import age, highest, joined_steps
 from gradcanary_server.fold_state import FoldState
 from gradcanary_server.layer_rules import compile_rules
 from gradcanary_server.losses import Losses
 from gradcanary_server.moment import Mask, Moments
 from gradcanary_server.observations import Launch
 from gradcanary_server.rules import Rules
-from gradcanary_server.tracks import IDLE, MOVING, NONFINITE_LOSS, NOTHING
+from gradcanary_server.tracks import IDLE, MOVING, NONFINITE_LOSS, NOTHING, ZEROS
 
 
 class Stretches:
@@ -33,6 +33,7 @@ class Stretches:
         self._needed = baselines.needed(self._view.observations, moments.every)
         self._low: Mask = (moments.absmax < self._view.enter) & self._view.enabled
         self._is_low = _any(self._low)
+        self._all_had: Mask = np.asarray(moments.had.all(axis=1))
         self._restless: Mask = self._is_restless()
 
     def end(self, row: int) -> int:
@@ -67,9 +68,15 @@ class Stretches:
         steps = moments.steps[begin:end]
         lr, over = self._aged(begin, end)
         moved = {"last_step": int(steps[-1]), "skipped": 0, "skipped_since": -1, "lr": lr}
+        moved["lr_most"] = highest(state.progress, moments.lr[begin:end])
         state.progress = replace(state.progress, **moved, grace_over=bool(over[-1]))  # type: ignore[arg-type]  # by name
         columns, seen = self._view.columns, moments.seen[begin:end]
-        duty.add(state.duty, columns, steps, moments.between(begin, end))
+        if "zero_fraction" in moments.values and (is_half := self._is_half()).any():
+            precision.remember(state.precision, columns, moments.values["zero_fraction"][begin:end], is_half)
+        if self._is_busy(begin, end):
+            duty.add_present(state.duty, columns, end - begin)
+        else:
+            duty.add(state.duty, columns, steps, moments.between(begin, end))
         if moments.can_fall[begin] and over[0]:
             state.alive[columns] |= (seen & ~moments.zero[begin:end]).any(axis=0)
             baselines.add(state.baselines, columns, moments.level[begin:end], seen)
@@ -81,15 +88,31 @@ class Stretches:
 
     def _is_still(self) -> bool:
         state, scores = self._state, self._state.scores
-        if scores.score[MOVING].any() or state.of_run.score.any() or state.progress.scale_severity != NOTHING:
+        if (
+            scores.score[MOVING].any()
+            or scores.score[ZEROS].any()
+            or state.of_run.score.any()
+            or state.progress.scale_severity != NOTHING
+        ):
             return False
         waiting = scores.score[IDLE]
         return not waiting.any() or bool(((waiting == 0) | (waiting == state.resolve_after)).all())
+
+    def _is_busy(self, begin: int, end: int) -> bool:
+        """Tell whether every layer had a gradient at these steps and at the one before."""
+        return bool(self._all_had[begin:end].all()) and not self._state.duty.idle[self._view.columns].any()
 
     def _is_restless(self) -> Mask:
         """Return the steps that no stretch holds, whatever the state is."""
         moments, losses = self._moments, self._losses
         restless: Mask = (moments.skipped != 0) | moments.nonfinite.any(axis=1)
+        progress = self._state.progress
+        micro_steps = np.where(moments.steps > progress.last_step, moments.micro_steps, 0)
+        before = np.maximum.accumulate(np.concatenate([[progress.micro_steps], micro_steps]))[:-1]
+        restless |= micro_steps > before
+        for stat in precision.STATS:
+            if stat in moments.values:
+                restless |= ~np.isnan(moments.values[stat]).all(axis=1)
         if self._launch.absmax_below or self._launch.norm_below or self._view.by_threshold.any():
             restless |= _any(collapse.by_threshold(moments, self._view, self._launch))
         if not np.isfinite(losses.values).all():
@@ -101,10 +124,15 @@ class Stretches:
         """Return how many of these steps come before one at which a vote could move something."""
         view, moments = self._view, self._moments.between(begin, end)
         baseline = self._state.baselines.levels(view.columns)
-        firing = self._state.scores.firing[:, view.columns]
-        restless = idleness.restless(moments, self._state.duty, view.columns, self._rules, firing)
+        restless = np.zeros(end - begin, np.bool_)
+        if not self._is_busy(begin, end) or self._state.scores.score[IDLE].any():
+            firing = self._state.scores.firing[:, view.columns]
+            restless |= idleness.restless(moments, self._state.duty, view.columns, self._rules, firing)
         if self._rules.explosion.enabled:
             restless |= _any(moments.absmax > explosion.limits(baseline, self._rules.explosion, is_relative=is_over))
+        if "zero_fraction" in moments.values and (is_half := self._is_half()).any():
+            zeros, growth = moments.values["zero_fraction"], self._rules.fp16_underflow.growth
+            restless |= precision.grown(self._state.precision, view.columns, zeros, is_half, growth)
         if not moments.can_fall[0]:
             return _first(restless)
         fall, shared = collapse.falls(moments, baseline), np.full(end - begin, np.nan)
@@ -128,6 +156,11 @@ class Stretches:
         """Return which layers may be told to have fallen when they are exactly zero in so many steps."""
         rule = self._rules.vanished
         return self._state.duty.may_be_steady(self._view.columns, rule.steady_share, rule.observations, steps)
+
+    def _is_half(self) -> Mask:
+        """Return which layers' gradients were born in float16."""
+        known: Mask = self._state.precision.sums[self._view.columns] == precision.FLOAT16
+        return known | self._view.is_half
 
     def _alive(self, moments: Moments) -> Mask:
         """Return which layers had a gradient by each of these steps, bool[n, L]; bool[L] where all had one before."""

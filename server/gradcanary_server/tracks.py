@@ -17,7 +17,14 @@ STEADY, RARE, BY_SCRIPT, UNUSED = range(6, 10)
 evidence of vanished: one that nearly always had a gradient, one that seldom had, one that the script froze."""
 IDLE = slice(STEADY, UNUSED + 1)
 
-TRACKS = 10
+LOST, FROZEN, STOPPED, UNDERFLOW, ALL_ZERO = range(10, 15)
+"""Of what is measured of a few layers at a time; nothing else moves them."""
+ZEROS = slice(UNDERFLOW, ALL_ZERO + 1)
+
+SUM_FINE, SUM_COARSE, DECLARED, FORECAST, NO_SCALER = range(15, 20)
+"""Of what is given: it fires without a count."""
+
+TRACKS = 20
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """The tracks of the whole run; SCALE_WORSE counts what speaks for a higher severity of an open scale_drop."""
@@ -53,5 +60,21 @@ RULES: dict[str, tuple[Meaning, ...]] = {
         Meaning(STEADY, "steady", CRITICAL),
     ),
     "unused": (Meaning(UNUSED, None, WARNING),),
+    "accumulation_loss": (Meaning(LOST, None, CRITICAL),),
+    "accumulator": (
+        Meaning(DECLARED, "declared", INFORMATION),
+        Meaning(SUM_FINE, "low_sum", INFORMATION),
+        Meaning(SUM_COARSE, "low_sum", WARNING),
+    ),
+    "frozen": (
+        Meaning(FORECAST, "forecast", WARNING),
+        Meaning(FROZEN, "measured", WARNING),
+        Meaning(STOPPED, "stopped", CRITICAL),
+    ),
+    "fp16_underflow": (
+        Meaning(NO_SCALER, "no_scaler", WARNING),
+        Meaning(UNDERFLOW, "zeros", WARNING),
+        Meaning(ALL_ZERO, "all_zeros", CRITICAL),
+    ),
 }
 """The tracks of each rule in rising order of severity; of equals the last one speaks."""

@@ -9,8 +9,20 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server import baselines, changes, collapse, duty, explosion, idleness, roster, scale_drop
-from gradcanary_server.aging import age, joined_steps
+from gradcanary.wire import Accumulator
+from gradcanary_server import (
+    baselines,
+    changes,
+    collapse,
+    duty,
+    explosion,
+    givens,
+    idleness,
+    precision,
+    roster,
+    scale_drop,
+)
+from gradcanary_server.aging import age, highest, joined_steps, learning
 from gradcanary_server.changes import Sight
 from gradcanary_server.fold_state import FoldState, Progress
 from gradcanary_server.layer_rules import compile_rules
@@ -20,6 +32,7 @@ from gradcanary_server.observations import Change, Launch
 from gradcanary_server.rules import Grace, Rules
 from gradcanary_server.scores import MAX_WEIGHT_IDLE, Cast, count
 from gradcanary_server.tracks import (
+    ALL_ZERO,
     COLLAPSE,
     EXPLOSION,
     FALL,
@@ -34,6 +47,7 @@ from gradcanary_server.tracks import (
     SEVERITIES,
     SIBLINGS,
     THRESHOLD,
+    UNDERFLOW,
 )
 
 AT_ONCE = 1.0
@@ -54,11 +68,19 @@ class Walk:
         self._rules = rules
         self._view = compile_rules(launch.layers, rules)
         self.gone = roster.call(state, launch, self._view)
+        self.has_news = False
         self._standing: changes.Standing | None = None
         self._tipped = False
         self._at_once = np.full(len(launch.layers), AT_ONCE, np.float32)
         self._no_siblings = np.full(len(launch.layers), np.nan)
         self._has_threshold = bool(launch.absmax_below or launch.norm_below or self._view.by_threshold.any())
+
+    def learn(self, records: tuple[Accumulator, ...]) -> None:
+        """Take what is known of layers from the next step on."""
+        self.state.precision.learn(self._view.columns, records)
+        facts = givens.digest(self._launch.facts)
+        self.has_news = bool(records) or facts != self.state.progress.facts
+        self.state.progress = replace(self.state.progress, facts=facts)
 
     def take(self, event: Moment | Loss) -> Iterator[Change]:
         """Fold one event and return what it changed."""
@@ -85,6 +107,8 @@ class Walk:
     def _observe(self, moment: Moment) -> Sight:
         state, view = self.state, self._view
         state.progress = _advance(state.progress, moment, self._launch, self._rules.grace)
+        if self.has_news or moment.micro_steps > state.progress.micro_steps:
+            self._settle(moment)
         self._count_nonfinite(moment)
         if moment.skipped:
             return Sight(moment.step, view.columns, moment.absmax, self._no_siblings)
@@ -101,10 +125,13 @@ class Walk:
         if moment.can_fall and (low.any() or state.scores.score[COLLAPSE].any()):
             siblings = self._count_evidence(moment, shared)
         self._count_idle(moment, shared)
+        if moment.values:
+            self._count_precision(moment)
         # A layer that was not seen is as low as it was: missing data decides nothing.
         state.low[view.columns] = np.where(moment.seen, low, state.low[view.columns])
         state.low[view.columns] &= ~state.scores.firing[COLLAPSE][:, view.columns].any(axis=0)
-        return Sight(moment.step, view.columns, moment.absmax, siblings, None if np.isnan(shared) else float(shared))
+        common = None if np.isnan(shared) else float(shared)
+        return Sight(moment.step, view.columns, moment.absmax, siblings, common, moment.values)
 
     def _count_nonfinite(self, moment: Moment) -> None:
         rule, progress = self._rules.nonfinite, self.state.progress
@@ -144,6 +171,26 @@ class Walk:
         votes = idleness.votes(moment, state.duty, columns, self._rules, firing, is_common=is_common)
         for track, each in votes.items():
             self._count(track, moment, each, self._at_once, state.duty.since[columns])
+
+    def _settle(self, moment: Moment) -> None:
+        """Let fire what is given."""
+        state, self.has_news = self.state, False
+        most = max(moment.micro_steps, state.progress.micro_steps)
+        state.progress = replace(state.progress, micro_steps=most)
+        known = (state.scores, state.precision, self._launch, self._view)
+        self._tipped |= givens.settle(*known, most, self._rules, moment.step)
+
+    def _count_precision(self, moment: Moment) -> None:
+        """Count what was measured of some layers at this step."""
+        state, view, rules = self.state, self._view, self._rules
+        is_half = view.is_half | (state.precision.sums[view.columns] == precision.FLOAT16)
+        is_learning = learning(state.progress, view, rules.frozen.least_lr_share)
+        votes = precision.votes(moment, state.precision, view.columns, is_half, is_learning, rules)
+        for track, each in votes.items():
+            observations = rules.fp16_underflow.observations if track in (UNDERFLOW, ALL_ZERO) else 1
+            limit = np.full(len(view.columns), observations * MAX_WEIGHT_IDLE, np.float32)
+            cast = Cast(moment.step, precision.TURN_EVERY, view.columns, each, limit, view.resolve_after)
+            self._tipped |= count(state.scores, track, cast)
 
     def _watch_falls(self, moment: Moment, level: Floats) -> Floats:
         """Move the baselines by ``level`` and count scale_drop; return the common fall, NaN while it is not known."""
@@ -243,4 +290,4 @@ def _advance(progress: Progress, moment: Moment, launch: Launch, grace: Grace) -
     if moment.skipped:
         return moved  # A scheduler does not move on in a skipped window, and that does not end a warm-up.
     lr, over = age(moved, np.array([moment.step]), moment.lr[None], launch, grace)
-    return replace(moved, lr=lr, grace_over=bool(over[0]))
+    return replace(moved, lr=lr, lr_most=highest(moved, moment.lr[None]), grace_over=bool(over[0]))

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from slow_score import history
 from traces import ACCUMULATED, POST_CLIP, Trace, healthy, launch, lora, run
 
+from gradcanary import wire
 from gradcanary_server.fold import FoldState
 from gradcanary_server.losses import Losses
 from gradcanary_server.moment import Moments
 from gradcanary_server.rules import Collapse, Grace, Nonfinite, Rules, Unused, Vanished
 from gradcanary_server.scores import Cast, Scores, count
-from gradcanary_server.tracks import EXPLOSION
+from gradcanary_server.tracks import EXPLOSION, ZEROS
 from gradcanary_server.walk import Walk
 
 # Short counts, so that short streams come to everything.
@@ -50,7 +51,27 @@ def traces(draw: st.DrawFn, layers: int = LAYERS) -> Trace:
         clipped=random.choice([0, 1], rows) if draw(st.booleans()) else None,
         phase=draw(st.sampled_from([ACCUMULATED, ACCUMULATED, POST_CLIP])),
         extra_state={(int(random.integers(rows)), int(random.integers(layers))): 5 for _ in range(3)},
+        micro_steps=np.sort(random.choice([1, 8, 64], rows)).astype(np.int16) if draw(st.booleans()) else None,
+        accumulators=draw(st.sampled_from([(), SUMS])),
+        values=in_turns(random, rows, layers) if draw(st.booleans()) else {},
     )
+
+
+SUMS = (
+    wire.Accumulator((0, 2), "float32", "bfloat16", None),
+    wire.Accumulator((1, 3), None, "float32", "float16"),
+    wire.Accumulator((4,), "float32", "float32", "float32"),
+)
+
+
+def in_turns(random: np.random.Generator, rows: int, layers: int) -> dict[str, np.ndarray]:
+    """Stats that a layer has now and then."""
+    stats = dict.fromkeys(("accumulation_error", "norm_ratio", "frozen_fraction", "zero_fraction"))
+    for stat in stats:
+        some = random.choice([0, 0.02, 0.3, 0.7, 0.95, 1], (rows, layers))
+        stats[stat] = np.where(random.random((rows, layers)) < random.choice([0.05, 0.5]), some, np.nan)
+    stats["norm_ratio"] = np.where(np.isnan(stats["accumulation_error"]), np.nan, 1 - stats["accumulation_error"] / 2)
+    return stats
 
 
 def now_and_then(steps: int, every: int, seed: int) -> Trace:
@@ -63,11 +84,20 @@ def now_and_then(steps: int, every: int, seed: int) -> Trace:
     return Trace(absmax, every=every)
 
 
+SAID = (
+    wire.Fact("dead_config_key", "", (lora(3)[1].name,)),
+    wire.Fact("bf16_weights_lr", "", (lora(3)[4].name,)),
+    wire.Fact("fp16_without_scaler", "", ()),
+)
+
 launches = st.builds(
-    lambda late, absmax, norm: launch(lora(LAYERS // 2), late=late, absmax_below=absmax, norm_below=norm),
+    lambda late, absmax, norm, facts: launch(
+        lora(LAYERS // 2), late=late, absmax_below=absmax, norm_below=norm, facts=facts
+    ),
     st.booleans(),
     st.sampled_from([None, 1e-4]),
     st.sampled_from([None, 1e-6]),
+    st.sampled_from([(), SAID, SAID[:2]]),
 )
 
 
@@ -84,6 +114,7 @@ def step_by_step(trace, of, rules, state):
     """Fold a trace one event after the other."""
     walk, samples = Walk(FoldState.unpack(state.pack()), of, rules), trace.samples()
     moments, losses = Moments.of(samples, LAYERS), Losses.of(samples, walk.state.progress.last_loss_step)
+    walk.learn(samples.accumulators)
     events = [losses.at(place) for place in range(len(losses))] + [moments.at(row) for row in range(len(moments.steps))]
     found = [change for event in sorted(events, key=lambda event: event.step) for change in walk.take(event)]
     return walk.state, tuple(found)
@@ -159,6 +190,7 @@ def test_scores_keep_their_bounds_and_nothing_resolves_that_did_not_fire(trace, 
             open_severity[key] = -1
     scores = state.scores
     ceiling = np.where(scores.firing, 12, 6)
+    ceiling[ZEROS] = np.where(scores.firing[ZEROS], 12, 20)
     ceiling[EXPLOSION] = np.where(scores.firing[EXPLOSION], 12, 3 * min(trace.every, 4))
     assert ((scores.score >= 0) & (scores.score <= ceiling)).all()
     assert (scores.score[scores.firing] > 0).all()

@@ -1,13 +1,9 @@
 """Layers without a gradient: missed only where they nearly always had one, and never as two faults."""
 
-import struct
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from traces import POST_CLIP, Trace, fired, healthy, launch, run
 
-from gradcanary_server.fold import FoldState
 from gradcanary_server.rules import Collapse, Rules, Unused, Vanished
 
 NO_GRADIENT, NOT_TRAINABLE = -1, -2
@@ -143,16 +139,3 @@ def test_rules_that_are_off_say_nothing():
     absmax = without(200)
     absmax[:, 8] = NO_GRADIENT
     assert run(Trace(absmax), rules=rules)[1] == ()
-
-
-def test_a_state_of_version_1_is_read():
-    known = run(Trace(without(200, value=1e-7, steps=300)))[0]
-    packed, tail = known.pack(), sum(array.nbytes for array in known.duty.arrays())
-    length = struct.unpack_from("<HI", packed)[1]
-    head = packed[6 : 6 + length].replace(b'"explosion_severity":-1,', b"")
-    begin = packed.rindex(b"".join(array.tobytes() for array in known.duty.arrays()))
-    rest = packed[6 + length : begin] + packed[begin + tail :]
-    old = FoldState.unpack(struct.pack("<HI", 1, len(head)) + head + rest)
-    assert replace(old, duty=known.duty).pack() == packed
-    assert old.verdict(6).rules == {"collapse": "firing"}
-    assert old.duty.known(np.arange(3))[0].tolist() == [0, 0, 0]

@@ -44,6 +44,9 @@ class Trace:
     skipped: np.ndarray | None = None
     clipped: np.ndarray | None = None
     norm_factor: float = 3.0
+    micro_steps: np.ndarray | None = None
+    accumulators: tuple[wire.Accumulator, ...] = ()
+    values: dict[str, np.ndarray] = field(default_factory=dict)
     extra_state: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def samples(self, start: int = 0, end: int | None = None) -> Samples:
@@ -64,10 +67,12 @@ class Trace:
             every=self.every,
             phase=np.full(count, self.phase, np.uint8),
             state=state,
-            values={"absmax": known, "norm": known * self.norm_factor},
+            values={"absmax": known, "norm": known * self.norm_factor}
+            | {stat: values[start:end].astype(np.float32) for stat, values in self.values.items()},
             skipped=zeros.astype(np.uint8) if self.skipped is None else self.skipped[start:end].astype(np.uint8),
             clipped=(zeros if self.clipped is None else self.clipped[start:end]).astype(np.bool_),
-            micro_steps=np.full(count, 8, np.int16),
+            micro_steps=np.full(count, 8, np.int16) if self.micro_steps is None else self.micro_steps[start:end],
+            accumulators=() if start else self.accumulators,
             lr=np.full((count, 1), 1e-4, np.float32) if self.lr is None else self.lr[start:end].astype(np.float32),
             loss_steps=(steps[0] + np.arange(len(loss))).astype(np.int64) if count else np.empty(0, np.int64),
             loss=loss.astype(np.float64),
