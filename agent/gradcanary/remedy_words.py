@@ -30,6 +30,13 @@ _UNUSED = (
     "check that the forward pass calls this very module."
 )
 
+_FP32_SUM = "Sum gradients in float32, or over fewer micro-steps."
+_FP32_WEIGHTS = (
+    "Keep float32 master weights under autocast, or use an optimizer that rounds stochastically or keeps what rounding "
+    "takes away; a higher learning rate moves more of them, too."
+)
+_FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
+
 TEXTS: Mapping[str, str] = {
     "group_settings": _GROUPS,
     "flow": _FLOW,
@@ -38,6 +45,9 @@ TEXTS: Mapping[str, str] = {
     "fp16": _FP16,
     "explosion": _EXPLOSION,
     "unused": _UNUSED,
+    "fp32_sum": _FP32_SUM,
+    "fp32_weights": _FP32_WEIGHTS,
+    "fp16_scaling": _FP16_SCALING,
 }
 
 # Where a framework keeps the setting: the sentence that follows the general one, and the line to look at.
@@ -184,5 +194,50 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "model.set_adapter('default'); model.print_trainable_parameters()",
         ),
         "diffusers": ("A text encoder that is not trained gives its parameters to nobody.", "--train_text_encoder"),
+    },
+    "fp32_sum": {
+        "pytorch": ("", "gradcanary.fp32_accumulators(optimizer)"),
+        "transformers": (
+            "In a callback, once the optimizer is there.",
+            "gradcanary.fp32_accumulators(optimizer)   # in on_train_begin(..., optimizer=None, **kwargs)",
+        ),
+        "accelerate": ("", "gradcanary.fp32_accumulators(accelerator.prepare(optimizer))"),
+        "lightning": ("", "gradcanary.fp32_accumulators(self.optimizers())   # in on_train_start"),
+        "deepspeed": ("", '{"data_types": {"grad_accum_dtype": "fp32"}}'),
+        "fsdp": ("", "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"),
+        "peft": ("The adapters alone are cheap.", "gradcanary.fp32_accumulators(optimizer, 'lora')"),
+        "diffusers": ("Trainable weights belong in float32.", "cast_training_params(unet, dtype=torch.float32)"),
+    },
+    "fp32_weights": {
+        "pytorch": ("", "model.float(); torch.autocast('cuda', torch.bfloat16)"),
+        "transformers": (
+            "Load in float32 and let the Trainer cast.",
+            "AutoModel.from_pretrained(..., dtype=torch.float32); TrainingArguments(bf16=True)",
+        ),
+        "accelerate": ("Load in float32.", "Accelerator(mixed_precision='bf16')"),
+        "lightning": ("bf16-true has no master weights.", "Trainer(precision='bf16-mixed')"),
+        "deepspeed": ("Its bf16 mode keeps them.", '{"bf16": {"enabled": true}}'),
+        "fsdp": (
+            "Give it float32 parameters.",
+            "fully_shard(model.float(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))",
+        ),
+        "peft": ("Adapter weights in float32 cost little.", _ADAPTERS),
+        "diffusers": ("Trainable weights belong in float32.", "cast_training_params(unet, dtype=torch.float32)"),
+    },
+    "fp16_scaling": {
+        "pytorch": (
+            "",
+            "scaler.scale(loss).backward(); scaler.step(optimizer)   # scaler = torch.amp.GradScaler('cuda')",
+        ),
+        "transformers": ("", "TrainingArguments(bf16=True)   # fp16=True scales the loss"),
+        "accelerate": ("", "Accelerator(mixed_precision='bf16')   # 'fp16' scales the loss"),
+        "lightning": ("", "Trainer(precision='bf16-mixed')   # '16-mixed' scales the loss"),
+        "deepspeed": ("", '{"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 16}}'),
+        "fsdp": (
+            "Of FSDP1 it takes a scaler of its own.",
+            "ShardedGradScaler()   # torch.distributed.fsdp.sharded_grad_scaler",
+        ),
+        "peft": ("Adapter weights in float32 need autocast and a scaler.", _ADAPTERS),
+        "diffusers": ("", "--mixed_precision=bf16"),
     },
 }

@@ -183,6 +183,25 @@ def _unused(_scene: Scene) -> tuple[str, list[str]]:
     return "never_used", []
 
 
+def _accumulation_loss(scene: Scene) -> tuple[str, list[str]]:
+    errors = [member.value for member in scene.members.values() if member.value is not None]
+    return "lossy_sum", [f"up to {max(errors):.1%} of the norm, measured against a float32 sum"] if errors else []
+
+
+def _accumulator(scene: Scene) -> tuple[str, list[str]]:
+    kinds = {member.evidence for member in scene.members.values()}
+    return ("low_sum" if "low_sum" in kinds else "other_dtype"), []
+
+
+def _frozen(scene: Scene) -> tuple[str, list[str]]:
+    kinds = {member.evidence for member in scene.members.values()}
+    return ("stopped_weights" if "stopped" in kinds else "coarse_weights"), []
+
+
+def _fp16_underflow(_scene: Scene) -> tuple[str, list[str]]:
+    return "fp16_zeros", []
+
+
 def _named(layers: Mapping[int, LayerFacts], numbers: Collection[int]) -> list[LayerFacts]:
     return [layers[number] for number in sorted(numbers) if number in layers]
 
@@ -200,4 +219,8 @@ _RULES = {
     "explosion": _explosion,
     "vanished": _vanished,
     "unused": _unused,
+    "accumulation_loss": _accumulation_loss,
+    "accumulator": _accumulator,
+    "frozen": _frozen,
+    "fp16_underflow": _fp16_underflow,
 }

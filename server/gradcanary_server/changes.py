@@ -21,7 +21,6 @@ from gradcanary_server.tracks import (
     SEVERITIES,
 )
 
-
 _STATS = {
     "accumulation_loss": "accumulation_error",
     "accumulator": "accumulation_error",

@@ -15,7 +15,7 @@ from gradcanary_server.duty import Duty
 from gradcanary_server.errors import StoreError
 from gradcanary_server.precision import Precision
 from gradcanary_server.scores import Scores
-from gradcanary_server.tracks import RULES, RUN_TRACKS, TRACKS
+from gradcanary_server.tracks import INFORMATION, RULES, RUN_TRACKS, TRACKS, Meaning
 
 VERSION = 2
 """Of what is packed. Version 1 had the first five tracks, and no duty: it is read, and never written."""
@@ -29,7 +29,7 @@ LOSSES = 50
 class Verdict:
     """What the rules say of a layer now.
 
-    ``rules`` holds suspect, firing or recovering per rule, ok ones left out; ``low`` = under ``enter`` without
+    ``rules`` holds suspect, firing, recovering, or noted (what fires is information) per rule, ok ones out; ``low`` = under ``enter`` without
     evidence that anything was lost; ``baseline`` is an absmax, None while unknown.
     """
 
@@ -121,10 +121,7 @@ class FoldState:
         if layer >= len(self.present):
             return Verdict({}, low=False, baseline=None)
         limit = float(self.resolve_after[layer])
-        found = {
-            rule: _state(self.scores, [each.track for each in meanings], layer, limit)
-            for rule, meanings in RULES.items()
-        }
+        found = {rule: _state(self.scores, meanings, layer, limit) for rule, meanings in RULES.items()}
         return Verdict(
             rules={rule: state for rule, state in found.items() if state is not None},
             low=bool(self.low[layer]),
@@ -209,8 +206,11 @@ class _Reader:
         return scores
 
 
-def _state(scores: Scores, tracks: list[int], layer: int, resolve_after: float) -> str | None:
+def _state(scores: Scores, meanings: tuple[Meaning, ...], layer: int, resolve_after: float) -> str | None:
+    tracks = [each.track for each in meanings]
     score, firing = scores.score[tracks, layer], scores.firing[tracks, layer]
-    if firing.any():
-        return "firing" if (score[firing] >= resolve_after).any() else "recovering"
-    return "suspect" if (score > 0).any() else None
+    if not firing.any():
+        return "suspect" if (score > 0).any() else None
+    if max(each.severity for each, fires in zip(meanings, firing, strict=True) if fires) == INFORMATION:
+        return "noted"
+    return "firing" if (score[firing] >= resolve_after).any() else "recovering"

@@ -33,7 +33,7 @@ TURN_EVERY = 20
 STATS = ("accumulation_error", "norm_ratio", "frozen_fraction")
 """Measured in turns. So is zero_fraction, but of a layer that is low it comes with each sample."""
 
-_LOSSES = ((1, 1e-9), (8, 0.004), (64, 0.01), (512, 0.22), (2_048, 0.78))
+_LOSSES = ((1, 0.0), (8, 0.004), (64, 0.01), (512, 0.22), (2_048, 0.78))
 """The share of the norm that a bfloat16 sum of so many gradients loses: DESIGN.md, 10, of coherent ones from 512 on."""
 
 
@@ -76,7 +76,7 @@ def predicted_loss(micro_steps: int) -> float:
     for (few, little), (many, much) in pairwise(_LOSSES):
         if few <= micro_steps < many:
             part = math.log(micro_steps / few) / math.log(many / few)
-            return little * (much / little) ** part if few > 1 else much * micro_steps / many
+            return little * (much / little) ** part if little else much * part
     return 0.0
 
 

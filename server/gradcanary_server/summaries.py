@@ -12,6 +12,7 @@ from statistics import median
 
 from gradcanary_server.incident_state import Incident, Member
 from gradcanary_server.patterns import ANY, Pattern, patterns
+from gradcanary_server.tracks import RULES
 
 SHOWN = 3
 """Groups of layers that a sentence names before it says how many more there are."""
@@ -20,7 +21,10 @@ MAX_GROUPS = 20
 MAX_WORDS = 80
 """Characters of one group in a sentence: names may have 500."""
 
-EVIDENCE = ("fall", "threshold", "siblings", "late", "steady", "rare", "by_script", None)
+EVIDENCE = (
+    *dict.fromkeys(each.evidence for meanings in RULES.values() for each in reversed(meanings) if each.evidence),
+    None,
+)
 """The order in which a sentence tells several kinds of evidence."""
 
 
@@ -186,6 +190,45 @@ def _unused(group: Group) -> str:
     return f"are trainable and never had a gradient since step {group.since}"
 
 
+def _lost(group: Group) -> str:
+    lost = group.typical("value")
+    share = "a part" if lost is None else f"{lost:.0%}"
+    return f"lost {share} of their gradient while it was summed over micro-steps, measured at step {group.since}"
+
+
+def _low_sum(group: Group) -> str:
+    return f"are summed over micro-steps in low precision since step {group.since}"
+
+
+def _declared(group: Group) -> str:
+    return f"are summed in another dtype than the configuration asks for, seen at step {group.since}"
+
+
+def _forecast(group: Group) -> str:
+    return f"have weights or optimizer states too coarse for their learning rate, seen at step {group.since}"
+
+
+def _measured(group: Group) -> str:
+    return f"have weights of which {_share(group)} did not move in fifty steps, at step {group.since}"
+
+
+def _stopped(group: Group) -> str:
+    return f"moved, and now {_share(group)} of their weights did not in fifty steps, at step {group.since}"
+
+
+def _no_scaler(group: Group) -> str:
+    return f"have gradients in float16 without a GradScaler, seen at step {group.since}"
+
+
+def _zeros(group: Group) -> str:
+    return f"have {_share(group)} exact zeros in float16 gradients that had fewer before, since step {group.since}"
+
+
+def _share(group: Group) -> str:
+    share = group.typical("value")
+    return "most" if share is None else f"{share:.0%}"
+
+
 _SAID: dict[tuple[str, str | None], Callable[[Group], str]] = {
     ("collapse", "fall"): _fall,
     ("collapse", "threshold"): _threshold,
@@ -196,11 +239,24 @@ _SAID: dict[tuple[str, str | None], Callable[[Group], str]] = {
     ("vanished", "rare"): _rare,
     ("vanished", "by_script"): _by_script,
     ("unused", None): _unused,
+    ("accumulation_loss", None): _lost,
+    ("accumulator", "low_sum"): _low_sum,
+    ("accumulator", "declared"): _declared,
+    ("frozen", "forecast"): _forecast,
+    ("frozen", "measured"): _measured,
+    ("frozen", "stopped"): _stopped,
+    ("fp16_underflow", "no_scaler"): _no_scaler,
+    ("fp16_underflow", "zeros"): _zeros,
+    ("fp16_underflow", "all_zeros"): _zeros,
 }
 _FEW_WORDS = {
     "explosion": "exploded",
     "vanished": "without a gradient",
     "unused": "never had a gradient",
+    "accumulation_loss": "lost gradient while summing",
+    "accumulator": "summed in low precision",
+    "frozen": "with weights that stand still",
+    "fp16_underflow": "with float16 gradients that go to zero",
 }
 _RULES: dict[str, Callable[[Incident, Mapping[int | None, Member], Mapping[int, str]], str]] = {
     "scale_drop": _scale_drop,

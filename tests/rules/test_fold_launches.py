@@ -13,7 +13,6 @@ from gradcanary_server.errors import StoreError
 from gradcanary_server.fold import FoldState, fold
 from gradcanary_server.rules import Rules
 
-
 PACKED_BY_VERSION_1 = (
     "eNqNUT1IHFEQ3tPGIgj+FWkEX2NzJ3cXj/PWRlLYCCJpDDnCcq6Pc+O6e9m3e3DIBkVtBIlilyptAoFABC2uuEI0EGwsYiMoiCFVEEy+KUIgs7"
     "dHtEhxM8x73/y8b+YxCe1K07RlMWe75qLQc+mkMN3A8S2nLPRiNpl+nhR2qSY9JfRRhq5SkiGXVTy37EnFzrIoeyVTGm5VekL3vUBGb5RvRNWG"
@@ -22,7 +21,7 @@ PACKED_BY_VERSION_1 = (
     "/8/usu32UNhFF+3D4tl3cEQ/8QczPOUQXeI33uATutBH4a9T1LGHgEI8Qwd9wwY9Rbs9zqhKL2mAua9xi3dwmf8LddMIfcQTzgEf8Joy9IB79t"
     "Akhin6Q6zt9oiW2dlE0d7eTsy34uG//F+UQwKz"
 )
-"""130 steps of four layers, of which 1 collapsed at step 100 and 3 became suspect at 125; by the last commit that had it."""
+"""130 steps of four layers, of which 1 collapsed at step 100 and 3 became suspect at 125."""
 
 
 def collapsed() -> FoldState:

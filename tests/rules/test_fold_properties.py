@@ -168,6 +168,11 @@ def test_the_order_of_columns_does_not_matter(trace, of, order):
         trace,
         absmax=trace.absmax[:, order],
         extra_state={(row, order.index(column)): state for (row, column), state in trace.extra_state.items()},
+        accumulators=tuple(
+            replace(record, layers=tuple(order.index(column) for column in record.layers))
+            for record in trace.accumulators
+        ),
+        values={stat: values[:, order] for stat, values in trace.values.items()},
     )
     _, found = run(mixed, replace(of, layers=tuple(of.layers[each] for each in order)), QUICK)
     assert found == changes
