@@ -37,6 +37,9 @@ def age(
 
 def highest(progress: Progress, given: NDArray[np.float32]) -> tuple[float, ...]:
     """Return the highest learning rate of each group after some steps, ``given`` float32[n, groups]."""
+    most = progress.lr_most
+    if len(most) == given.shape[1] and not any(map(math.isnan, most)) and not (given > most).any():
+        return most
     known = np.array(progress.lr_most or (math.nan,) * given.shape[1], np.float64)
     if len(known) != given.shape[1]:
         known = np.full(given.shape[1], np.nan)

@@ -30,6 +30,9 @@ _STATS = {
 """What a rule is about, where that is not absmax."""
 
 
+_TRACKS_OF = {rule: [each.track for each in meanings] for rule, meanings in RULES.items()}
+
+
 @dataclass(frozen=True)
 class Standing:
     """The severities of what fires, as indices into SEVERITIES: per rule of which any layer fires int8[N], and of the
@@ -64,8 +67,11 @@ class Sight:
 def standing(state: FoldState) -> Standing:
     """Return what fires now; of a layer's evidence the most severe counts."""
     fires = np.asarray(state.scores.firing.any(axis=1))
+    rules = RULES if fires.any() else ()
     return Standing(
-        layers={rule: _severities(rule, state) for rule in RULES if fires[[each.track for each in RULES[rule]]].any()},
+        layers={rule: _severities(rule, state) for rule in RULES if fires[_TRACKS_OF[rule]].any()}
+        if fires.any()
+        else {},
         run={
             "scale_drop": state.progress.scale_severity,
             "nonfinite": CRITICAL if state.of_run.firing[NONFINITE_LOSS, 0] else NOTHING,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +26,13 @@ def limits(baseline: Floats, rule: Explosion, *, is_relative: bool) -> Floats:
     ``rule.ratio`` times the larger of its own baseline (log10, NaN = none) and the upper quartile of all: a layer that
     was tiny is not exploding when it is as large as the others. Only the absolute limit where ``is_relative`` is not.
     """
+    return _limits(baseline.tobytes(), rule, is_relative)
+
+
+@lru_cache(maxsize=64)
+def _limits(raw: bytes, rule: Explosion, is_relative: bool) -> Floats:
+    # Baselines rise a few times in the life of a run, and are asked for with each stretch of steps.
+    baseline = np.frombuffer(raw, np.float64)
     absolute = np.full(baseline.shape, rule.absmax)
     known = baseline[~np.isnan(baseline)]
     if not is_relative or not len(known):

@@ -34,6 +34,7 @@ class Stretches:
         self._low: Mask = (moments.absmax < self._view.enter) & self._view.enabled
         self._is_low = _any(self._low)
         self._all_had: Mask = np.asarray(moments.had.all(axis=1))
+        self._busy = False
         self._restless: Mask = self._is_restless()
 
     def end(self, row: int) -> int:
@@ -73,7 +74,7 @@ class Stretches:
         columns, seen = self._view.columns, moments.seen[begin:end]
         if "zero_fraction" in moments.values and (is_half := self._is_half()).any():
             precision.remember(state.precision, columns, moments.values["zero_fraction"][begin:end], is_half)
-        if self._is_busy(begin, end):
+        if self._busy:
             duty.add_present(state.duty, columns, end - begin)
         else:
             duty.add(state.duty, columns, steps, moments.between(begin, end))
@@ -88,12 +89,11 @@ class Stretches:
 
     def _is_still(self) -> bool:
         state, scores = self._state, self._state.scores
-        if (
-            scores.score[MOVING].any()
-            or scores.score[ZEROS].any()
-            or state.of_run.score.any()
-            or state.progress.scale_severity != NOTHING
-        ):
+        if state.of_run.score.any() or state.progress.scale_severity != NOTHING:
+            return False
+        if not scores.score.any():
+            return True
+        if scores.score[MOVING].any() or scores.score[ZEROS].any():
             return False
         waiting = scores.score[IDLE]
         return not waiting.any() or bool(((waiting == 0) | (waiting == state.resolve_after)).all())
@@ -107,9 +107,10 @@ class Stretches:
         moments, losses = self._moments, self._losses
         restless: Mask = (moments.skipped != 0) | moments.nonfinite.any(axis=1)
         progress = self._state.progress
-        micro_steps = np.where(moments.steps > progress.last_step, moments.micro_steps, 0)
-        before = np.maximum.accumulate(np.concatenate([[progress.micro_steps], micro_steps]))[:-1]
-        restless |= micro_steps > before
+        if moments.micro_steps.max(initial=0) > progress.micro_steps:
+            micro_steps = np.where(moments.steps > progress.last_step, moments.micro_steps, 0)
+            before = np.maximum.accumulate(np.concatenate([[progress.micro_steps], micro_steps]))[:-1]
+            restless |= micro_steps > before
         for stat in precision.STATS:
             if stat in moments.values:
                 restless |= ~np.isnan(moments.values[stat]).all(axis=1)
@@ -121,11 +122,13 @@ class Stretches:
         return restless
 
     def _calm(self, begin: int, end: int, *, is_over: bool, is_watched: bool) -> int:
-        """Return how many of these steps come before one at which a vote could move something."""
+        """Return how many of these steps come before one at which a vote could move something; they are passed over
+        next."""
         view, moments = self._view, self._moments.between(begin, end)
         baseline = self._state.baselines.levels(view.columns)
         restless = np.zeros(end - begin, np.bool_)
-        if not self._is_busy(begin, end) or self._state.scores.score[IDLE].any():
+        self._busy = self._is_busy(begin, end)
+        if not self._busy or self._state.scores.score[IDLE].any():
             firing = self._state.scores.firing[:, view.columns]
             restless |= idleness.restless(moments, self._state.duty, view.columns, self._rules, firing)
         if self._rules.explosion.enabled:
