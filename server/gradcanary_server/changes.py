@@ -67,9 +67,9 @@ class Sight:
 def standing(state: FoldState) -> Standing:
     """Return what fires now; of a layer's evidence the most severe counts."""
     fires = np.asarray(state.scores.firing.any(axis=1))
-    rules = RULES if fires.any() else ()
+    rules = tuple(RULES) if fires.any() else ()
     return Standing(
-        layers={rule: _severities(rule, state) for rule in RULES if fires[_TRACKS_OF[rule]].any()}
+        layers={rule: _severities(rule, state) for rule in rules if fires[_TRACKS_OF[rule]].any()}
         if fires.any()
         else {},
         run={

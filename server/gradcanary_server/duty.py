@@ -144,7 +144,8 @@ class _Rows:
 
 def add_present(duty: Duty, columns: Ints, number: int) -> None:
     """Add so many observations with a gradient to layers that are in no idle span."""
-    seen, ones = duty.seen[columns].astype(np.int64) + number, duty.ones[columns].astype(np.int64) + number
+    more = np.int64(number)
+    seen, ones = duty.seen[columns] + more, duty.ones[columns] + more
     closes = seen >= BLOCK
     if closes.any():
         over = seen - BLOCK

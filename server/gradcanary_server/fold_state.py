@@ -29,8 +29,8 @@ LOSSES = 50
 class Verdict:
     """What the rules say of a layer now.
 
-    ``rules`` holds suspect, firing, recovering, noted (information) per rule, ok ones left out; ``low`` = under ``enter``
-    without evidence that anything was lost; ``baseline`` is an absmax, None while unknown.
+    ``rules`` holds suspect, firing, recovering, noted (information) per rule, ok ones left out; ``low`` = under
+    ``enter`` without evidence that anything was lost; ``baseline`` is an absmax, None while unknown.
     """
 
     rules: dict[str, str]

@@ -101,12 +101,14 @@ class Moments:
     def of(cls, samples: Samples, layers: int) -> Moments:
         """Return the steps of some samples of so many layers; a partial sample is seen by no rule."""
         state = samples.state.reshape(len(samples.steps), layers)  # without steps, samples do not know their layers
-        measured = (state == MEASURED) | (state == ZERO)
-        nonfinite, untrained = state == NONFINITE, state == NOT_TRAINABLE
+        nothing = np.zeros(state.shape, np.bool_)
+        is_plain = not state.any()  # all of it measured, as nearly always: six planes less to make
+        measured = ~nothing if is_plain else (state == MEASURED) | (state == ZERO)
+        nonfinite, untrained = (nothing if is_plain else state == each for each in (NONFINITE, NOT_TRAINABLE))
         absmax, norm = (_known(samples, stat, measured) for stat in ("absmax", "norm"))
         with np.errstate(divide="ignore"):
             level = np.log10(absmax)
-        zero = (absmax == 0) | (state == ZERO)
+        zero = absmax == 0 if is_plain else (absmax == 0) | (state == ZERO)
         return cls(
             steps=samples.steps,
             every=samples.every,
@@ -118,8 +120,8 @@ class Moments:
             seen=~np.isnan(absmax),
             zero=zero,
             nonfinite=nonfinite,
-            had=(measured & ~zero) | nonfinite,
-            idle=(state == NO_GRADIENT) | zero | untrained,
+            had=~zero if is_plain else (measured & ~zero) | nonfinite,
+            idle=zero if is_plain else (state == NO_GRADIENT) | zero | untrained,
             untrained=untrained,
             clipped=samples.clipped,
             micro_steps=samples.micro_steps,

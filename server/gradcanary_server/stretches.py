@@ -132,7 +132,8 @@ class Stretches:
             firing = self._state.scores.firing[:, view.columns]
             restless |= idleness.restless(moments, self._state.duty, view.columns, self._rules, firing)
         if self._rules.explosion.enabled:
-            restless |= _any(moments.absmax > explosion.limits(baseline, self._rules.explosion, is_relative=is_over))
+            most = explosion.limits(baseline, self._rules.explosion, is_relative=is_over)
+            restless |= np.any(moments.absmax > most, axis=1)
         if "zero_fraction" in moments.values and (is_half := self._is_half()).any():
             zeros, growth = moments.values["zero_fraction"], self._rules.fp16_underflow.growth
             restless |= precision.grown(self._state.precision, view.columns, zeros, is_half, growth)

@@ -77,10 +77,11 @@ class Walk:
 
     def learn(self, records: tuple[Accumulator, ...]) -> None:
         """Take what is known of layers from the next step on."""
-        self.state.precision.learn(self._view.columns, records)
         facts = givens.digest(self._launch.facts)
         self.has_news = bool(records) or facts != self.state.progress.facts
-        self.state.progress = replace(self.state.progress, facts=facts)
+        if self.has_news:
+            self.state.precision.learn(self._view.columns, records)
+            self.state.progress = replace(self.state.progress, facts=facts)
 
     def take(self, event: Moment | Loss) -> Iterator[Change]:
         """Fold one event and return what it changed."""
