@@ -70,7 +70,8 @@ def test_weights_may_stand_still_when_the_learning_rate_is_over():
 
 def underflow(values, records=HALF):
     at = dict(enumerate(values, start=100))
-    return run(Trace(healthy(STEPS), accumulators=records, values=measured("zero_fraction", at)))[1]
+    stats = measured("zero_fraction", at) | measured("frozen_fraction", dict.fromkeys(at, 0.1), layer=7)
+    return run(Trace(healthy(STEPS), accumulators=records, values=stats))[1]
 
 
 def test_zeros_that_grow_in_float16_warn_after_five_observations():
