@@ -128,10 +128,10 @@ quiet = st.builds(
 )
 
 
-seldom = st.builds(now_and_then, st.integers(1, 260), st.sampled_from([1, 10]), st.integers(0, 2**32 - 1))
+seldom = st.builds(now_and_then, st.integers(1, 220), st.sampled_from([1, 10]), st.integers(0, 2**32 - 1))
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     st.lists(traces() | quiet | seldom, min_size=1, max_size=3),
     launches,
