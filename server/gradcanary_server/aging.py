@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary_server.fold_state import Progress
+from gradcanary_server.layer_rules import LayerRules
 from gradcanary_server.moment import Mask
 from gradcanary_server.observations import Launch
 from gradcanary_server.rules import Grace
@@ -32,6 +33,26 @@ def age(
     ages = steps - launch.first_step
     is_over = (ages >= grace.max_steps) | ((ages >= grace.steps) & ~rising)
     return tuple(known[-1].tolist()), np.logical_or.accumulate(is_over) | progress.grace_over
+
+
+def highest(progress: Progress, given: NDArray[np.float32]) -> tuple[float, ...]:
+    """Return the highest learning rate of each group after some steps, ``given`` float32[n, groups]."""
+    most = progress.lr_most
+    if len(most) == given.shape[1] and not any(map(math.isnan, most)) and not (given > most).any():
+        return most
+    known = np.array(progress.lr_most or (math.nan,) * given.shape[1], np.float64)
+    if len(known) != given.shape[1]:
+        known = np.full(given.shape[1], np.nan)
+    return tuple(np.fmax(known, np.fmax.reduce(given, axis=0)).tolist())
+
+
+def learning(progress: Progress, view: LayerRules, least: float) -> Mask:
+    """Tell of which layers the learning rate is known, after grace, and at least this share of its highest."""
+    now, most = np.array([*progress.lr, math.nan]), np.array([*progress.lr_most, math.nan])
+    if len(now) != len(most) or not progress.grace_over:
+        return np.zeros(len(view.columns), np.bool_)
+    found: Mask = (now >= least * most)[np.minimum(view.group, len(now) - 1)]
+    return found
 
 
 def joined_steps(grace: Grace, every: int) -> int:

@@ -66,7 +66,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     with database.claimed():
         await run_in_threadpool(database.migrate)
         app.state.new_webhook_secret = await run_in_threadpool(_ensure_endpoint, database, app.state.settings)
-        deliverer = Deliverer(database, app.state.rules.pace, app.state.settings.public_url)
+        found = app.state.rules
+        deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.silent)
         deliverer.start()
         app.state.compactor.start()
         try:

@@ -78,8 +78,12 @@ def _collapse(scene: Scene) -> tuple[str, list[str]]:
     kinds = {member.evidence for member in scene.members.values()}
     if "nonfinite" in rules:
         return "after_nonfinite", []
+    if "explosion" in rules:
+        return "after_explosion", []
     if "scale_drop" in rules:
         return "after_scale_drop", []
+    if "vanished" in rules:
+        return "after_vanished", []
     if "fall" in kinds:
         return _fall(scene)
     if "threshold" in kinds:
@@ -115,8 +119,8 @@ def _other_half(name: str, half: str) -> str:
     return name if match is None else f"{name[: match.start(1)]}{half}{name[match.end(1) :]}"
 
 
-def _blocks(scene: Scene) -> list[str]:
-    """Return evidence that blocks fell as a whole: every one of their layers, of two or more each."""
+def _blocks(scene: Scene, what: str = "collapsed") -> list[str]:
+    """Return evidence that blocks were hit as a whole: every one of their layers, of two or more each."""
     by_block: dict[str, set[int]] = {}
     for number, facts in scene.layers.items():
         match = _BLOCK.search(facts.name)
@@ -126,7 +130,7 @@ def _blocks(scene: Scene) -> list[str]:
     covered = set[int]().union(*hit.values())
     if not hit or len(hit) == len(by_block) or covered != scene.named or min(map(len, hit.values())) < 2:
         return []
-    return [f"every layer of {len(hit):,} of {len(by_block):,} blocks collapsed, and no other"]
+    return [f"every layer of {len(hit):,} of {len(by_block):,} blocks {what}, and no other"]
 
 
 def _group(scene: Scene) -> list[str]:
@@ -157,6 +161,47 @@ def _nonfinite(scene: Scene) -> tuple[str, list[str]]:
     return "nonfinite_loss", []
 
 
+def _explosion(scene: Scene) -> tuple[str, list[str]]:
+    if any(near.rule == "nonfinite" for near in scene.near):
+        return "after_nonfinite", []
+    return ("diverging" if scene.incident.severity == "critical" else "exploding"), []
+
+
+def _vanished(scene: Scene) -> tuple[str, list[str]]:
+    kinds = {member.evidence for member in scene.members.values()}
+    if kinds == {"by_script"}:
+        return "frozen_by_script", []
+    if "steady" not in kinds:
+        return "idle_for_long", []
+    if len(scene.named) == len(scene.layers):
+        return "no_gradient_at_all", []
+    evidence = _blocks(scene, "lost its gradient")
+    return ("cut_off_blocks" if evidence else "cut_off"), evidence
+
+
+def _unused(_scene: Scene) -> tuple[str, list[str]]:
+    return "never_used", []
+
+
+def _accumulation_loss(scene: Scene) -> tuple[str, list[str]]:
+    errors = [member.value for member in scene.members.values() if member.value is not None]
+    return "lossy_sum", [f"up to {max(errors):.1%} of the norm, measured against a float32 sum"] if errors else []
+
+
+def _accumulator(scene: Scene) -> tuple[str, list[str]]:
+    kinds = {member.evidence for member in scene.members.values()}
+    return ("low_sum" if "low_sum" in kinds else "other_dtype"), []
+
+
+def _frozen(scene: Scene) -> tuple[str, list[str]]:
+    kinds = {member.evidence for member in scene.members.values()}
+    return ("stopped_weights" if "stopped" in kinds else "coarse_weights"), []
+
+
+def _fp16_underflow(_scene: Scene) -> tuple[str, list[str]]:
+    return "fp16_zeros", []
+
+
 def _named(layers: Mapping[int, LayerFacts], numbers: Collection[int]) -> list[LayerFacts]:
     return [layers[number] for number in sorted(numbers) if number in layers]
 
@@ -168,4 +213,14 @@ def _known(scene: Scene) -> list[str]:
     return found[:MAX_FACTS]
 
 
-_RULES = {"scale_drop": _scale_drop, "nonfinite": _nonfinite}
+_RULES = {
+    "scale_drop": _scale_drop,
+    "nonfinite": _nonfinite,
+    "explosion": _explosion,
+    "vanished": _vanished,
+    "unused": _unused,
+    "accumulation_loss": _accumulation_loss,
+    "accumulator": _accumulator,
+    "frozen": _frozen,
+    "fp16_underflow": _fp16_underflow,
+}

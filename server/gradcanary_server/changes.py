@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server.fold_state import (
-    FALL,
-    LATE,
-    NONFINITE,
-    NONFINITE_LOSS,
-    SCALE_DROP,
-    SIBLINGS,
-    THRESHOLD,
-    FoldState,
-)
+from gradcanary_server.fold_state import FoldState
 from gradcanary_server.moment import Floats
-from gradcanary_server.observations import Change, Evidence, Severity
+from gradcanary_server.observations import Change
+from gradcanary_server.tracks import (
+    CRITICAL,
+    NONFINITE_LOSS,
+    NOTHING,
+    RULES,
+    SCALE_DROP,
+    SEVERITIES,
+)
 
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-"""In rising order; the fold counts with their indices, and -1 is none."""
-
-INFORMATION, _, CRITICAL = range(len(SEVERITIES))
-NOTHING = -1
-
-EVIDENCE: dict[int, tuple[Evidence, Severity]] = {
-    LATE: ("late", "information"),
-    SIBLINGS: ("siblings", "warning"),
-    THRESHOLD: ("threshold", "critical"),
-    FALL: ("fall", "critical"),
+_STATS = {
+    "accumulation_loss": "accumulation_error",
+    "accumulator": "accumulation_error",
+    "frozen": "frozen_fraction",
+    "fp16_underflow": "zero_fraction",
 }
-"""What each track of collapse shows and how bad that is, in rising order; of equals the last one speaks."""
+"""What a rule is about, where that is not absmax."""
+
+
+_TRACKS_OF = {rule: [each.track for each in meanings] for rule, meanings in RULES.items()}
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The severities of what fires, as indices into SEVERITIES: per rule int8[N] of layers, and of the whole run."""
+    """The severities of what fires, as indices into SEVERITIES: per rule of which any layer fires int8[N], and of the
+    whole run."""
 
     layers: dict[str, NDArray[np.int8]]
     run: dict[str, int]
@@ -57,21 +53,25 @@ class Sight:
     absmax: Floats = field(default_factory=lambda: np.zeros(0))
     siblings: Floats = field(default_factory=lambda: np.zeros(0))
     common: float | None = None
+    values: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
-    def of(self, layer: int) -> tuple[float | None, float | None]:
-        """Return absmax and siblings of a layer by its number."""
+    def of(self, rule: str, layer: int) -> tuple[float | None, float | None]:
+        """Return the number that a rule is about, and the siblings, of a layer by its number."""
         place = int(np.flatnonzero(self.columns == layer)[0])
-        return _known(self.absmax[place]), _known(self.siblings[place])
+        stat = _STATS.get(rule)
+        if stat is None:
+            return _known(self.absmax[place]), _known(self.siblings[place])
+        return (_known(float(self.values[stat][place])) if stat in self.values else None), None
 
 
 def standing(state: FoldState) -> Standing:
     """Return what fires now; of a layer's evidence the most severe counts."""
-    firing = state.scores.firing
-    collapse = np.full(firing.shape[1], NOTHING, np.int8)
-    for track, (_, severity) in EVIDENCE.items():
-        collapse[firing[track]] = SEVERITIES.index(severity)
+    fires = np.asarray(state.scores.firing.any(axis=1))
+    rules = tuple(RULES) if fires.any() else ()
     return Standing(
-        layers={"collapse": collapse, "nonfinite": np.where(firing[NONFINITE], CRITICAL, NOTHING).astype(np.int8)},
+        layers={rule: _severities(rule, state) for rule in rules if fires[_TRACKS_OF[rule]].any()}
+        if fires.any()
+        else {},
         run={
             "scale_drop": state.progress.scale_severity,
             "nonfinite": CRITICAL if state.of_run.firing[NONFINITE_LOSS, 0] else NOTHING,
@@ -90,11 +90,13 @@ def between(before: Standing, after: Standing, state: FoldState, sight: Sight) -
             yield _run_fired(rule, now, state, sight)
         elif now == NOTHING != then:
             yield Change(sight.step, rule, None, "resolved", SEVERITIES[then], sight.step, resolution="recovered")
-    for rule, severities in after.layers.items():
-        for layer in np.flatnonzero(severities != before.layers[rule]).tolist():
-            then, now = int(before.layers[rule][layer]), int(severities[layer])
+    nothing = np.full(len(state.present), NOTHING, np.int8)
+    for rule in RULES:
+        severities, earlier = (each.layers.get(rule, nothing) for each in (after, before))
+        for layer in np.flatnonzero(severities != earlier).tolist():
+            then, now = int(earlier[layer]), int(severities[layer])
             if now > then:
-                yield _fired(rule, layer, state, sight)
+                yield _fired(rule, layer, now, state, sight)
             elif now == NOTHING:
                 yield _resolved(rule, layer, then, sight)
 
@@ -109,34 +111,42 @@ def leaving(state: FoldState, leaves: NDArray[np.bool_], step: int) -> tuple[Cha
     return tuple(found)
 
 
+def _severities(rule: str, state: FoldState) -> NDArray[np.int8]:
+    """Return what a rule says of each layer; of its evidence the most severe counts."""
+    firing = state.scores.firing
+    found = np.full(firing.shape[1], NOTHING, np.int8)
+    for each in RULES[rule]:
+        found[firing[each.track]] = each.severity
+    if rule == "explosion":
+        found[found != NOTHING] = state.progress.explosion_severity
+    return found
+
+
 def _run_fired(rule: str, severity: int, state: FoldState, sight: Sight) -> Change:
     track, value = (SCALE_DROP, sight.common) if rule == "scale_drop" else (NONFINITE_LOSS, None)
     since = int(state.of_run.since[track, 0])
     return Change(sight.step, rule, None, "fired", SEVERITIES[severity], since, value)
 
 
-def _fired(rule: str, layer: int, state: FoldState, sight: Sight) -> Change:
-    track, evidence, severity = NONFINITE, None, SEVERITIES[CRITICAL]
-    if rule == "collapse":
-        track = [each for each in EVIDENCE if state.scores.firing[each, layer]][-1]
-        evidence, severity = EVIDENCE[track]
-    value, siblings = sight.of(layer)
+def _fired(rule: str, layer: int, severity: int, state: FoldState, sight: Sight) -> Change:
+    speaks = [each for each in RULES[rule] if state.scores.firing[each.track, layer]][-1]
+    value, siblings = sight.of(rule, layer)
     return Change(
         step=sight.step,
         rule=rule,
         layer=layer,
         kind="fired",
-        severity=severity,
-        since_step=int(state.scores.since[track, layer]),
+        severity=SEVERITIES[severity],
+        since_step=int(state.scores.since[speaks.track, layer]),
         value=value,
-        baseline=state.baselines.absmax(layer),
+        baseline=None if rule in _STATS else state.baselines.absmax(layer),
         siblings=siblings,
-        evidence=evidence,
+        evidence=speaks.evidence,
     )
 
 
 def _resolved(rule: str, layer: int, severity: int, sight: Sight) -> Change:
-    value, _ = sight.of(layer)
+    value, _ = sight.of(rule, layer)
     return Change(
         step=sight.step,
         rule=rule,

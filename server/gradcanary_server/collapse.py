@@ -64,22 +64,25 @@ def _counted(moment: Planes, alive: Mask, baseline: Floats, view: LayerRules) ->
     return counted, rank, known & (living > 0) & told.any(axis=-1)
 
 
-def by_fall(moment: Planes, view: LayerRules, fall: Floats, shared: Floats) -> Votes:
-    """Vote +1 where a layer is low, far under its baseline, and farther than all fell together."""
-    is_low = moment.absmax < view.enter
+def by_fall(moment: Planes, view: LayerRules, fall: Floats, shared: Floats, told: Mask) -> Votes:
+    """Vote +1 where a layer is low, far under its baseline, and farther than all fell together.
+
+    ``told`` tells which layers fell when they are exactly zero; others are so now and then.
+    """
+    is_low = (moment.absmax < view.enter) & (told | ~moment.zero)
     with np.errstate(invalid="ignore"):  # infinite is no farther than infinite
         fell = (fall >= view.fall) & (fall - shared[..., None] >= view.over_common)
     return _votes(is_low & fell, moment, view, view.by_fall)
 
 
-def by_siblings(moment: Planes, view: LayerRules, quartiles: Floats, fall: Floats, shared: Floats) -> Votes:
+def by_siblings(moment: Planes, view: LayerRules, quartiles: Floats, fall: Floats, shared: Floats, told: Mask) -> Votes:
     """Vote +1 where a layer is low and far under the upper quartile of its siblings, without an own fall.
 
     An own fall is judged as such, once falls are looked for. A layer that was exactly zero ever since is unused, not
     collapsed.
     """
     own = view.by_fall & (fall >= view.fall) & ~np.isnan(shared[..., None])
-    unused = moment.zero & np.isnan(fall)
+    unused = moment.zero & (np.isnan(fall) | ~told)
     with np.errstate(divide="ignore", invalid="ignore"):
         under = np.log10(quartiles) - moment.level >= view.siblings
     return _votes(

@@ -83,8 +83,10 @@ class Claim:
     message: Message
 
 
-def plan(connection: Connection, pace: Pace, now: float, *, holding: bool = False) -> list[Step]:
-    """Return what is to be written now, from what is true and what was told.
+def plan(
+    connection: Connection, pace: Pace, now: float, silent: frozenset[str] = frozenset(), *, holding: bool = False
+) -> list[Step]:
+    """Return what is to be written now, from what is true and what was told; of ``silent`` rules nobody is told.
 
     ``holding`` the incidents until the transaction ends, without those that somebody changes at this moment: their
     turn comes in the next round.
@@ -98,7 +100,8 @@ def plan(connection: Connection, pace: Pace, now: float, *, holding: bool = Fals
     steps: list[Step] = []
     for row in rows:
         what = incident_rows.parsed(row)
-        heard = [(target, told.get((row["incident_id"], target.id), [])) for target in targets]
+        whom = () if row["rule"] in silent else targets
+        heard = [(target, told.get((row["incident_id"], target.id), [])) for target in whom]
         verdicts = [_next(what, each, sent, pace, now) for each, sent in heard if sent or not _is_past(row, each)]
         steps += [verdict for verdict in verdicts if isinstance(verdict, Expire | Seal)]
         if what.state == "resolved" and all(verdict is None for verdict in verdicts):

@@ -32,10 +32,12 @@ def fold(state: FoldState, launch: Launch, samples: Samples, rules: Rules) -> tu
     folded = walk.state.progress.last_step
     losses = Losses.of(samples, max(folded, walk.state.progress.last_loss_step))
     moments = Moments.of(samples, len(launch.layers))
-    stretches = Stretches(walk.state, launch, rules, moments, losses)
     found, row, heard = list(walk.gone), int(np.searchsorted(moments.steps, folded, side="right")), 0
+    if row < len(moments.steps):
+        walk.learn(samples.accumulators)
+    stretches = Stretches(walk.state, launch, rules, moments, losses)
     while row < len(moments.steps):
-        end = stretches.end(row)
+        end = row if walk.has_news else stretches.end(row)
         until = losses.until(int(moments.steps[max(row, end - 1)]))
         if end > row:
             stretches.pass_over(row, end, losses.between(heard, until))

@@ -23,6 +23,7 @@ def samples(columns: Columns, groups: int) -> Samples:
         clipped=columns.clipped,
         micro_steps=columns.micro_steps,
         lr=lr,
+        accumulators=columns.accumulators,
         loss_steps=loss_steps,
         loss=loss,
     )

@@ -11,19 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary_server.baselines import Baselines
+from gradcanary_server.duty import Duty
 from gradcanary_server.errors import StoreError
+from gradcanary_server.precision import Precision
 from gradcanary_server.scores import Scores
+from gradcanary_server.tracks import INFORMATION, RULES, RUN_TRACKS, TRACKS, Meaning
 
-VERSION = 1
+VERSION = 2
+"""Of what is packed. Version 1 had the first five tracks, and no duty: it is read, and never written."""
 _HEAD = struct.Struct("<HI")
-
-FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE = range(5)
-"""The tracks of a layer. The first four are evidence of collapse, each with a count of its own, so that what was seen
-for one kind of evidence says nothing about another."""
-COLLAPSE = slice(FALL, LATE + 1)
-
-SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = _RUN_TRACKS = range(3)
-"""The tracks of the whole run; SCALE_WORSE counts what speaks for a higher severity of an open scale_drop."""
 
 LOSSES = 50
 """Losses kept: as many as observations make a block, so that a baseline knows the loss of its time."""
@@ -33,8 +29,8 @@ LOSSES = 50
 class Verdict:
     """What the rules say of a layer now.
 
-    ``rules`` holds suspect, firing or recovering per rule, ok ones left out; ``low`` = under ``enter`` without
-    evidence that anything was lost; ``baseline`` is an absmax, None while unknown.
+    ``rules`` holds suspect, firing, recovering, noted (information) per rule, ok ones left out; ``low`` = under
+    ``enter`` without evidence that anything was lost; ``baseline`` is an absmax, None while unknown.
     """
 
     rules: dict[str, str]
@@ -57,6 +53,13 @@ class Progress:
     """The median loss of the block that set the baselines of most layers; None = unknown."""
     scale_severity: int = -1
     """The highest severity of the scale_drop that is open, as an index into SEVERITIES; -1 = none open."""
+    explosion_severity: int = -1
+    lr_most: tuple[float, ...] = ()
+    """The highest learning rate of each group in this launch, NaN = unknown."""
+    micro_steps: int = 0
+    """The most that a window of this launch had."""
+    facts: int = 0
+    """A digest of what the agents had said at the last step."""
 
 
 @dataclass
@@ -72,8 +75,10 @@ class FoldState:
     shapes: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
     losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, np.float64))
     baselines: Baselines = field(default_factory=lambda: Baselines.none(0, 0))
-    scores: Scores = field(default_factory=lambda: Scores.zeros(5, 0))
-    of_run: Scores = field(default_factory=lambda: Scores.zeros(len(_RUN_TRACKS), 1))
+    duty: Duty = field(default_factory=lambda: Duty.none(0))
+    precision: Precision = field(default_factory=lambda: Precision.none(0))
+    scores: Scores = field(default_factory=lambda: Scores.zeros(TRACKS, 0))
+    of_run: Scores = field(default_factory=lambda: Scores.zeros(RUN_TRACKS, 1))
     resolve_after: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     """float32[N], the score of a layer that fires and shows no sign of recovery."""
 
@@ -92,6 +97,8 @@ class FoldState:
             shapes=self.shapes.copy(),
             losses=self.losses.copy(),
             baselines=self.baselines.copy(),
+            duty=self.duty.copy(),
+            precision=self.precision.copy(),
             scores=self.scores.copy(),
             of_run=self.of_run.copy(),
             resolve_after=self.resolve_after.copy(),
@@ -105,6 +112,7 @@ class FoldState:
                 array = getattr(self, name)
                 setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
             self.scores = self.scores.widen(layers)
+            self.duty, self.precision = self.duty.widen(layers), self.precision.widen(layers)
         if more > 0 or observations > self.baselines.block.shape[1]:
             self.baselines = self.baselines.widen(len(self.present), observations)
 
@@ -112,9 +120,8 @@ class FoldState:
         """Return what the rules say of a layer by its number; nothing of one they never saw."""
         if layer >= len(self.present):
             return Verdict({}, low=False, baseline=None)
-        collapse = _state(self.scores, COLLAPSE, layer, float(self.resolve_after[layer]))
-        nonfinite = _state(self.scores, slice(NONFINITE, NONFINITE + 1), layer, float(self.resolve_after[layer]))
-        found = {"collapse": collapse, "nonfinite": nonfinite}
+        limit = float(self.resolve_after[layer])
+        found = {rule: _state(self.scores, meanings, layer, limit) for rule, meanings in RULES.items()}
         return Verdict(
             rules={rule: state for rule, state in found.items() if state is not None},
             low=bool(self.low[layer]),
@@ -141,19 +148,20 @@ class FoldState:
     def _arrays(self) -> tuple[NDArray[Any], ...]:
         lines = self.baselines
         plain = (self.present, self.alive, self.low, self.shapes, self.resolve_after, self.losses)
-        return (*plain, lines.level, lines.filled, lines.block)
+        return (*plain, lines.level, lines.filled, lines.block, *self.duty.arrays(), *self.precision.arrays())
 
     @classmethod
     def unpack(cls, raw: bytes) -> FoldState:
         """Return a packed state; raises StoreError when another version packed it."""
         version, length = _HEAD.unpack_from(raw) if len(raw) >= _HEAD.size else (None, 0)
-        if version != VERSION:
+        if version not in (1, VERSION):
             raise StoreError(
                 f"The rules' memory of a run was packed by another version ({version}, this one is {VERSION}): "
                 "upgrade gradcanary."
             )
         head = json.loads(raw[_HEAD.size : _HEAD.size + length])
-        progress = Progress(**{**head["progress"], "lr": tuple(head["progress"]["lr"])})
+        lists = {name: tuple(value) for name, value in head["progress"].items() if isinstance(value, list)}
+        progress = Progress(**{**head["progress"], **lists})
         reader = _Reader(raw, _HEAD.size + length)
         layers, block = head["layers"], head["block"]
         present, alive, low = (reader.take(np.bool_, layers) for _ in range(3))
@@ -161,12 +169,16 @@ class FoldState:
         losses = reader.take(np.float64, head["losses"])
         level, filled = reader.take(np.float32, layers), reader.take(np.uint16, layers)
         baselines = Baselines(level, reader.take(np.int16, layers * block).reshape(layers, block), filled)
-        scores = reader.scores(len(_TRACKS), layers, head["counting"][0])
-        of_run = reader.scores(len(_RUN_TRACKS), 1, head["counting"][1])
-        return cls(progress, present, alive, low, shapes, losses, baselines, scores, of_run, resolve_after)
-
-
-_TRACKS = (FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE)
+        duty, precision = Duty.none(layers), Precision.none(layers)
+        if version > 1:
+            duty = Duty(*(reader.take(array.dtype.type, layers) for array in duty.arrays()))
+            precision = Precision(*(reader.take(array.dtype.type, layers) for array in precision.arrays()))
+        # A track keeps its number for ever, and new ones come behind: so a place among fewer is that among more.
+        scores = reader.scores(TRACKS, layers, head["counting"][0])
+        of_run = reader.scores(RUN_TRACKS, 1, head["counting"][1])
+        return cls(
+            progress, present, alive, low, shapes, losses, baselines, duty, precision, scores, of_run, resolve_after
+        )
 
 
 def _sparse(scores: Scores) -> tuple[NDArray[Any], ...]:
@@ -194,8 +206,11 @@ class _Reader:
         return scores
 
 
-def _state(scores: Scores, tracks: slice, layer: int, resolve_after: float) -> str | None:
+def _state(scores: Scores, meanings: tuple[Meaning, ...], layer: int, resolve_after: float) -> str | None:
+    tracks = [each.track for each in meanings]
     score, firing = scores.score[tracks, layer], scores.firing[tracks, layer]
-    if firing.any():
-        return "firing" if (score[firing] >= resolve_after).any() else "recovering"
-    return "suspect" if (score > 0).any() else None
+    if not firing.any():
+        return "suspect" if (score > 0).any() else None
+    if max(each.severity for each, fires in zip(meanings, firing, strict=True) if fires) == INFORMATION:
+        return "noted"
+    return "firing" if (score[firing] >= resolve_after).any() else "recovering"

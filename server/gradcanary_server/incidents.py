@@ -49,9 +49,8 @@ _ENDED_ON = _ended_on()
 
 @dataclass(frozen=True)
 class Headline:
-    """A run's incidents in a line: ids of the open ones, and layers firing per rule (0 where the whole run fires).
-
-    What fired when the run ended counts as firing still.
+    """A run's incidents in a line: ids of the open ones, and layers firing per rule (0 where the whole run fires, and
+    where it is information). What fired when the run ended counts as firing still.
     """
 
     open_incidents: list[int] = field(default_factory=list)
@@ -171,6 +170,6 @@ def _headline(rows: list[RowMapping]) -> Headline:
     return Headline(
         open_incidents=[row["incident_id"] for row in live],
         worst=worst["severity"] if live else None,
-        firing={row["rule"]: row["firing"] for row in live or rows},
+        firing={row["rule"]: 0 if row["severity"] == "information" else row["firing"] for row in live or rows},
         headline=worst["headline"],
     )

@@ -77,7 +77,7 @@ class Ingest:
                 return self._reply(connection, row.run_id, "duplicate", row.next_seq)
             now = self._database.now(connection)
             known = self._sets.find(connection, row.run_id, session_id, columns.layer_set)
-            launched = _launch(connection, row, known)
+            launched = _launch(connection, run_row, row, known)
             sessions.check_role(row)
             _check_place(row, columns, known)
             _append(connection, row, seq, digest, columns, raw, now)
@@ -152,11 +152,13 @@ class Ingest:
         for whole in gathering.settle(now, self._listening(now), fresh, ending, is_round=is_round):
             layer_set, numbers = whole.columns.layer_set, whole.numbers.tolist()
             row = sessions.joint(connection, run_id, launch_no, numbers, layer_set, now)
-            launched = _launch(connection, row, self._sets.find(connection, run_id, row.session, layer_set))
+            found = self._sets.find(connection, run_id, row.session, layer_set)
+            run_row = sessions.held(connection, run_id)
+            launched = _launch(connection, run_row, row, found)
             raw, seq = wire.dump(encode(whole.columns)), row.next_seq
             _append(connection, row, seq, hashlib.sha256(raw).digest(), whole.columns, raw, now)
             piece = Piece(launch_no, row.session, seq, whole.numbers, whole.columns)
-            self._draw(connection, sessions.held(connection, run_id), row, launched, piece, now)
+            self._draw(connection, run_row, row, launched, piece, now)
             _note_progress(connection, row, seq, whole.columns, launched.first_step, now)
 
     def _listening(self, now: float) -> float:
@@ -230,7 +232,7 @@ def _is_logged(connection: Connection, row: Record, seq: int) -> bool:
     return connection.execute(select(batch.c.seq).where(this)).first() is not None
 
 
-def _launch(connection: Connection, row: Record, known: KnownSet) -> Launch:
+def _launch(connection: Connection, run_row: Record, row: Record, known: KnownSet) -> Launch:
     known_launches = launches.in_order(connection, row.run_id)
     place = [each.launch_no for each in known_launches].index(row.launch_no)
     mine = known_launches[place]
@@ -244,6 +246,7 @@ def _launch(connection: Connection, row: Record, known: KnownSet) -> Launch:
         norm_below=mine.norm_below,
         layers=known.facts,
         newer=frozenset(each.launch_no for each in known_launches[place + 1 :]),
+        facts=sessions.facts(run_row.facts),
     )
 
 

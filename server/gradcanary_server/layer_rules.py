@@ -35,7 +35,8 @@ class LayerRules:
 
     ``columns`` int64[L] are their layer numbers, ``shapes`` uint32[L] a checksum of their shapes; ``enter_level`` and
     ``exit_level`` are log10; ``by_fall``, ``by_siblings``, ``by_threshold`` tell which evidence counts where;
-    ``families`` are the siblings; ``groups`` is the number of the launch's parameter groups.
+    ``families`` are the siblings; ``groups`` is the number of the launch's parameter groups,
+    ``group`` int64[L] that of each layer, -1 = none; ``is_half`` tells which are float16.
     """
 
     columns: NDArray[np.int64]
@@ -54,6 +55,8 @@ class LayerRules:
     resolve_after: NDArray[np.float32]
     families: tuple[Family, ...]
     groups: int
+    group: NDArray[np.int64]
+    is_half: Mask
 
     @cached_property
     def enter_level(self) -> Floats:
@@ -108,6 +111,8 @@ def _compiled(same_layers: _Same[tuple[LayerFacts, ...]], same_rules: _Same[Rule
         resolve_after=floats("resolve_after_steps").astype(np.float32),
         families=_families(layers, mine),
         groups=1 + max((layer.group for layer in layers if layer.group is not None), default=-1),
+        group=np.array([-1 if layer.group is None else layer.group for layer in layers], np.int64),
+        is_half=np.array([layer.param_dtype == "float16" for layer in layers], np.bool_),
     )
 
 

@@ -15,7 +15,12 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 POST_CLIP = wire.PHASES.index("post_clip")
-MEASURED, ZERO, NONFINITE = (wire.STATES.index(state) for state in ("measured", "zero", "nonfinite"))
+MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE = (
+    wire.STATES.index(state) for state in ("measured", "no_gradient", "zero", "nonfinite", "not_trainable")
+)
+
+IN_TURNS = ("accumulation_error", "norm_ratio", "frozen_fraction", "zero_fraction")
+"""Stats that rules read, and that a layer has at some steps only."""
 
 BY_SCALER, BY_LOOP = 1, 2
 """Who skipped a window."""
@@ -34,13 +39,21 @@ class Planes(Protocol):
     def seen(self) -> Mask: ...
     @property
     def zero(self) -> Mask: ...
+    @property
+    def had(self) -> Mask: ...
+    @property
+    def idle(self) -> Mask: ...
+    @property
+    def untrained(self) -> Mask: ...
 
 
 @dataclass(frozen=True)
 class Moment:
     """One step of L layers; ``absmax`` and ``norm`` are NaN where nothing is known, ``level`` is log10 of absmax
     (-inf = exact zero), ``seen`` tells where it is known. ``can_fall`` is False after clipping: one exploding layer
-    shrinks all others.
+    shrinks all others. ``had`` a gradient that is not zero, ``idle`` had none or exactly zero, ``untrained`` is idle
+    because the script froze the layer; what is neither had nor idle was not seen. ``values`` are those of ``IN_TURNS``
+    that are there.
     """
 
     step: int
@@ -53,6 +66,12 @@ class Moment:
     seen: Mask
     zero: Mask
     nonfinite: Mask
+    had: Mask
+    idle: Mask
+    untrained: Mask
+    clipped: bool
+    micro_steps: int
+    values: dict[str, NDArray[np.float32]]
     lr: NDArray[np.float32]
 
 
@@ -70,16 +89,26 @@ class Moments:
     seen: Mask
     zero: Mask
     nonfinite: Mask
+    had: Mask
+    idle: Mask
+    untrained: Mask
+    clipped: Mask
+    micro_steps: NDArray[np.int16]
+    values: dict[str, NDArray[np.float32]]
     lr: NDArray[np.float32]
 
     @classmethod
     def of(cls, samples: Samples, layers: int) -> Moments:
         """Return the steps of some samples of so many layers; a partial sample is seen by no rule."""
         state = samples.state.reshape(len(samples.steps), layers)  # without steps, samples do not know their layers
-        measured = (state == MEASURED) | (state == ZERO)
+        nothing = np.zeros(state.shape, np.bool_)
+        is_plain = not state.any()  # all of it measured, as nearly always: six planes less to make
+        measured = ~nothing if is_plain else (state == MEASURED) | (state == ZERO)
+        nonfinite, untrained = (nothing if is_plain else state == each for each in (NONFINITE, NOT_TRAINABLE))
         absmax, norm = (_known(samples, stat, measured) for stat in ("absmax", "norm"))
         with np.errstate(divide="ignore"):
             level = np.log10(absmax)
+        zero = absmax == 0 if is_plain else (absmax == 0) | (state == ZERO)
         return cls(
             steps=samples.steps,
             every=samples.every,
@@ -89,15 +118,23 @@ class Moments:
             norm=norm,
             level=level,
             seen=~np.isnan(absmax),
-            zero=absmax == 0,
-            nonfinite=state == NONFINITE,
+            zero=zero,
+            nonfinite=nonfinite,
+            had=~zero if is_plain else (measured & ~zero) | nonfinite,
+            idle=zero if is_plain else (state == NO_GRADIENT) | zero | untrained,
+            untrained=untrained,
+            clipped=samples.clipped,
+            micro_steps=samples.micro_steps,
+            values={stat: samples.values[stat].reshape(state.shape) for stat in IN_TURNS if stat in samples.values},
             lr=samples.lr,
         )
 
     def between(self, begin: int, end: int) -> Moments:
         """Return the steps from one row to before another."""
-        planes = {name: getattr(self, name)[begin:end] for name in self.__dataclass_fields__ if name != "every"}
-        return Moments(every=self.every, **planes)
+        whole = ("every", "values")
+        planes = {name: getattr(self, name)[begin:end] for name in self.__dataclass_fields__ if name not in whole}
+        values = {stat: values[begin:end] for stat, values in self.values.items()}
+        return Moments(every=self.every, values=values, **planes)
 
     def at(self, row: int) -> Moment:
         """Return one of the steps."""
@@ -112,6 +149,12 @@ class Moments:
             seen=self.seen[row],
             zero=self.zero[row],
             nonfinite=self.nonfinite[row],
+            had=self.had[row],
+            idle=self.idle[row],
+            untrained=self.untrained[row],
+            clipped=bool(self.clipped[row]),
+            micro_steps=int(self.micro_steps[row]),
+            values={stat: values[row] for stat, values in self.values.items()},
             lr=self.lr[row],
         )
 

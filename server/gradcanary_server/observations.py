@@ -6,8 +6,26 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gradcanary.wire import Accumulator, Fact
+
 Severity = Literal["information", "warning", "critical"]
-Evidence = Literal["fall", "siblings", "threshold", "late"]
+Evidence = Literal[
+    "fall",
+    "siblings",
+    "threshold",
+    "late",
+    "steady",
+    "rare",
+    "by_script",
+    "declared",
+    "low_sum",
+    "forecast",
+    "measured",
+    "stopped",
+    "no_scaler",
+    "zeros",
+    "all_zeros",
+]
 Resolution = Literal["recovered", "layer_gone"]
 
 WHOLE_RUN = None
@@ -30,7 +48,8 @@ class LayerFacts:
 class Launch:
     """One start of a job; constant while the launch and its layer set are.
 
-    ``layers[i]`` belongs to column i of the samples; ``newer`` are the numbers of the launches that began later.
+    ``layers[i]`` belongs to column i of the samples; ``newer`` are the numbers of the launches that began later;
+    ``facts`` are what agents of the run have said until now.
     """
 
     number: int
@@ -40,6 +59,7 @@ class Launch:
     norm_below: float | None
     layers: tuple[LayerFacts, ...]
     newer: frozenset[int] = frozenset()
+    facts: tuple[Fact, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,8 +68,8 @@ class Samples:
 
     ``phase`` (index into wire.PHASES, of absmax) and ``skipped`` are uint8[n]; ``state`` is uint8[n, L] of indices
     into wire.STATES; ``values`` holds float32[n, L] per stat, NaN where the state says why; ``lr`` is
-    float32[n, groups], NaN = unknown; ``loss_steps`` int64[m] and ``loss`` float64[m] are sparse, and a NaN there is
-    a loss that was NaN.
+    float32[n, groups], NaN = unknown; ``accumulators`` hold from the first step on; ``loss_steps`` int64[m] and
+    ``loss`` float64[m] are sparse, and a NaN there is a loss that was NaN.
     """
 
     steps: NDArray[np.int64]
@@ -61,6 +81,7 @@ class Samples:
     clipped: NDArray[np.bool_]
     micro_steps: NDArray[np.int16]
     lr: NDArray[np.float32]
+    accumulators: tuple[Accumulator, ...] = ()
     loss_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     loss: NDArray[np.float64] = field(default_factory=lambda: np.empty(0, np.float64))
 

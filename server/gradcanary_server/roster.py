@@ -19,7 +19,7 @@ def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ..
     1. A layer that a new launch does not have leaves its incidents; its baseline waits, should it come back.
     2. A layer in another shape is another layer: it leaves, and everything of it is forgotten.
     3. Of the others, baselines and what fires go on over a new launch, because missing data never resolves; counts
-       that did not fire, grace, open blocks, losses and learning rates begin anew.
+       that did not fire, grace, open blocks, losses, learning rates, and how often a layer had a gradient, begin anew.
     """
     columns = view.columns
     if _is_known(state, launch, view):
@@ -33,6 +33,8 @@ def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ..
     state.scores.forget(leaves)
     state.low[leaves] = False
     state.baselines.forget(columns[reshaped])
+    state.duty.forget(columns[reshaped])
+    state.precision.forget(columns[reshaped])
     state.alive[columns[reshaped]] = False
     if is_new:
         _begin(state, launch)
@@ -58,8 +60,15 @@ def _is_known(state: FoldState, launch: Launch, view: LayerRules) -> bool:
 def _begin(state: FoldState, launch: Launch) -> None:
     state.present[:] = False
     state.baselines.drop_blocks()
+    state.duty.forget(slice(None))
+    state.precision.forget(slice(None))
     state.scores.calm()
     state.of_run.calm()
     state.losses = np.zeros(0)
     known = state.progress
-    state.progress = Progress(launch.number, loss_level=known.loss_level, scale_severity=known.scale_severity)
+    state.progress = Progress(
+        launch.number,
+        loss_level=known.loss_level,
+        scale_severity=known.scale_severity,
+        explosion_severity=known.explosion_severity,
+    )

@@ -10,16 +10,51 @@ from typing import Any, TypeVar
 
 import yaml
 
+from gradcanary_server.duty import BLOCK
 from gradcanary_server.errors import RulesError
 from gradcanary_server.pace import Pace
-from gradcanary_server.rules import EVIDENCE, Collapse, Grace, LayerRule, Nonfinite, Rules, ScaleDrop
+from gradcanary_server.rules import (
+    EVIDENCE,
+    AccumulationLoss,
+    Accumulator,
+    Collapse,
+    Explosion,
+    Fp16Underflow,
+    Frozen,
+    Grace,
+    LayerRule,
+    Nonfinite,
+    Rules,
+    ScaleDrop,
+    Unused,
+    Vanished,
+)
 
 VERSION = 1
 MAX_OBSERVATIONS = 1_000
 MAX_DECADES = 60
 """More than float32 has."""
 
-Section = TypeVar("Section", Collapse, ScaleDrop, Nonfinite, Grace, Pace)
+Section = TypeVar(
+    "Section",
+    Collapse,
+    ScaleDrop,
+    Nonfinite,
+    Explosion,
+    Vanished,
+    Unused,
+    AccumulationLoss,
+    Accumulator,
+    Frozen,
+    Fp16Underflow,
+    Grace,
+    Pace,
+)
+
+_SECTIONS = tuple(
+    each.name for each in fields(Rules) if each.name not in ("version", "collapse", "grace", "layers", "pace")
+)
+"""Of ``rules``, beside collapse, which entries of ``layers`` may move."""
 
 
 class _Mapping(dict[str, Any]):
@@ -76,14 +111,12 @@ class _Reader:
         top = self._keys(content, 1, ("version", "rules", "grace", "layers", "pace"), "the file")
         if type(top.get("version")) is not int or top["version"] != VERSION:
             raise self._error(top.lines.get("version", 1), "version", top.get("version"), str(VERSION))
-        sections = self._keys(
-            top.get("rules", {}), _line(top, "rules"), ("collapse", "scale_drop", "nonfinite"), "rules"
-        )
-        collapse = self._section(Collapse(), sections, "collapse")
+        sections = self._keys(top.get("rules", {}), _line(top, "rules"), ("collapse", *_SECTIONS), "rules")
+        defaults = Rules()
+        collapse = self._section(defaults.collapse, sections, "collapse")
         return Rules(
             collapse=collapse,
-            scale_drop=self._section(ScaleDrop(), sections, "scale_drop"),
-            nonfinite=self._section(Nonfinite(), sections, "nonfinite"),
+            **{name: self._section(getattr(defaults, name), sections, name) for name in _SECTIONS},
             grace=self._section(Grace(), top, "grace"),
             layers=self._layers(top, collapse),
             pace=self._section(Pace(), top, "pace"),
@@ -179,6 +212,15 @@ def _limits(section: Section) -> list[tuple[str, float, bool, str]]:
                     f"at most {MAX_OBSERVATIONS}",
                 ),
             ]
+        case Vanished(steady_share=share, observations=observations):
+            return [
+                ("steady_share", share, share <= 1, "at most 1"),
+                ("observations", observations, observations <= BLOCK, f"at most {BLOCK}"),
+            ]
+        case Frozen() | Fp16Underflow() | AccumulationLoss(norm_ratio=_):
+            shares = ("share", "moved_share", "stopped_share", "least_lr_share", "growth", "norm_ratio")
+            found = [(name, getattr(section, name)) for name in shares if hasattr(section, name)]
+            return [(name, share, share <= 1, "at most 1") for name, share in found]
         case Grace(steps=steps, max_steps=longest):
             return [("max_steps", longest, longest >= steps, f"at least steps, {steps}")]
         case Pace(growth=growth):

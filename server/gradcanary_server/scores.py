@@ -51,6 +51,19 @@ class Scores:
         wider.firing[:, :width] = self.firing
         return wider
 
+    def put(self, track: int, columns: NDArray[np.int64], fires: Mask, step: int, full: NDArray[np.float32]) -> bool:
+        """Let these layers fire from a step on or not, without a count; tell whether that changed anything.
+
+        ``full`` float32[L] is the score of one that fires and shows no sign of recovery.
+        """
+        before = self.firing[track, columns]
+        if (before == fires).all():
+            return False
+        since = np.where(before, self.since[track, columns], step)
+        self.firing[track, columns], self.score[track, columns] = fires, np.where(fires, full, 0)
+        self.since[track, columns] = np.where(fires, since, NEVER)
+        return True
+
     def calm(self) -> None:
         """Take back every count that does not fire."""
         idle = ~self.firing
@@ -69,10 +82,11 @@ class Scores:
 class Cast:
     """The votes of one observation on one track, for the layers at ``columns`` (int[L]).
 
-    ``votes`` int8[L] holds +1, 0 or -1; ``fire_after`` and ``resolve_after`` are float32[L], in steps.
+    ``votes`` int8[L] holds +1, 0 or -1; ``fire_after`` and ``resolve_after`` are float32[L], in steps. A count begins
+    at ``step``, which may be one for each layer, int64[L].
     """
 
-    step: int
+    step: int | NDArray[np.int64]
     every: int
     columns: NDArray[np.int64]
     votes: NDArray[np.int8]

@@ -7,6 +7,7 @@ import json
 from collections import namedtuple
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -167,13 +168,19 @@ def _join_run(connection: Connection, name: str, hello: wire.Hello, now: float) 
     return connection.execute(its).one()
 
 
+@lru_cache(maxsize=256)
+def facts(stored: str) -> tuple[wire.Fact, ...]:
+    """Return what the agents of a run have said, from its row."""
+    return tuple(wire.Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(stored))
+
+
 def _describe_run(connection: Connection, row: Record, hello: wire.Hello, now: float, *, is_newest: bool) -> None:
     """Note what a hello says of its run; the framework is that of the newest launch."""
-    facts = json.loads(row.facts)
+    told = json.loads(row.facts)
     arrived = json.loads(json.dumps(hello.facts, default=vars))
-    facts += [fact for fact in arrived if fact not in facts]
+    told += [fact for fact in arrived if fact not in told]
     named = (hello.framework, row.framework) if is_newest else (row.framework, hello.framework)
-    stored = json.dumps(facts[:MAX_FACTS])
+    stored = json.dumps(told[:MAX_FACTS])
     revise(connection, row.run_id, last_seen=now, framework=named[0] or named[1], facts=stored)
 
 

@@ -12,15 +12,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server import baselines, collapse, scale_drop
-from gradcanary_server.aging import age, joined_steps
-from gradcanary_server.changes import NOTHING
-from gradcanary_server.fold_state import NONFINITE_LOSS, FoldState
+from gradcanary_server import baselines, collapse, duty, explosion, idleness, precision, scale_drop
+from gradcanary_server.aging import age, highest, joined_steps
+from gradcanary_server.fold_state import FoldState
 from gradcanary_server.layer_rules import compile_rules
 from gradcanary_server.losses import Losses
 from gradcanary_server.moment import Mask, Moments
 from gradcanary_server.observations import Launch
 from gradcanary_server.rules import Rules
+from gradcanary_server.tracks import IDLE, MOVING, NONFINITE_LOSS, NOTHING, ZEROS
 
 
 class Stretches:
@@ -33,6 +33,8 @@ class Stretches:
         self._needed = baselines.needed(self._view.observations, moments.every)
         self._low: Mask = (moments.absmax < self._view.enter) & self._view.enabled
         self._is_low = _any(self._low)
+        self._all_had: Mask = np.asarray(moments.had.all(axis=1))
+        self._busy = False
         self._restless: Mask = self._is_restless()
 
     def end(self, row: int) -> int:
@@ -42,15 +44,14 @@ class Stretches:
         moments = self._moments
         end = row + _first(self._restless[row:])
         end = row + _first(moments.can_fall[row:end] != moments.can_fall[row])
-        if not moments.can_fall[row]:
-            return end  # nothing is looked for
         over = self._aged(row, end)[1]
-        is_watched = bool(over[0])
-        end = row + _first(over != is_watched)
+        is_over = bool(over[0])
+        end = row + _first(over != is_over)
+        is_watched = is_over and bool(moments.can_fall[row])
         if is_watched:
             seen = moments.seen[row:end]
             end = row + baselines.room(self._state.baselines, self._view.columns, seen, self._needed)
-        return row + self._calm(row, end, is_watched=is_watched)
+        return row if end == row else row + self._calm(row, end, is_over=is_over, is_watched=is_watched)
 
     def hears(self, begin: int) -> bool:
         """Tell whether nothing begins or ends with the losses from a place on."""
@@ -68,8 +69,15 @@ class Stretches:
         steps = moments.steps[begin:end]
         lr, over = self._aged(begin, end)
         moved = {"last_step": int(steps[-1]), "skipped": 0, "skipped_since": -1, "lr": lr}
+        moved["lr_most"] = highest(state.progress, moments.lr[begin:end])
         state.progress = replace(state.progress, **moved, grace_over=bool(over[-1]))  # type: ignore[arg-type]  # by name
         columns, seen = self._view.columns, moments.seen[begin:end]
+        if "zero_fraction" in moments.values and (is_half := self._is_half()).any():
+            precision.remember(state.precision, columns, moments.values["zero_fraction"][begin:end], is_half)
+        if self._busy:
+            duty.add_present(state.duty, columns, end - begin)
+        else:
+            duty.add(state.duty, columns, steps, moments.between(begin, end))
         if moments.can_fall[begin] and over[0]:
             state.alive[columns] |= (seen & ~moments.zero[begin:end]).any(axis=0)
             baselines.add(state.baselines, columns, moments.level[begin:end], seen)
@@ -80,14 +88,32 @@ class Stretches:
         return age(self._state.progress, moments.steps[begin:end], moments.lr[begin:end], self._launch, grace)
 
     def _is_still(self) -> bool:
-        state = self._state
-        counting = state.scores.score.any() or state.of_run.score.any()
-        return not counting and state.progress.scale_severity == NOTHING
+        state, scores = self._state, self._state.scores
+        if state.of_run.score.any() or state.progress.scale_severity != NOTHING:
+            return False
+        if not scores.score.any():
+            return True
+        if scores.score[MOVING].any() or scores.score[ZEROS].any():
+            return False
+        waiting = scores.score[IDLE]
+        return not waiting.any() or bool(((waiting == 0) | (waiting == state.resolve_after)).all())
+
+    def _is_busy(self, begin: int, end: int) -> bool:
+        """Tell whether every layer had a gradient at these steps and at the one before."""
+        return bool(self._all_had[begin:end].all()) and not self._state.duty.idle[self._view.columns].any()
 
     def _is_restless(self) -> Mask:
         """Return the steps that no stretch holds, whatever the state is."""
         moments, losses = self._moments, self._losses
         restless: Mask = (moments.skipped != 0) | moments.nonfinite.any(axis=1)
+        progress = self._state.progress
+        if moments.micro_steps.max(initial=0) > progress.micro_steps:
+            micro_steps = np.where(moments.steps > progress.last_step, moments.micro_steps, 0)
+            before = np.maximum.accumulate(np.concatenate([[progress.micro_steps], micro_steps]))[:-1]
+            restless |= micro_steps > before
+        for stat in precision.STATS:
+            if stat in moments.values:
+                restless |= ~np.isnan(moments.values[stat]).all(axis=1)
         if self._launch.absmax_below or self._launch.norm_below or self._view.by_threshold.any():
             restless |= _any(collapse.by_threshold(moments, self._view, self._launch))
         if not np.isfinite(losses.values).all():
@@ -95,11 +121,24 @@ class Stretches:
             restless[heard[heard < len(restless)]] = True
         return restless
 
-    def _calm(self, begin: int, end: int, *, is_watched: bool) -> int:
-        """Return how many of these steps come before one with a vote of +1 by a fall, a common one, or siblings."""
+    def _calm(self, begin: int, end: int, *, is_over: bool, is_watched: bool) -> int:
+        """Return how many of these steps come before one at which a vote could move something; they are passed over
+        next."""
         view, moments = self._view, self._moments.between(begin, end)
-        restless = np.zeros(end - begin, np.bool_)
         baseline = self._state.baselines.levels(view.columns)
+        restless = np.zeros(end - begin, np.bool_)
+        self._busy = self._is_busy(begin, end)
+        if not self._busy or self._state.scores.score[IDLE].any():
+            firing = self._state.scores.firing[:, view.columns]
+            restless |= idleness.restless(moments, self._state.duty, view.columns, self._rules, firing)
+        if self._rules.explosion.enabled:
+            most = explosion.limits(baseline, self._rules.explosion, is_relative=is_over)
+            restless |= np.any(moments.absmax > most, axis=1)
+        if "zero_fraction" in moments.values and (is_half := self._is_half()).any():
+            zeros, growth = moments.values["zero_fraction"], self._rules.fp16_underflow.growth
+            restless |= precision.grown(self._state.precision, view.columns, zeros, is_half, growth)
+        if not moments.can_fall[0]:
+            return _first(restless)
         fall, shared = collapse.falls(moments, baseline), np.full(end - begin, np.nan)
         alive = self._alive(moments)
         if is_watched and self._rules.scale_drop.enabled:
@@ -111,10 +150,21 @@ class Stretches:
             quartiles = collapse.sibling_quartiles(moments, view)
             beginning = joined_steps(self._rules.grace, moments.every)
             joined = (moments.steps - self._launch.first_step < beginning) & self._launch.late
-            restless |= _any(collapse.by_fall(moments, view, fall, shared))
-            restless |= _any(collapse.by_siblings(moments, view, quartiles, fall, shared))
+            told = self._may_fall_to_zero(end - begin)
+            restless |= _any(collapse.by_fall(moments, view, fall, shared, told))
+            restless |= _any(collapse.by_siblings(moments, view, quartiles, fall, shared, told))
             restless |= _any(collapse.by_lateness(moments, view, baseline, joined))
         return _first(restless)
+
+    def _may_fall_to_zero(self, steps: int) -> Mask:
+        """Return which layers may be told to have fallen when they are exactly zero in so many steps."""
+        rule = self._rules.vanished
+        return self._state.duty.may_be_steady(self._view.columns, rule.steady_share, rule.observations, steps)
+
+    def _is_half(self) -> Mask:
+        """Return which layers' gradients were born in float16."""
+        known: Mask = self._state.precision.sums[self._view.columns] == precision.FLOAT16
+        return known | self._view.is_half
 
     def _alive(self, moments: Moments) -> Mask:
         """Return which layers had a gradient by each of these steps, bool[n, L]; bool[L] where all had one before."""

@@ -12,6 +12,7 @@ from statistics import median
 
 from gradcanary_server.incident_state import Incident, Member
 from gradcanary_server.patterns import ANY, Pattern, patterns
+from gradcanary_server.tracks import RULES
 
 SHOWN = 3
 """Groups of layers that a sentence names before it says how many more there are."""
@@ -20,7 +21,10 @@ MAX_GROUPS = 20
 MAX_WORDS = 80
 """Characters of one group in a sentence: names may have 500."""
 
-EVIDENCE = ("fall", "threshold", "siblings", "late", None)
+EVIDENCE = (
+    *dict.fromkeys(each.evidence for meanings in RULES.values() for each in reversed(meanings) if each.evidence),
+    None,
+)
 """The order in which a sentence tells several kinds of evidence."""
 
 
@@ -53,6 +57,8 @@ def headline(incident: Incident, members: Mapping[int | None, Member]) -> str:
     if incident.rule == "nonfinite":
         return f"{'the loss' if None in members else f'the gradient of {some}'} became NaN or infinite {since}"
     kinds = {member.evidence for member in members.values()}
+    if incident.rule in _FEW_WORDS:
+        return f"{some} {'frozen by the script' if kinds == {'by_script'} else _FEW_WORDS[incident.rule]} {since}"
     if "fall" in kinds:
         return f"{some} collapsed {since}"
     if "threshold" in kinds:
@@ -65,7 +71,7 @@ def sentence(incident: Incident, members: Mapping[int | None, Member], names: Ma
 
     ``names`` are all layers of the run: groups are named so that they cover no healthy layer where that is possible.
     """
-    said = _RULES.get(incident.rule, _collapse)(incident, members, names)
+    said = _RULES.get(incident.rule, _by_evidence)(incident, members, names)
     return f"{said[0].upper()}{said[1:]}.{_ending(incident)}"
 
 
@@ -111,7 +117,7 @@ def split(members: Mapping[int | None, Member], names: Mapping[int, str], wanted
     )
 
 
-def _collapse(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:
+def _by_evidence(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:
     clauses: list[str] = []
     for evidence in EVIDENCE:
         layers = [layer for layer, member in members.items() if layer is not None and member.evidence == evidence]
@@ -120,7 +126,7 @@ def _collapse(incident: Incident, members: Mapping[int | None, Member], names: M
         group = split(members, names, layers)
         count = f"{len(layers):,} more" if clauses else _count(len(layers), incident.layers)
         where = "" if len(layers) == incident.layers else f" ({groups(group.names, group.others)})"
-        clauses.append(f"{count}{where} {_EVIDENCE[evidence](group)}")
+        clauses.append(f"{count}{where} {_SAID.get((incident.rule, evidence), _fired)(group)}")
     return "; ".join(clauses) or f"{incident.rule} fired"
 
 
@@ -163,12 +169,94 @@ def _fired(group: Group) -> str:
     return f"fired at step {group.since}"
 
 
-_EVIDENCE: dict[str | None, Callable[[Group], str]] = {
-    "fall": _fall,
-    "threshold": _threshold,
-    "siblings": _siblings,
-    "late": _late,
-    None: _fired,
+def _explosion(group: Group) -> str:
+    return f"went up from {number(group.typical('baseline'))} to {number(group.typical('value'))} at step {group.since}"
+
+
+def _steady(group: Group) -> str:
+    now = "exact zeros" if group.typical("value") == 0 else "none"
+    return f"had a gradient in nearly every step, and {now} since step {group.since}"
+
+
+def _rare(group: Group) -> str:
+    return f"had a gradient now and then, and none for ten times as long as ever before, since step {group.since}"
+
+
+def _by_script(group: Group) -> str:
+    return f"had a gradient and are not trainable any more since step {group.since}: the script froze them"
+
+
+def _unused(group: Group) -> str:
+    return f"are trainable and never had a gradient since step {group.since}"
+
+
+def _lost(group: Group) -> str:
+    lost = group.typical("value")
+    share = "a part" if lost is None else f"{lost:.0%}"
+    return f"lost {share} of their gradient while it was summed over micro-steps, measured at step {group.since}"
+
+
+def _low_sum(group: Group) -> str:
+    return f"are summed over micro-steps in low precision since step {group.since}"
+
+
+def _declared(group: Group) -> str:
+    return f"are summed in another dtype than the configuration asks for, seen at step {group.since}"
+
+
+def _forecast(group: Group) -> str:
+    return f"have weights or optimizer states too coarse for their learning rate, seen at step {group.since}"
+
+
+def _measured(group: Group) -> str:
+    return f"have weights of which {_share(group)} did not move in fifty steps, at step {group.since}"
+
+
+def _stopped(group: Group) -> str:
+    return f"moved, and now {_share(group)} of their weights did not in fifty steps, at step {group.since}"
+
+
+def _no_scaler(group: Group) -> str:
+    return f"have gradients in float16 without a GradScaler, seen at step {group.since}"
+
+
+def _zeros(group: Group) -> str:
+    return f"have {_share(group)} exact zeros in float16 gradients that had fewer before, since step {group.since}"
+
+
+def _share(group: Group) -> str:
+    share = group.typical("value")
+    return "most" if share is None else f"{share:.0%}"
+
+
+_SAID: dict[tuple[str, str | None], Callable[[Group], str]] = {
+    ("collapse", "fall"): _fall,
+    ("collapse", "threshold"): _threshold,
+    ("collapse", "siblings"): _siblings,
+    ("collapse", "late"): _late,
+    ("explosion", None): _explosion,
+    ("vanished", "steady"): _steady,
+    ("vanished", "rare"): _rare,
+    ("vanished", "by_script"): _by_script,
+    ("unused", None): _unused,
+    ("accumulation_loss", None): _lost,
+    ("accumulator", "low_sum"): _low_sum,
+    ("accumulator", "declared"): _declared,
+    ("frozen", "forecast"): _forecast,
+    ("frozen", "measured"): _measured,
+    ("frozen", "stopped"): _stopped,
+    ("fp16_underflow", "no_scaler"): _no_scaler,
+    ("fp16_underflow", "zeros"): _zeros,
+    ("fp16_underflow", "all_zeros"): _zeros,
+}
+_FEW_WORDS = {
+    "explosion": "exploded",
+    "vanished": "without a gradient",
+    "unused": "never had a gradient",
+    "accumulation_loss": "lost gradient while summing",
+    "accumulator": "summed in low precision",
+    "frozen": "with weights that stand still",
+    "fp16_underflow": "with float16 gradients that go to zero",
 }
 _RULES: dict[str, Callable[[Incident, Mapping[int | None, Member], Mapping[int, str]], str]] = {
     "scale_drop": _scale_drop,

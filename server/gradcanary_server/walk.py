@@ -9,28 +9,46 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server import baselines, changes, collapse, roster, scale_drop
-from gradcanary_server.aging import age, joined_steps
-from gradcanary_server.changes import INFORMATION, NOTHING, SEVERITIES, Sight
-from gradcanary_server.fold_state import (
-    COLLAPSE,
-    FALL,
-    LATE,
-    NONFINITE,
-    NONFINITE_LOSS,
-    SCALE_DROP,
-    SCALE_WORSE,
-    SIBLINGS,
-    THRESHOLD,
-    FoldState,
-    Progress,
+from gradcanary.wire import Accumulator
+from gradcanary_server import (
+    baselines,
+    changes,
+    collapse,
+    duty,
+    explosion,
+    givens,
+    idleness,
+    precision,
+    roster,
+    scale_drop,
 )
+from gradcanary_server.aging import age, highest, joined_steps, learning
+from gradcanary_server.changes import Sight
+from gradcanary_server.fold_state import FoldState, Progress
 from gradcanary_server.layer_rules import compile_rules
 from gradcanary_server.losses import Loss
-from gradcanary_server.moment import BY_SCALER, Floats, Moment
+from gradcanary_server.moment import BY_SCALER, Floats, Mask, Moment
 from gradcanary_server.observations import Change, Launch
 from gradcanary_server.rules import Grace, Rules
 from gradcanary_server.scores import MAX_WEIGHT_IDLE, Cast, count
+from gradcanary_server.tracks import (
+    ALL_ZERO,
+    COLLAPSE,
+    EXPLOSION,
+    FALL,
+    IDLE,
+    INFORMATION,
+    LATE,
+    NONFINITE,
+    NONFINITE_LOSS,
+    NOTHING,
+    SCALE_DROP,
+    SCALE_WORSE,
+    SEVERITIES,
+    SIBLINGS,
+    THRESHOLD,
+    UNDERFLOW,
+)
 
 AT_ONCE = 1.0
 """``fire_after`` of a rule that one observation decides."""
@@ -50,11 +68,20 @@ class Walk:
         self._rules = rules
         self._view = compile_rules(launch.layers, rules)
         self.gone = roster.call(state, launch, self._view)
+        self.has_news = False
         self._standing: changes.Standing | None = None
         self._tipped = False
         self._at_once = np.full(len(launch.layers), AT_ONCE, np.float32)
         self._no_siblings = np.full(len(launch.layers), np.nan)
         self._has_threshold = bool(launch.absmax_below or launch.norm_below or self._view.by_threshold.any())
+
+    def learn(self, records: tuple[Accumulator, ...]) -> None:
+        """Take what is known of layers from the next step on."""
+        facts = givens.digest(self._launch.facts)
+        self.has_news = bool(records) or facts != self.state.progress.facts
+        if self.has_news:
+            self.state.precision.learn(self._view.columns, records)
+            self.state.progress = replace(self.state.progress, facts=facts)
 
     def take(self, event: Moment | Loss) -> Iterator[Change]:
         """Fold one event and return what it changed."""
@@ -81,21 +108,31 @@ class Walk:
     def _observe(self, moment: Moment) -> Sight:
         state, view = self.state, self._view
         state.progress = _advance(state.progress, moment, self._launch, self._rules.grace)
+        if self.has_news or moment.micro_steps > state.progress.micro_steps:
+            self._settle(moment)
         self._count_nonfinite(moment)
         if moment.skipped:
             return Sight(moment.step, view.columns, moment.absmax, self._no_siblings)
         low = (moment.absmax < view.enter) & view.enabled
-        shared = self._watch_falls(moment) if moment.can_fall and state.progress.grace_over else UNKNOWN
+        duty.observe(state.duty, view.columns, moment.step, moment)
+        explodes = self._count_explosion(moment)
+        shared = UNKNOWN
+        if moment.can_fall and state.progress.grace_over:
+            shared = self._watch_falls(moment, np.where(explodes, np.nan, moment.level))
         siblings = self._no_siblings
         if self._has_threshold:
             self._count(THRESHOLD, moment, collapse.by_threshold(moment, view, self._launch))
         # On healthy steps there is nothing to vote about, and no score that a vote could move.
         if moment.can_fall and (low.any() or state.scores.score[COLLAPSE].any()):
             siblings = self._count_evidence(moment, shared)
+        self._count_idle(moment, shared)
+        if moment.values:
+            self._count_precision(moment)
         # A layer that was not seen is as low as it was: missing data decides nothing.
         state.low[view.columns] = np.where(moment.seen, low, state.low[view.columns])
         state.low[view.columns] &= ~state.scores.firing[COLLAPSE][:, view.columns].any(axis=0)
-        return Sight(moment.step, view.columns, moment.absmax, siblings, None if np.isnan(shared) else float(shared))
+        common = None if np.isnan(shared) else float(shared)
+        return Sight(moment.step, view.columns, moment.absmax, siblings, common, moment.values)
 
     def _count_nonfinite(self, moment: Moment) -> None:
         rule, progress = self._rules.nonfinite, self.state.progress
@@ -105,11 +142,62 @@ class Walk:
         votes = ((moment.nonfinite & counts).astype(np.int8) - good).astype(np.int8)
         self._count(NONFINITE, moment, votes, self._at_once, progress.skipped_since if by_scaler else moment.step)
 
-    def _watch_falls(self, moment: Moment) -> Floats:
-        """Move the baselines and count scale_drop; return the common fall, NaN while it is not known."""
+    def _count_explosion(self, moment: Moment) -> Mask:
+        """Count what is far over its baseline, and return which layers are: that sets no baseline."""
+        state, rule, columns = self.state, self._rules.explosion, self._view.columns
+        if not rule.enabled:
+            return np.zeros(len(columns), np.bool_)
+        limit = explosion.limits(state.baselines.levels(columns), rule, is_relative=state.progress.grace_over)
+        votes = explosion.votes(moment, limit, can_fall=moment.can_fall)
+        weight = min(moment.every, MAX_WEIGHT_IDLE)
+        self._count(EXPLOSION, moment, votes, np.full(len(columns), rule.observations * weight, np.float32))
+        severity = NOTHING
+        if state.scores.firing[EXPLOSION].any():
+            is_nonfinite = bool(state.scores.firing[NONFINITE].any() or state.of_run.firing[NONFINITE_LOSS].any())
+            found = explosion.severity(state.losses, rule, is_nonfinite=is_nonfinite)
+            severity = max(state.progress.explosion_severity, found)
+        if severity != state.progress.explosion_severity:
+            state.progress = replace(state.progress, explosion_severity=severity)
+            self._tipped = True
+        return votes > 0
+
+    def _count_idle(self, moment: Moment, shared: Floats) -> None:
+        """Count layers that have no gradient, once it is known which of them collapsed."""
+        state, columns = self.state, self._view.columns
+        if not (moment.idle.any() or state.scores.score[IDLE].any()):
+            return
+        drops = self._rules.scale_drop
+        is_common = state.progress.scale_severity != NOTHING or (drops.enabled and bool(shared >= drops.common_decades))
+        firing = state.scores.firing[:, columns]
+        votes = idleness.votes(moment, state.duty, columns, self._rules, firing, is_common=is_common)
+        for track, each in votes.items():
+            self._count(track, moment, each, self._at_once, state.duty.since[columns])
+
+    def _settle(self, moment: Moment) -> None:
+        """Let fire what is given."""
+        state, self.has_news = self.state, False
+        most = max(moment.micro_steps, state.progress.micro_steps)
+        state.progress = replace(state.progress, micro_steps=most)
+        known = (state.scores, state.precision, self._launch, self._view)
+        self._tipped |= givens.settle(*known, most, self._rules, moment.step)
+
+    def _count_precision(self, moment: Moment) -> None:
+        """Count what was measured of some layers at this step."""
+        state, view, rules = self.state, self._view, self._rules
+        is_half = view.is_half | (state.precision.sums[view.columns] == precision.FLOAT16)
+        is_learning = learning(state.progress, view, rules.frozen.least_lr_share)
+        votes = precision.votes(moment, state.precision, view.columns, is_half, is_learning, rules)
+        for track, each in votes.items():
+            observations = rules.fp16_underflow.observations if track in (UNDERFLOW, ALL_ZERO) else 1
+            limit = np.full(len(view.columns), observations * MAX_WEIGHT_IDLE, np.float32)
+            cast = Cast(moment.step, precision.TURN_EVERY, view.columns, each, limit, view.resolve_after)
+            self._tipped |= count(state.scores, track, cast)
+
+    def _watch_falls(self, moment: Moment, level: Floats) -> Floats:
+        """Move the baselines by ``level`` and count scale_drop; return the common fall, NaN while it is not known."""
         state, columns, view = self.state, self._view.columns, self._view
         state.alive[columns] |= moment.seen & ~moment.zero
-        rose = baselines.observe(state.baselines, columns, moment.level, view.observations, moment.every)
+        rose = baselines.observe(state.baselines, columns, level, view.observations, moment.every)
         baseline = state.baselines.levels(columns)
         # The loss that belongs to the baselines is the one of the moment when most of them were set.
         if rose and 2 * rose >= int((~np.isnan(baseline)).sum()):
@@ -157,10 +245,14 @@ class Walk:
         siblings = collapse.sibling_quartiles(moment, view)
         if state.progress.scale_severity == INFORMATION:
             return siblings  # The loss explains why all gradients are small.
+        if moment.clipped and state.scores.firing[EXPLOSION].any():
+            return siblings  # One layer that explodes makes the clip shrink all others.
         baseline = state.baselines.levels(view.columns)
         fall = collapse.falls(moment, baseline)
-        self._count(FALL, moment, collapse.by_fall(moment, view, fall, shared))
-        self._count(SIBLINGS, moment, collapse.by_siblings(moment, view, siblings, fall, shared))
+        firing = state.scores.firing[:, view.columns]
+        told = idleness.zeros_that_fell(state.duty, view.columns, self._rules, firing)
+        self._count(FALL, moment, collapse.by_fall(moment, view, fall, shared, told))
+        self._count(SIBLINGS, moment, collapse.by_siblings(moment, view, siblings, fall, shared, told))
         joined = np.array(
             launch.late and moment.step - launch.first_step < joined_steps(self._rules.grace, moment.every)
         )
@@ -173,7 +265,7 @@ class Walk:
         moment: Moment,
         votes: NDArray[np.int8],
         fire_after: NDArray[np.float32] | None = None,
-        since: int | None = None,
+        since: int | NDArray[np.int64] | None = None,
     ) -> None:
         view, step = self._view, moment.step if since is None else since
         limit = view.fire_after if fire_after is None else fire_after
@@ -199,4 +291,4 @@ def _advance(progress: Progress, moment: Moment, launch: Launch, grace: Grace) -
     if moment.skipped:
         return moved  # A scheduler does not move on in a skipped window, and that does not end a warm-up.
     lr, over = age(moved, np.array([moment.step]), moment.lr[None], launch, grace)
-    return replace(moved, lr=lr, grace_over=bool(over[0]))
+    return replace(moved, lr=lr, lr_most=highest(moved, moment.lr[None]), grace_over=bool(over[0]))

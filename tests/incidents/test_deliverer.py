@@ -14,6 +14,7 @@ from stores import Store
 from gradcanary_server import deliveries, endpoints
 from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.pace import Pace
+from gradcanary_server.rules import Rules
 from gradcanary_server.schema import attempt, delivery, endpoint, incident
 
 QUICK = Pace(wait_s=0.1, interval_s=3.0)
@@ -217,6 +218,19 @@ def test_two_deliverers_on_one_store_send_each_message_once(store, receiver_fact
         receiver.wait(3)
         eventually(lambda: store.rows(select(func.count()).where(delivery.c.state == "delivered"))[0]["count_1"] == 3)
     assert sorted(message.id for message in receiver.got) == ["msg_1_1", "msg_2_1", "msg_3_1"]
+
+
+def test_of_a_silent_rule_nobody_is_told_and_its_end_leaves_nothing_to_do(store, receiver_factory):
+    listen(store, receiver_factory())
+    store.record(fired(0, rule="unused", evidence=None), fired(1))
+    with store.database.write() as connection:
+        now = store.database.now(connection) + 1
+        planned = deliveries.plan(connection, SLOW, now, Rules().silent)
+        assert [step.key.incident for step in planned] == [2]
+    store.close_run()
+    with store.database.write() as connection:
+        planned = deliveries.plan(connection, SLOW, now, Rules().silent)
+        assert deliveries.Settle(1) in planned
 
 
 def test_who_comes_back_after_its_lease_writes_nothing(store, receiver_factory):

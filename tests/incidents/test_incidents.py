@@ -143,7 +143,7 @@ def test_the_runs_list_speaks_of_the_worst(store):
     assert headline == incidents.Headline(
         [1, 2, 3],
         "critical",
-        {"collapse": 1, "nonfinite": 0, "scale_drop": 1},
+        {"collapse": 1, "nonfinite": 0, "scale_drop": 0},
         "the loss became NaN or infinite at step 500",
     )
     assert read(store, incidents.headlines, [1, 2])[2] == incidents.Headline()

@@ -87,6 +87,36 @@ def test_nonfinite_names_loss_and_gradients():
     assert headline(gradient) == "the gradient of 1 of 300 layers became NaN or infinite at step 501"
 
 
+@pytest.mark.parametrize(
+    ("rule", "evidence", "value", "few", "words"),
+    [
+        ("explosion", None, 5.0, "exploded", "went up from 3e-3 to 5"),
+        ("vanished", "steady", None, "without a gradient", "in nearly every step, and none since"),
+        ("vanished", "steady", 0.0, "without a gradient", "in nearly every step, and exact zeros since"),
+        ("vanished", "rare", None, "without a gradient", "ten times as long as ever before"),
+        ("vanished", "by_script", None, "frozen by the script", "the script froze them"),
+        ("unused", None, None, "never had a gradient", "trainable and never had a gradient"),
+        ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22% of their gradient"),
+        ("accumulator", "low_sum", None, "summed in low precision", "in low precision since"),
+        ("accumulator", "declared", None, "summed in low precision", "another dtype than the configuration asks for"),
+        ("frozen", "forecast", None, "with weights that stand still", "too coarse for their learning rate"),
+        ("frozen", "measured", 0.9, "with weights that stand still", "weights of which 90% did not move"),
+        ("frozen", "stopped", 0.95, "with weights that stand still", "moved, and now 95% of their weights did not"),
+        ("fp16_underflow", "no_scaler", None, "go to zero", "without a GradScaler"),
+        ("fp16_underflow", "zeros", 0.5, "go to zero", "50% exact zeros"),
+        ("fp16_underflow", "all_zeros", 0.95, "go to zero", "95% exact zeros"),
+    ],
+)
+def test_each_rule_says_what_it_saw_of_whom_and_since_when(rule, evidence, value, few, words):
+    change = fired(0, rule=rule, evidence=evidence, value=value)
+    said = sentence(change)
+    assert words in said
+    assert said.startswith("1 of 300 layers (blocks.0.attn.lora_A.weight) ")
+    assert said.endswith("step 340.") or "at step 340" in said or "since step 340" in said
+    assert few in headline(change)
+    assert headline(change).endswith("at step 340")
+
+
 def test_the_end_is_told():
     assert sentence(fired(0), fired(2), resolved(0)).endswith("1 of them have not recovered.")
     assert sentence(fired(0), resolved(0, step=900)).endswith("Recovered at step 900.")
@@ -150,6 +180,40 @@ def test_nonfinite_says_what_was_first():
     assert scene(loss).code == "nonfinite_loss"
     assert scene(loss, gradient).code == "nonfinite_gradient"
     assert scene(gradient, dtype="float16").code == "fp16_overflow"
+
+
+@pytest.mark.parametrize(
+    ("rule", "evidence", "severity", "near", "code"),
+    [
+        ("collapse", "fall", "critical", "explosion", "after_explosion"),
+        ("collapse", "fall", "critical", "vanished", "after_vanished"),
+        ("explosion", None, "warning", "nonfinite", "after_nonfinite"),
+        ("explosion", None, "warning", None, "exploding"),
+        ("explosion", None, "critical", None, "diverging"),
+        ("vanished", "steady", "critical", None, "cut_off"),
+        ("vanished", "rare", "warning", None, "idle_for_long"),
+        ("vanished", "by_script", "information", None, "frozen_by_script"),
+        ("unused", None, "warning", None, "never_used"),
+        ("accumulation_loss", None, "critical", None, "lossy_sum"),
+        ("accumulator", "low_sum", "information", None, "low_sum"),
+        ("accumulator", "declared", "information", None, "other_dtype"),
+        ("frozen", "forecast", "warning", None, "coarse_weights"),
+        ("frozen", "stopped", "critical", None, "stopped_weights"),
+        ("fp16_underflow", "zeros", "warning", None, "fp16_zeros"),
+    ],
+)
+def test_each_rule_has_its_likely_cause(rule, evidence, severity, near, code):
+    neighbours = () if near is None else (causes.Near(30, near, "critical", 330),)
+    assert scene(fired(0, rule=rule, evidence=evidence, severity=severity), near=neighbours).code == code
+
+
+def test_blocks_that_lose_their_gradient_together_are_seen():
+    blocks = [number for number, name in enumerate(BLOCKS) if name.split(".")[1] in "34"]
+    lost = [fired(number, rule="vanished", evidence="steady") for number in blocks]
+    assert scene(*lost).code == "cut_off_blocks"
+    assert scene(*lost).evidence == ("every layer of 2 of 10 blocks lost its gradient, and no other",)
+    everything = [fired(number, rule="vanished", evidence="steady") for number in range(len(BLOCKS))]
+    assert scene(*everything).code == "no_gradient_at_all"
 
 
 @pytest.mark.parametrize(("cause", "framework"), list(itertools.product(remedies.CAUSES, remedies.FRAMEWORKS)))

@@ -1,6 +1,8 @@
 """A run over its launches, and its state over a restart."""
 
 import struct
+import zlib
+from base64 import b64decode
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +12,16 @@ from traces import Trace, fired, healthy, launch, lora, run
 from gradcanary_server.errors import StoreError
 from gradcanary_server.fold import FoldState, fold
 from gradcanary_server.rules import Rules
+
+PACKED_BY_VERSION_1 = (
+    "eNqNUT1IHFEQ3tPGIgj+FWkEX2NzJ3cXj/PWRlLYCCJpDDnCcq6Pc+O6e9m3e3DIBkVtBIlilyptAoFABC2uuEI0EGwsYiMoiCFVEEy+KUIgs7"
+    "dHtEhxM8x73/y8b+YxCe1K07RlMWe75qLQc+mkMN3A8S2nLPRiNpl+nhR2qSY9JfRRhq5SkiGXVTy37EnFzrIoeyVTGm5VekL3vUBGb5RvRNWG"
+    "8mVF6KlMKxa7mWwh8gPHXGAn5jVsWZW20J3AtjnCVMXCSKEp+dH8o/xYPpeVqXSOJ1JmyZaG4nrP8msxu1q0KhU535ythQ1lOaaM0mGYaAn/Nl"
+    "FMHRv3TdM+P75vL+r9jYPBgUbvWn9jZquvMajFeoEQ57jCGRx8JZfmaAnTfI/TLL3HKhy6xg1X6FTHJj2kH1inVzRFJzgkrU3Z/h5pYiU+4/sO"
+    "/8/usu32UNhFF+3D4tl3cEQ/8QczPOUQXeI33uATutBH4a9T1LGHgEI8Qwd9wwY9Rbs9zqhKL2mAua9xi3dwmf8LddMIfcQTzgEf8Joy9IB79t"
+    "Akhin6Q6zt9oiW2dlE0d7eTsy34uG//F+UQwKz"
+)
+"""130 steps of four layers, of which 1 collapsed at step 100 and 3 became suspect at 125."""
 
 
 def collapsed() -> FoldState:
@@ -31,7 +43,10 @@ def test_resume_is_quiet_and_keeps_baselines():
 
 def test_what_fires_goes_on_in_the_next_launch_and_recovers_there():
     after, changes = run(Trace(healthy(150), first=100), launch(number=2, first_step=100), state=collapsed())
-    assert [(c.layer, c.kind, c.step) for c in changes] == [(4, "resolved", 199)]
+    assert [(c.rule, c.layer, c.kind, c.step) for c in changes] == [
+        ("collapse", 4, "resolved", 199),
+        ("unused", 8, "resolved", 199),
+    ]
     assert after.verdict(4).rules == {}
 
 
@@ -95,6 +110,21 @@ def test_all_states_survive_a_restart():
     recovering = run(Trace(healthy(30), first=300), state=known)[0]
     assert recovering.verdict(4).rules == {"collapse": "recovering"}
     assert FoldState.unpack(FoldState.empty().pack()).pack() == FoldState.empty().pack()
+
+
+def test_a_state_that_version_1_packed_is_read():
+    state = FoldState.unpack(zlib.decompress(b64decode(PACKED_BY_VERSION_1)))
+    assert [state.verdict(layer).rules for layer in range(4)] == [
+        {},
+        {"collapse": "firing"},
+        {},
+        {"collapse": "suspect"},
+    ]
+    _, changes = run(Trace(healthy(250, 4), first=130), launch(lora(2)), state=state)
+    assert [(change.rule, change.layer, change.kind, change.step) for change in changes] == [
+        ("collapse", 1, "resolved", 229)
+    ]
+    assert FoldState.unpack(state.pack()).pack() == state.pack()
 
 
 @pytest.mark.parametrize("raw", [b"", b"\1", struct.pack("<HI", 99, 0)])

@@ -13,6 +13,13 @@ rules:
              resolve_after_steps: 100}
   scale_drop: {common_decades: 1.5}
   nonfinite: {}
+  explosion: {ratio: 100, absmax: 1.0e+4, observations: 3, loss_ratio: 10}
+  vanished: {steady_share: 0.95, observations: 50, fire_after_steps: 20, rare_factor: 10}
+  unused: {observations: 50, notify: false}
+  accumulation_loss: {error: 0.05, norm_ratio: 0.95}
+  accumulator: {warn_above: 0.01, notify: false}
+  frozen: {share: 0.5, moved_share: 0.5, stopped_share: 0.9, least_lr_share: 0.1, notify: false}
+  fp16_underflow: {growth: 0.25, share: 0.9, observations: 5, notify: false}
 grace: {steps: 50, max_steps: 1000}
 layers:
   - match: '\.k_proj\.bias$'
@@ -39,6 +46,12 @@ def test_the_example_loads_and_says_the_defaults(tmp_path):
     assert rules.collapse_of("blocks.1.mlp") == rules.collapse
 
 
+def test_rules_without_messages_are_known(tmp_path):
+    assert Rules().silent == {"unused", "accumulator", "frozen", "fp16_underflow"}
+    rules = read(tmp_path, "version: 1\nrules: {unused: {notify: true}, collapse: {notify: false}}\n")
+    assert rules.silent == {"collapse", "accumulator", "frozen", "fp16_underflow"}
+
+
 def test_the_first_entry_that_matches_wins(tmp_path):
     text = "version: 1\nlayers:\n- {match: a, collapse: {enter: 1e-6}}\n- {match: ab, collapse: {enter: 1e-7}}\n"
     assert read(tmp_path, text).collapse_of("ab").enter == 1e-6
@@ -62,6 +75,13 @@ def test_the_first_entry_that_matches_wins(tmp_path):
         ("rules:\n  collapse:\n    fall_decades: 1000\n", 4, "at most 60"),
         ("rules:\n  collapse:\n    evidence: [fall, fall]\n", 4, "threshold"),
         ("grace:\n  steps: 5000\n", 3, "at least steps"),
+        ("rules:\n  explosion:\n    ratios: 5\n", 4, "unknown key 'ratios'"),
+        ("rules:\n  explosion:\n    notify: never\n", 4, "true or false"),
+        ("rules:\n  vanished:\n    steady_share: 1.5\n", 4, "at most 1"),
+        ("rules:\n  vanished:\n    observations: 101\n", 4, "at most 100"),
+        ("rules:\n  accumulation_loss:\n    norm_ratio: 2\n", 4, "at most 1"),
+        ("rules:\n  frozen:\n    stopped_share: 1.1\n", 4, "at most 1"),
+        ("rules:\n  fp16_underflow:\n    growth: 3\n", 4, "at most 1"),
         ("pace:\n  growth: 1\n", 3, "a number over 1"),
         ("rules: 3\n", 2, "a mapping"),
         ("layers:\n- match: '('\n", 3, "a regular expression"),

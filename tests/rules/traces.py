@@ -32,7 +32,8 @@ def healthy(steps: int, layers: int = 16, seed: int = 0, size: float = 5e-3) -> 
 
 @dataclass
 class Trace:
-    """A run as arrays; ``absmax`` [n, L] holds 0 for exact zero, NaN for non-finite, -1 for no gradient."""
+    """A run as arrays; ``absmax`` [n, L] holds 0 for exact zero, NaN for non-finite, -1 for no gradient, -2 for a
+    layer that is not trainable."""
 
     absmax: np.ndarray
     every: int = 1
@@ -41,15 +42,18 @@ class Trace:
     lr: np.ndarray | None = None
     phase: int = ACCUMULATED
     skipped: np.ndarray | None = None
+    clipped: np.ndarray | None = None
     norm_factor: float = 3.0
+    micro_steps: np.ndarray | None = None
+    accumulators: tuple[wire.Accumulator, ...] = ()
+    values: dict[str, np.ndarray] = field(default_factory=dict)
     extra_state: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def samples(self, start: int = 0, end: int | None = None) -> Samples:
         """Return the part of the rows, with the losses of the steps from its first row to before the next part."""
         absmax = self.absmax[start:end]
-        state = np.select([absmax == 0, np.isnan(absmax), absmax < 0], [ZERO, NONFINITE, NO_GRADIENT], MEASURED).astype(
-            np.uint8
-        )
+        kinds = [absmax == 0, np.isnan(absmax), absmax == -2, absmax < 0]
+        state = np.select(kinds, [ZERO, NONFINITE, NOT_TRAINABLE, NO_GRADIENT], MEASURED).astype(np.uint8)
         for (row, column), value in self.extra_state.items():
             if start <= row < start + len(absmax):
                 state[row - start, column] = value
@@ -63,10 +67,12 @@ class Trace:
             every=self.every,
             phase=np.full(count, self.phase, np.uint8),
             state=state,
-            values={"absmax": known, "norm": known * self.norm_factor},
+            values={"absmax": known, "norm": known * self.norm_factor}
+            | {stat: values[start:end].astype(np.float32) for stat, values in self.values.items()},
             skipped=zeros.astype(np.uint8) if self.skipped is None else self.skipped[start:end].astype(np.uint8),
-            clipped=zeros.astype(np.bool_),
-            micro_steps=np.full(count, 8, np.int16),
+            clipped=(zeros if self.clipped is None else self.clipped[start:end]).astype(np.bool_),
+            micro_steps=np.full(count, 8, np.int16) if self.micro_steps is None else self.micro_steps[start:end],
+            accumulators=() if start else self.accumulators,
             lr=np.full((count, 1), 1e-4, np.float32) if self.lr is None else self.lr[start:end].astype(np.float32),
             loss_steps=(steps[0] + np.arange(len(loss))).astype(np.int64) if count else np.empty(0, np.int64),
             loss=loss.astype(np.float64),

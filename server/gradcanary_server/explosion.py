@@ -1,0 +1,60 @@
+"""Gradients far over what they were. Pure."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server.moment import Floats, Planes
+from gradcanary_server.rules import Explosion
+from gradcanary_server.tracks import CRITICAL, WARNING
+
+QUARTILE = 0.75
+
+RECENT = 3
+"""The loss is over its level when the median of so many last ones is: one bad batch is no explosion."""
+
+FEWEST = 10
+"""Losses before these, of which the median is the level."""
+
+
+def limits(baseline: Floats, rule: Explosion, *, is_relative: bool) -> Floats:
+    """Return for each layer, float64[L], the absmax over which it explodes.
+
+    ``rule.ratio`` times the larger of its own baseline (log10, NaN = none) and the upper quartile of all: a layer that
+    was tiny is not exploding when it is as large as the others. Only the absolute limit where ``is_relative`` is not.
+    """
+    return _limits(baseline.tobytes(), rule, is_relative)
+
+
+@lru_cache(maxsize=64)
+def _limits(raw: bytes, rule: Explosion, is_relative: bool) -> Floats:
+    # Baselines rise a few times in the life of a run, and are asked for with each stretch of steps.
+    baseline = np.frombuffer(raw, np.float64)
+    absolute = np.full(baseline.shape, rule.absmax)
+    known = baseline[~np.isnan(baseline)]
+    if not is_relative or not len(known):
+        return absolute
+    quartile = np.partition(known, rank := int(QUARTILE * (len(known) - 1)))[rank]
+    relative = rule.ratio * np.power(10.0, np.fmax(baseline, quartile))
+    return np.asarray(np.minimum(absolute, relative), np.float64)
+
+
+def votes(moment: Planes, limit: Floats, *, can_fall: bool) -> NDArray[np.int8]:
+    """Vote +1 over the limit, -1 under it, 0 where nothing was seen; after clipping nobody knows how large it was."""
+    over = moment.absmax > limit
+    good = (moment.absmax <= limit) & can_fall
+    return over.astype(np.int8) - good.astype(np.int8)
+
+
+def severity(losses: Floats, rule: Explosion, *, is_nonfinite: bool) -> int:
+    """Return how bad an explosion is, as an index into SEVERITIES; ``losses`` are the last ones."""
+    before, now = losses[:-RECENT], losses[-RECENT:]
+    if is_nonfinite:
+        return CRITICAL
+    if len(before) < FEWEST:
+        return WARNING
+    level = float(np.median(before))
+    return CRITICAL if level > 0 and float(np.median(now)) > rule.loss_ratio * level else WARNING

@@ -1,0 +1,102 @@
+"""Layers without a gradient: those that had one until now, and those that never had. Pure.
+
+Exact zero counts where every step is sampled: of a layer that is zero in one step of ten, others may have been not.
+A layer that collapsed is not missed as well, and zeros of all layers are one scale_drop: one fault, one incident.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server import duty as duties
+from gradcanary_server.duty import Duty, Ints
+from gradcanary_server.moment import Mask, Planes
+from gradcanary_server.rules import Rules
+from gradcanary_server.scores import MAX_WEIGHT_IDLE
+from gradcanary_server.tracks import BY_SCRIPT, FALL, RARE, SIBLINGS, STEADY, THRESHOLD, UNUSED
+
+FOREVER = np.iinfo(np.int64).max
+"""Observations: of a layer of which too little is known."""
+
+OWNERS = (FALL, SIBLINGS, THRESHOLD)
+
+
+class Sampled(Planes, Protocol):
+    """Planes of steps that were sampled at an interval."""
+
+    @property
+    def every(self) -> int: ...
+
+
+def votes(
+    moment: Sampled, duty: Duty, columns: Ints, rules: Rules, firing: Mask, *, is_common: bool
+) -> dict[int, NDArray[np.int8]]:
+    """Return the votes of one step by track, after the duty was told of it.
+
+    ``firing`` bool[T, L] is of these layers; ``is_common`` tells that all gradients fell together.
+    """
+    number, spans = duty.known(columns)[0], duty.idle[columns].astype(np.int64)
+    steady = _steady(duty, columns, rules)
+    is_missed = spans >= needed(rules, moment.every)
+    counts = counted(moment, is_common=is_common)
+    free = counts & ~firing[list(OWNERS)].any(axis=0) & ~firing[[STEADY, RARE, UNUSED]].any(axis=0)
+    gone = free & (spans >= limits(duty, columns, rules, moment.every)) & (number > 0)
+    found = {
+        STEADY: gone & steady & rules.vanished.enabled,
+        RARE: gone & ~steady & rules.vanished.enabled,
+        BY_SCRIPT: moment.untrained & steady & is_missed & rules.vanished.enabled & ~firing[[STEADY, RARE]].any(axis=0),
+        UNUSED: free & (number == 0) & (spans >= rules.unused.observations) & rules.unused.enabled,
+    }
+    return {track: bad.astype(np.int8) - (moment.had & ~bad).astype(np.int8) for track, bad in found.items()}
+
+
+def restless(moments: Sampled, duty: Duty, columns: Ints, rules: Rules, firing: Mask) -> Mask:
+    """Tell of each of n steps whether one of these votes could move something."""
+    fires = firing[[STEADY, RARE, BY_SCRIPT, UNUSED]].any(axis=0)
+    moves = np.zeros(len(moments.idle), np.bool_)
+    if fires.any():
+        moves |= (moments.had & fires).any(axis=1) | (~moments.untrained & firing[BY_SCRIPT]).any(axis=1)
+    if not moments.idle.any():
+        return moves
+    spans, least = duties.runs(duty, columns, moments), needed(rules, moments.every)
+    limit, steady = limits(duty, columns, rules, moments.every), _steady(duty, columns, rules)
+    # A span that began in these steps is held against what is known by then.
+    is_new = np.maximum.accumulate(moments.had, axis=0)
+    missed = counted(moments, is_common=False) & (spans >= np.where(is_new, least, limit))
+    frozen = moments.untrained & (spans >= np.where(is_new | steady, least, FOREVER))
+    found: Mask = moves | ((missed | frozen) & ~fires).any(axis=1)
+    return found
+
+
+def needed(rules: Rules, every: int) -> int:
+    """Return how many observations without a gradient make a layer missed."""
+    return -(-rules.vanished.fire_after_steps // min(every, MAX_WEIGHT_IDLE))
+
+
+def limits(duty: Duty, columns: Ints, rules: Rules, every: int) -> Ints:
+    """Return for each layer, int64[L], how many observations without a gradient are news."""
+    rule, number, steady = rules.vanished, duty.known(columns)[0], _steady(duty, columns, rules)
+    least = needed(rules, every)
+    rare = np.maximum(least, rule.rare_factor * duty.longest[columns].astype(np.int64))
+    seldom = np.where(number >= rule.observations, rare, FOREVER)
+    return np.where(number == 0, rules.unused.observations, np.where(steady, least, seldom)).astype(np.int64)
+
+
+def counted(moment: Sampled, *, is_common: bool) -> Mask:
+    """Tell where a layer is without a gradient that the script expects."""
+    zeros_count = moment.every == 1 and not is_common
+    found: Mask = moment.idle & ~moment.untrained
+    return found if zeros_count else found & ~moment.zero
+
+
+def zeros_that_fell(duty: Duty, columns: Ints, rules: Rules, firing: Mask) -> Mask:
+    """Tell which layers fell when they are exactly zero: not those that are so now and then, nor those missed."""
+    found: Mask = _steady(duty, columns, rules) & ~firing[[STEADY, RARE, UNUSED]].any(axis=0)
+    return found
+
+
+def _steady(duty: Duty, columns: Ints, rules: Rules) -> Mask:
+    return duty.steady(columns, rules.vanished.steady_share, rules.vanished.observations)
