@@ -55,7 +55,7 @@ def watch(
     A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
     ValueError on wrong arguments, and nothing else, now or later.
     """
-    arguments.check_watch(model, optimizer, budget, on_alert)
+    arguments.check_watch(model, optimizer, on_alert)
     settings = Settings.resolve(
         os.environ,
         url=url,
@@ -67,6 +67,7 @@ def watch(
         absmax_below=absmax_below,
         norm_below=norm_below,
         step=step,
+        budget=budget,
     )
     with _lock:
         same = _same_watch(settings, model, optimizer, on_alert)
