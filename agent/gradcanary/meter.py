@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gradcanary.budget import GRACE_STEPS, LOOK_STEPS, Look, Pace, paced
+from gradcanary.compiled import is_backward_traced
 
 TIMED_EACH = 16
 """Of the hooks that torch calls for each layer, one in so many has a clock: two readings are half of such a call."""
@@ -64,6 +65,8 @@ class Meter:
         """Return the hook of a layer with a clock, which speaks for so many; what has a clock inside is not its own."""
 
         def measured(tensor: Tensor) -> None:
+            if is_backward_traced():
+                return
             began, before = time.perf_counter(), self.spent_s
             hook(tensor)
             inside = self.spent_s - before
