@@ -98,14 +98,14 @@ def test_a_collapse_after_the_interval_has_changed_is_found_and_drawn(module_col
     assert all(0 < share <= 1 for share in largest)
 
 
-@pytest.mark.parametrize(("budget", "last"), [(1.0, 1), (NOTHING, 10)])
-def test_the_first_1000_steps_are_those_of_the_launch(budget: float, last: int) -> None:
+@pytest.mark.parametrize("budget", [1.0, NOTHING])
+def test_the_first_1000_steps_are_those_of_the_launch(budget: float) -> None:
     """It begins at step 12,345; with room in the budget it stays at 1."""
     training = Still()
 
     def is_there() -> bool:
         training.steps(20)
-        return training.taken >= 1300 and collector.batches[-1]["every"] == last
+        return training.taken >= 1300 and (collector.batches[-1]["every"] > 1) == (budget == NOTHING)
 
     with recording() as collector:
         with gradcanary.watch(
@@ -115,7 +115,6 @@ def test_the_first_1000_steps_are_those_of_the_launch(budget: float, last: int) 
         every = {step: batch["every"] for batch in collector.batches for step in batch["steps"]}
     assert [every[step] for step in range(12_345, 13_345)] == [1] * 1000
     assert all(step % wide == 0 for step, wide in every.items())
-    assert (max(every.values()) > 1) == (budget == NOTHING)
 
 
 class Clock:
