@@ -1,4 +1,4 @@
-"""Curves over the step axis as Plotly figures: a stat of one layer, the loss; no I/O."""
+"""Curves over the step axis as Plotly figures: a stat of one layer, the loss, the agent's share; no I/O."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gradcanary_dashboard.stats import Stat
 
 TREND_HEIGHT = 250
 LOSS_HEIGHT = 190
+AGENT_HEIGHT = 110
 FADE = "22"
 """Alpha of an envelope, in hex."""
 
@@ -82,6 +83,12 @@ class Curve:
         """Whether nothing at all is known."""
         return not self.pieces() and not self.nonfinite.any()
 
+    def known(self) -> Curve:
+        """Return the curve without buckets of which nothing is known."""
+        there = (self.count > 0) | (self.nonfinite > 0)
+        columns = ("steps", "low", "mean", "high", "count", "nonfinite")
+        return replace(self, **{name: getattr(self, name)[there] for name in columns})
+
     def pieces(self) -> list[slice]:
         """Return the stretches of buckets that hold values and follow each other without a hole."""
         known = np.isfinite(self.low) & np.isfinite(self.high)
@@ -136,11 +143,28 @@ def trend(
 
 def loss(answer: Mapping[str, Any], span: axes.Span, events: marks.Events) -> axes.Figure:
     """Return the loss on a linear axis."""
-    metric = next((metric for metric in answer["metrics"] if metric["name"] == "loss"), None)
-    curve = Curve.read(answer, metric, events) if metric is not None else None
-    if curve is None or curve.is_empty:
+    curve = _logged(answer, "loss", events)
+    if curve is None:
         return axes.nothing(span, LOSS_HEIGHT, "No loss has been logged in these steps.")
-    drawn = axes.layout(span, LOSS_HEIGHT, {"nticks": 5})
+    return _linear(curve, span, events, axes.layout(span, LOSS_HEIGHT, {"nticks": 5}))
+
+
+def agent(answer: Mapping[str, Any], span: axes.Span, events: marks.Events) -> axes.Figure:
+    """Return the agent's own share of the time; it comes with each batch, so the line goes from one to the next."""
+    curve = _logged(answer, "agent_share", events)
+    if curve is None:
+        return axes.nothing(span, AGENT_HEIGHT, "The agent has told no share of its own in these steps.")
+    scale = {"nticks": 4, "tickformat": "~%", "rangemode": "tozero"}
+    return _linear(curve.known(), span, events, axes.layout(span, AGENT_HEIGHT, scale))
+
+
+def _logged(answer: Mapping[str, Any], name: str, events: marks.Events) -> Curve | None:
+    metric = next((metric for metric in answer["metrics"] if metric["name"] == name and not metric["tags"]), None)
+    curve = Curve.read(answer, metric, events) if metric is not None else None
+    return None if curve is None or curve.is_empty else curve
+
+
+def _linear(curve: Curve, span: axes.Span, events: marks.Events, drawn: dict[str, Any]) -> axes.Figure:
     top = _top(curve)
     pointed = marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
     data = [
@@ -254,7 +278,8 @@ def _hover(curve: Curve, piece: slice) -> list[list[str]]:
     for low, mean, high, count in zip(*(column[piece].tolist() for column in columns), strict=True):
         around = f" ({wording.scientific(low)} to {wording.scientific(high)})" if low < high else ""
         texts.append(wording.exact(mean) if count == 1 else wording.scientific(mean) + around)
-    steps = axes.steps_text(curve.steps[piece], curve.bucket_steps, curve.every)
+    is_single = (curve.count[piece] <= 1).all()  # an interval that has changed meanwhile leaves several in a bucket
+    steps = axes.steps_text(curve.steps[piece], curve.bucket_steps, curve.every if is_single else 1)
     return [list(words) for words in zip(steps, texts, strict=True)]
 
 
