@@ -57,7 +57,8 @@ class Track:
     def counter(self, position: int) -> Callable[[Tensor], None]:
         """Return the post-accumulate hook of a layer: the one piece of the agent that runs per layer and micro-step."""
         of, place, has_callbacks, catch = self._of, self._of.place, self._of.has_callbacks, self._of.guard.catch
-        current_pass, pass_begins = engine.current_pass, of.meter.timed(self._pass_begins)
+        current_pass = engine.passes() if has_callbacks else engine.current_pass
+        pass_begins = of.meter.timed(self._pass_begins)
         look = of.meter.timed(self.gauge.look)
 
         def accumulated(_parameter: Tensor) -> None:

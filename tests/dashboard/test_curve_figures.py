@@ -116,8 +116,8 @@ def test_the_loss_may_be_absent() -> None:
 
 def test_the_agents_share_is_one_line_from_batch_to_batch() -> None:
     known = [0.02, NAN, NAN, 0.01, NAN, NAN, 0.004, NAN]
-    answer = series_answer({**curve(known, known, known), "name": "agent_share"}, range(8))
-    answer["metrics"].append({**curve([1.0] * 8, [1.0] * 8, [1.0] * 8), "name": "loss"})
+    answer = series_answer(curve([1.0] * 8, [1.0] * 8, [1.0] * 8), range(8))
+    answer["metrics"].append({**curve(known, known, known), "name": "agent_share"})
     line = line_of(curves.agent(answer, span_of([0, 7]), QUIET))
     assert values(line["x"])[:3] == [0, 3, 6]
     assert values(line["y"])[:3] == pytest.approx([0.02, 0.01, 0.004])
