@@ -46,9 +46,9 @@ def watch(
     """Watch the gradients of a training from now on, and return the handle of it.
 
     Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
-    before they exist. Settings from ``run`` to ``step``, but ``budget``, can also be given as ``GRADCANARY_<NAME>``;
-    arguments come first. ``every`` is the sampling interval in steps (1, 10, 100, 1000 or "auto", which is 1 so far);
-    ``budget`` the share of the step time that "auto" may take, of no effect as long as it is 1; ``include`` and
+    before they exist. Settings from ``run`` to ``step`` can also be given as ``GRADCANARY_<NAME>``; arguments come
+    first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto", which is 1 for the first 1,000
+    steps of a launch and then as wide as keeps the agent to its ``budget``, a share of the step time; ``include`` and
     ``exclude`` are regular expressions over layer names; ``absmax_below`` and ``norm_below`` are thresholds that alert
     at their word; ``step`` is the number of the next step where the job was resumed.
 

@@ -1,13 +1,18 @@
 """``every="auto"`` in real trainings: when it leaves 1, that nothing is lost by it, and that its price is all there."""
 
+import random
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 from collectors import Collector
 from recorded import recording
 from scripted import Training, until
+from torch import nn
 
 import gradcanary
 from gradcanary import wire
+from gradcanary.budget import Look, Pace
 from gradcanary.meter import LONGEST_S, Meter
 
 NOTHING = 1e-9
@@ -115,6 +120,89 @@ def test_the_first_1000_steps_are_those_of_the_launch(budget: float) -> None:
         every = {step: batch["every"] for batch in collector.batches for step in batch["steps"]}
     assert [every[step] for step in range(12_345, 13_345)] == [1] * 1000
     assert all(step % wide == 0 for step, wide in every.items())
+
+
+RESTLESS_STEPS = 201
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interval that is another one every few steps, from the first on."""
+    draws = random.Random(1)
+    monkeypatch.setattr("gradcanary.meter.GRACE_STEPS", 0)
+    monkeypatch.setattr("gradcanary.meter.LOOK_STEPS", 1)
+    monkeypatch.setattr(Look, "is_over", lambda *_: draws.random() < 0.2)
+    monkeypatch.setattr("gradcanary.meter.paced", lambda *_: Pace(draws.choice([1, 1, 10, 10, 100])))
+
+
+def _absmax(model: nn.Sequential) -> float:
+    return float(model[0].weight.grad.abs().max())
+
+
+def _plain(truth: list[float]) -> Iterator[nn.Module]:
+    """Two micro-steps, and a step that is skipped now and then."""
+    training = Training()
+    yield training.model
+    for step in range(RESTLESS_STEPS):
+        for _ in range(2):
+            training.model(torch.randn(8, 4)).square().mean().backward()
+        truth.append(_absmax(training.model))
+        if step % 7 != 3:
+            training.optimizer.step()
+        training.optimizer.zero_grad()
+
+
+def _closure(truth: list[float]) -> Iterator[nn.Module]:
+    """LBFGS, which evaluates several times."""
+    model = Training().model
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3)
+    yield model
+    for _ in range(RESTLESS_STEPS):
+        inputs = torch.randn(8, 4)
+
+        def closure(inputs: torch.Tensor = inputs) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(inputs).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        truth.append(_absmax(model))
+
+
+def _with_another(truth: list[float]) -> Iterator[nn.Module]:
+    """An optimizer beside the main one, of a backward pass of its own."""
+    main, other = Training(), Training()
+    model = nn.ModuleDict({"main": nn.Sequential(*main.model, nn.Linear(2, 2)), "other": other.model})
+    main.optimizer.add_param_group({"params": [*model["main"][-1].parameters()]})
+    yield model
+    for _ in range(RESTLESS_STEPS):
+        for training, inner in ((main, model["main"]), (other, model["other"])):
+            training.optimizer.zero_grad()
+            inner(torch.randn(8, 4)).square().mean().backward()
+            training.optimizer.step()
+        truth.append(_absmax(model["main"]))
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("train", [_plain, _closure, _with_another])
+def test_numbers_are_right_however_often_the_interval_changes(train: Callable) -> None:
+    torch.manual_seed(0)
+    truth: list[float] = []
+    training = train(truth)
+    with recording() as collector, gradcanary.watch(next(training), url=collector.url, run="restless") as watch:
+        assert next(training, None) is None
+        watch.close()
+        every = {step: batch["every"] for batch in collector.batches for step in batch["steps"]}
+        (name,) = {"0.weight", "main.0.weight"} & {*collector.names}
+        found = {step: values[name] for step, values in collector.stat("absmax").items()}
+        states = {state for of_step in collector.states().values() for state in of_step.values()}
+        losses = collector.metric("loss")
+    assert {1, 10} <= set(every.values())
+    assert all(step % wide == 0 for step, wide in every.items())
+    assert found == pytest.approx({step: truth[step] for step in every}, rel=1e-6)
+    assert states <= {"measured", "partial"}
+    assert list(losses) == list(range(RESTLESS_STEPS))
 
 
 class Clock:
