@@ -16,7 +16,7 @@ MAX_TAGS = 2000
 MAX_TIMEOUT_S = 86_400
 
 
-def check_watch(model: object, optimizer: object, budget: float, on_alert: object) -> None:
+def check_watch(model: object, optimizer: object, on_alert: object) -> None:
     """Raise TypeError or ValueError on what ``watch()`` cannot follow."""
     import torch
 
@@ -24,8 +24,6 @@ def check_watch(model: object, optimizer: object, budget: float, on_alert: objec
         raise TypeError(f"watch(model=) is a {type(model).__name__}: it must be a torch.nn.Module")
     if optimizer is not None and not hasattr(optimizer, "param_groups"):
         raise TypeError(f"watch(optimizer=) is a {type(optimizer).__name__}: it must be a torch optimizer")
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget <= 1:
-        raise ValueError(f"watch(budget={budget!r}): it must be a share of the step time above 0, at most 1")
     if on_alert is not None and not callable(on_alert):
         raise TypeError(f"watch(on_alert=) is a {type(on_alert).__name__}: it must be callable")
 

@@ -23,9 +23,9 @@ _HEADROOM = 20_000
 
 
 def cut(rows: Sequence[Row], limits: wire.Limits, max_steps: int) -> int:
-    """Return how many of the first rows fit into one batch: at least one; all of one layer set."""
-    layer_set = rows[0].layer_set
-    alike = sum(1 for _ in takewhile(lambda row: row.layer_set is layer_set, rows[:max_steps]))
+    """Return how many of the first rows fit into one batch: at least one; all of one layer set and interval."""
+    layer_set, every = rows[0].layer_set, rows[0].every
+    alike = sum(1 for _ in takewhile(lambda row: row.layer_set is layer_set and row.every == every, rows[:max_steps]))
     size, points = _HEADROOM, 0
     series: set[Series] = set()
     for count, row in enumerate(rows[:alike]):
@@ -43,13 +43,13 @@ def cut(rows: Sequence[Row], limits: wire.Limits, max_steps: int) -> int:
     return alike
 
 
-def build(rows: Sequence[Row], every: int) -> wire.Batch:
-    """Return the batch of rows of one layer set, with the accumulators of all layers that had a gradient in them."""
+def build(rows: Sequence[Row]) -> wire.Batch:
+    """Return the batch of rows that are alike, with the accumulators of all layers that had a gradient in them."""
     sampled = [row for row in rows if row.states is not None]
     told = {layer: dtypes for row in rows for layer, dtypes in enumerate(row.accumulators) if dtypes is not None}
     return wire.Batch(
         layer_set=rows[0].layer_set.id,
-        every=every,
+        every=rows[0].every,
         steps=tuple(row.step for row in sampled),
         times=wire.column("d", [row.time for row in sampled]),
         micro_steps=tuple(min(row.micro_steps, 2**15 - 1) for row in sampled),

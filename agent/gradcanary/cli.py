@@ -81,7 +81,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     command = commands.add_parser("run", help=text, description=text, usage=launching.USAGE, allow_abbrev=False)
     command.add_argument("--url", help=f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})")
     command.add_argument("--run", dest="name", metavar="NAME", help="name of the run; a resumed job joins it by this")
-    command.add_argument("--every", metavar="N", help="look at every Nth step: 1, 10, 100, 1000 (default: 1)")
+    command.add_argument("--every", metavar="N", help="look at every Nth step: 1, 10, 100, 1000 (default: auto)")
     command.set_defaults(run=_run)
 
 

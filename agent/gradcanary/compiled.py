@@ -45,9 +45,8 @@ def keep_out() -> None:
             skip(code)
 
 
-def is_backward_traced() -> bool:
-    """Say whether a gradient hook is being traced: compiled autograd does that."""
-    return _is_traced()
+is_backward_traced = _is_traced
+"""Whether a gradient hook is being traced, as compiled autograd does; called for each layer, so nothing around it."""
 
 
 def _skip() -> Callable[[CodeType], object]:

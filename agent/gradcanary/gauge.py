@@ -39,7 +39,8 @@ class Gauge:
         self.layers = layers
         self.references = references
         self.observed: set[int] = set()
-        self.shadows = Shadows(observer.guard.wrap, observer.guard.catch)
+        guard, meter = observer.guard, observer.meter
+        self.shadows = Shadows(lambda where, hook: guard.wrap(where, meter.timed(hook)), guard.catch)
         self.frozen = Frozen()
         self.outlook = Outlook()
         self._of = observer
@@ -177,7 +178,7 @@ class Gauge:
         ]
         if owned is not None:
             moving = [*map(and_, moving, owned)]
-        window.sample.frozen = self.frozen.turn(step, of.settings.interval, self.references, moving)
+        window.sample.frozen = self.frozen.turn(step, of.meter.every, self.references, moving)
 
     def forecast(self, window: Window, optimizer: torch.optim.Optimizer) -> None:
         """After a step say once what will go wrong with weights or moments of low precision."""
@@ -203,7 +204,7 @@ class Gauge:
         place, origin = self._of.place, self._of.origin
         if origin is None or window.micro_steps < 2 or place.is_silent or place.looks_at_own or self.observed:
             return
-        interval = self._of.settings.interval
+        interval = self._of.meter.every
         if shadows.is_due(next_step, origin.first_step) and next_step % interval == 0:
             self.shadows.begin(self.references, next_step, interval)
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from gradcanary import wire
@@ -45,7 +44,6 @@ class Guard:
     def wrap(self, where: str, function: Callable[..., object]) -> Callable[..., None]:
         """Return a hook that calls the function, returns None and never raises."""
 
-        @wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- torch's hooks take what they like
             try:
                 function(*args, **kwargs)

@@ -26,6 +26,9 @@ Optimizer = torch.optim.Optimizer
 LEADS_AFTER = 64
 """Steps after which an optimizer counts the steps of a training whose largest one has not stepped yet."""
 
+LOOKED_AT = 64
+"""About so many hooks of layers are looked at before a window that is not sampled."""
+
 SEARCHES = 64
 """Backward passes, some maybe of other models, in which a gathered parameter is looked for: where all are wrapped
 further inside there is none."""
@@ -58,7 +61,7 @@ class Hooks:
         self._unhooked: list[int] = []
         self._steps: list[Any] = []
         self._searches_left = SEARCHES
-        self._listener = guard.wrap("capturing the loss", self._backward_called)
+        self._listener = guard.wrap("capturing the loss", observer.meter.timed(self._backward_called))
 
     def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
@@ -76,7 +79,8 @@ class Hooks:
         if not self._takes_any:
             wrap("finding the layers", self._follow)()
         wrap("keeping out of torch.compile", compiled.keep_out)()
-        begins, ended = (wrap("the step hook", each) for each in (self._step_begins, self._step_ended))
+        timed = observer.meter.timed
+        begins, ended = (wrap("the step hook", timed(each)) for each in (self._step_begins, self._step_ended))
         self._steps.append(register_optimizer_step_pre_hook(self.observer.graphs.outside(begins)))
         self._steps.append(register_optimizer_step_post_hook(self.observer.graphs.outside(ended)))
         tap.listen(self._listener)
@@ -260,10 +264,15 @@ class Hooks:
         self._unhooked = frozen
 
     def _count_swapped(self) -> None:
-        """Before the first pass since a step: hook again what the script has moved by swapping tensors."""
+        """Before the first pass since a step: hook again what the script has moved by swapping tensors.
+
+        Of many, where the window is not sampled, a part is looked at: what was moved is seldom moved alone.
+        """
         self._is_looked_at = True
-        renewed = [counter.renew() for counter in self._counters]
+        parts = 1 if self.observer.is_next_sampled() else 1 + len(self._counters) // LOOKED_AT
+        renewed = [counter.renew() for counter in self._counters[self.observer.step % parts :: parts]]
         if any(renewed):
+            renewed = [counter.renew() for counter in self._counters]
             self._searches_left = SEARCHES  # what is gathered now may be another tensor, too
 
     def _uncount(self) -> None:

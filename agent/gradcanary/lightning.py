@@ -34,7 +34,7 @@ class GradientMonitor(_callback()):  # type: ignore[misc]  # known only as this 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- those of watch()
         super().__init__()
         inspect.signature(watch).bind(None, None, **settings)
-        arguments.check_watch(None, None, settings.get("budget", 0.01), settings.get("on_alert"))
+        arguments.check_watch(None, None, settings.get("on_alert"))
         Settings.resolve(os.environ, **settings)
         self.watch: Watch | None = None
         self._is_own = False

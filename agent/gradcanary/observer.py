@@ -17,6 +17,7 @@ from gradcanary.calls import Calls
 from gradcanary.compiled import Graphs
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers, learning_rates
+from gradcanary.meter import Meter
 from gradcanary.origin import origin_of
 from gradcanary.parts import Parts
 from gradcanary.places import Place
@@ -43,7 +44,7 @@ class Observer:
         self.origin: Origin | None = None
         self.wishes = Wishes()
         self.step = self.steps_taken = self.samples = 0
-        self.spent_s = 0.0
+        self.meter = Meter(settings.every, settings.budget)
         self.paused = False
         self.logged: list[Logged] = []
         self.graphs, self.place, self.calls, self.scalers = Graphs(), Place(), Calls(), Scalers()
@@ -52,7 +53,6 @@ class Observer:
         self._tracks: dict[int | None, Track] = {}
         self._leading: Track | None = None
         self._parts = Parts()
-        self._since: float | None = None
         self._stepped_at: float | None = None
 
     # -- what the hooks call -------------------------------------------------------------------------------------
@@ -99,7 +99,6 @@ class Observer:
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Take what only the moment before the step shows."""
-        began = time.perf_counter()
         self._catch_up()
         track = self._tracks.get(id(optimizer))
         if track is None:
@@ -109,7 +108,6 @@ class Observer:
         track.step_begins(optimizer, has_closure=has_closure)
         if track is self._leading:
             track.window.lr = learning_rates(self.optimizers())
-        self.spent_s += time.perf_counter() - began
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """Note the step; a sample of another optimizer than the main one goes to the main one's record."""
@@ -126,7 +124,6 @@ class Observer:
             self._stepped_at = now
         else:
             self._lay_down(track)
-        self.spent_s += time.perf_counter() - now
 
     def close(self) -> None:
         """Hand over the last window if it had its step."""
@@ -154,11 +151,6 @@ class Observer:
             for track in self._tracks.values():
                 track.was_paused()
 
-    def share(self) -> float:
-        """Return the part of the time since the first window that the agent's hooks took, the counters left out."""
-        elapsed = 0.0 if self._since is None else time.perf_counter() - self._since
-        return self.spent_s / elapsed if elapsed > 0 else 0.0
-
     def tell(self, fact: wire.Fact) -> None:
         """Say once, on stderr and with the session, what a reader of the numbers must know."""
         if fact not in self.facts:
@@ -174,7 +166,12 @@ class Observer:
 
     def is_sampled(self, track: Track) -> bool:
         """Say whether the step that a track's window is recorded under is one that is sampled."""
-        return self.layers is not None and self.step_of(track) % self.settings.interval == 0
+        return self.layers is not None and self.step_of(track) % self.meter.every == 0
+
+    def is_next_sampled(self) -> bool:
+        """Say, before a backward pass, whether the main optimizer's window is one that is sampled."""
+        leading = self._leading
+        return (self.step + (leading is not None and leading.window.stepped)) % self.meter.every == 0
 
     def step_of(self, track: Track) -> int:
         """Return the step that a track's window is recorded under."""
@@ -195,8 +192,7 @@ class Observer:
 
     def window_begins(self) -> None:
         """Learn where the count of steps begins."""
-        if self._since is None:
-            self._since = time.perf_counter()
+        self.meter.window_begins()
         self._find_origin(even_unknown=False)
 
     def window_ended(self, track: Track) -> None:
@@ -289,7 +285,7 @@ class Observer:
         if self.layers is None:
             return
         self._find_origin(even_unknown=True)
-        is_sampled = self.step % self.settings.interval == 0
+        is_sampled = self.step % self.meter.every == 0
         self.samples += is_sampled
         samples = self._parts.joined(track, self._tracks.values(), is_sampled=is_sampled)
         skipped = track.why_skipped() if self.has_optimizer() else NOT_SKIPPED
@@ -298,3 +294,4 @@ class Observer:
         self.step += 1
         self._parts.go_on()
         track.renew_window(was_sampled=is_sampled)
+        self.meter.window_ended(is_sampled=is_sampled)

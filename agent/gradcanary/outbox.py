@@ -33,9 +33,8 @@ class Parcel:
 class Outbox:
     """Holds rows until the collector took them; ``lost`` counts the sampled steps that it will never get."""
 
-    def __init__(self, every: int, backlog: Backlog) -> None:
+    def __init__(self, backlog: Backlog) -> None:
         self.backlog = backlog
-        self._every = every
         self._rows: deque[tuple[Row, int]] = deque()
         self._parcel: Parcel | None = None
         self._max_steps = MAX_STEPS
@@ -149,7 +148,7 @@ class Outbox:
         rows = [self._rows.popleft() for _ in range(cut(ahead, limits, self._max_steps))]
         lost = sum(lost for _, lost in rows)
         try:
-            return Draft(build([row for row, _ in rows], self._every), lost)
+            return Draft(build([row for row, _ in rows]), lost)
         except Exception:
             self._lose(lost + sum(row.states is not None for row, _ in rows))
             raise

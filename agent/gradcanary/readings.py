@@ -69,6 +69,7 @@ class Row:
     states: bytes | None
     accumulators: tuple[Dtypes | None, ...]
     agent_share: float
+    every: int
     own_faults: tuple[int, ...] = ()
     columns: dict[str, Column] = field(default_factory=dict)
     metrics: list[tuple[Series, int, float]] = field(default_factory=list)
@@ -131,6 +132,7 @@ class Reader:
             states=None,
             accumulators=(),
             agent_share=record.agent_share,
+            every=record.every,
         )
         row.metrics += [((name, ()), record.step, value) for name, value in self._own_metrics(record)]
         if record.samples:

@@ -91,6 +91,7 @@ class Record:
     lr: tuple[float | Tensor, ...]
     step_time_s: float | None
     agent_share: float
+    every: int
     peak_memory_bytes: int | None = None
     logged: list[Logged] = field(default_factory=list)
     is_silent: bool = False

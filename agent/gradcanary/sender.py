@@ -60,7 +60,7 @@ class Sender:
         self._observer, self._ring, self._transport = observer, ring, transport
         self._greeting, self._guard, self._on_alert = greeting, guard, on_alert
         self._reader = Reader(observer.settings.absmax_below, guard.catch)
-        self._outbox = Outbox(observer.settings.interval, Backlog(create_spool, guard.say))
+        self._outbox = Outbox(Backlog(create_spool, guard.say))
         url = observer.settings.url
         meanwhile = "the training goes on, still trying"
         self._delivery = Delivery(url, transport, greeting, self._outbox, guard, self._hear, meanwhile)
@@ -175,6 +175,7 @@ class Sender:
 
     def _read_records(self) -> None:
         self._read_at = time.monotonic()
+        self._observer.meter.sent(time.thread_time())
         while (record := self._ring.take()) is not None:
             self._count_dropped()
             try:
@@ -202,7 +203,7 @@ class Sender:
 
     def _tell_state(self) -> None:
         """Tell which step is passed: nothing of it, or of those before it, is still to come."""
-        outbox, share = self._outbox, self._observer.share()
+        outbox, share = self._outbox, self._observer.meter.share()
         self._passed = self._step if outbox.is_empty else self._passed
         self._delivery.beat(wire.Heartbeat(self._passed, outbox.backlog.size, outbox.dropped_steps, share))
 

@@ -110,7 +110,7 @@ class Session:
         if self.observer.paused:
             self.guard.wrap("passing a buffer over", self.observer.buffers.pass_over)(name)
         if not self.observer.paused:
-            self.guard.wrap("reading a buffer", self.observer.buffers.read)(name, buffer)
+            self.guard.wrap("reading a buffer", self.observer.meter.timed(self.observer.buffers.read))(name, buffer)
 
     def close(self, end: wire.End, timeout_s: float) -> None:
         """Detach, send what is left, and end."""

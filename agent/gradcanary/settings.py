@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from gradcanary.budget import INTERVALS
+
 DEFAULT_URL = "http://127.0.0.1:8787"
-INTERVALS = (1, 10, 100, 1000)
+DEFAULT_EVERY = "auto"
+DEFAULT_BUDGET = 0.01
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Checked settings; ``every`` is "auto" or an interval in steps, ``include`` and ``exclude`` search layer names."""
+    """Checked settings; ``every`` is "auto" or an interval in steps, ``include`` and ``exclude`` search layer names;
+    ``budget`` is the share of the time that "auto" keeps to."""
 
     url: str
     run: str | None
@@ -26,28 +30,26 @@ class Settings:
     absmax_below: float | None
     norm_below: float | None
     step: int | None
+    budget: float = DEFAULT_BUDGET
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str], spelled: str = "watch({}=)", **arguments: Any) -> Settings:  # noqa: ANN401 -- checked by the readers
         """Return the settings; raises ValueError that names the argument or variable, its value and what is allowed.
 
-        ``spelled`` is how the one who gave the arguments writes them.
+        ``spelled`` is how the one who gave the arguments writes them. Who gives a default is taken to give nothing.
         """
         chosen: dict[str, Any] = {}
         for name, read in _READERS.items():
             variable = f"GRADCANARY_{name.upper()}"
             given, where = arguments.get(name), spelled.format(name)
-            if given is None and environ.get(variable):
+            is_given = given is not None and given != _DEFAULTS.get(name)
+            if not is_given and environ.get(variable):
                 given, where = environ[variable], variable
             chosen[name] = None if given is None else _read(read, given, where)
-        chosen["url"] = chosen["url"] or DEFAULT_URL
-        chosen["every"] = chosen["every"] or "auto"
-        return cls(**chosen)
-
-    @property
-    def interval(self) -> int:
-        """Return the sampling interval in steps; "auto" is 1."""
-        return 1 if isinstance(self.every, str) else self.every
+        filled: dict[str, Any] = {
+            name: _DEFAULTS.get(name) if value is None else value for name, value in chosen.items()
+        }
+        return cls(**filled)
 
 
 def _read(read: Callable[[Any], Any], given: object, where: str) -> object:
@@ -102,12 +104,20 @@ def _threshold(given: float | str) -> float:
     return threshold
 
 
+def _budget(given: float | str) -> float:
+    share = math.nan if isinstance(given, bool) else float(given)
+    if not 0 < share <= 1:
+        raise ValueError("it must be a share of the step time above 0, at most 1")
+    return share
+
+
 def _step(given: int | str) -> int:
     if isinstance(given, (bool, float)) or not 0 <= int(given) < 2**31:
         raise ValueError("it must be a whole number of steps, 0 or more")
     return int(given)
 
 
+_DEFAULTS: dict[str, Any] = {"url": DEFAULT_URL, "every": DEFAULT_EVERY, "budget": DEFAULT_BUDGET}
 _READERS: dict[str, Callable[[Any], Any]] = {
     "url": _url,
     "run": _text,
@@ -118,4 +128,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "absmax_below": _threshold,
     "norm_below": _threshold,
     "step": _step,
+    "budget": _budget,
 }

@@ -90,7 +90,7 @@ class Leftover:
         self._spool, self._url, self._tell = spool, url, tell
         self._guard = Guard()
         self._backlog = Backlog.of(spool, self._guard.say)
-        self._outbox = Outbox(1, self._backlog)
+        self._outbox = Outbox(self._backlog)
         self._transport = Transport(url, token, spool.run, spool.session)
         self._delivery = Delivery(
             url, self._transport, Stored(spool.hello), self._outbox, self._guard, lambda _: None, KEPT

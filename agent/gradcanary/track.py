@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from gradcanary import engine
 from gradcanary.compiled import is_backward_traced
 from gradcanary.gauge import Gauge
+from gradcanary.meter import TIMED_EACH
 from gradcanary.pause import Pause
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
 from gradcanary.references import References, are_same
@@ -57,6 +57,9 @@ class Track:
     def counter(self, position: int) -> Callable[[Tensor], None]:
         """Return the post-accumulate hook of a layer: the one piece of the agent that runs per layer and micro-step."""
         of, place, has_callbacks, catch = self._of, self._of.place, self._of.has_callbacks, self._of.guard.catch
+        current_pass = engine.passes() if has_callbacks else engine.current_pass
+        pass_begins = of.meter.timed(self._pass_begins)
+        look = of.meter.timed(self.gauge.look)
 
         def accumulated(_parameter: Tensor) -> None:
             if is_backward_traced():
@@ -66,20 +69,22 @@ class Track:
                     self.pause.accumulated(position)
                     return
                 if has_callbacks:
-                    if engine.current_pass() != self._pass:
-                        self._pass_begins(position)
+                    if current_pass() != self._pass:
+                        pass_begins(position)
                 elif self._sentinel.layer in (None, position) or not self.window.begun or self.window.stepped:
-                    self._pass_begins(position)
+                    pass_begins(position)
                 self.window.counts[position] += 1
                 if place.looks_at_own and of.is_sampled(self):
-                    self.gauge.look(self.window, position)
+                    look(self.window, position)
             except Exception as error:  # noqa: BLE001 -- as in Guard.wrap, without a second call per layer
                 catch("counting micro-steps", error)
 
-        return accumulated
+        if position % TIMED_EACH:
+            return accumulated
+        hooks = len(self.window.counts)
+        return of.meter.timed_for(hooks / -(-hooks // TIMED_EACH), accumulated)
 
     def _pass_begins(self, position: int) -> None:
-        began = time.perf_counter()
         number = engine.current_pass() if self._of.has_callbacks else -1
         is_outermost = not self._open
         if self._of.has_callbacks and not self._is_opened(number):
@@ -90,7 +95,6 @@ class Track:
             self._sentinel.mark(position, self.gauge.gradient(position))
         elif self._sentinel.layer is None:
             self._sentinel.layer = position
-        self._of.spent_s += time.perf_counter() - began
 
     def _is_opened(self, number: int) -> bool:
         """Queue what follows the end of a pass, once; False when an inner pass of a checkpointed block has ended."""
@@ -98,7 +102,7 @@ class Track:
         if number in self._open:
             return False
         self._open.add(number)
-        engine.at_end(self._of.guard.wrap("the end of backward", lambda: self._pass_ends(number)))
+        self._at_end("the end of backward", lambda: self._pass_ends(number))
         return True
 
     def _enter_window(self, position: int, number: int) -> None:
@@ -163,10 +167,12 @@ class Track:
     def _pass_ends(self, number: int) -> None:
         self._pass = -1
         # Once more from inside: what a data-parallel wrapper queued meanwhile comes first.
-        engine.at_end(self._of.guard.wrap("sampling", lambda: self._pass_settled(number)))
+        self._at_end("sampling", lambda: self._pass_settled(number))
+
+    def _at_end(self, what: str, callback: Callable[[], None]) -> None:
+        engine.at_end(self._of.guard.wrap(what, self._of.meter.timed(callback)))
 
     def _pass_settled(self, number: int) -> None:
-        began = time.perf_counter()
         self._open.discard(number)
         window = self.window
         window.passes += 1
@@ -179,7 +185,6 @@ class Track:
             self.gauge.sample(window, "accumulated", window.loss_scale)
         if self._sentinel.layer is not None:
             self._sentinel.mark(self._sentinel.layer, self.gauge.gradient(self._sentinel.layer))
-        self._of.spent_s += time.perf_counter() - began
 
     # -- windows and steps ---------------------------------------------------------------------------------------
 

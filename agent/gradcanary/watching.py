@@ -46,16 +46,16 @@ def watch(
     """Watch the gradients of a training from now on, and return the handle of it.
 
     Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
-    before they exist. Settings from ``run`` to ``step``, but ``budget``, can also be given as ``GRADCANARY_<NAME>``;
-    arguments come first. ``every`` is the sampling interval in steps (1, 10, 100, 1000 or "auto", which is 1 so far);
-    ``budget`` the share of the step time that "auto" may take, of no effect as long as it is 1; ``include`` and
+    before they exist. Settings from ``run`` to ``step`` can also be given as ``GRADCANARY_<NAME>``; arguments come
+    first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto", which is 1 for the first 1,000
+    steps of a launch and then as wide as keeps the agent to its ``budget``, a share of the step time; ``include`` and
     ``exclude`` are regular expressions over layer names; ``absmax_below`` and ``norm_below`` are thresholds that alert
     at their word; ``step`` is the number of the next step where the job was resumed.
 
     A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
     ValueError on wrong arguments, and nothing else, now or later.
     """
-    arguments.check_watch(model, optimizer, budget, on_alert)
+    arguments.check_watch(model, optimizer, on_alert)
     settings = Settings.resolve(
         os.environ,
         url=url,
@@ -67,6 +67,7 @@ def watch(
         absmax_below=absmax_below,
         norm_below=norm_below,
         step=step,
+        budget=budget,
     )
     with _lock:
         same = _same_watch(settings, model, optimizer, on_alert)

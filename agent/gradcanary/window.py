@@ -102,7 +102,8 @@ def record_of(
         lr=window.lr,
         step_time_s=window.step_time_s,
         peak_memory_bytes=peak_bytes({device for sample in samples for device in sample.measured.devices()}),
-        agent_share=of.share(),
+        agent_share=of.meter.share(),
+        every=of.meter.every,
         logged=list(logged),
         is_silent=of.place.is_silent,
     )

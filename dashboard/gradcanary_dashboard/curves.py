@@ -1,4 +1,4 @@
-"""Curves over the step axis as Plotly figures: a stat of one layer, the loss; no I/O."""
+"""Curves over the step axis as Plotly figures: a stat of one layer, the loss, the agent's share; no I/O."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gradcanary_dashboard import axes, marks, palette, wording
-from gradcanary_dashboard.columns import decode, encode
-from gradcanary_dashboard.history import Hole
+from gradcanary_dashboard.columns import encode
+from gradcanary_dashboard.curve import Curve
 from gradcanary_dashboard.stats import Stat
 
 TREND_HEIGHT = 250
 LOSS_HEIGHT = 190
+AGENT_HEIGHT = 110
 FADE = "22"
 """Alpha of an envelope, in hex."""
 
@@ -45,66 +45,6 @@ class Level:
         place = {"xref": "paper", "x": 1, "xanchor": "right"}
         height = {"y": math.log10(self.value), "yanchor": "bottom" if self.is_upper else "top"}
         return {"text": f"{self.name} {wording.scientific(self.value)}", **place, **height, "showarrow": False}
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Buckets of one series: first step, smallest, mean and largest value (NaN = none), samples, not finite ones."""
-
-    steps: axes.Floats
-    bucket_steps: int
-    low: axes.Floats
-    mean: axes.Floats
-    high: axes.Floats
-    count: npt.NDArray[np.int32]
-    nonfinite: npt.NDArray[np.int32]
-    holes: Sequence[Hole] = ()
-    every: int = 1
-
-    @classmethod
-    def read(cls, answer: Mapping[str, Any], series: Mapping[str, Any], events: marks.Events) -> Curve:
-        """Return one series or metric of an answer; no line is drawn over the holes among the events."""
-        count = decode(series["count"])
-        low, mean, high = (
-            np.where(count > 0, decode(series[key]).astype(np.float64), np.nan) for key in ("min", "mean", "max")
-        )
-        bucket = max(1, int(answer["bucket_steps"]))
-        broken = decode(series["nonfinite"])
-        return cls(decode(answer["steps"]), bucket, low, mean, high, count, broken, events.holes, events.every)
-
-    @property
-    def middle(self) -> axes.Floats:
-        """The middle step of each bucket."""
-        return self.steps + (self.bucket_steps - 1) / 2
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing at all is known."""
-        return not self.pieces() and not self.nonfinite.any()
-
-    def pieces(self) -> list[slice]:
-        """Return the stretches of buckets that hold values and follow each other without a hole."""
-        known = np.isfinite(self.low) & np.isfinite(self.high)
-        if not known.any():
-            return []
-        between = np.diff(self.steps)
-        usual = max(float(self.bucket_steps), float(np.median(between)) if len(between) else 0.0)
-        joined = known[1:] & known[:-1] & (between <= 1.5 * usual) & ~self._torn()
-        starts = np.flatnonzero(known & ~np.concatenate(([False], joined)))
-        ends = np.flatnonzero(known & ~np.concatenate((joined, [False]))) + 1
-        return [slice(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
-
-    def _torn(self) -> npt.NDArray[np.bool_]:
-        """Return, for each bucket but the last, whether a hole lies between its middle and the next one's.
-
-        A hole that is thinner than a bucket leaves values in it, and still nothing was measured there.
-        """
-        torn = np.zeros(max(0, len(self.steps) - 1), np.bool_)
-        middle = self.middle
-        for hole in self.holes:
-            first = max(0, int(np.searchsorted(middle, hole.first, "right")) - 1)
-            torn[first : int(np.searchsorted(middle, hole.last, "left"))] = True
-        return torn
 
 
 def trend(
@@ -136,11 +76,28 @@ def trend(
 
 def loss(answer: Mapping[str, Any], span: axes.Span, events: marks.Events) -> axes.Figure:
     """Return the loss on a linear axis."""
-    metric = next((metric for metric in answer["metrics"] if metric["name"] == "loss"), None)
-    curve = Curve.read(answer, metric, events) if metric is not None else None
-    if curve is None or curve.is_empty:
+    curve = _logged(answer, "loss", events)
+    if curve is None:
         return axes.nothing(span, LOSS_HEIGHT, "No loss has been logged in these steps.")
-    drawn = axes.layout(span, LOSS_HEIGHT, {"nticks": 5})
+    return _linear(curve, span, events, axes.layout(span, LOSS_HEIGHT, {"nticks": 5}))
+
+
+def agent(answer: Mapping[str, Any], span: axes.Span, events: marks.Events) -> axes.Figure:
+    """Return the agent's own share of the time; it comes with each batch, so the line goes from one to the next."""
+    curve = _logged(answer, "agent_share", events)
+    if curve is None:
+        return axes.nothing(span, AGENT_HEIGHT, "The agent has told no share of its own in these steps.")
+    scale = {"nticks": 4, "tickformat": "~%", "rangemode": "tozero"}
+    return _linear(curve.known(), span, events, axes.layout(span, AGENT_HEIGHT, scale))
+
+
+def _logged(answer: Mapping[str, Any], name: str, events: marks.Events) -> Curve | None:
+    metric = next((metric for metric in answer["metrics"] if metric["name"] == name and not metric["tags"]), None)
+    curve = Curve.read(answer, metric, events) if metric is not None else None
+    return None if curve is None or curve.is_empty else curve
+
+
+def _linear(curve: Curve, span: axes.Span, events: marks.Events, drawn: dict[str, Any]) -> axes.Figure:
     top = _top(curve)
     pointed = marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
     data = [
@@ -254,7 +211,8 @@ def _hover(curve: Curve, piece: slice) -> list[list[str]]:
     for low, mean, high, count in zip(*(column[piece].tolist() for column in columns), strict=True):
         around = f" ({wording.scientific(low)} to {wording.scientific(high)})" if low < high else ""
         texts.append(wording.exact(mean) if count == 1 else wording.scientific(mean) + around)
-    steps = axes.steps_text(curve.steps[piece], curve.bucket_steps, curve.every)
+    is_single = (curve.count[piece] <= 1).all()  # an interval that has changed meanwhile leaves several in a bucket
+    steps = axes.steps_text(curve.steps[piece], curve.bucket_steps, curve.every if is_single else 1)
     return [list(words) for words in zip(steps, texts, strict=True)]
 
 

@@ -23,7 +23,10 @@ WHY = {
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of the job: its number from 1, its steps (None before they are known) and what became of it."""
+    """One start of the job: its number from 1, its steps (None before they are known) and what became of it.
+
+    ``every`` and ``agent_share``, a part of 1, are the present ones, of several ranks the largest.
+    """
 
     number: int
     name: str
@@ -33,6 +36,7 @@ class Launch:
     state: str
     ranks: int
     dropped_steps: int
+    agent_share: float | None
     sessions: tuple[str, ...]
 
     @property
@@ -125,10 +129,11 @@ def _launch(number: int, sessions: Sequence[Mapping[str, Any]]) -> Launch:
         name=first["launch"],
         first=first["first_step"],
         last=first["last_step"],
-        every=max(1, first["every"] or 1),
+        every=max(session["every"] or 1 for session in sessions),
         state=first["state"],
         ranks=len(sessions),
         dropped_steps=first["dropped_steps"] or 0,
+        agent_share=max((session["agent_share"] or 0.0 for session in sessions), default=0.0) or None,
         sessions=tuple(session["session"] for session in sessions),
     )
 

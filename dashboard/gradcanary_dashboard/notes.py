@@ -45,6 +45,7 @@ def _launches(launches: Sequence[Launch]) -> list[str]:
 def _launch(launch: Launch, before: Launch | None) -> str:
     steps = wording.steps(*launch.steps).lower() if launch.steps else "no step yet"
     texts = [history.beginning(launch, before)] if before is not None and history.steps_back(launch, before) else []
-    texts += [f"every {wording.integer(launch.every)}"] if launch.every > 1 else []
+    texts += [f"sampled each {wording.integer(launch.every)}th step"] if launch.every > 1 else []
+    texts += [f"agent {wording.percent(launch.agent_share)}"] if launch.agent_share is not None else []
     texts += [wording.plural(launch.ranks, "rank")] if launch.ranks > 1 else []
     return f"Launch {launch.number}, {launch.state}: {'; '.join([steps, *texts])}"

@@ -34,6 +34,7 @@ class RunData:
     refusal: str | None
     series: Mapping[str, Any] | None
     loss: Mapping[str, Any]
+    agent: Mapping[str, Any]
     incidents: list[Mapping[str, Any]]
     incidents_version: str
 
@@ -56,6 +57,7 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
         refusal=refusal,
         series=series,
         loss=collector.run(run, "metrics", name="loss", points=POINTS, **steps).body,
+        agent=collector.run(run, "metrics", name="agent_share", points=POINTS, **steps).body,
         incidents=incidents,
         incidents_version=incidents_version,
     )

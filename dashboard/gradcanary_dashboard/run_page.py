@@ -41,6 +41,7 @@ SLOTS = {
     "trend-title": "children",
     "trend-note": "children",
     "loss": "figure",
+    "agent": "figure",
     "incidents": "children",
     "incident-tally": "children",
     "notes": "children",
@@ -54,6 +55,7 @@ FIGURES = {
     "heatmap": "Heatmap, layers by steps; the table of layers holds the last values",
     "trend": "A stat of the chosen layer over the steps",
     "loss": "Loss over the steps",
+    "agent": "The agent's share of the time over the steps",
 }
 
 
@@ -95,6 +97,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "run-zoom-note": controls.zoom_note(view, data.heatmap["bucket_steps"], "column"),
         "run-reset": not view.is_zoomed,
         "loss": curves.loss(data.loss, span, events),
+        "agent": curves.agent(data.agent, span, events),
         "incidents": incident_cards.panel(data.incidents, view),
         "incident-tally": incident_cards.tally(data.incidents),
         "notes": notes.cards(data.run),
@@ -171,6 +174,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 aside=html.Span(contents.get("trend-note"), id="trend-note"),
             ),
             parts.card("curve-loss", _graph("loss", contents), title="Loss", aside="same steps"),
+            parts.card("curve-agent", _graph("agent", contents), title="Agent", aside="its share of the time"),
             html.Div(contents.get("notes"), id="notes", className="notes"),
         ],
         className="figures",

@@ -46,6 +46,12 @@ def scientific(number: float | None) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
+def percent(part: float) -> str:
+    """Return ``0.42 %``, ``2.5 %`` or ``25 %`` for a part of 1."""
+    number = 100 * part
+    return f"{number:.{2 if number < 1 else 1 if number < 10 else 0}f} %"
+
+
 def exact(number: float) -> str:
     """Return a float32 with every digit it holds: ``6.103516e-7``, ``0.03125``, ``12,340``."""
     if not math.isfinite(number) or number == 0 or 1e-3 <= abs(number) < 1e6:

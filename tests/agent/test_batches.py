@@ -25,9 +25,16 @@ PLAIN = (None, "float32", None)
 ACCUMULATORS = [PLAIN, (None, "bfloat16", "bfloat16"), ("float32", "float32", "bfloat16")]
 
 
-def row(step: int, layer_set: wire.LayerSet = SETS[0], *, sampled: bool = True, dtypes: drafts.Dtypes = PLAIN) -> Row:
+def row(
+    step: int,
+    layer_set: wire.LayerSet = SETS[0],
+    *,
+    sampled: bool = True,
+    dtypes: drafts.Dtypes = PLAIN,
+    every: int = 1,
+) -> Row:
     width = len(layer_set.layers)
-    made = Row(layer_set, step, float(step), 2, 0, 0, bytes(width) if sampled else None, (dtypes,) * width, 0.01)
+    made = Row(layer_set, step, float(step), 2, 0, 0, bytes(width) if sampled else None, (dtypes,) * width, 0.01, every)
     if sampled:
         made.columns["absmax"] = Column("accumulated", None, array("f", [step + i / 8 for i in range(width)]))
         if step % 3 == 0:
@@ -38,16 +45,23 @@ def row(step: int, layer_set: wire.LayerSet = SETS[0], *, sampled: bool = True, 
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[Row]:
-    """Rows of rising steps, some not sampled, with a change of layers on the way."""
+    """Rows of rising steps, some not sampled, with a change of layers and one of the interval on the way."""
     kinds = draw(st.lists(st.tuples(st.booleans(), st.sampled_from(ACCUMULATORS)), min_size=1, max_size=90))
-    change = draw(st.integers(0, len(kinds)))
+    change, wider = (draw(st.integers(0, len(kinds))) for _ in range(2))
     return [
-        row(step, SETS[step >= change], sampled=sampled, dtypes=dtypes) for step, (sampled, dtypes) in enumerate(kinds)
+        row(
+            step,
+            SETS[step >= change],
+            sampled=sampled and (step < wider or step % 10 == 0),
+            dtypes=dtypes,
+            every=10 if step >= wider else 1,
+        )
+        for step, (sampled, dtypes) in enumerate(kinds)
     ]
 
 
 def boxed() -> Outbox:
-    return Outbox(1, Backlog(None, pytest.fail))
+    return Outbox(Backlog(None, pytest.fail))
 
 
 def sampled_steps(rows: list[Row]) -> list[int]:
@@ -69,8 +83,8 @@ def test_a_cut_takes_at_least_one_row_of_one_layer_set_and_keeps_the_limits(rows
     limits = wire.Limits(max_body=max_body, max_points=max_points, max_layers=9)
     count = batches.cut(rows, limits, max_steps)
     assert 1 <= count <= min(max_steps, len(rows))
-    batch = batches.build(rows[:count], 1)
-    assert {each.layer_set.id for each in rows[:count]} == {batch.layer_set}
+    batch = batches.build(rows[:count])
+    assert {(each.layer_set.id, each.every) for each in rows[:count]} == {(batch.layer_set, batch.every)}
     if count > 1:
         points = sum(len(wire.uncolumn("f", block.values)) for block in batch.blocks)
         assert points <= max_points
@@ -80,7 +94,7 @@ def test_a_cut_takes_at_least_one_row_of_one_layer_set_and_keeps_the_limits(rows
 @given(streams())
 def test_a_batch_says_every_value_of_its_rows_once(rows):
     rows = rows[: batches.cut(rows, ROOMY, 64)]
-    batch = batches.build(rows, 1)
+    batch = batches.build(rows)
     assert list(batch.steps) == sampled_steps(rows)
     said = {}
     for block in batch.blocks:
@@ -106,7 +120,7 @@ def test_a_batch_holds_no_more_series_than_a_collector_takes():
         each.metrics += [((f"m{i}", (("step", str(each.step)),)), each.step, 0.0) for i in range(300)]
     count = batches.cut(rows, ROOMY, 64)
     assert count == 3
-    assert len(batches.build(rows[:count], 1).metrics) <= batches.MAX_SERIES
+    assert len(batches.build(rows[:count]).metrics) <= batches.MAX_SERIES
 
 
 @given(streams(), st.data())

@@ -149,7 +149,7 @@ def test_nothing_grows_with_the_steps(collector: Recorded) -> None:
     """Memory over 100,000 steps is what ``tests/benchmarks/endurance.py`` is for."""
     loop, steps = Loop(), 400
     counts = []
-    with gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="long"):
+    with gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="long", every=1):
         for _ in range(3):
             loop.steps(steps)
             until(lambda: len(collector.steps()) >= steps - 1)  # the last one is still open

@@ -73,6 +73,7 @@ def record_of(
         lr=(),
         step_time_s=None,
         agent_share=0.0,
+        every=1,
         **{**defaults, **known},
     )
 

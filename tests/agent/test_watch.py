@@ -81,8 +81,8 @@ def test_the_public_names():
         ({"every": 7}, ValueError, r"watch\(every=\) is 7: it must be .* 1, 10, 100, 1000"),
         ({"every": True}, ValueError, r"watch\(every=\) is True"),
         ({"every": 1.0}, ValueError, r"watch\(every=\) is 1.0"),
-        ({"budget": 0}, ValueError, r"watch\(budget=0\)"),
-        ({"budget": "1%"}, ValueError, r"watch\(budget='1%'\)"),
+        ({"budget": 0}, ValueError, r"watch\(budget=\) is 0: it must be a share"),
+        ({"budget": "1%"}, ValueError, r"watch\(budget=\) is '1%'"),
         ({"include": "("}, ValueError, r"watch\(include=\) is '\(': it must be a regular expression"),
         ({"exclude": 3}, ValueError, r"watch\(exclude=\) is 3"),
         ({"absmax_below": 0}, ValueError, r"watch\(absmax_below=\) is 0: it must be a number above 0"),
@@ -112,8 +112,11 @@ def test_arguments_come_before_the_environment_and_that_before_defaults():
     environ = {"GRADCANARY_URL": "https://c.example/base/", "GRADCANARY_EVERY": "10", "GRADCANARY_STEP": "7"}
     settings = Settings.resolve(environ, every=100, url=None)
     assert (settings.url, settings.every, settings.step) == ("https://c.example/base", 100, 7)
+    of_watch = Settings.resolve({**environ, "GRADCANARY_BUDGET": "0.05"}, every="auto", budget=0.01)
+    assert (of_watch.every, of_watch.budget) == (10, 0.05)
+    assert Settings.resolve({"GRADCANARY_BUDGET": "0.05"}, budget=0.02).budget == 0.02
     assert Settings.resolve({}).url == "http://127.0.0.1:8787"
-    assert Settings.resolve({}).interval == 1
+    assert (Settings.resolve({}).every, Settings.resolve({}).budget) == ("auto", 0.01)
     with pytest.raises(ValueError, match="GRADCANARY_EVERY is '7'"):
         Settings.resolve({"GRADCANARY_EVERY": "7"})
 

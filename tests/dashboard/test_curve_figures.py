@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from api_answers import column, curve, series_answer
+from api_answers import column, curve, run, series_answer, session
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcanary_dashboard import axes, curves, palette
 from gradcanary_dashboard.columns import decode
-from gradcanary_dashboard.history import Hole
+from gradcanary_dashboard.history import Hole, launches
 from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.stats import STATS
 from gradcanary_dashboard.view import View
@@ -112,6 +112,27 @@ def test_what_is_not_finite_is_a_cross() -> None:
 def test_the_loss_may_be_absent() -> None:
     answer = {"bucket_steps": 1, "steps": column([], "float64"), "times": column([], "float64"), "metrics": []}
     assert "No loss" in curves.loss(answer, span_of([]), QUIET)["layout"]["annotations"][0]["text"]
+
+
+def test_the_agents_share_is_one_line_from_batch_to_batch() -> None:
+    known = [0.02, NAN, NAN, 0.01, NAN, NAN, 0.004, NAN]
+    answer = series_answer(curve([1.0] * 8, [1.0] * 8, [1.0] * 8), range(8))
+    answer["metrics"].append({**curve(known, known, known), "name": "agent_share"})
+    line = line_of(curves.agent(answer, span_of([0, 7]), QUIET))
+    assert values(line["x"])[:3] == [0, 3, 6]
+    assert values(line["y"])[:3] == pytest.approx([0.02, 0.01, 0.004])
+    nothing = curves.agent({**answer, "metrics": []}, span_of([0, 7]), QUIET)
+    assert "no share" in nothing["layout"]["annotations"][0]["text"]
+
+
+def test_a_bucket_of_several_samples_says_its_steps_whatever_the_interval_is_now() -> None:
+    """Sampled each 100th step by now, but each one before."""
+    of_one = curve([1e-3] * 2, [2e-3] * 2, [3e-3] * 2)
+    widened = Events(launches=launches(run(sessions=[session(1, 0, 199, every=100)])))
+    for count, words in ((100, ["0 to 99", "100 to 199"]), (1, ["0", "100"])):
+        answer = series_answer({**of_one, "count": column([count] * 2, "int32")}, [0, 100], 100)
+        line = line_of(curves.trend(answer, span_of([0, 199]), ABSMAX, widened))
+        assert [word for word, _ in line["customdata"] if word] == words
 
 
 def test_all_figures_share_the_steps_and_keep_a_zoom() -> None:

@@ -10,6 +10,13 @@ from gradcanary_dashboard import wording
 
 
 @pytest.mark.parametrize(
+    ("part", "text"), [(0.0, "0.00 %"), (0.0042, "0.42 %"), (0.0251, "2.5 %"), (0.25, "25 %"), (1.0, "100 %")]
+)
+def test_a_part_is_told_in_percent(part: float, text: str) -> None:
+    assert wording.percent(part) == text
+
+
+@pytest.mark.parametrize(
     ("number", "text"),
     [
         (0.0, "0"),

@@ -1,0 +1,80 @@
+"""One series over the step axis, bucket by bucket, and the pieces in which it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradcanary_dashboard import axes, marks
+from gradcanary_dashboard.columns import decode
+from gradcanary_dashboard.history import Hole
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Buckets of one series: first step, smallest, mean and largest value (NaN = none), samples, not finite ones."""
+
+    steps: axes.Floats
+    bucket_steps: int
+    low: axes.Floats
+    mean: axes.Floats
+    high: axes.Floats
+    count: npt.NDArray[np.int32]
+    nonfinite: npt.NDArray[np.int32]
+    holes: Sequence[Hole] = ()
+    every: int = 1
+
+    @classmethod
+    def read(cls, answer: Mapping[str, Any], series: Mapping[str, Any], events: marks.Events) -> Curve:
+        """Return one series or metric of an answer; no line is drawn over the holes among the events."""
+        count = decode(series["count"])
+        low, mean, high = (
+            np.where(count > 0, decode(series[key]).astype(np.float64), np.nan) for key in ("min", "mean", "max")
+        )
+        bucket = max(1, int(answer["bucket_steps"]))
+        broken = decode(series["nonfinite"])
+        return cls(decode(answer["steps"]), bucket, low, mean, high, count, broken, events.holes, events.every)
+
+    @property
+    def middle(self) -> axes.Floats:
+        """The middle step of each bucket."""
+        return self.steps + (self.bucket_steps - 1) / 2
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all is known."""
+        return not self.pieces() and not self.nonfinite.any()
+
+    def known(self) -> Curve:
+        """Return the curve without buckets of which nothing is known."""
+        there = (self.count > 0) | (self.nonfinite > 0)
+        columns = ("steps", "low", "mean", "high", "count", "nonfinite")
+        return replace(self, **{name: getattr(self, name)[there] for name in columns})
+
+    def pieces(self) -> list[slice]:
+        """Return the stretches of buckets that hold values and follow each other without a hole."""
+        known = np.isfinite(self.low) & np.isfinite(self.high)
+        if not known.any():
+            return []
+        between = np.diff(self.steps)
+        usual = max(float(self.bucket_steps), float(np.median(between)) if len(between) else 0.0)
+        joined = known[1:] & known[:-1] & (between <= 1.5 * usual) & ~self._torn()
+        starts = np.flatnonzero(known & ~np.concatenate(([False], joined)))
+        ends = np.flatnonzero(known & ~np.concatenate((joined, [False]))) + 1
+        return [slice(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
+
+    def _torn(self) -> npt.NDArray[np.bool_]:
+        """Return, for each bucket but the last, whether a hole lies between its middle and the next one's.
+
+        A hole that is thinner than a bucket leaves values in it, and still nothing was measured there.
+        """
+        torn = np.zeros(max(0, len(self.steps) - 1), np.bool_)
+        middle = self.middle
+        for hole in self.holes:
+            first = max(0, int(np.searchsorted(middle, hole.first, "right")) - 1)
+            torn[first : int(np.searchsorted(middle, hole.last, "left"))] = True
+        return torn
