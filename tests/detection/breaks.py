@@ -6,7 +6,7 @@ import torch
 from detection.case import fault
 from detection.falls import split
 from detection.job import Job
-from detection.models import EXAMPLES, WIDTH, Net, Reader, next_word, regression, sentences, teacher
+from detection.models import EXAMPLES, WIDTH, Net, Reader, regression, sentences, teacher
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
@@ -217,7 +217,7 @@ def bfloat16_weights_stand_still() -> Job:
 
 @fault("fp16_underflow", since=300, truth="underflows", also=("collapse", "scale_drop"))
 def float16_without_a_scaler() -> Job:
-    """Weights in float16 and no scaler; from step 300 on the loss is a mean over 16,000 times more: gradients are zeros."""
+    """Weights in float16 and no scaler; from step 300 on the loss is a mean over 16,000 times more: many zeros."""
     model, draw = Net().half(), teacher()
     optimizer = SGD(split(model, [model.head.bias]), lr=1e-3)
 

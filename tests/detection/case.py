@@ -14,9 +14,10 @@ class Case:
     """A job and its truth.
 
     ``rule`` is what should be said of it, empty of a healthy one; ``layers`` a regular expression of the layers that
-    it should be said of, empty where only the reading tells, or it is the whole run; ``since`` the step of the fault. ``truth`` names the reading
-    that has to agree (``detection.truths``), empty where only the making tells. ``also`` are rules that may speak, too,
-    ``missed`` is why the fault is known to be missed, ``noisy`` why a healthy one is known not to be quiet.
+    it should be said of, empty where only the reading tells, or it is the whole run; ``since`` the step of the fault.
+    ``truth`` names the reading that has to agree (``detection.truths``), empty where only the making tells. ``also``
+    are rules that may speak, too, ``missed`` is why the fault is known to be missed, ``noisy`` why a healthy one is
+    known not to be quiet.
     """
 
     name: str

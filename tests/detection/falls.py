@@ -3,7 +3,19 @@
 import torch
 from detection.case import fault
 from detection.job import Job
-from detection.models import Adapted, Attention, Block, Gated, Net, Reader, chain, next_word, regression, sentences, teacher
+from detection.models import (
+    Adapted,
+    Attention,
+    Block,
+    Gated,
+    Net,
+    Reader,
+    chain,
+    next_word,
+    regression,
+    sentences,
+    teacher,
+)
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
@@ -80,14 +92,16 @@ def a_relu_block_dies() -> Job:
 
     def happens(step: int) -> None:
         # 1 - lr * weight_decay = -249: a bias of 0.2 becomes one of -50.
-        optimizer.param_groups[1].update({"lr": 50.0, "weight_decay": 5.0} if step == 199 else {"lr": 0.05, "weight_decay": 0.0})
+        optimizer.param_groups[1].update(
+            {"lr": 50.0, "weight_decay": 5.0} if step == 199 else {"lr": 0.05, "weight_decay": 0.0}
+        )
 
     return Job(model, optimizer, regression(model, teacher()), 340, happens)
 
 
 @fault("scale_drop", since=200, truth="shrank", also=("vanished",))
 def the_last_relu_dies() -> Job:
-    """A ReLU at the output, and one step with a learning rate 3,000 times too large: everything is zero from then on."""
+    """A ReLU at the output, and one step with a learning rate 3,000 times too large: zeros from then on."""
     model = Net(3, outputs=1)
     draw = teacher(outputs=1)
 
@@ -99,7 +113,9 @@ def the_last_relu_dies() -> Job:
     optimizer = SGD(split(model, [model.head.bias]), lr=0.02)
 
     def happens(step: int) -> None:
-        optimizer.param_groups[1].update({"lr": 60.0, "weight_decay": 5.0} if step == 199 else {"lr": 0.02, "weight_decay": 0.0})
+        optimizer.param_groups[1].update(
+            {"lr": 60.0, "weight_decay": 5.0} if step == 199 else {"lr": 0.02, "weight_decay": 0.0}
+        )
 
     return Job(model, optimizer, loss, 340, happens)
 

@@ -187,7 +187,9 @@ def dropout_and_norms() -> Job:
 @control()
 def generator_against_discriminator() -> Job:
     """Two nets with an optimizer each, in turns; the discriminator's backward pass leaves the generator alone."""
-    model = nn.ModuleDict({"maker": nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, WIDTH)), "judge": Net(1, 1)})
+    model = nn.ModuleDict(
+        {"maker": nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, WIDTH)), "judge": Net(1, 1)}
+    )
     maker, judge = (Adam(model[name].parameters(), lr=1e-3, betas=(0.5, 0.9)) for name in ("maker", "judge"))
     mean = nn.functional.binary_cross_entropy_with_logits
     real, fake = torch.ones(EXAMPLES, 1), torch.zeros(EXAMPLES, 1)

@@ -24,7 +24,7 @@ class Job:
     """A training; ``loss`` gives that of one micro-step of a step, ``happens`` comes before each step.
 
     ``advance`` stands for ``optimizer.step()`` where more is done there, ``logged`` for a loss that the loop logs
-    itself, ``proof`` for what else it can tell of its layers in the end, and ``first_step`` for where a resumed one begins.
+    itself, ``proof`` for what else it can tell of its layers in the end, ``first_step`` for where a resumed one begins.
     """
 
     model: nn.Module
@@ -71,7 +71,9 @@ class Reading:
         planes = np.array(self._rows).transpose(2, 0, 1)
         names = dict(zip(("absmax", "mean", "norm", "zeros"), planes, strict=True))
         told = [proof.get(name, np.nan) for name in self.names]
-        np.savez(path, names=self.names, is_matrix=self.is_matrix, sizes=self.sizes, loss=self._losses, proof=told, **names)
+        np.savez(
+            path, names=self.names, is_matrix=self.is_matrix, sizes=self.sizes, loss=self._losses, proof=told, **names
+        )
 
 
 def _numbers(gradient: Tensor | None) -> tuple[float, float, float, float]:

@@ -16,7 +16,19 @@ Published by `PYTHONPATH=tests python -m detection.suite --write`; the jobs are 
 [tests/detection](../tests/detection/), a second set that is not published is run against every version.
 """
 
-RIVALS_HEAD = """\
+FAULTS_HEAD = """\
+## Faults
+
+late: steps from the fault to the incident. Rules that send no messages are on the page only.
+"""
+
+CONTROLS_HEAD = """
+## Healthy jobs
+
+None may be told of; what the page says of them is here, too.
+"""
+
+RIVALS_HEAD = """
 ## The rules of others, on the same gradients
 
 Each reads every step in float64, and all layers; which layer it means does not count.
@@ -41,7 +53,8 @@ def lines(rows: list[Row]) -> list[str]:
 def _line(row: Row) -> str:
     verdict = f"{'known' if row.is_known else 'WRONG'}: {row.miss}" if row.miss else "ok"
     late = "-" if row.delay is None else row.delay
-    return f"{row.case.name:34} {_truth(row):36} {_said(row):44} {row.layers:6} {late:>5} {len(row.messages):>4}  {verdict}"
+    told = len(row.messages)
+    return f"{row.case.name:34} {_truth(row):36} {_said(row):44} {row.layers:6} {late:>5} {told:>4}  {verdict}"
 
 
 def _truth(row: Row) -> str:
@@ -65,14 +78,14 @@ def page(rows: list[Row]) -> str:
         "\n".join(f"- {each}" for each in totals(rows)),
         "",
         _wrong(rows),
-        "## Faults\n\nlate: steps from the fault to the incident. Messages: webhooks; a rule that is not told is on the page.\n",
-        _table(["case", "what happens", "truth", "said", "layers", "late", "messages"], [_fault(row) for row in faults]),
-        "\n## Healthy jobs\n\nNone may be told of. What a page says of them is there, too.\n",
-        _table(["case", "what it is", "steps", "said", "messages"], [_control(row) for row in controls]),
-        "\n" + RIVALS_HEAD,
+        FAULTS_HEAD,
+        _table(["case", "what happens", "truth", "said", "layers", "late", "messages"], list(map(_fault, faults))),
+        CONTROLS_HEAD,
+        _table(["case", "what it is", "steps", "said", "messages"], list(map(_control, controls))),
+        RIVALS_HEAD,
         _table(["", "gradcanary", *RIVALS], _comparison(rows)),
         "",
-        _table(["case", "gradcanary", *RIVALS], [_rivals(row) for row in rows]),
+        _table(["case", "gradcanary", *RIVALS], list(map(_rivals, rows))),
     ]
     return "\n".join(parts) + "\n"
 
@@ -113,7 +126,10 @@ def _comparison(rows: list[Row]) -> list[list[str]]:
     controls = [each for row, each in zip(rows, words, strict=True) if not row.case.is_fault]
     return [
         ["faults caught", *(f"{column.count('caught')} of {len(faults)}" for column in zip(*faults, strict=True))],
-        ["healthy and noisy", *(f"{column.count('noisy')} of {len(controls)}" for column in zip(*controls, strict=True))],
+        [
+            "healthy and noisy",
+            *(f"{column.count('noisy')} of {len(controls)}" for column in zip(*controls, strict=True)),
+        ],
     ]
 
 

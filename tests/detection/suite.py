@@ -44,7 +44,9 @@ def train(case: Case, collector: Collector, folder: Path) -> int:
     """Run a job to its end and return its exit status; what it prints of itself goes to stderr if it fails."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRADCANARY_")}
     env = {**inherited, "OMP_NUM_THREADS": "1", "GRADCANARY_URL": collector.url}
-    ended = warm.run(warm.TRAINING, ["-m", "detection.watched", case.name, "--out", str(folder / f"{case.name}.npz")], env)
+    ended = warm.run(
+        warm.TRAINING, ["-m", "detection.watched", case.name, "--out", str(folder / f"{case.name}.npz")], env
+    )
     if ended.returncode:
         sys.stderr.write(ended.stdout + ended.stderr)
     print(f"{case.name} has run", file=sys.stderr, flush=True)

@@ -32,7 +32,9 @@ class Read:
     def of(cls, path: Path) -> "Read":
         """Read a file that a job wrote."""
         with np.load(path) as found:
-            arrays = {name: found[name] for name in ("is_matrix", "sizes", "absmax", "mean", "norm", "zeros", "loss", "proof")}
+            arrays = {
+                name: found[name] for name in ("is_matrix", "sizes", "absmax", "mean", "norm", "zeros", "loss", "proof")
+            }
             return cls([str(name) for name in found["names"]], **arrays)
 
 
@@ -75,7 +77,7 @@ def shrank(read: Read, since: int) -> dict[str, int]:
     """All layers lost 1.5 decades together, or have no gradient but exact zeros."""
     before = np.nanmedian(read.absmax[since // 2 : since], axis=0)
     small = (read.absmax < before * 10**-1.5).all(axis=1)
-    return {"": step for step in _last(small[:, None], [""]).values()}
+    return _last(small[:, None], [""])
 
 
 def lags(read: Read, _since: int) -> dict[str, int]:

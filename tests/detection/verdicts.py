@@ -130,15 +130,15 @@ def totals(rows: list[Row]) -> list[str]:
     faults = [row for row in rows if row.case.is_fault]
     controls = [row for row in rows if not row.case.is_fault]
     named = [row for row in faults if row.right is not None]
+    caught = sum(not row.miss for row in faults)
     delays = [row.delay / row.case.every for row in named if row.delay is not None]
     noise, steps = sum(len(row.messages) for row in controls), sum(row.steps for row in controls)
     told = [row for row in named if set(row.true) - {""}]
+    right, parts = (sum(row.layers == each for row in told) for each in ("all", "some"))
     return [
-        f"recall: {sum(not row.miss for row in faults)} of {len(faults)} faults",
+        f"recall: {caught} of {len(faults)} faults",
         f"right rule: {len(named)} of {len(faults)}",
-        f"right layers: {sum(row.layers == 'all' for row in told)} of {len(told)} that name layers, "
-        f"part of them {sum(row.layers == 'some' for row in told)}",
+        f"right layers: {right} of {len(told)} incidents with layers, {parts} a part",
         f"observations to detect: median {median(delays or [0]):.0f}, at most {max(delays, default=0):.0f}",
-        f"messages per 1,000 healthy steps: {1000 * noise / max(1, steps):.2f} ({noise} in {steps:,} steps of "
-        f"{len(controls)} jobs)",
+        f"messages per 1,000 healthy steps: {1000 * noise / max(1, steps):.2f} ({noise} in {steps:,})",
     ]

@@ -1,0 +1,11 @@
+"""The published page is of the cases that there are."""
+
+from detection.cases import CASES
+from detection.page import PAGE
+
+
+def test_the_page_shows_all_cases_and_no_others() -> None:
+    rows = [line.split(" | ") for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")]
+    shown = {row[0].removeprefix("| "): row[1] for row in reversed(rows) if len(row) > 1}
+    assert {case.name: case.about for case in CASES}.items() <= shown.items()
+    assert len({name for name in shown if "-" in name.strip("-")} - {case.name for case in CASES}) == 0
