@@ -16,8 +16,7 @@ class Case:
     ``rule`` is what should be said of it, empty of a healthy one; ``layers`` a regular expression of the layers that
     it should be said of, empty where only the reading tells, or it is the whole run; ``since`` the step of the fault.
     ``truth`` names the reading that has to agree (``detection.truths``), empty where only the making tells. ``also``
-    are rules that may speak, too, ``missed`` is why the fault is known to be missed, ``noisy`` why a healthy one is
-    known not to be quiet.
+    are rules that may speak, too, ``missed`` is why the fault is known to be missed. A healthy one has no excuse.
     """
 
     name: str
@@ -30,7 +29,6 @@ class Case:
     also: tuple[str, ...] = ()
     every: int = 1
     missed: str = ""
-    noisy: str = ""
 
     @property
     def is_fault(self) -> bool:
@@ -56,11 +54,11 @@ def fault(
     return add
 
 
-def control(*, every: int = 1, noisy: str = "") -> Callable[[Build], Build]:
+def control(*, every: int = 1) -> Callable[[Build], Build]:
     """Make a case of a healthy job."""
 
     def add(build: Build) -> Build:
-        CONTROLS.append(Case(*_words(build), every=every, noisy=noisy))
+        CONTROLS.append(Case(*_words(build), every=every))
         return build
 
     return add

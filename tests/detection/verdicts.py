@@ -94,7 +94,7 @@ class Row:
     @property
     def is_known(self) -> bool:
         """Tell whether the source says that and why this is wrong."""
-        return bool(self.case.missed if self.case.is_fault else self.case.noisy)
+        return bool(self.case.missed)
 
     def rival(self, name: str) -> str:
         """Return what another's rule makes of the job: caught, early, missed; quiet, noisy."""
