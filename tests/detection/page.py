@@ -12,8 +12,7 @@ HEAD = """\
 
 Small real trainings with known truth, each under `gradcanary.watch()` with default rules, one collector for all and a
 webhook receiver. What is true is known by how a job was made, and read from its `.grad` in float64, not by gradcanary.
-Published by `PYTHONPATH=tests python -m detection.suite --write`; the jobs are in
-[tests/detection](../tests/detection/), a second set that is not published is run against every version.
+Published by `make detection ARGS=--write`; the jobs are in [tests/detection](../tests/detection/).
 """
 
 FAULTS_HEAD = """\
