@@ -40,16 +40,19 @@ def autotrainer(read: Read) -> int | None:
     all elements are zero. It looks after each few epochs: here each 50 steps, from step 50 on; its rules on accuracy
     and on the loss over epochs have nothing to read here, but that a loss over 1,000 is one.
     """
-    there = read.is_matrix & ~np.isnan(read.norm).all(axis=0)
-    norms = np.nan_to_num(read.norm[:, there])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = norms[:, 0] / norms[:, -1]
-    vanishing = (rate < 1e-3) & (norms[:, 0] < 1e-4)
-    broken = np.isinf(norms).any(axis=1) | ~np.isfinite(read.loss) | (read.loss >= 1e3)
-    dying = np.average(np.nan_to_num(read.zeros, nan=1.0), axis=1, weights=read.sizes) >= 0.7
-    looked = np.arange(len(norms)) % CHECK_EACH == 0
-    looked[0] = False
-    return _first((vanishing | (rate > 70) | broken | dying) & looked)
+    looked = range(CHECK_EACH, len(read.loss), CHECK_EACH)
+    return next((step for step in looked if _is_ill(read, step)), None)
+
+
+def _is_ill(read: Read, step: int) -> bool:
+    there = ~np.isnan(read.norm[step])  # a layer without a gradient is none of its trainable ones
+    norms = read.norm[step, there & read.is_matrix]
+    if not np.isfinite(read.loss[step]) or read.loss[step] >= 1e3 or np.isinf(norms).any():
+        return True
+    if np.average(read.zeros[step, there], weights=read.sizes[there]) >= 0.7:
+        return True
+    first, last = norms[0], norms[-1]
+    return bool((first < 1e-3 * last and first < 1e-4) or first > 70 * last)
 
 
 def _first(bad: np.ndarray) -> int | None:
