@@ -16,7 +16,8 @@ class Case:
     ``rule`` is what should be said of it, empty of a healthy one; ``layers`` a regular expression of the layers that
     it should be said of, empty where only the reading tells, or it is the whole run; ``since`` the step of the fault.
     ``truth`` names the reading that has to agree (``detection.truths``), empty where only the making tells. ``also``
-    are rules that may speak, too, ``missed`` is why the fault is known to be missed. A healthy one has no excuse.
+    are rules that may speak, too, ``why`` is the reason of what is known to be wrong: it excuses a missed fault,
+    and no message on a healthy job.
     """
 
     name: str
@@ -28,7 +29,7 @@ class Case:
     truth: str = ""
     also: tuple[str, ...] = ()
     every: int = 1
-    missed: str = ""
+    why: str = ""
 
     @property
     def is_fault(self) -> bool:
@@ -43,22 +44,22 @@ def fault(
     truth: str = "",
     also: tuple[str, ...] = (),
     every: int = 1,
-    missed: str = "",
+    why: str = "",
 ) -> Callable[[Build], Build]:
     """Make a case of a job in which something goes wrong."""
 
     def add(build: Build) -> Build:
-        FAULTS.append(Case(*_words(build), rule, layers, since, truth, also, every, missed))
+        FAULTS.append(Case(*_words(build), rule, layers, since, truth, also, every, why))
         return build
 
     return add
 
 
-def control(*, every: int = 1) -> Callable[[Build], Build]:
+def control(*, every: int = 1, why: str = "") -> Callable[[Build], Build]:
     """Make a case of a healthy job."""
 
     def add(build: Build) -> Build:
-        CONTROLS.append(Case(*_words(build), every=every))
+        CONTROLS.append(Case(*_words(build), every=every, why=why))
         return build
 
     return add

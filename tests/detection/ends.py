@@ -33,7 +33,7 @@ def memorised() -> Job:
     return Job(model, Adam(model.parameters(), lr=3e-3), loss, 900)
 
 
-@control()
+@control(why="A loss of exactly 0 has no logarithm, so the fall of the gradients counts as not explained by it.")
 def margin_reached() -> Job:
     """A hinge loss whose margin every example reaches in the end: the loss is exactly zero, and every gradient."""
     model = Net(2)
@@ -46,7 +46,9 @@ def margin_reached() -> Job:
     return Job(model, AdamW(model.parameters(), lr=2e-3), loss, 500)
 
 
-@control()
+@control(
+    why="The loss is the sum of two: the other task's noise hides that this one's fell, and gradients alone cannot tell."
+)
 def a_task_learnt_early() -> Job:
     """Two tasks with an adapter each; one is easy and learnt to the last digit, while the other goes on."""
     model, hard = Net(3), teacher()

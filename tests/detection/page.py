@@ -93,7 +93,7 @@ def _wrong(rows: list[Row]) -> str:
     wrong = [row for row in rows if row.miss]
     if not wrong:
         return "Nothing is missed, and nothing healthy told of.\n"
-    reasons = [(row, row.case.missed) for row in wrong]
+    reasons = [(row, row.case.why) for row in wrong]
     return "Wrong:\n" + "".join(
         f"- **{row.case.name}**: {row.miss}.{f' {reason}' if reason else ''}\n" for row, reason in reasons
     )

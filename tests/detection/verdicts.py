@@ -93,8 +93,8 @@ class Row:
 
     @property
     def is_known(self) -> bool:
-        """Tell whether the source says that and why this is wrong."""
-        return bool(self.case.missed)
+        """Tell whether it is a fault of which the source says why it is missed: a healthy job has no excuse."""
+        return self.case.is_fault and bool(self.case.why)
 
     def rival(self, name: str) -> str:
         """Return what another's rule makes of the job: caught, early, missed; quiet, noisy."""
