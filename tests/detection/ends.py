@@ -47,7 +47,7 @@ def margin_reached() -> Job:
 
 
 @control(
-    why="The loss is the sum of two: the other task's noise hides that this one's fell, and gradients alone cannot tell."
+    why="The loss is the sum of two: the other task's noise hides that this one's fell, and gradients cannot tell."
 )
 def a_task_learnt_early() -> Job:
     """Two tasks with an adapter each; one is easy and learnt to the last digit, while the other goes on."""
