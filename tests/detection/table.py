@@ -1,4 +1,4 @@
-"""``make detection``: real trainings with a known fault, through the whole product, as a table with its misses named.
+"""A part of ``make detection``: one training with falls of many sizes, through the whole product, its misses named.
 
 Every row is a real LoRA training under ``gradcanary.watch()`` on default rules, a collector of its own schedule, and
 a webhook receiver that checks signatures. What is true comes from the same training read in float64 without
@@ -9,6 +9,7 @@ whose truth is not the fall that it is about is a miss, too: it would prove noth
 """
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -18,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from truth import collapsed, meets_condition, read_gradients
+import warm
+from detection.truth import collapsed, meets_condition, read_gradients
 
-from gradcanary.demo.processes import Collector, Process, new_secret
+from gradcanary.demo.processes import Collector, new_secret
 from gradcanary.demo.receiver import Receiver
 from gradcanary.demo.training import Fault
 from gradcanary.demo.verdict import COLLAPSED
@@ -114,11 +116,13 @@ def watch(case: Case, collector: Collector) -> int:
     """Run the training under the agent's eyes, as a process of its own, and return its exit status."""
     arguments = ["--run", case.name, "--steps", str(case.steps), "--seed", str(case.seed), "--width", str(WIDTH)]
     fault = ["--shrink", str(case.by), "--over", str(case.over), "--fault-step", str(case.start)]
-    environment = {"GRADCANARY_URL": collector.url}
-    with closing(Process("gradcanary.demo.training", [*arguments, *fault], environment)) as training:
-        status = training.wait()
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRADCANARY_")}
+    environment = {**inherited, "OMP_NUM_THREADS": "1", "GRADCANARY_URL": collector.url}
+    ended = warm.run(warm.TRAINING, ["-m", "gradcanary.demo.training", *arguments, *fault], environment)
+    if ended.returncode:
+        sys.stderr.write(ended.stderr)
     print(f"{case.name} has run", file=sys.stderr, flush=True)
-    return status
+    return ended.returncode
 
 
 def truth(case: Case) -> tuple[dict[str, int], int | None]:

@@ -1,0 +1,71 @@
+"""What a case is: a training job, and what is true about it by its making."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from detection.job import Build
+
+FAULTS: "list[Case]" = []
+CONTROLS: "list[Case]" = []
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and its truth.
+
+    ``rule`` is what should be said of it, empty of a healthy one; ``layers`` a regular expression of the layers that
+    it should be said of, empty where only the reading tells, or it is the whole run; ``since`` the step of the fault.
+    ``truth`` names the reading that has to agree (``detection.truths``), empty where only the making tells. ``also``
+    are rules that may speak, too, ``why`` is the reason of what is known to be wrong: it excuses a missed fault,
+    and no message on a healthy job.
+    """
+
+    name: str
+    build: Build
+    about: str
+    rule: str = ""
+    layers: str = ""
+    since: int = 0
+    truth: str = ""
+    also: tuple[str, ...] = ()
+    every: int = 1
+    why: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        return bool(self.rule)
+
+
+def fault(
+    rule: str,
+    layers: str = "",
+    *,
+    since: int = 0,
+    truth: str = "",
+    also: tuple[str, ...] = (),
+    every: int = 1,
+    why: str = "",
+) -> Callable[[Build], Build]:
+    """Make a case of a job in which something goes wrong."""
+
+    def add(build: Build) -> Build:
+        FAULTS.append(Case(*_words(build), rule, layers, since, truth, also, every, why))
+        return build
+
+    return add
+
+
+def control(*, every: int = 1, why: str = "") -> Callable[[Build], Build]:
+    """Make a case of a healthy job."""
+
+    def add(build: Build) -> Build:
+        CONTROLS.append(Case(*_words(build), every=every, why=why))
+        return build
+
+    return add
+
+
+def _words(build: Build) -> tuple[str, Build, str]:
+    """Return name, build and what it is about: the first sentence of its docstring."""
+    about = " ".join((build.__doc__ or "").split())
+    return build.__name__.replace("_", "-"), build, about.rstrip(".")

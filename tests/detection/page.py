@@ -1,0 +1,137 @@
+"""The table of the suite, for a terminal and as docs/detection.md."""
+
+from pathlib import Path
+
+from detection.rivals import RIVALS
+from detection.verdicts import Row, totals
+
+PAGE = Path(__file__).parents[2] / "docs" / "detection.md"
+
+HEAD = """\
+# What is detected, and what stays quiet
+
+Small real trainings with known truth, each under `gradcanary.watch()` with default rules, one collector for all and a
+webhook receiver. What is true is known by how a job was made, and read from its `.grad` in float64, not by gradcanary.
+Published by `make detection ARGS=--write`; the jobs are in [tests/detection](../tests/detection/).
+"""
+
+FAULTS_HEAD = """\
+## Faults
+
+late: steps from the fault to the incident. Rules that send no messages are on the page only.
+"""
+
+CONTROLS_HEAD = """
+## Healthy jobs
+
+None may be told of; what the page says of them is here, too.
+"""
+
+RIVALS_HEAD = """
+## The rules of others, on the same gradients
+
+Each reads every step in float64, and all layers; which layer it means does not count.
+
+- **absmax < 1e-4** of any layer for 20 steps in a row.
+- **SageMaker** Debugger's [VanishingGradient](https://docs.aws.amazon.com/sagemaker/latest/dg/vanishing-gradient.html):
+  mean |g| of any layer under 1e-7.
+- **AutoTrainer** ([ICSE 2021](https://github.com/shiningrain/AUTOTRAINER), its defaults): the norm of the first matrix
+  under 1e-3 of the last one's and under 1e-4, or over 70 times it; 70 % zeros; a loss over 1,000; anything not finite.
+  It looks after some epochs, here each 50 steps; its rules on accuracy have nothing to read here.
+
+caught: raised after the fault; early: raised before it, so it would not be believed.
+"""
+
+
+def lines(rows: list[Row]) -> list[str]:
+    """Return the table for a terminal."""
+    head = f"{'case':34} {'truth':36} {'said':44} {'layers':6} {'late':>5} {'told':>4}  verdict"
+    return [head, *(_line(row) for row in rows)]
+
+
+def _line(row: Row) -> str:
+    verdict = f"{'known' if row.is_known else 'WRONG'}: {row.miss}" if row.miss else "ok"
+    late = "-" if row.delay is None else row.delay
+    told = len(row.messages)
+    return f"{row.case.name:34} {_truth(row):36} {_said(row):44} {row.layers:6} {late:>5} {told:>4}  {verdict}"
+
+
+def _truth(row: Row) -> str:
+    if not row.case.is_fault:
+        return "healthy"
+    layers = len(set(row.true) - {""})
+    what = f", {layers} layers" if layers else ""
+    return f"{row.case.rule} from {row.true_step}{what}"
+
+
+def _said(row: Row) -> str:
+    return ", ".join(f"{each.rule} ({each.severity}) at {each.opened_step}" for each in row.said) or "nothing"
+
+
+def page(rows: list[Row]) -> str:
+    """Return docs/detection.md."""
+    faults = [row for row in rows if row.case.is_fault]
+    controls = [row for row in rows if not row.case.is_fault]
+    parts = [
+        HEAD,
+        "\n".join(f"- {each}" for each in totals(rows)),
+        "",
+        _wrong(rows),
+        FAULTS_HEAD,
+        _table(["case", "what happens", "truth", "said", "layers", "late", "messages"], list(map(_fault, faults))),
+        CONTROLS_HEAD,
+        _table(["case", "what it is", "steps", "said", "messages"], list(map(_control, controls))),
+        RIVALS_HEAD,
+        _table(["", "gradcanary", *RIVALS], _comparison(rows)),
+        "",
+        _table(["case", "gradcanary", *RIVALS], list(map(_rivals, rows))),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _wrong(rows: list[Row]) -> str:
+    wrong = [row for row in rows if row.miss]
+    if not wrong:
+        return "Nothing is missed, and nothing healthy told of.\n"
+    reasons = [(row, row.case.why) for row in wrong]
+    return "Wrong:\n" + "".join(
+        f"- **{row.case.name}**: {row.miss}.{f' {reason}' if reason else ''}\n" for row, reason in reasons
+    )
+
+
+def _fault(row: Row) -> list[str]:
+    late = "-" if row.delay is None else str(row.delay)
+    return [row.case.name, row.case.about, _truth(row), _said(row), row.layers, late, str(len(row.messages))]
+
+
+def _control(row: Row) -> list[str]:
+    every = f", every {row.case.every}" if row.case.every > 1 else ""
+    return [row.case.name, row.case.about, f"{row.steps}{every}", _said(row), str(len(row.messages))]
+
+
+def _ours(row: Row) -> str:
+    if row.case.is_fault:
+        return "missed" if row.miss else "caught"
+    return "noisy" if row.messages else "quiet"
+
+
+def _rivals(row: Row) -> list[str]:
+    return [row.case.name, _ours(row), *(row.rival(name) for name in RIVALS)]
+
+
+def _comparison(rows: list[Row]) -> list[list[str]]:
+    words = [(_ours(row), *(row.rival(name) for name in RIVALS)) for row in rows]
+    faults = [each for row, each in zip(rows, words, strict=True) if row.case.is_fault]
+    controls = [each for row, each in zip(rows, words, strict=True) if not row.case.is_fault]
+    return [
+        ["faults caught", *(f"{column.count('caught')} of {len(faults)}" for column in zip(*faults, strict=True))],
+        [
+            "healthy and noisy",
+            *(f"{column.count('noisy')} of {len(controls)}" for column in zip(*controls, strict=True)),
+        ],
+    ]
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    every = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(each) + " |" for each in every)

@@ -1,0 +1,144 @@
+"""What was true of a job, what was said of it, and whether that is right."""
+
+import re
+from dataclasses import dataclass, field
+from statistics import median
+
+from detection.case import Case
+from detection.rivals import RIVALS
+from detection.truths import TRUTHS, Read
+
+WHOLE_RUN = "(whole run)"
+SOON = 100
+"""Steps, of an observation each, within which a fault should be named."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """An incident of a job, as the API shows it."""
+
+    rule: str
+    severity: str
+    opened_step: int
+    layers: frozenset[str]
+
+    @property
+    def is_alarm(self) -> bool:
+        return self.severity != "information"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job: ``status`` is its own, ``true`` the layers that went wrong and when ("" the run), ``messages`` the types
+    of what the receiver got, ``rivals`` the first step at which others would have spoken."""
+
+    case: Case
+    status: int
+    steps: int
+    true: dict[str, int]
+    said: tuple[Said, ...]
+    messages: tuple[str, ...]
+    rivals: dict[str, int | None] = field(default_factory=dict)
+
+    @property
+    def true_step(self) -> int:
+        return min(self.true.values(), default=self.case.since)
+
+    @property
+    def right(self) -> Said | None:
+        """The first incident of the rule that should speak."""
+        found = [each for each in self.said if each.rule == self.case.rule]
+        return min(found, key=lambda each: each.opened_step, default=None)
+
+    @property
+    def delay(self) -> int | None:
+        return None if self.right is None else self.right.opened_step - self.true_step
+
+    @property
+    def layers(self) -> str:
+        """Of the right rule: all layers that it should name and no others, some of them, or wrong ones."""
+        if self.right is None or not set(self.true) - {""}:
+            return "-"
+        named = {name for each in self.said if each.rule == self.case.rule for name in each.layers} - {WHOLE_RUN}
+        if named == set(self.true):
+            return "all"
+        return "some" if named and named < set(self.true) else "wrong"
+
+    @property
+    def unclear(self) -> str:
+        """Why the job proves nothing: it did not run, or is not what it was made to be."""
+        if self.status:
+            return f"the job ended with status {self.status}"
+        return _disagreement(self.case, self.true) if self.case.truth else ""
+
+    @property
+    def miss(self) -> str:
+        """What is wrong with what was said, empty if nothing is."""
+        return self.unclear or (self._miss_of_fault() if self.case.is_fault else self._noise())
+
+    def _noise(self) -> str:
+        return f"told: {', '.join(self.messages)}" if self.messages else ""
+
+    def _miss_of_fault(self) -> str:
+        if self.right is None or self.delay is None:
+            return f"{self.case.rule} was not said"
+        if self.right.opened_step < self.case.since:
+            return f"{self.case.rule} at step {self.right.opened_step}, before the fault"
+        if self.delay > SOON * self.case.every:
+            return f"{self.delay} steps late"
+        if self.layers == "wrong":
+            return "other layers"
+        strange = {each.rule for each in self.said if each.is_alarm} - {self.case.rule, *self.case.also}
+        return f"also said: {', '.join(sorted(strange))}" if strange else ""
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether it is a fault of which the source says why it is missed: a healthy job has no excuse."""
+        return self.case.is_fault and bool(self.case.why)
+
+    def rival(self, name: str) -> str:
+        """Return what another's rule makes of the job: caught, early, missed; quiet, noisy."""
+        step = self.rivals[name]
+        if not self.case.is_fault:
+            return "quiet" if step is None else "noisy"
+        if step is None:
+            return "missed"
+        return "caught" if step >= self.case.since else "early"
+
+
+def judge(case: Case, status: int, read: Read | None, said: tuple[Said, ...], messages: tuple[str, ...]) -> Row:
+    """Return the row of a job; one that did not end well left nothing to read."""
+    if read is None:
+        return Row(case, status or 1, 0, {}, said, messages, dict.fromkeys(RIVALS))
+    true = TRUTHS[case.truth](read, case.since) if case.truth else {"": case.since} if case.is_fault else {}
+    rivals = {name: rule(read) for name, rule in RIVALS.items()}
+    return Row(case, status, len(read.loss), true, said, messages, rivals)
+
+
+def _disagreement(case: Case, true: dict[str, int]) -> str:
+    """Say where the reading is not what the job was made for."""
+    if not true:
+        return "in truth nothing happened"
+    strange = sorted(name for name in true if case.layers and not re.fullmatch(case.layers, name))
+    if strange:
+        return f"in truth {', '.join(strange)}, too"
+    return f"in truth at step {min(true.values())}" if min(true.values()) < case.since else ""
+
+
+def totals(rows: list[Row]) -> list[str]:
+    """Return the numbers over all rows, a line each."""
+    faults = [row for row in rows if row.case.is_fault]
+    controls = [row for row in rows if not row.case.is_fault]
+    named = [row for row in faults if row.right is not None]
+    caught = sum(not row.miss for row in faults)
+    delays = [row.delay / row.case.every for row in named if row.delay is not None]
+    noise, steps = sum(len(row.messages) for row in controls), sum(row.steps for row in controls)
+    told = [row for row in named if set(row.true) - {""}]
+    right, parts = (sum(row.layers == each for row in told) for each in ("all", "some"))
+    return [
+        f"recall: {caught} of {len(faults)} faults",
+        f"right rule: {len(named)} of {len(faults)}",
+        f"right layers: {right} of {len(told)} incidents with layers, {parts} a part",
+        f"observations to detect: median {median(delays or [0]):.0f}, at most {max(delays, default=0):.0f}",
+        f"messages per 1,000 healthy steps: {1000 * noise / max(1, steps):.2f} ({noise} in {steps:,})",
+    ]
