@@ -19,6 +19,10 @@ RECENT = 20
 EXPLAINED = 0.5
 """A loss that fell by this share of the gradients' decades explains them."""
 
+TO_ZERO, LATELY = 2.0, 0.5
+"""Decades that a loss fell before gradients of exactly zero are explained: in all, or in the last losses alone. A job
+that reaches a margin came there; a loss that is multiplied by zero did not."""
+
 
 def vote(shared: float, common_decades: float) -> int:
     """Return +1 for a fall of all layers, -1 for none, 0 between."""
@@ -30,8 +34,8 @@ def vote(shared: float, common_decades: float) -> int:
 def severity(shared: float, losses: Floats, loss_level: float | None) -> Severity:
     """Return how bad a common fall is: information when the loss fell too, critical when it did not.
 
-    ``losses`` are the last ones, ``loss_level`` their median when the baselines were set; a loss that is absent, not
-    positive or not finite explains nothing.
+    ``losses`` are the last ones, ``loss_level`` their median when the baselines were set; a loss that is absent,
+    negative or not finite explains nothing.
     """
     loss_now = level(losses[-RECENT:])
     if loss_now is None or loss_level is None:
@@ -39,7 +43,14 @@ def severity(shared: float, losses: Floats, loss_level: float | None) -> Severit
     loss_fall = math.log10(loss_level / loss_now)
     if loss_fall >= EXPLAINED * shared:
         return "information"
+    if math.isinf(shared) and (loss_fall >= TO_ZERO or _fell_lately(losses, loss_now)):
+        return "information"
     return "warning" if loss_fall > 0 else "critical"
+
+
+def _fell_lately(losses: Floats, loss_now: float) -> bool:
+    before = level(losses[:RECENT])
+    return before is not None and math.log10(before / loss_now) >= LATELY
 
 
 def level(losses: Floats) -> float | None:
@@ -50,5 +61,8 @@ def level(losses: Floats) -> float | None:
 
 
 def remember(losses: Floats, more: Floats) -> Floats:
-    """Return the losses with some more, as many as are kept."""
-    return np.concatenate([losses, more])[-LOSSES:]
+    """Return the losses with some more, as many as are kept.
+
+    One of exactly zero is left out: whether a job came there by learning or by a mistake is told by the ones before it.
+    """
+    return np.concatenate([losses, more[more != 0]])[-LOSSES:]

@@ -33,7 +33,7 @@ def memorised() -> Job:
     return Job(model, Adam(model.parameters(), lr=3e-3), loss, 900)
 
 
-@control(why="A loss of exactly 0 has no logarithm, so the fall of the gradients counts as not explained by it.")
+@control()
 def margin_reached() -> Job:
     """A hinge loss whose margin every example reaches in the end: the loss is exactly zero, and every gradient."""
     model = Net(2)

@@ -37,6 +37,23 @@ def test_severity_is_what_the_loss_says(loss, severity):
     assert last.value == pytest.approx(3, abs=0.4)
 
 
+def to_zero(over: int) -> np.ndarray:
+    """A loss that is 2, then falls by three decades over so many steps, then is exactly zero from step 250 on."""
+    steps = np.arange(500)
+    return np.where(steps < 250, 2.0 * 10 ** (-3 * np.clip((steps - 250 + over) / over, 0, 1)), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "severity"),
+    [(to_zero(100), "information"), (to_zero(60), "information"), (losses(0.0), "critical"), (losses(2.0), "critical")],
+)
+def test_gradients_of_exactly_zero_are_explained_by_a_loss_that_came_there(loss, severity):
+    """A margin that every example reaches, and a loss that somebody multiplies by zero."""
+    _, changes = run(Trace(dropped(by=0.0), loss=loss))
+    assert [(change.rule, change.severity) for change in changes][-1] == ("scale_drop", severity)
+    assert {change.rule for change in changes} == {"scale_drop"}
+
+
 def test_severity_rises_and_never_falls():
     loss = losses(2e-3, 900)
     loss[400:600], loss[600:] = 2.5, 2e-3
