@@ -68,7 +68,11 @@ def is_firing(layer: Layer) -> bool:
 
 
 def row(layer: Layer) -> dict[str, Any]:
-    """Return a layer as texts for the table."""
+    """Return a layer as texts for the table.
+
+    What is only noted is left to its incident: of a training in bfloat16 that is the same for each layer.
+    """
+    rules = ((rule.replace("_", " "), state) for rule, state in sorted(layer["rules"].items()) if state != "noted")
     return {
         "name": layer["name"],
         "absmax": wording.scientific(layer["absmax"]),
@@ -76,7 +80,7 @@ def row(layer: Layer) -> dict[str, Any]:
         "state": wording.state(layer["state"]),
         "accumulator": wording.accumulator(layer["accumulator"]),
         "k": wording.integer(layer["micro_steps"]),
-        "rule": ", ".join(f"{rule.replace('_', ' ')} {state}" for rule, state in sorted(layer["rules"].items())),
+        "rule": ", ".join(f"{rule} {state}" for rule, state in rules),
         "tone": _tone(layer),
         "low": bool(layer["low"]),
     }

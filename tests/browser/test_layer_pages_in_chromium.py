@@ -27,7 +27,7 @@ def test_a_layer_page_shows_every_stat_that_was_measured(shared: Any, open_page:
     expect(page.locator("#stat-absmax")).to_contain_text("threshold 1e-4")
     expect(page.locator("#stat-absmax")).to_contain_text("baseline")
     expect(page.locator("#stat-absmax")).to_contain_text("#1")
-    expect(page.locator("#layer-incidents h3")).to_contain_text("collapse")
+    expect(page.locator("#layer-incidents h3")).to_contain_text(["collapse", "accumulator"])
     expect(page.locator("#layer-incidents .members a").first).to_have_text(LAYER)
     expect(page.locator("#siblings tr")).to_have_count(7)
     page.locator("#siblings a", has_text="blocks.6.").click()
