@@ -181,8 +181,9 @@ def test_a_new_step_shows_within_two_seconds(shared: Any, open_page: Callable[..
 def test_nothing_is_redrawn_while_nothing_changes(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url)
     await_figures(page)
-    with page.expect_response(is_no_news):
-        pass
+    for _ in range(3):  # a browser that has little time draws what it learnt first behind the next answer
+        with page.expect_response(is_no_news):
+            pass
     page.evaluate(COUNT_REDRAWS)
     for _ in range(2):
         with page.expect_response(is_no_news):
