@@ -99,7 +99,7 @@ def test_a_disk_that_is_full_costs_memory(absent, undisturbed, largest):
     assert trained.errors.count("waits in memory") == 1
 
 
-@pytest.mark.parametrize("folder", ["/dev/null/spool", "/proc"])
+@pytest.mark.parametrize("folder", ["/proc/gradcanary", "/dev/null/spool", "/proc"])
 def test_a_folder_that_takes_no_file_costs_memory(absent, undisturbed, monkeypatch, folder):
     monkeypatch.setenv("GRADCANARY_SPOOL", folder)
     with training(absent.url, STEPS, pause=0.1, hold=120) as trained:

@@ -30,8 +30,12 @@ GATHERED_S = 15.0
 """A message is gathered for 10 s; then it goes out at once."""
 QUICK = (
     "a_branch_is_detached",
+    "a_bad_example",
+    "gates_saturate",
     "the_loss_is_divided_twice",
     "lora_start",
+    "stage_freeze",
+    "one_step_dips",
 )
 """What continuous integration has the time for."""
 

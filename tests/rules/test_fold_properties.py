@@ -101,7 +101,7 @@ launches = st.builds(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(traces(), launches, st.lists(st.integers(0, 125), max_size=8))
 def test_any_cutting_gives_the_same_bytes_and_changes(trace, of, cuts):
     whole, changes = run(trace, of, QUICK)
@@ -131,7 +131,7 @@ quiet = st.builds(
 seldom = st.builds(now_and_then, st.integers(1, 220), st.sampled_from([1, 10]), st.integers(0, 2**32 - 1))
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(
     st.lists(traces() | quiet | seldom, min_size=1, max_size=3),
     launches,
@@ -178,7 +178,7 @@ def test_the_order_of_columns_does_not_matter(trace, of, order):
     assert found == changes
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(traces(), launches)
 def test_scores_keep_their_bounds_and_nothing_resolves_that_did_not_fire(trace, of):
     state = FoldState.empty()

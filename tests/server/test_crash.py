@@ -15,7 +15,7 @@ from gradcanary import wire
 from gradcanary_server.database import Database
 from gradcanary_server.schema import batch, fold_state, incident, session
 
-KILLS = {"sqlite": 20, "postgresql": 4}
+KILLS = {"sqlite": 20, "postgresql": 6}
 """PostgreSQL does not die with the collector: what is tried there is the protocol only."""
 
 BATCH_STEPS = 16

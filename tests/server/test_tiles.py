@@ -50,7 +50,7 @@ def stories(draw):
     ]
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     stories(),
     st.sampled_from([1, 9, 100, 600]),
@@ -72,7 +72,7 @@ def test_compaction_does_not_show(module_store, small_tiles, story, points, some
         module_store.forget()
 
 
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32 - 1), st.sampled_from([3, 50, 700]), st.lists(st.integers(0, 20), max_size=4))
 def test_when_it_is_compacted_does_not_show(module_store, small_tiles, seed, points, cuts):
     made = stream(np.random.default_rng(seed), 400, 0, 1)
