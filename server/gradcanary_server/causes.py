@@ -64,12 +64,15 @@ class LikelyCause:
 def likely(scene: Scene) -> LikelyCause:
     """Return the likely cause of an incident."""
     code, evidence = _RULES[scene.incident.rule](scene) if scene.incident.rule in _RULES else _collapse(scene)
-    neighbours = [f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}" for near in scene.near]
+    # How gradients are summed explains what sums lose, and no fall of gradients.
+    explains_sums = scene.incident.rule == "accumulation_loss"
+    others = [near for near in scene.near if near.rule != "accumulator" or explains_sums]
+    neighbours = [f"incident {near.id} ({near.rule}) opened at step {near.opened_step:,}" for near in others]
     return LikelyCause(
         code=code,
         text=CAUSES[code].text,
         evidence=(*evidence, *neighbours, *_known(scene)),
-        incidents=tuple(near.id for near in scene.near),
+        incidents=tuple(near.id for near in others),
     )
 
 

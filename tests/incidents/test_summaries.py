@@ -207,6 +207,14 @@ def test_each_rule_has_its_likely_cause(rule, evidence, severity, near, code):
     assert scene(fired(0, rule=rule, evidence=evidence, severity=severity), near=neighbours).code == code
 
 
+def test_how_gradients_are_summed_explains_no_fall_of_them():
+    near = (causes.Near(30, "accumulator", "information", 0), causes.Near(31, "nonfinite", "critical", 330))
+    fell = scene(fired(0), near=near)
+    assert fell.incidents == (31,)
+    assert not [line for line in fell.evidence if "accumulator" in line]
+    assert scene(fired(0, rule="accumulation_loss", evidence=None), near=near).incidents == (30, 31)
+
+
 def test_blocks_that_lose_their_gradient_together_are_seen():
     blocks = [number for number, name in enumerate(BLOCKS) if name.split(".")[1] in "34"]
     lost = [fired(number, rule="vanished", evidence="steady") for number in blocks]
