@@ -48,7 +48,7 @@ def card(incident: Mapping[str, Any], view: View, layer: int | None = None) -> h
         *(_explanation(incident, view, layer) if named or is_open or incident["resolution"] == "run_finished" else []),
         *_told(incident),
     ]
-    classes = ["incident", incident["state"], *(["named"] if named else [])]
+    classes = ["incident", incident["state"], incident["severity"], *(["named"] if named else [])]
     return html.Article(children, className=" ".join(classes), **parts.attributes(aria_labelledby=f"incident-{number}"))
 
 
