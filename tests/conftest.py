@@ -8,6 +8,7 @@ from pathlib import Path
 
 import postgres
 import pytest
+import warm
 from collectors import Collector
 from hypothesis import HealthCheck, settings
 
@@ -38,6 +39,12 @@ LONGEST = (
 nobody waits for a long one in the end, those come first."""
 
 NewDb = Callable[[], str | None]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What is forked for the tests is forked from the same processes, whichever worker asks."""
+    if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
+        warm.share(warm.COLLECTOR, warm.TRAINING)
 
 
 @pytest.hookimpl(trylast=True)

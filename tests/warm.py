@@ -16,23 +16,38 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, NoReturn
+from zlib import crc32
 
 COLLECTOR = (
     "alembic.command",
+    "anyio._backends._asyncio",
+    "dash.backends._fastapi",
+    "dash.backends._flask",
+    "fastapi.staticfiles",
     "gradcanary_dashboard.app",
     "gradcanary_server.app",
+    "httpcore",
     "platformdirs",
+    "plotly.io",
+    "plotly.offline",
     "psycopg",
     "uvicorn",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
 )
 TRAINING = ("torch", "torch._dynamo", "torch.optim")
 
-_nurseries: dict[tuple[str, ...], socket.socket] = {}
+SHARED = "GRADCANARY_TEST_NURSERIES"
+"""Names the folder of nurseries for this process and those it starts."""
+
 _lock = threading.Lock()
 
 
@@ -48,9 +63,9 @@ class Process:
         read_out, write_out = os.pipe()
         read_err, write_err = os.pipe() if is_told else (-1, os.dup(write_out))
         self._said, says = socket.socketpair()
-        with says, _lock:
+        with says, _door(preloaded) as door:
             fds = [read_in, write_out, write_err, says.fileno()]
-            socket.send_fds(_nursery(preloaded), [json.dumps([list(words), dict(env)]).encode()], fds)
+            socket.send_fds(door, [json.dumps([list(words), dict(env)]).encode()], fds)
         for fd in (read_in, write_out, write_err):
             os.close(fd)
         self.stdout: IO[str] = os.fdopen(read_out)
@@ -93,26 +108,55 @@ def run(preloaded: tuple[str, ...], words: Sequence[str], env: Mapping[str, str]
         return subprocess.CompletedProcess(list(words), process.wait(60), printed, said.result())
 
 
-def _nursery(preloaded: tuple[str, ...]) -> socket.socket:
-    """Return the door of the process that has these modules, started at the first call."""
-    if preloaded not in _nurseries:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, __file__, str(theirs.fileno()), *preloaded]
-            env = {**os.environ, "OMP_NUM_THREADS": "1"}
-            process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        atexit.register(process.wait)
-        atexit.register(ours.close)  # that is what ends it
-        _nurseries[preloaded] = ours
-    return _nurseries[preloaded]
+def share(*preloaded: tuple[str, ...]) -> None:
+    """Start nurseries with these modules for this process and for all that it starts from now on."""
+    with _lock:
+        for modules in preloaded:
+            _start(modules)
 
 
-def _serve(door: socket.socket) -> tuple[list[str], dict[str, str]] | None:
-    """Fork for each request; return in the child, with what it is to run, and with None when nobody asks any more."""
+def _door(preloaded: tuple[str, ...]) -> socket.socket:
+    """Return a connection to the process that has these modules; the first call starts it."""
+    with _lock:
+        if SHARED not in os.environ or not _place(preloaded).exists():
+            _start(preloaded)
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.connect(str(_place(preloaded)))
+    return door
+
+
+def _place(preloaded: tuple[str, ...]) -> Path:
+    return Path(os.environ[SHARED]) / f"{crc32(' '.join(preloaded).encode()):x}"
+
+
+def _start(preloaded: tuple[str, ...]) -> None:
+    if SHARED not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="gradcanary-nurseries-")
+        atexit.register(folder.cleanup)
+        os.environ[SHARED] = folder.name
+    ours, theirs = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(_place(preloaded)))
+        listener.listen(64)  # who asks before everything is imported waits
+        fds = (listener.fileno(), ours)
+        command = [sys.executable, __file__, *map(str, fds), *preloaded]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, env=env, pass_fds=fds, stdin=subprocess.DEVNULL)
+    os.close(ours)
+    atexit.register(process.wait)
+    atexit.register(os.close, theirs)  # that is what ends it
+
+
+def _serve(listener: socket.socket, owner: int) -> tuple[list[str], dict[str, str]] | None:
+    """Fork for each request; return in the child, with what it is to run, and with None when the owner is gone."""
     while True:
-        request, fds, _, _ = socket.recv_fds(door, 1 << 20, 4)
-        if not request:
+        if owner in select.select([listener, owner], [], [])[0]:
             return None
+        door, _ = listener.accept()
+        with door:
+            request, fds, _, _ = socket.recv_fds(door, 1 << 20, 4)
+        if not request:
+            continue
         keeper = os.fork()
         if keeper:
             for fd in fds:
@@ -122,7 +166,8 @@ def _serve(door: socket.socket) -> tuple[list[str], dict[str, str]] | None:
         pid = os.fork()
         if pid:
             _keep(pid, fds[3])
-        door.close()
+        listener.close()
+        os.close(owner)
         for number, fd in enumerate(fds[:3]):
             os.dup2(fd, number)
         for fd in fds:
@@ -155,13 +200,13 @@ def _run(words: list[str], env: dict[str, str]) -> None:
 
 
 def _main() -> None:
-    for name in sys.argv[2:]:
+    for name in sys.argv[3:]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a keeper
-    with socket.socket(fileno=int(sys.argv[1])) as door:
-        request = _serve(door)
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        request = _serve(listener, int(sys.argv[2]))
     if request is not None:
         _run(*request)
 
