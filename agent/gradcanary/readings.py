@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gradcanary import wire
+from gradcanary.clips import Clips
 from gradcanary.drafts import Dtypes
 from gradcanary.effective import Effective
 from gradcanary.records import (
@@ -20,7 +21,6 @@ from gradcanary.records import (
     Record,
     Wishes,
     number_of,
-    scale_of,
 )
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 FLOAT32_MAX = 3.4028234663852886e38
 LOW = 1e-4
 """An absmax under which the exact zeros of a layer are counted: the default of the rules' ``enter``."""
-
-CLIPPED_BELOW = 1 - 1e-5
-"""A ratio of norms under which a clip is meant; the same kernel measures both, so an untouched gradient gives 1."""
 
 NARROW = (1e-12, 1e12)
 """Norms that float32 sums of squares hold, and those that follow within a factor of 1e6; others are asked for in
@@ -113,6 +110,7 @@ class Reader:
         self._skipped_total = 0
         self._watched: dict[int, int] = {}
         self._effective = Effective(None)
+        self._clips = Clips()
         self.wishes = Wishes()
         self.facts: list[wire.Fact] = []
 
@@ -188,7 +186,7 @@ class Reader:
         _add_moved(row, found)
         _add_losses(row, found)
         _add_some(row, "frozen_fraction", None, found.frozen)
-        _add_clip(record, found, row)
+        self.facts += self._clips.read(record, found, row)
         self.facts += found.facts(row.layer_set.layers, record.step, self._failed)
         self.wishes = self._next_wishes(absmax, norm, states, row.layer_set)
 
@@ -221,25 +219,6 @@ class Reader:
             wide=frozenset(i for i in measured if not NARROW[0] < norm[i] < NARROW[1]),
             probe=max(strength, key=strength.__getitem__, default=None),
         )
-
-
-def _add_clip(record: Record, found: Findings, row: Row) -> None:
-    """Add total norm and clip factor: of gradients before the clip, so never from a sample in the step hook.
-
-    The total is that of what one backward pass made: its clip takes all of that together.
-    """
-    norms, probe = found.joint, record.probe
-    if found.phase == "post_clip" or not (norms and found.is_whole) or not all(map(math.isfinite, norms)):
-        return
-    row.metrics.append((("total_norm", ()), record.step, math.sqrt(math.fsum(value * value for value in norms))))
-    before = found.norm.get(probe.layer, 0.0) if probe is not None else 0.0
-    if probe is None or before == 0.0:
-        return
-    factor = number_of(probe.norm) / scale_of(probe.scale) / before
-    if factor < CLIPPED_BELOW:
-        row.clipped = 1
-    if factor <= 1 + 1e-3:
-        row.metrics.append((("clip_factor", ()), record.step, min(factor, 1.0)))
 
 
 def _add_moved(row: Row, found: Findings) -> None:
