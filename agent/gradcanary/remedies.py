@@ -176,6 +176,12 @@ CAUSES: Mapping[str, Cause] = {
         "must grow when they shrink.",
         "fp16_scaling",
     ),
+    "scaled_clip": Cause(
+        "The clip comes between the scaled backward pass and the unscaling. Gradients are thousands of times larger "
+        "then, so all of them are cut to the limit, and unscaling makes that next to nothing. Adam hides it, because "
+        "it divides by the size of gradients: weight decay and epsilon win, and the clip protects from nothing.",
+        "unscale_first",
+    ),
     "fp16_overflow": Cause(
         "Parameters or gradients are float16, whose largest value is 65504: anything above is infinite.",
         "fp16",

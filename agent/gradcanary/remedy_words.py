@@ -21,6 +21,8 @@ _AUTOCAST = "torch.autocast('cuda', torch.bfloat16)   # or float16 with torch.am
 _ADAPTERS = "get_peft_model(model, config, autocast_adapter_dtype=True)"
 _PRINT_LAYERS = "for n, p in model.named_parameters(): print(n, p.requires_grad, float(p.detach().abs().max()))"
 
+_UNSCALED_CLIP = "scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+
 _EXPLOSION = (
     "Go back to a checkpoint before this step; lower the learning rate or warm it up longer; clip the total norm, "
     "after unscaling; look at the batches of these steps."
@@ -35,6 +37,7 @@ _FP32_WEIGHTS = (
     "Keep float32 master weights under autocast, or use an optimizer that rounds stochastically or keeps what rounding "
     "takes away; a higher learning rate moves more of them, too."
 )
+_UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
 
 TEXTS: Mapping[str, str] = {
@@ -48,6 +51,7 @@ TEXTS: Mapping[str, str] = {
     "fp32_sum": _FP32_SUM,
     "fp32_weights": _FP32_WEIGHTS,
     "fp16_scaling": _FP16_SCALING,
+    "unscale_first": _UNSCALE,
 }
 
 # Where a framework keeps the setting: the sentence that follows the general one, and the line to look at.
@@ -239,5 +243,27 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "peft": ("Adapter weights in float32 need autocast and a scaler.", _ADAPTERS),
         "diffusers": ("", "--mixed_precision=bf16"),
+    },
+    "unscale_first": {
+        "pytorch": ("", _UNSCALED_CLIP),
+        "transformers": (
+            "The Trainer does; a training_step of yours must not clip by itself.",
+            "TrainingArguments(max_grad_norm=1.0)",
+        ),
+        "accelerate": (
+            "Its own clip unscales; that of torch does not.",
+            "if accelerator.sync_gradients: accelerator.clip_grad_norm_(model.parameters(), 1.0)",
+        ),
+        "lightning": (
+            "Clipping of its own comes after unscaling; in manual optimization that is yours.",
+            "Trainer(gradient_clip_val=1.0)",
+        ),
+        "deepspeed": ("The engine clips after it has unscaled.", '{"gradient_clipping": 1.0}'),
+        "fsdp": ("Of FSDP1 it takes a scaler of its own.", "ShardedGradScaler()\n" + _UNSCALED_CLIP),
+        "peft": ("", _UNSCALED_CLIP),
+        "diffusers": (
+            "Their scripts clip through Accelerate, which unscales.",
+            "if accelerator.sync_gradients: accelerator.clip_grad_norm_(params, args.max_grad_norm)",
+        ),
     },
 }

@@ -205,6 +205,10 @@ def _fp16_underflow(_scene: Scene) -> tuple[str, list[str]]:
     return "fp16_zeros", []
 
 
+def _clip_before_unscale(_scene: Scene) -> tuple[str, list[str]]:
+    return "scaled_clip", []
+
+
 def _named(layers: Mapping[int, LayerFacts], numbers: Collection[int]) -> list[LayerFacts]:
     return [layers[number] for number in sorted(numbers) if number in layers]
 
@@ -226,4 +230,5 @@ _RULES = {
     "accumulator": _accumulator,
     "frozen": _frozen,
     "fp16_underflow": _fp16_underflow,
+    "clip_before_unscale": _clip_before_unscale,
 }

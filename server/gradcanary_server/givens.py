@@ -17,7 +17,7 @@ from gradcanary_server.observations import Launch
 from gradcanary_server.precision import FULL, Precision, predicted_loss
 from gradcanary_server.rules import Rules
 from gradcanary_server.scores import Scores
-from gradcanary_server.tracks import DECLARED, FORECAST, NO_SCALER, SUM_COARSE, SUM_FINE
+from gradcanary_server.tracks import CLIPPED_SCALED, DECLARED, FORECAST, NO_SCALER, SUM_COARSE, SUM_FINE
 
 _FORECASTS = ("bf16_weights_lr", "fp16_weights_lr", "bf16_moments", "fp16_moments")
 
@@ -46,6 +46,7 @@ def settle(
         DECLARED: declared,
         FORECAST: _said_of(launch, _FORECASTS) & rules.frozen.enabled,
         NO_SCALER: _said_of(launch, ("fp16_without_scaler",)) & rules.fp16_underflow.enabled,
+        CLIPPED_SCALED: _said_of(launch, ("clip_before_unscale",)) & rules.clip_before_unscale.enabled,
     }
     changed = [scores.put(track, columns, fires, step, full) for track, fires in found.items()]
     return any(changed)

@@ -158,6 +158,14 @@ class Fp16Underflow:
 
 
 @dataclass(frozen=True)
+class ClipBeforeUnscale:
+    """Gradients that are clipped while they carry the loss scale: what is left is thousands of times too small."""
+
+    enabled: bool = True
+    notify: bool = True
+
+
+@dataclass(frozen=True)
 class Grace:
     """Steps of a launch in which falls are not looked for: ``steps``, and while lr rises at most ``max_steps``."""
 
@@ -188,6 +196,7 @@ class Rules:
     accumulator: Accumulator = field(default_factory=Accumulator)
     frozen: Frozen = field(default_factory=Frozen)
     fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
+    clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
     grace: Grace = field(default_factory=Grace)
     layers: tuple[LayerRule, ...] = ()
     pace: Pace = field(default_factory=Pace)

@@ -220,6 +220,10 @@ def _no_scaler(group: Group) -> str:
     return f"have gradients in float16 without a GradScaler, seen at step {group.since}"
 
 
+def _scaled_clip(group: Group) -> str:
+    return f"are clipped while their gradients carry the loss scale, seen at step {group.since}"
+
+
 def _zeros(group: Group) -> str:
     return f"have {_share(group)} exact zeros in float16 gradients that had fewer before, since step {group.since}"
 
@@ -248,6 +252,7 @@ _SAID: dict[tuple[str, str | None], Callable[[Group], str]] = {
     ("fp16_underflow", "no_scaler"): _no_scaler,
     ("fp16_underflow", "zeros"): _zeros,
     ("fp16_underflow", "all_zeros"): _zeros,
+    ("clip_before_unscale", None): _scaled_clip,
 }
 _FEW_WORDS = {
     "explosion": "exploded",
@@ -257,6 +262,7 @@ _FEW_WORDS = {
     "accumulator": "summed in low precision",
     "frozen": "with weights that stand still",
     "fp16_underflow": "with float16 gradients that go to zero",
+    "clip_before_unscale": "clipped before unscaling",
 }
 _RULES: dict[str, Callable[[Incident, Mapping[int | None, Member], Mapping[int, str]], str]] = {
     "scale_drop": _scale_drop,

@@ -21,10 +21,10 @@ LOST, FROZEN, STOPPED, UNDERFLOW, ALL_ZERO = range(10, 15)
 """Of what is measured of a few layers at a time; nothing else moves them."""
 ZEROS = slice(UNDERFLOW, ALL_ZERO + 1)
 
-SUM_FINE, SUM_COARSE, DECLARED, FORECAST, NO_SCALER = range(15, 20)
+SUM_FINE, SUM_COARSE, DECLARED, FORECAST, NO_SCALER, CLIPPED_SCALED = range(15, 21)
 """Of what is given: it fires without a count."""
 
-TRACKS = 20
+TRACKS = 21
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """The tracks of the whole run; SCALE_WORSE counts what speaks for a higher severity of an open scale_drop."""
@@ -76,5 +76,6 @@ RULES: dict[str, tuple[Meaning, ...]] = {
         Meaning(UNDERFLOW, "zeros", WARNING),
         Meaning(ALL_ZERO, "all_zeros", CRITICAL),
     ),
+    "clip_before_unscale": (Meaning(CLIPPED_SCALED, None, WARNING),),
 }
 """The tracks of each rule in rising order of severity; of equals the last one speaks."""

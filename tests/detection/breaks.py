@@ -170,7 +170,7 @@ def a_layer_never_called() -> Job:
     return Job(model, AdamW(model.parameters(), lr=1e-3), regression(model, teacher()), 200)
 
 
-@fault("clip_before_unscale", why="There is no such rule yet.")
+@fault("clip_before_unscale")
 def clipped_before_unscaled() -> Job:
     """Gradients are clipped to a norm of 1 while they are still multiplied by 65,536."""
     model = Net()

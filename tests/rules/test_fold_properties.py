@@ -88,6 +88,7 @@ SAID = (
     wire.Fact("dead_config_key", "", (lora(3)[1].name,)),
     wire.Fact("bf16_weights_lr", "", (lora(3)[4].name,)),
     wire.Fact("fp16_without_scaler", "", ()),
+    wire.Fact("clip_before_unscale", "", ()),
 )
 
 launches = st.builds(

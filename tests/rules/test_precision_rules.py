@@ -8,7 +8,7 @@ from traces import Trace, fired, healthy, launch, lora, run
 
 from gradcanary import wire
 from gradcanary_server.precision import predicted_loss
-from gradcanary_server.rules import Accumulator, Fp16Underflow, Frozen, Rules
+from gradcanary_server.rules import Accumulator, ClipBeforeUnscale, Fp16Underflow, Frozen, Rules
 
 STEPS = 400
 BFLOAT16 = (wire.Accumulator((0, 2), None, "bfloat16", None),)
@@ -130,6 +130,7 @@ def test_another_dtype_than_declared_and_keys_that_do_nothing_are_information():
         ("bf16_weights_lr", "frozen", "forecast"),
         ("bf16_moments", "frozen", "forecast"),
         ("fp16_without_scaler", "fp16_underflow", "no_scaler"),
+        ("clip_before_unscale", "clip_before_unscale", None),
     ],
 )
 def test_what_an_agent_said_warns_from_the_next_step_on(code, rule, evidence):
@@ -146,8 +147,14 @@ def test_a_finding_without_layers_is_about_all():
 
 def test_rules_that_are_off_say_nothing():
     off = {"enabled": False}
-    rules = Rules(accumulator=Accumulator(**off), frozen=Frozen(**off), fp16_underflow=Fp16Underflow(**off))
-    facts = tuple(wire.Fact(code, "", ()) for code in ("bf16_weights_lr", "fp16_without_scaler", "dead_config_key"))
+    rules = Rules(
+        accumulator=Accumulator(**off),
+        frozen=Frozen(**off),
+        fp16_underflow=Fp16Underflow(**off),
+        clip_before_unscale=ClipBeforeUnscale(**off),
+    )
+    codes = ("bf16_weights_lr", "fp16_without_scaler", "dead_config_key", "clip_before_unscale")
+    facts = tuple(wire.Fact(code, "", ()) for code in codes)
     trace = Trace(healthy(STEPS), accumulators=BFLOAT16, values=measured("frozen_fraction", {100: 0.95}))
     assert run(trace, launch(facts=facts), rules)[1] == ()
 

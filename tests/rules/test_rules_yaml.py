@@ -20,6 +20,7 @@ rules:
   accumulator: {warn_above: 0.01, notify: false}
   frozen: {share: 0.5, moved_share: 0.5, stopped_share: 0.9, least_lr_share: 0.1, notify: false}
   fp16_underflow: {growth: 0.25, share: 0.9, observations: 5, notify: false}
+  clip_before_unscale: {}
 grace: {steps: 50, max_steps: 1000}
 layers:
   - match: '\.k_proj\.bias$'
