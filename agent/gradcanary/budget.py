@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 
 INTERVALS = (1, 10, 100, 1000)
 
+SLOW = 100
+"""The interval where each sample makes the training wait for its device."""
+
 GRACE_STEPS = 1000
 """Of a launch, all of which are sampled: baselines are made of them."""
 

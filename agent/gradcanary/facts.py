@@ -49,6 +49,12 @@ RECORDED = wire.Fact(
     "steps that are replayed are not seen; steps that are not replayed are, with the gradients that they find.",
     layers=(),
 )
+SLOW_DEVICE = wire.Fact(
+    code="slow_device",
+    text="On this kind of device a value can only be read by waiting for it: each 100th step is sampled, and waits. "
+    "watch(every=) decides otherwise.",
+    layers=(),
+)
 NO_SCALER = wire.Fact(
     code="fp16_without_scaler",
     text="Gradients are in float16, where what is under 6e-8 is zero, and no GradScaler was found that steps this "

@@ -13,13 +13,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gradcanary import compiled, engine, facts, summed, tap
 from gradcanary.attached import AFTER, Hook
 from gradcanary.frameworks import unwrapped
+from gradcanary.groups import elements, is_hooked, parameters, sizes
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers, discover, living
 from gradcanary.observer import Observer
 from gradcanary.sampling import is_capturing
 from gradcanary.settings import Settings
 from gradcanary.shards import is_shard
-from gradcanary.transfers import Transfers
+from gradcanary.transfers import Transfers, is_slow
 
 Optimizer = torch.optim.Optimizer
 
@@ -181,7 +182,7 @@ class Hooks:
         if is_first and self._replaces(optimizer):
             return True
         is_declared_anew = self._declared_at != summed.changes()
-        return is_declared_anew or self._sizes.get(id(optimizer)) != _sizes(optimizer) or self._main() is None
+        return is_declared_anew or self._sizes.get(id(optimizer)) != sizes(optimizer) or self._main() is None
 
     def _replaces(self, optimizer: Optimizer) -> bool:
         """At an optimizer's first step: no more follow those that hold nothing else.
@@ -189,16 +190,16 @@ class Hooks:
         They are wrappers around it, the one of an earlier stage, or what an earlier cell of a notebook left. Say
         whether that changes something, or that it is larger than the one that counts the steps so far.
         """
-        mine = {id(parameter) for parameter in _parameters(optimizer)}
+        mine = {id(parameter) for parameter in parameters(optimizer)}
         others = [
             other
             for other in self.optimizers()
-            if other is not optimizer and mine.issuperset(id(parameter) for parameter in _parameters(other))
+            if other is not optimizer and mine.issuperset(id(parameter) for parameter in parameters(other))
         ]
         for other in others:
             del self._optimizers[id(other)]
         main = self._main()
-        return bool(others) or (main is not None and _elements(main) < _elements(optimizer))
+        return bool(others) or (main is not None and elements(main) < elements(optimizer))
 
     def _companions(self, optimizer: Optimizer) -> Sequence[Optimizer]:
         """Return the optimizers that come with one that steps inside a backward pass: there each layer has its own."""
@@ -207,7 +208,7 @@ class Hooks:
         self._guessed_in = engine.current_pass()
         others = [found for found in living(Optimizer) if found is not optimizer and not self.follows(found)]
         able = [found for found in others if found not in self._wrong_guesses and self._is_ours(found)]
-        return [found for found in able if any(map(_is_hooked, _parameters(found)))]
+        return [found for found in able if any(map(is_hooked, parameters(found)))]
 
     def _has_wrong_guesses(self) -> bool:
         """After that pass no more follow those that did not step in it, as what an earlier training has left."""
@@ -227,17 +228,17 @@ class Hooks:
     def _shares(self, optimizer: Optimizer) -> bool:
         model = self._model()
         known = {id(parameter) for parameter in model.parameters()} if model is not None else set()
-        known |= {id(parameter) for other in self.optimizers() for parameter in _parameters(other)}
-        return any(id(parameter) in known for parameter in _parameters(optimizer))
+        known |= {id(parameter) for other in self.optimizers() for parameter in parameters(other)}
+        return any(id(parameter) in known for parameter in parameters(optimizer))
 
     def _follow(self) -> None:
         """Find the layers; where that fails, not again for what is the same then."""
         optimizers, self._declared_at = self.optimizers(), summed.changes()
-        self._sizes = {id(optimizer): _sizes(optimizer) for optimizer in optimizers}
+        self._sizes = {id(optimizer): sizes(optimizer) for optimizer in optimizers}
         # The largest one; of those that have stepped, where it takes too long to.
         is_late = any(taken >= LEADS_AFTER for taken in self._steps_of.values())
         able = [each for each in optimizers if each in self._steps_of] if is_late else optimizers
-        main = max(able, key=_elements, default=None)
+        main = max(able, key=elements, default=None)
         self._main = (lambda: None) if main is None else weakref.ref(main)
         layers = discover(optimizers, self._model(), self.settings, self.guard.catch)
         if not len(layers):
@@ -245,6 +246,9 @@ class Hooks:
         self.observer.follow(layers)
         devices = {each.device for reference in layers.references if (each := reference()) is not None}
         self.guard.wrap("preparing for a GPU", self._transfers.prepare)(devices, len(layers))
+        if any(map(is_slow, devices)):
+            self.observer.meter.slow_down()
+            self.observer.tell(facts.SLOW_DEVICE)
         self._uncount()
         self._unhooked = list(range(len(layers)))
         self._count_unfrozen()
@@ -279,27 +283,3 @@ class Hooks:
         for counter in self._counters:
             counter.remove()
         self._counters, self._searches_left = [], SEARCHES
-
-
-def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    try:
-        return list(optimizer.param_groups)
-    except Exception:  # noqa: BLE001 -- any optimizer that lives in the process, maybe one whose __init__ raised
-        return []
-
-
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in _groups(optimizer) for parameter in group["params"]]
-
-
-def _is_hooked(parameter: nn.Parameter) -> bool:
-    """Say whether somebody is called when its gradient is there: that is who steps inside a backward pass."""
-    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
-
-
-def _sizes(optimizer: Optimizer) -> tuple[int, ...]:
-    return tuple(len(group["params"]) for group in _groups(optimizer))
-
-
-def _elements(optimizer: Optimizer) -> int:
-    return sum(parameter.numel() for parameter in _parameters(optimizer))

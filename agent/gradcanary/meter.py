@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradcanary.budget import GRACE_STEPS, LOOK_STEPS, Look, Pace, paced
+from gradcanary.budget import GRACE_STEPS, LOOK_STEPS, SLOW, Look, Pace, paced
 from gradcanary.compiled import is_backward_traced
 
 TIMED_EACH = 16
@@ -42,6 +42,11 @@ class Meter:
     def every(self) -> int:
         """The interval in steps."""
         return self._pace.every
+
+    def slow_down(self) -> None:
+        """Sample as seldom as where the training waits for each sample, for good, unless an interval was given."""
+        if not self._is_fixed:
+            self._pace, self._is_fixed = Pace(SLOW), True
 
     def share(self) -> float:
         """Return the agent's share of the time, 0 before the first window."""

@@ -27,7 +27,11 @@ from gradcanary.sampling import is_capturing
 from gradcanary.statistics import Failed
 
 KIND = "cuda"
-"""Of the devices whose tensors are brought here: also AMD's. What lies elsewhere the sender reads, and waits for."""
+"""Of the devices whose tensors are brought here: also AMD's."""
+
+HOST = ("cpu", "meta")
+"""Of what lies elsewhere, on MPS or XPU, nothing tells when a copy has arrived: the hand-over waits for it, in the
+training's thread, because not every such device may be used from another one."""
 
 STEPS_AHEAD = 64
 """Records on their way that there is room for: as many as the host is ahead of a GPU, and more."""
@@ -133,6 +137,7 @@ class Transfers:
         self._lanes: dict[torch.device, Lane] = {}
         self._pinned: Pinned | None = None
         self._layers = 0
+        self._has_slow = False
         self._waiting: deque[Record] = deque()
         self._flights: deque[_Flight] = deque()
         # Several devices have several threads in a backward pass.
@@ -141,6 +146,7 @@ class Transfers:
     def prepare(self, devices: Collection[torch.device], layers: int) -> None:
         """Make what takes time, pinned memory above all, before there is something to hand over."""
         self._layers = max(self._layers, layers)
+        self._has_slow = any(map(is_slow, devices))
         mine = [device for device in devices if device.type == KIND]
         if mine and not is_capturing():
             for device in mine:
@@ -156,6 +162,8 @@ class Transfers:
 
     def hand(self, record: Record) -> None:
         """Take a record; it holds nothing of other devices once it is in the ring."""
+        if self._has_slow:
+            exchange(record, _fetched)
         if not (self._waiting or self._flights or any(_by_device(record))):
             self._ring.put(record)
             return
@@ -242,6 +250,15 @@ class Transfers:
         if self._pinned is None or (len(self._pinned) < needed and not self._flights):
             self._pinned = Pinned(torch.empty(needed, dtype=torch.uint8, device="cpu", pin_memory=KIND == "cuda"))
         return self._pinned
+
+
+def is_slow(device: torch.device) -> bool:
+    """Say whether what lies on a device has to be waited for."""
+    return device.type != KIND and device.type not in HOST
+
+
+def _fetched(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu") if is_slow(tensor.device) else tensor
 
 
 def _by_device(record: Record) -> dict[torch.device, list[Tensor]]:

@@ -232,6 +232,26 @@ def test_nothing_is_done_while_a_graph_is_recorded(
     assert capsys.readouterr().err.count("CUDA graph") == 1
 
 
+@pytest.mark.parametrize("every", ["auto", 10])
+def test_where_values_have_to_be_waited_for_few_steps_are_sampled(
+    collector: Recorded, every: str | int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on MPS; what is given is what is done."""
+    monkeypatch.setattr(transfers, "KIND", "cuda")
+    monkeypatch.setattr(transfers, "HOST", ("meta",))
+    fetched = []
+    monkeypatch.setattr(transfers, "_fetched", lambda tensor: fetched.append(threading.get_ident()) or tensor)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watching(collector, model, optimizer, is_watched=True, every=every) as watch:
+        train(model, optimizer, 201)
+        assert watch._session.guard.caught == 0
+    assert collector.steps() == list(range(0, 201, 100 if every == "auto" else every))
+    assert set(fetched) == {TRAINING}
+    assert [fact["code"] for fact in collector.facts("slow_device")] == ["slow_device"]
+    assert capsys.readouterr().err.count("by waiting for it") == 1
+
+
 class Operations(torch.utils._python_dispatch.TorchDispatchMode):
     """Counts all that torch does."""
 
