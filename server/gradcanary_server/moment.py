@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary import wire
+from gradcanary_server.duty import Presence
 from gradcanary_server.observations import Samples
 
 Floats = NDArray[np.float64]
@@ -26,7 +27,7 @@ BY_SCALER, BY_LOOP = 1, 2
 """Who skipped a window."""
 
 
-class Planes(Protocol):
+class Planes(Presence, Protocol):
     """What was seen of L layers at a step, [L], or at n of them, [n, L]."""
 
     @property
@@ -39,12 +40,6 @@ class Planes(Protocol):
     def seen(self) -> Mask: ...
     @property
     def zero(self) -> Mask: ...
-    @property
-    def had(self) -> Mask: ...
-    @property
-    def idle(self) -> Mask: ...
-    @property
-    def untrained(self) -> Mask: ...
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from importlib import import_module
 import pytest
 import torch
 from recorded import Recorded, recording
+from test_no_harm import Loop
 from torch import nn
 
 import gradcanary
@@ -31,22 +32,6 @@ def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
     with recording() as recorded:
         yield recorded
     assert capsys.readouterr().err == ""
-
-
-class Loop:
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).bfloat16()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-
-    def pass_(self) -> None:
-        self.model(torch.ones(4, 6, dtype=torch.bfloat16)).float().square().mean().backward()
-
-    def step(self) -> None:
-        self.pass_()
-        self.pass_()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
 
 
 def held(thing: object) -> dict[str, object]:
@@ -86,13 +71,13 @@ def traces(loop: Loop) -> dict[str, object]:
 
 def between(loop: Loop, watch: gradcanary.Watch) -> None:
     """With all that a watch may do."""
-    loop.step()
+    loop.steps(1)
     watch.observe_accumulator("0.weight", loop.model[0].weight.detach() * 2)
     watch.log(loss=torch.ones(()), acc=1)
-    loop.step()
+    loop.steps(1)
     watch.pause()
     loop.pass_()
-    loop.step()
+    loop.steps(1)
 
 
 def is_shadowed(loop: Loop) -> bool:
@@ -101,7 +86,7 @@ def is_shadowed(loop: Loop) -> bool:
 
 def inside(loop: Loop, _watch: gradcanary.Watch) -> None:
     """In the middle of a window with float32 sums beside the real ones."""
-    loop.step()
+    loop.steps(1)
     loop.pass_()
     if not is_shadowed(loop):  # a first step was made before
         loop.pass_()
@@ -120,13 +105,13 @@ def paused(loop: Loop, watch: gradcanary.Watch) -> None:
 def summed(loop: Loop, _watch: gradcanary.Watch) -> None:
     with gradcanary.fp32_accumulators(loop.optimizer):
         for _ in range(4):
-            loop.step()
+            loop.steps(1)
         loop.pass_()
 
 
 def scaled(loop: Loop, _watch: gradcanary.Watch) -> None:
     scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(loop.model(torch.ones(4, 6, dtype=torch.bfloat16)).float().sum()).backward()
+    scaler.scale(loop.model(torch.ones(2, 4, dtype=torch.bfloat16)).float().sum()).backward()
     scaler.step(loop.optimizer)
     scaler.update()
     loop.optimizer.zero_grad()
@@ -135,9 +120,9 @@ def scaled(loop: Loop, _watch: gradcanary.Watch) -> None:
 def twice(loop: Loop, watch: gradcanary.Watch) -> None:
     """A second watch is the first, and another run's ends it."""
     assert gradcanary.watch(loop.model, loop.optimizer) is watch
-    loop.step()
+    loop.steps(1)
     with gradcanary.watch(loop.model, run="another"):
-        loop.step()
+        loop.steps(1)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +141,11 @@ def test_nothing_is_left_when_it_is_closed(
 ) -> None:
     monkeypatch.setenv("GRADCANARY_URL", collector.url)
     loop = Loop()
-    loop.step()
+    loop.steps(1)
     before = traces(loop)
     watch = gradcanary.watch(*([loop.model, loop.optimizer] if given == "model" else []), run="one")
     if given == "nothing":
-        loop.step()  # as it is then that the layers are found
+        loop.steps(1)  # as it is then that the layers are found
     assert traces(loop) != before
     act(loop, watch)
     watch.close()
@@ -169,7 +154,7 @@ def test_nothing_is_left_when_it_is_closed(
     del watch
     gc.collect()
     assert gone() is None, "not even what would be called at exit"
-    loop.step()
+    loop.steps(1)
     assert traces(loop) == before
 
 
@@ -178,14 +163,14 @@ def test_a_model_an_optimizer_and_a_watch_may_be_let_go_of(collector: Recorded) 
     first, second = Loop(), Loop()
     before = traces(second)
     gradcanary.watch(url=collector.url, run="freed")
-    first.step()
-    first.step()
+    first.steps(1)
+    first.steps(1)
     gone = [weakref.ref(each) for each in (first, first.model, first.model[0], first.optimizer)]
     del first
     gc.collect()
     assert [each() for each in gone] == [None] * 4
     for _ in range(3):
-        second.step()
+        second.steps(1)
     (watch,) = watching._open
     assert watch._session.guard.caught == 0
     watch.close()
