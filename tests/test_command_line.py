@@ -107,6 +107,7 @@ def test_a_second_collector_on_one_file_is_refused_until_the_first_is_dead(capsy
 
 def test_without_the_extras_it_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "gradcanary_server.serving", raising=False)
     said = refused(capsys, "up", "--port", "0")
     assert "uvicorn is not installed" in said
     assert "pip install '.[all]'" in said

@@ -142,27 +142,13 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     import platformdirs
-    import uvicorn
 
     from gradcanary_dashboard.app import mount
     from gradcanary_server.app import create_app
     from gradcanary_server.errors import CollectorError
+    from gradcanary_server.serving import Server
     from gradcanary_server.settings import Settings
 
-    class Server(uvicorn.Server):
-        """Opens and closes the app itself: uvicorn would turn a refusal of ours into a stack trace."""
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await lifetime.enter_async_context(app.router.lifespan_context(app))
-            await super().startup(sockets)
-            if self.started:
-                _announce(url, settings.webhook, app.state.new_webhook_secret)
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().shutdown(sockets)
-            await lifetime.aclose()
-
-    lifetime = contextlib.AsyncExitStack()
     with contextlib.closing(_listen(arguments.host, arguments.port)) as listener:
         url = f"http://{_in_url(arguments.host)}:{listener.getsockname()[1]}"
         try:
@@ -176,9 +162,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             )
             app = create_app(settings)
             mount(app, url)
-            config = uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=5)
             with contextlib.suppress(KeyboardInterrupt):
-                Server(config).run(sockets=[listener])
+                Server(app, lambda: _announce(url, settings.webhook, app.state.new_webhook_secret)).run([listener])
         except CollectorError as error:
             raise UsageError(f"gradcanary: {error}") from error
     return 0
