@@ -191,6 +191,28 @@ CAUSES: Mapping[str, Cause] = {
         "grew too far at this learning rate.",
         "nonfinite",
     ),
+    "gone": Cause(
+        "Its process was killed without a word (out of memory, a time limit, preemption, a machine that went down), or "
+        "it lives and cannot reach the collector: then it keeps its steps, and sends them when it can. Which of them it "
+        "is cannot be known from here.",
+        "restart",
+    ),
+    "ended_while_stalled": Cause(
+        "It made no step for a while before: it hung, and then its process was killed by a person, a time limit or a "
+        "watchdog of its own.",
+        "standstill",
+    ),
+    "lost_rank": Cause(
+        "Some of its processes are not heard of any more, and the others make no step: they wait in a collective for "
+        "one that was killed or hangs.",
+        "standstill",
+    ),
+    "waiting": Cause(
+        "Its process does something else than training steps, or waits: a long evaluation, a checkpoint or a download; "
+        "a collective that one rank does not join, data that does not come, a lock, a debugger; a notebook whose loop "
+        "is over.",
+        "standstill",
+    ),
     "nonfinite_gradient": Cause(
         "Gradients became NaN or infinite while the loss was finite: the backward of some operation overflows or "
         "divides by zero (sqrt or norm at zero, a mask full of -inf, float16).",

@@ -48,9 +48,9 @@ def test_the_example_loads_and_says_the_defaults(tmp_path):
 
 
 def test_rules_without_messages_are_known(tmp_path):
-    assert Rules().silent == {"unused", "accumulator", "frozen", "fp16_underflow"}
+    assert Rules().muted == {"unused", "accumulator", "frozen", "fp16_underflow"}
     rules = read(tmp_path, "version: 1\nrules: {unused: {notify: true}, collapse: {notify: false}}\n")
-    assert rules.silent == {"collapse", "accumulator", "frozen", "fp16_underflow"}
+    assert rules.muted == {"collapse", "accumulator", "frozen", "fp16_underflow"}
 
 
 def test_the_first_entry_that_matches_wins(tmp_path):
