@@ -193,8 +193,8 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "gone": Cause(
         "Its process was killed without a word (out of memory, a time limit, preemption, a machine that went down), or "
-        "it lives and cannot reach the collector: then it keeps its steps, and sends them when it can. Which of them it "
-        "is cannot be known from here.",
+        "it lives and cannot reach the collector: then it keeps its steps, and sends them when it can. From here both "
+        "look alike.",
         "restart",
     ),
     "ended_while_stalled": Cause(

@@ -50,12 +50,11 @@ def report(connection: Connection, run_id: int, what: Absence, now: float, reope
 def progress(row: Record, now: float, step: int | None) -> dict[str, object]:
     """Return what a session's row says of its steps, now that it was heard of and told of a step, or of none.
 
-    What it did while it was not heard of is not known: a break is no standstill. It counts as a step of an interval
-    ago, so that :func:`heard_again` asks at the next one.
+    While it was not heard of it may have made some: that time is no standstill.
     """
     if step is not None and (row.reached is None or step > row.reached):
         return {"reached": step, "moved": now}
-    return {"moved": now - row.interval_s} if row.reached is not None and is_stale(row, now) else {}
+    return {"moved": row.moved + now - row.last_seen} if row.reached is not None and is_stale(row, now) else {}
 
 
 def heard_again(connection: Connection, row: Record, now: float, step: int | None) -> None:
