@@ -190,6 +190,7 @@ def test_what_a_run_was_missed_for_as_it_ended_is_not_open_again_with_the_next_l
     world.start("b", "two")
     world.step("b")
     world.step("b", number=400)
+    world.step("b")
     assert (world.state, world.told()) == ("live", [("silent", "resolved", "run_finished", 0)])
 
 
@@ -243,6 +244,7 @@ def test_several_collectors_open_one_incident(world):
     for database in others:
         database.now = world.store.database.now
     dogs = [Watchdog(database, world.store.archive, Rules()) for database in others]
+    revision = world.seen().row.revision
     for rounds in range(3):
         world.ahead += 55
 
@@ -253,6 +255,7 @@ def test_several_collectors_open_one_incident(world):
         with ThreadPoolExecutor(len(dogs)) as pool:
             list(pool.map(look, dogs))
         assert len(world.told()) == (rounds > 0)
+        assert world.seen().row.revision == revision + (rounds > 0)
     for database in others:
         database.close()
 
@@ -355,7 +358,7 @@ def test_a_run_that_could_not_reach_us_is_not_stalled_when_it_comes_back(world):
 
 
 def test_the_numbers_are_those_of_the_file(store, monkeypatch):
-    rules = replace(Rules(), silent=Silent(after_s=900.0), stalled=Stalled(enabled=False))
+    rules = replace(Rules(), silent=Silent(after_s=900.0), stalled=replace(QUICK.stalled, enabled=False))
     world = World(store, monkeypatch, rules)
     world.look()
     world.start()
