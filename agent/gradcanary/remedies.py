@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradcanary.remedy_words import TEXTS, WORDS
+from gradcanary import process_words, remedy_words
 
 FRAMEWORKS = ("pytorch", "transformers", "accelerate", "lightning", "deepspeed", "fsdp", "peft", "diffusers")
+
+TEXTS = {**remedy_words.TEXTS, **process_words.TEXTS}
+WORDS = {**remedy_words.WORDS, **process_words.WORDS}
 
 _ALIASES = {
     "torch": "pytorch",

@@ -40,17 +40,6 @@ _FP32_WEIGHTS = (
 _UNSCALE = "Unscale before the clip."
 _FP16_SCALING = "Scale the loss (a GradScaler does), or train in bfloat16, which has the range of float32."
 
-_RESTART = (
-    "Look at how the process ended: the scheduler's record (sacct, kubectl describe pod), dmesg for 'Out of memory', "
-    "the end of its log. Start it again from its last checkpoint under the same run name."
-)
-_STANDSTILL = (
-    "See where every rank stands with py-spy dump: the one whose stack differs is the one that the others wait for. "
-    "If it evaluates for so long, raise stalled.after_s in rules.yaml."
-)
-
-_STACKS = "py-spy dump --pid PID   # on every rank"
-
 TEXTS: Mapping[str, str] = {
     "group_settings": _GROUPS,
     "flow": _FLOW,
@@ -63,8 +52,6 @@ TEXTS: Mapping[str, str] = {
     "fp32_weights": _FP32_WEIGHTS,
     "fp16_scaling": _FP16_SCALING,
     "unscale_first": _UNSCALE,
-    "restart": _RESTART,
-    "standstill": _STANDSTILL,
 }
 
 # Where a framework keeps the setting: the sentence that follows the general one, and the line to look at.
@@ -277,47 +264,6 @@ WORDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "diffusers": (
             "Their scripts clip through Accelerate, which unscales.",
             "if accelerator.sync_gradients: accelerator.clip_grad_norm_(params, args.max_grad_norm)",
-        ),
-    },
-    "restart": {
-        "pytorch": (
-            "",
-            "model.load_state_dict(torch.load('last.pt')['model']); gradcanary.watch(run='NAME', step=...)",
-        ),
-        "transformers": ("", "trainer.train(resume_from_checkpoint=True)"),
-        "accelerate": ("", "accelerator.load_state('checkpoints/last')"),
-        "lightning": ("", "trainer.fit(model, ckpt_path='last')"),
-        "deepspeed": ("", "model_engine.load_checkpoint('checkpoints')"),
-        "fsdp": ("Each rank loads its shard.", "torch.distributed.checkpoint.load(state_dict, checkpoint_id='last')"),
-        "peft": ("", "PeftModel.from_pretrained(model, 'last-adapter', is_trainable=True)"),
-        "diffusers": ("", "--resume_from_checkpoint=latest"),
-    },
-    "standstill": {
-        "pytorch": ("A timeout ends a collective that hangs.", f"init_process_group(timeout=...)\n{_STACKS}"),
-        "transformers": (
-            "It evaluates and saves between two steps; ddp_timeout ends a collective that hangs.",
-            f"TrainingArguments(ddp_timeout=600, eval_steps=...)\n{_STACKS}",
-        ),
-        "accelerate": (
-            "A timeout ends a collective that hangs.",
-            f"Accelerator(kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(minutes=10))])\n{_STACKS}",
-        ),
-        "lightning": (
-            "It validates between two steps; a timeout ends a collective that hangs.",
-            f"Trainer(strategy=DDPStrategy(timeout=timedelta(minutes=10)), limit_val_batches=...)\n{_STACKS}",
-        ),
-        "deepspeed": (
-            "A timeout ends a collective that hangs.",
-            f"deepspeed.init_distributed(timeout=timedelta(minutes=10))\n{_STACKS}",
-        ),
-        "fsdp": (
-            "All ranks must take part in each forward pass, also in an evaluation.",
-            f"init_process_group(timeout=...)\n{_STACKS}",
-        ),
-        "peft": ("", _STACKS),
-        "diffusers": (
-            "The training scripts make validation images between two steps.",
-            f"--validation_epochs=...\n{_STACKS}",
         ),
     },
 }
