@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradcanary.remedy_words import TEXTS, WORDS
+from gradcanary import process_words, remedy_words
 
 FRAMEWORKS = ("pytorch", "transformers", "accelerate", "lightning", "deepspeed", "fsdp", "peft", "diffusers")
+
+TEXTS = {**remedy_words.TEXTS, **process_words.TEXTS}
+WORDS = {**remedy_words.WORDS, **process_words.WORDS}
 
 _ALIASES = {
     "torch": "pytorch",
@@ -190,6 +193,28 @@ CAUSES: Mapping[str, Cause] = {
         "The loss itself became NaN or infinite: a bad sample, a log or division of zero in the loss, or weights that "
         "grew too far at this learning rate.",
         "nonfinite",
+    ),
+    "gone": Cause(
+        "Its process was killed without a word (out of memory, a time limit, preemption, a machine that went down), or "
+        "it lives and cannot reach the collector: then it keeps its steps, and sends them when it can. From here both "
+        "look alike.",
+        "restart",
+    ),
+    "ended_while_stalled": Cause(
+        "It made no step for a while before: it hung, and then its process was killed by a person, a time limit or a "
+        "watchdog of its own.",
+        "standstill",
+    ),
+    "lost_rank": Cause(
+        "Some of its processes are not heard of any more, and the others make no step: they wait in a collective for "
+        "one that was killed or hangs.",
+        "standstill",
+    ),
+    "waiting": Cause(
+        "Its process does something else than training steps, or waits: a long evaluation, a checkpoint or a download; "
+        "a collective that one rank does not join, data that does not come, a lock, a debugger; a notebook whose loop "
+        "is over.",
+        "standstill",
     ),
     "nonfinite_gradient": Cause(
         "Gradients became NaN or infinite while the loss was finite: the backward of some operation overflows or "

@@ -9,6 +9,7 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard import parts, wording
+from gradcanary_dashboard.verdict import is_unrecovered
 from gradcanary_dashboard.view import View, layer_url
 
 NAMED_LAYERS = 4
@@ -23,7 +24,7 @@ def panel(incidents: Sequence[Mapping[str, Any]], view: View, layer: int | None 
 
 def tally(incidents: Sequence[Mapping[str, Any]]) -> str:
     """Return ``1 open, 2 resolved, 1 without recovery``."""
-    counts = Counter("without recovery" if _is_unrecovered(each) else each["state"] for each in incidents)
+    counts = Counter("without recovery" if is_unrecovered(each) else each["state"] for each in incidents)
     return ", ".join(f"{counts[state]} {state}" for state in ("open", "resolved", "without recovery") if counts[state])
 
 
@@ -45,15 +46,11 @@ def card(incident: Mapping[str, Any], view: View, layer: int | None = None) -> h
         ),
         html.P(incident["summary"], className="summary"),
         html.P(_when(incident), className="dim"),
-        *(_explanation(incident, view, layer) if named or is_open or incident["resolution"] == "run_finished" else []),
+        *(_explanation(incident, view, layer) if named or is_open or is_unrecovered(incident) else []),
         *_told(incident),
     ]
     classes = ["incident", incident["state"], incident["severity"], *(["named"] if named else [])]
     return html.Article(children, className=" ".join(classes), **parts.attributes(aria_labelledby=f"incident-{number}"))
-
-
-def _is_unrecovered(incident: Mapping[str, Any]) -> bool:
-    return bool(incident["resolution"] == "run_finished")
 
 
 def _outcome(incident: Mapping[str, Any]) -> list[Any]:
@@ -68,7 +65,7 @@ def _when(incident: Mapping[str, Any]) -> str:
     texts = [] if since is None else [f"since step {wording.integer(since)}"]
     texts.append(f"opened at step {wording.integer(incident['opened_step'])}")
     if incident["resolved_step"] is not None:
-        verb = "run ended" if _is_unrecovered(incident) else "resolved"
+        verb = "run ended" if incident["resolution"] == "run_finished" else "resolved"
         texts.append(f"{verb} at step {wording.integer(incident['resolved_step'])}")
     if incident["reopened"]:
         texts.append(f"reopened {wording.plural(incident['reopened'], 'time')}")

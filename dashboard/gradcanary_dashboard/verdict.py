@@ -27,7 +27,7 @@ def verdict(run: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> V
     if run["open_incidents"]:
         text = run["headline"] or wording.plural(len(run["open_incidents"]), "open incident")
         return Verdict(run["worst"] or "information", text[0].upper() + text[1:])
-    unrecovered = [incident for incident in incidents if incident["resolution"] == "run_finished"]
+    unrecovered = [incident for incident in incidents if is_unrecovered(incident)]
     if unrecovered:
         worst = max(unrecovered, key=lambda incident: SEVERITIES.index(incident["severity"]))
         return Verdict(worst["severity"], worst["summary"])
@@ -37,6 +37,11 @@ def verdict(run: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> V
         return Verdict("warning", f"The training crashed at step {wording.integer(run['step'])}")
     low = f", {wording.integer(run['low'])} of them low" if run["low"] else ""
     return Verdict("quiet", f"No open incident in {wording.plural(run['layers'], 'layer')}{low}")
+
+
+def is_unrecovered(incident: Mapping[str, Any]) -> bool:
+    """Tell whether a run ended on an incident; one that was missed and ended is not missed any more."""
+    return incident["resolution"] == "run_finished" and incident["rule"] not in wording.OF_THE_CLOCK
 
 
 def firing(run: Mapping[str, Any]) -> int:

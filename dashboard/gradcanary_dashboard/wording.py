@@ -23,6 +23,9 @@ RESOLUTIONS = {
     "rebaselined": "new baseline",
 }
 
+OF_THE_CLOCK = ("silent", "stalled")
+"""Rules of what did not come: the end of a run is the answer to them."""
+
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 """Dtypes where room is scarce."""
 

@@ -21,6 +21,7 @@ from gradcanary_server.layers import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.settings import Settings
 from gradcanary_server.tiles import Tiles
+from gradcanary_server.watchdog import Watchdog
 
 LOOPBACK = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 """Names a browser may ask for: any other one leads here through a stranger's DNS (rebinding)."""
@@ -57,6 +58,7 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.archive = Archive(log, tiles)
     state.ingest = Ingest(state.database, state.rules, sets, log, settings.public_url)
     state.compactor = Compactor(state.database, log, tiles, state.ingest.settle, settings.raw_days)
+    state.watchdog = Watchdog(state.database, state.archive, state.rules)
     state.new_webhook_secret = None
 
 
@@ -67,12 +69,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(database.migrate)
         app.state.new_webhook_secret = await run_in_threadpool(_ensure_endpoint, database, app.state.settings)
         found = app.state.rules
-        deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.silent)
+        deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted)
         deliverer.start()
         app.state.compactor.start()
+        app.state.watchdog.start()
         try:
             yield
         finally:
+            await run_in_threadpool(app.state.watchdog.stop)
             await run_in_threadpool(app.state.compactor.stop)
             await run_in_threadpool(deliverer.stop)
             await run_in_threadpool(database.close)

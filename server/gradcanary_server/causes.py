@@ -209,6 +209,15 @@ def _clip_before_unscale(_scene: Scene) -> tuple[str, list[str]]:
     return "scaled_clip", []
 
 
+def _silent(scene: Scene) -> tuple[str, list[str]]:
+    return ("ended_while_stalled" if any(near.rule == "stalled" for near in scene.near) else "gone"), []
+
+
+def _stalled(scene: Scene) -> tuple[str, list[str]]:
+    kinds = {member.evidence for member in scene.members.values()}
+    return ("lost_rank" if "lost_rank" in kinds else "waiting"), []
+
+
 def _named(layers: Mapping[int, LayerFacts], numbers: Collection[int]) -> list[LayerFacts]:
     return [layers[number] for number in sorted(numbers) if number in layers]
 
@@ -231,4 +240,6 @@ _RULES = {
     "frozen": _frozen,
     "fp16_underflow": _fp16_underflow,
     "clip_before_unscale": _clip_before_unscale,
+    "silent": _silent,
+    "stalled": _stalled,
 }

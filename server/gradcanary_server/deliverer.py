@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 
 class Deliverer:
-    """Delivers the incidents of one store from a daemon thread of this process, but those of ``silent`` rules."""
+    """Delivers the incidents of one store from a daemon thread of this process, but those of ``muted`` rules."""
 
-    def __init__(self, database: Database, pace: Pace, public_url: str, silent: frozenset[str] = frozenset()) -> None:
+    def __init__(self, database: Database, pace: Pace, public_url: str, muted: frozenset[str] = frozenset()) -> None:
         self._database = database
         self._pace = pace
-        self._silent = silent
+        self._muted = muted
         self._public_url = public_url
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -92,11 +92,11 @@ class Deliverer:
         """Write what is due; the store's one writer is asked for only when there is something to write."""
         with self._database.read() as connection:
             now = self._database.now(connection)
-            if not deliveries.plan(connection, self._pace, now, self._silent):
+            if not deliveries.plan(connection, self._pace, now, self._muted):
                 return
         with self._database.write() as connection:
             now = self._database.now(connection)
-            for step in deliveries.plan(connection, self._pace, now, self._silent, holding=True):
+            for step in deliveries.plan(connection, self._pace, now, self._muted, holding=True):
                 deliveries.carry_out(connection, step, self._public_url, now)
 
     def _send(self, client: httpx.AsyncClient) -> None:

@@ -84,9 +84,9 @@ class Claim:
 
 
 def plan(
-    connection: Connection, pace: Pace, now: float, silent: frozenset[str] = frozenset(), *, holding: bool = False
+    connection: Connection, pace: Pace, now: float, muted: frozenset[str] = frozenset(), *, holding: bool = False
 ) -> list[Step]:
-    """Return what is to be written now, from what is true and what was told; of ``silent`` rules nobody is told.
+    """Return what is to be written now, from what is true and what was told; of ``muted`` rules nobody is told.
 
     ``holding`` the incidents until the transaction ends, without those that somebody changes at this moment: their
     turn comes in the next round.
@@ -100,7 +100,7 @@ def plan(
     steps: list[Step] = []
     for row in rows:
         what = incident_rows.parsed(row)
-        whom = () if row["rule"] in silent else targets
+        whom = () if row["rule"] in muted else targets
         heard = [(target, told.get((row["incident_id"], target.id), [])) for target in whom]
         verdicts = [_next(what, each, sent, pace, now) for each, sent in heard if sent or not _is_past(row, each)]
         steps += [verdict for verdict in verdicts if isinstance(verdict, Expire | Seal)]

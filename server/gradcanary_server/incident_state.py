@@ -18,6 +18,9 @@ State = Literal["open", "resolved"]
 RANKS: dict[Severity, int] = {"information": 0, "warning": 1, "critical": 2}
 """Severities in rising order."""
 
+OF_THE_CLOCK = ("silent", "stalled")
+"""Rules of what did not come: the end of a run is the answer to them, and leaves nothing unrecovered."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -114,8 +117,7 @@ class Case:
         self._put(change.layer, replace(before, until_step=change.step, resolution=change.resolution or "recovered"))
         self.incident = replace(self.incident, firing=self.incident.firing - (change.layer is not None))
         if self._open == 0 and self.incident.state == "open":
-            recovered = all(member.resolution == "recovered" for member in self.members.values())
-            self.incident = close(self.incident, change.step, now, "recovered" if recovered else "layer_gone")
+            self.incident = close(self.incident, change.step, now, self._resolution())
 
     def reopen(self, origin: Origin) -> None:
         """Continue a resolved incident; an acknowledgement held for what was known then, and ends here."""
@@ -130,6 +132,10 @@ class Case:
             reopened_at=origin.now,
             acked=None,
         )
+
+    def _resolution(self) -> str:
+        found = {member.resolution for member in self.members.values()}
+        return next((each for each in ("recovered", "resumed") if found == {each}), "layer_gone")
 
     def _put(self, layer: int | None, member: Member) -> None:
         self.members[layer] = member

@@ -13,7 +13,7 @@ from sqlalchemy import BindParameter, Connection, RowMapping, Select, and_, bind
 
 from gradcanary.wire import Brief
 from gradcanary_server import incident_rows
-from gradcanary_server.incident_state import RANKS, Case, Origin, apply, close
+from gradcanary_server.incident_state import OF_THE_CLOCK, RANKS, Case, Origin, apply, close
 from gradcanary_server.observations import Change
 from gradcanary_server.pace import Pace
 from gradcanary_server.schema import incident, launch, run, session
@@ -39,6 +39,7 @@ def _ended_on() -> Select[str]:
     return select(incident.c.rule).where(
         incident.c.run_id == run_id,
         incident.c.resolution == "run_finished",
+        incident.c.rule.not_in(OF_THE_CLOCK),
         incident.c.launch_no != launch_no,
         reached.scalar_subquery() >= first.scalar_subquery() + RESUME_STEPS,
     )
@@ -96,6 +97,28 @@ def record(
             incident_rows.save(connection, run_id, case, names)
 
 
+def report(
+    connection: Connection, run_id: int, launch_no: int, change: Change, now: float, reopen_s: float = Pace().reopen_s
+) -> None:
+    """Fold one change that no step brought into the incident of its rule."""
+    before = incident_rows.latest(connection, run_id, change.rule)
+    names = incident_rows.names(connection, run_id)
+    for case in apply(before, [change], Origin(launch_no, len(names), now), reopen_s):
+        incident_rows.save(connection, run_id, case, names)
+
+
+def missed(connection: Connection, run_ids: Collection[int] | None = None) -> dict[int, frozenset[str]]:
+    """Return the rules of the clock that have an open incident, by run."""
+    query = select(incident.c.run_id, incident.c.rule).where(incident.c.state == "open")
+    query = query.where(incident.c.rule.in_(OF_THE_CLOCK))
+    if run_ids is not None:
+        query = query.where(incident.c.run_id.in_(list(run_ids)))
+    found: dict[int, frozenset[str]] = defaultdict(frozenset)
+    for row in connection.execute(query):
+        found[row.run_id] |= {row.rule}
+    return found
+
+
 def close_run(connection: Connection, run_id: int, step: int, now: float, resolution: str) -> None:
     """Resolve every open incident of a run; its members did not recover and stay as they are."""
     cases = incident_rows.opened(connection, run_id)
@@ -122,7 +145,8 @@ def headlines(connection: Connection, run_ids: Collection[int]) -> dict[int, Hea
     A run that ended on an incident of warning or above keeps its headline: nothing recovered.
     """
     rows: dict[int, list[RowMapping]] = {run_id: [] for run_id in run_ids}
-    ended = and_(incident.c.resolution == "run_finished", incident.c.severity != "information")
+    is_owed = and_(incident.c.severity != "information", incident.c.rule.not_in(OF_THE_CLOCK))
+    ended = and_(incident.c.resolution == "run_finished", is_owed)
     query = select(incident).where(incident.c.run_id.in_(list(run_ids)), or_(incident.c.state == "open", ended))
     for row in connection.execute(query.order_by(incident.c.incident_id)).mappings():
         rows[row["run_id"]].append(row)

@@ -25,8 +25,10 @@ Evidence = Literal[
     "no_scaler",
     "zeros",
     "all_zeros",
+    "no_step",
+    "lost_rank",
 ]
-Resolution = Literal["recovered", "layer_gone"]
+Resolution = Literal["recovered", "layer_gone", "resumed"]
 
 WHOLE_RUN = None
 """The layer of a change that concerns no single layer."""

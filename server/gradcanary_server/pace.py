@@ -8,7 +8,7 @@ messages keep their distance, and the last one is true.
 from dataclasses import dataclass
 from typing import Literal
 
-from gradcanary_server.incident_state import RANKS, Incident
+from gradcanary_server.incident_state import OF_THE_CLOCK, RANKS, Incident
 from gradcanary_server.observations import Severity
 
 Kind = Literal["opened", "grew", "reopened", "resolved", "reminder"]
@@ -61,10 +61,12 @@ def due(incident: Incident, told: Told | None, pace: Pace, acked: bool) -> Due |
     """Return what to say next and when at the earliest; None while nothing is new.
 
     An incident that recovers before its first message is due stays unsaid. One that a run's end closed is said all
-    the same: its layers did not recover, and a job that dies of its NaN within seconds is the one to hear about.
+    the same: its layers did not recover, and a job that dies of its NaN within seconds is the one to hear about. But
+    one that was missed and says that it ended is missed no more.
     """
     if told is None:
-        if incident.state == "resolved" and incident.resolution != "run_finished":
+        is_owed = incident.resolution == "run_finished" and incident.rule not in OF_THE_CLOCK
+        if incident.state == "resolved" and not is_owed:
             return None
         return Due(_gathered(incident, 0, pace), "opened", incident.ever)
     news = _news(incident, told, pace, acked)

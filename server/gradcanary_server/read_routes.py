@@ -54,7 +54,7 @@ class Reader:
     def of_run(self, name: str, build: Callable[[Connection, runs.Seen], Mapping[str, object]]) -> Response:
         """Answer about a run; ``build`` is called only when the asker's copy is old."""
         with self.database.read() as connection:
-            seen = runs.one(connection, name, self.database.now(connection))
+            seen = runs.one(connection, name, self.database.now(connection), self.rules.silent)
             return self.answer([seen], lambda: build(connection, seen))
 
     def answer(self, seen: list[runs.Seen], build: Callable[[], Mapping[str, object]]) -> Response:
@@ -75,7 +75,7 @@ Reading = Annotated[Reader, Depends(Reader)]
 def list_runs(reader: Reading) -> Response:
     """Answer every run in a few words, the one heard of last first."""
     with reader.database.read() as connection:
-        seen = runs.every(connection, reader.database.now(connection))
+        seen = runs.every(connection, reader.database.now(connection), reader.rules.silent)
         return reader.answer(seen, lambda: {"runs": runs.summaries(connection, seen), "next": None})
 
 
@@ -84,7 +84,8 @@ def one_run(reader: Reading, run: str) -> Response:
     """Answer everything about a run but its measurements."""
 
     def build(connection: Connection, seen: runs.Seen) -> runs.Json:
-        return runs.detail(connection, seen, reader.rules.version, reader.database.now(connection))
+        rules = reader.rules
+        return runs.detail(connection, seen, rules.version, reader.database.now(connection), rules.silent)
 
     return reader.of_run(run, build)
 

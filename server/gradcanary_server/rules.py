@@ -166,6 +166,32 @@ class ClipBeforeUnscale:
 
 
 @dataclass(frozen=True)
+class Silent:
+    """A run of which nothing is heard, and which did not say that it ended: it was killed, or cannot reach us."""
+
+    enabled: bool = True
+    notify: bool = True
+    after_s: float = 300.0
+    """Since the last request, and since we listen again ourselves; an agent tries again after 75 s at the latest."""
+    intervals: int = 10
+    """Of its heartbeats, and never less than ``after_s``."""
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """A run whose process lives and makes no step."""
+
+    enabled: bool = True
+    notify: bool = True
+    after_s: float = 1_800.0
+    """Longer than most evaluations, and than the ten minutes after which NCCL ends a collective that nobody joins."""
+    steps: int = 20
+    """Median step times, and never less than ``after_s``: slow steps vary by a part of themselves, not by so much."""
+    pause_factor: float = 2.0
+    """Times the longest pause between two steps that the run came out of by itself: it evaluates so long."""
+
+
+@dataclass(frozen=True)
 class Grace:
     """Steps of a launch in which falls are not looked for: ``steps``, and while lr rises at most ``max_steps``."""
 
@@ -197,12 +223,14 @@ class Rules:
     frozen: Frozen = field(default_factory=Frozen)
     fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
     clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
+    silent: Silent = field(default_factory=Silent)
+    stalled: Stalled = field(default_factory=Stalled)
     grace: Grace = field(default_factory=Grace)
     layers: tuple[LayerRule, ...] = ()
     pace: Pace = field(default_factory=Pace)
 
     @property
-    def silent(self) -> frozenset[str]:
+    def muted(self) -> frozenset[str]:
         """The rules whose incidents are sent to nobody."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return frozenset(name for name, rule in found.items() if not getattr(rule, "notify", True))

@@ -26,6 +26,8 @@ from gradcanary_server.rules import (
     Nonfinite,
     Rules,
     ScaleDrop,
+    Silent,
+    Stalled,
     Unused,
     Vanished,
 )
@@ -47,6 +49,8 @@ Section = TypeVar(
     Accumulator,
     Frozen,
     Fp16Underflow,
+    Silent,
+    Stalled,
     Grace,
     Pace,
 )

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
-from gradcanary_server import incidents, launches, metrics
+from gradcanary_server import incidents, launches, metrics, vigils
 from gradcanary_server.arrays import Array, array, moment
 from gradcanary_server.database import Record
 from gradcanary_server.errors import unknown_run
 from gradcanary_server.life import Heard, run_state, session_state
 from gradcanary_server.requests import is_run_name
+from gradcanary_server.rules import Silent
 from gradcanary_server.schema import launch, layer, run, session
 from gradcanary_server.spark import Spark
 
@@ -21,21 +22,25 @@ Json = dict[str, object]
 
 @dataclass(frozen=True)
 class Seen:
-    """A run and its state at the moment of the question."""
+    """A run and its state at the moment of the question; silence counts from ``since`` on, when we listened."""
 
     row: Record
     state: str
+    since: float
 
 
-def every(connection: Connection, now: float) -> list[Seen]:
+SILENT = Silent()
+
+
+def every(connection: Connection, now: float, silent: Silent = SILENT) -> list[Seen]:
     """Return all runs, the one heard of last first."""
     rows = connection.execute(select(run).order_by(run.c.last_seen.desc(), run.c.run_id.desc())).all()
-    return _seen(connection, rows, now)
+    return _seen(connection, rows, now, silent)
 
 
-def one(connection: Connection, name: str, now: float) -> Seen:
+def one(connection: Connection, name: str, now: float, silent: Silent = SILENT) -> Seen:
     """Return a run by name; raises RequestError 404."""
-    return _seen(connection, [find(connection, name)], now)[0]
+    return _seen(connection, [find(connection, name)], now, silent)[0]
 
 
 def find(connection: Connection, name: str) -> Record:
@@ -58,7 +63,7 @@ def summaries(connection: Connection, seen: Sequence[Seen]) -> list[Json]:
     ]
 
 
-def detail(connection: Connection, seen: Seen, rules_version: int, now: float) -> Json:
+def detail(connection: Connection, seen: Seen, rules_version: int, now: float, silent: Silent = SILENT) -> Json:
     """Return everything about a run but its measurements."""
     row = seen.row
     sessions = _sessions(connection, row.run_id)
@@ -68,7 +73,7 @@ def detail(connection: Connection, seen: Seen, rules_version: int, now: float) -
         "revision": row.revision,
         "framework": row.framework,
         "rules_version": rules_version,
-        "sessions": [_session(each, now) for each in sessions],
+        "sessions": [_session(each, session_state(each, now, silent, seen.since)) for each in sessions],
         "gaps": [gap for each in sessions for gap in _gaps(each)],
         "facts": json.loads(row.facts),
         "metrics": [vars(series) for series in metrics.of_run(connection, row.run_id)],
@@ -80,14 +85,20 @@ def gaps(connection: Connection, run_id: int) -> list[Json]:
     return [gap for each in _sessions(connection, run_id) for gap in _gaps(each)]
 
 
-def _seen(connection: Connection, rows: Sequence[Record], now: float) -> list[Seen]:
+def _seen(connection: Connection, rows: Sequence[Record], now: float, silent: Silent) -> list[Seen]:
     ids = [row.run_id for row in rows]
     columns = (session.c.run_id, session.c.ended, session.c.last_seen, session.c.interval_s)
     query = select(*columns).where(session.c.ended.is_(None), session.c.rank >= 0, session.c.run_id.in_(ids))
     alive: dict[int, list[Heard]] = defaultdict(list)
     for each in connection.execute(query):
         alive[each.run_id].append(each)
-    return [Seen(row, run_state(row.ended, alive[row.run_id], now)) for row in rows]
+    missed, vigil = incidents.missed(connection, ids), vigils.read(connection, now)
+    found = []
+    for row in rows:
+        # One that is missed already is not heard again because our own outage came in between.
+        since = 0.0 if "silent" in missed[row.run_id] else vigil.since
+        found.append(Seen(row, run_state(row.ended, alive[row.run_id], now, silent, since), since))
+    return found
 
 
 def _layers(connection: Connection, ids: Sequence[int]) -> tuple[dict[int, int], dict[int, dict[str, int]]]:
@@ -132,7 +143,7 @@ def _sessions(connection: Connection, run_id: int) -> Sequence[Record]:
     return connection.execute(query.where(session.c.run_id == run_id, session.c.rank >= 0).order_by(*order)).all()
 
 
-def _session(row: Record, now: float) -> Json:
+def _session(row: Record, state: str) -> Json:
     hello = json.loads(row.hello)
     return {
         "session": row.session,
@@ -142,7 +153,7 @@ def _session(row: Record, now: float) -> Json:
         "first_step": hello["first_step"],
         "last_step": row.last_step,
         "step_source": hello["step_source"],
-        "state": session_state(row, now),
+        "state": state,
         "every": row.every,
         "phase": row.phase,
         "agent_share": row.agent_share,

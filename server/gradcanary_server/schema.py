@@ -53,6 +53,15 @@ run = Table(
     sqlite_autoincrement=True,  # a number is never used again: measurements of a deleted run go later than its row
 )
 
+vigil = Table(
+    "vigil",
+    metadata,
+    Column("vigil_id", Integer, primary_key=True),  # one row, for all collectors of the store
+    Column("began", Double, nullable=False),  # when a collector listened for the first time
+    Column("since", Double, nullable=False),  # since when one does without a break
+    Column("at", Double, nullable=False),  # when that was noted last
+)
+
 deleted_session = Table(
     "deleted_session",
     metadata,
@@ -101,6 +110,8 @@ session = Table(
     Column("dropped_steps", BigInteger, nullable=False, default=0),
     Column("gaps", Text, nullable=False, default="[]"),  # JSON list of [from_step, to_step, why]
     Column("agent_share", Double),
+    Column("reached", BigInteger),  # the highest step that it told of, sampled or not
+    Column("moved", Double),  # when that rose last
     ForeignKeyConstraint(["run_id", "launch_no"], ["launch.run_id", "launch.launch_no"], ondelete="CASCADE"),
 )
 

@@ -5,7 +5,7 @@ Every function runs inside a write transaction that holds the run's row: it orde
 
 import json
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import cast
@@ -13,7 +13,7 @@ from typing import cast
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from gradcanary import wire
-from gradcanary_server import incidents, launches, layers
+from gradcanary_server import absences, incidents, launches, layers
 from gradcanary_server.database import Record, change, insert_new
 from gradcanary_server.deletion import check_deleted
 from gradcanary_server.errors import RequestError
@@ -78,10 +78,11 @@ def say_hello(
         launches.fill(connection, run_id, launch_no, merged.first_step)
         is_sharded = known.local_numels is not None if known.next_seq else bool(merged.sharded)  # what it sent decides
         held = _held(known.local_numels, hello, sharded=is_sharded)
-        touch(connection, known, now, hello=_stored(merged), layer_sets=json.dumps(sets), **held)
+        touch(connection, known, now, {"hello": _stored(merged), "layer_sets": json.dumps(sets), **held})
         return int(known.next_seq)
     if not newer:
         _take_over(connection, run_id, launch_no)
+        absences.close(connection, run_id, launch_no, "silent", now)
     row = {"run_id": run_id, "session": session_id, "launch_no": launch_no, "rank": hello.rank, "started": now}
     row |= {"interval_s": hello.interval_s, "hello": _stored(hello), "layer_sets": json.dumps(sets)}
     row |= _held(None, hello, sharded=bool(hello.sharded))
@@ -117,7 +118,8 @@ def check_role(row: Record) -> None:
 
 def hear(connection: Connection, row: Record, heartbeat: wire.Heartbeat, now: float) -> None:
     """Note a heartbeat of a session."""
-    touch(connection, row, now, dropped_steps=heartbeat.dropped_steps, agent_share=heartbeat.agent_share)
+    told: dict[str, object] = {"dropped_steps": heartbeat.dropped_steps, "agent_share": heartbeat.agent_share}
+    touch(connection, row, now, told, heartbeat.step)
 
 
 def end(connection: Connection, row: Record, message: wire.End, now: float) -> None:
@@ -127,7 +129,7 @@ def end(connection: Connection, row: Record, message: wire.End, now: float) -> N
     """
     if row.ended not in (None, SILENT):
         return
-    touch(connection, row, now, ended=message.state, error=message.error)
+    touch(connection, row, now, {"ended": message.state, "error": message.error})
     if launches.newer(connection, row.run_id, row.launch_no):
         return
     mine = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no)
@@ -146,10 +148,17 @@ def close_incidents(connection: Connection, run_id: int, now: float) -> None:
     incidents.close_run(connection, run_id, step or 0, now, "run_finished")
 
 
-def touch(connection: Connection, row: Record, now: float, **values: object) -> None:
-    """Note that a session was heard of; one whose launch was replaced stays silent, and its run as it is."""
-    change(connection, session, {"run_id": row.run_id, "session": row.session}, {"last_seen": now, **values})
+def touch(
+    connection: Connection, row: Record, now: float, values: Mapping[str, object], step: int | None = None
+) -> None:
+    """Note that a session was heard of, and told of a step; one whose launch was replaced stays silent, and its run as
+    it is.
+    """
+    told = {"last_seen": now, **absences.progress(row, now, step), **values}
+    change(connection, session, {"run_id": row.run_id, "session": row.session}, told)
     revise(connection, row.run_id, last_seen=now)
+    if "ended" not in values:
+        absences.heard_again(connection, row, now, step)
 
 
 def revise(connection: Connection, run_id: int, **values: object) -> None:

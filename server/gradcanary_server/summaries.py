@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gradcanary_server.incident_state import Incident, Member
+from gradcanary_server import run_words
+from gradcanary_server.incident_state import OF_THE_CLOCK, Incident, Member
 from gradcanary_server.patterns import ANY, Pattern, patterns
 from gradcanary_server.tracks import RULES
 
@@ -52,8 +53,8 @@ def headline(incident: Incident, members: Mapping[int | None, Member]) -> str:
     since = f"at step {step(incident.since_step)}"
     count = incident.firing if incident.state == "open" else incident.ever
     some = _count(count, incident.layers)
-    if incident.rule == "scale_drop":
-        return f"all gradients fell together {since}"
+    if incident.rule in run_words.RULES:
+        return run_words.headline(incident, *members.values())
     if incident.rule == "nonfinite":
         return f"{'the loss' if None in members else f'the gradient of {some}'} became NaN or infinite {since}"
     kinds = {member.evidence for member in members.values()}
@@ -71,7 +72,10 @@ def sentence(incident: Incident, members: Mapping[int | None, Member], names: Ma
 
     ``names`` are all layers of the run: groups are named so that they cover no healthy layer where that is possible.
     """
-    said = _RULES.get(incident.rule, _by_evidence)(incident, members, names)
+    if incident.rule in run_words.RULES:
+        said = run_words.sentence(incident, *members.values())
+    else:
+        said = _RULES.get(incident.rule, _by_evidence)(incident, members, names)
     return f"{said[0].upper()}{said[1:]}.{_ending(incident)}"
 
 
@@ -128,13 +132,6 @@ def _by_evidence(incident: Incident, members: Mapping[int | None, Member], names
         where = "" if len(layers) == incident.layers else f" ({groups(group.names, group.others)})"
         clauses.append(f"{count}{where} {_SAID.get((incident.rule, evidence), _fired)(group)}")
     return "; ".join(clauses) or f"{incident.rule} fired"
-
-
-def _scale_drop(incident: Incident, members: Mapping[int | None, Member], _names: Mapping[int, str]) -> str:
-    decades = members[None].value if None in members else None
-    far = " to exactly zero" if decades is None else f" by {decades:.1f} decades"
-    since = step(incident.since_step)
-    return f"the gradients of all layers fell together{far} at step {since}, {_LOSS[incident.severity]}"
 
 
 def _nonfinite(incident: Incident, members: Mapping[int | None, Member], names: Mapping[int, str]) -> str:
@@ -265,13 +262,7 @@ _FEW_WORDS = {
     "clip_before_unscale": "clipped before unscaling",
 }
 _RULES: dict[str, Callable[[Incident, Mapping[int | None, Member], Mapping[int, str]], str]] = {
-    "scale_drop": _scale_drop,
     "nonfinite": _nonfinite,
-}
-_LOSS = {
-    "information": "and the loss fell with them",
-    "warning": "further than the loss explains, or the loss is not known",
-    "critical": "while the loss did not fall",
 }
 
 
@@ -280,6 +271,8 @@ def _ending(incident: Incident) -> str:
     if incident.state == "open":
         some = incident.ever > incident.firing > 0
         return f" {incident.firing:,} of them have not recovered." if some else ""
+    if incident.rule in OF_THE_CLOCK:
+        return f" {run_words.ending(incident)}{at}."
     if incident.resolution == "run_finished":
         return f" The run ended{at} without a recovery."
     return f" Recovered{at}." if incident.resolution == "recovered" else f" Over{at}: {incident.resolution}."

@@ -48,6 +48,13 @@ def test_what_the_end_of_a_run_closed_is_not_called_resolved() -> None:
     assert "run ended at step 99" in json.dumps(incident_cards.panel([ended], View()), default=str)
 
 
+def test_a_run_that_was_missed_and_then_ended_is_not_unrecovered() -> None:
+    missed = incident(rule="silent", state="resolved", resolution="run_finished", resolved_step=99)
+    assert verdict(run(state="finished"), [missed]).tone == "quiet"
+    assert incident_cards.tally([missed]) == "1 resolved"
+    assert "run ended at step 99" in text_of(incident_cards.card(missed, View()))
+
+
 def test_a_run_without_a_step_waits() -> None:
     assert verdict(run(step=None, layers=0), []).tone == "waiting"
 

@@ -220,16 +220,16 @@ def test_two_deliverers_on_one_store_send_each_message_once(store, receiver_fact
     assert sorted(message.id for message in receiver.got) == ["msg_1_1", "msg_2_1", "msg_3_1"]
 
 
-def test_of_a_silent_rule_nobody_is_told_and_its_end_leaves_nothing_to_do(store, receiver_factory):
+def test_of_a_muted_rule_nobody_is_told_and_its_end_leaves_nothing_to_do(store, receiver_factory):
     listen(store, receiver_factory())
     store.record(fired(0, rule="unused", evidence=None), fired(1))
     with store.database.write() as connection:
         now = store.database.now(connection) + 1
-        planned = deliveries.plan(connection, SLOW, now, Rules().silent)
+        planned = deliveries.plan(connection, SLOW, now, Rules().muted)
         assert [step.key.incident for step in planned] == [2]
     store.close_run()
     with store.database.write() as connection:
-        planned = deliveries.plan(connection, SLOW, now, Rules().silent)
+        planned = deliveries.plan(connection, SLOW, now, Rules().muted)
         assert deliveries.Settle(1) in planned
 
 

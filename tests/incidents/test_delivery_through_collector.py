@@ -5,7 +5,7 @@ import time
 import httpx
 import pytest
 from receivers import hang
-from streams import Session, Stream, collapsed
+from streams import Session, Stream, collapsed, healthy
 
 SECRET = "whsec_QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU="
 LAYERS, FALLEN, AT = 330, 300, 130
@@ -13,6 +13,11 @@ LAYERS, FALLEN, AT = 330, 300, 130
 RULES = """\
 version: 1
 pace: {wait_s: 1, interval_s: 600}
+"""
+
+MISSED = """\
+version: 1
+rules: {silent: {after_s: 1, intervals: 1}}
 """
 
 
@@ -87,6 +92,26 @@ def test_a_kill_before_the_answer_repeats_the_same_message(caught):
     assert (first.id, first.body) == (second.id, second.body)
     assert len(receiver.verified(SECRET)) == 2
     eventually(lambda: delivered(collector))
+
+
+def test_a_run_that_is_not_heard_of_is_told_and_so_is_its_return(collector_factory, receiver_factory, tmp_path):
+    receiver = receiver_factory()
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(f"{MISSED}pace: {{wait_s: 0.1, interval_s: 0.1}}\n")
+    arguments = ("--webhook", receiver.url, "--rules", str(rules))
+    collector = collector_factory(*arguments, env={"GRADCANARY_WEBHOOK_SECRET": SECRET})
+    with httpx.Client(timeout=30) as client:
+        session = Session(collector.url, client=client)
+        session.send(Stream(healthy(5, 4)), interval_s=0.1)
+        receiver.wait(1)
+        seen = collector.get("/api/v1/runs/run-1").json()
+        assert (seen["state"], seen["worst"], seen["headline"]) == ("silent", "critical", "nothing heard since step 4")
+        assert session.heartbeat(4).json()["incidents"] == []
+        receiver.wait(2)
+    told = receiver.verified(SECRET)[:2]
+    assert [message["type"] for message in told] == ["gradient.silent.opened", "gradient.silent.resolved"]
+    assert [message["data"]["resolution"] for message in told] == [None, "resumed"]
+    assert told[1]["data"]["counts"] == {"firing": 0, "ever": 0, "layers": 4}
 
 
 def test_incidents_over_http(caught):

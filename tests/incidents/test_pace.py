@@ -94,6 +94,14 @@ def test_what_a_run_ends_on_is_said_even_when_it_ends_at_once():
     assert world.kinds() == ["opened", "resolved"]
 
 
+def test_who_was_missed_and_says_that_it_ended_within_seconds_is_not_said():
+    world = World()
+    world.change(replace(fired(None), rule="silent"))
+    world.case.incident = replace(world.case.incident, state="resolved", resolved=1.0, resolution="run_finished")
+    world.wait(DAY)
+    assert world.messages == []
+
+
 def test_growth_is_said_when_it_doubles_and_a_rise_of_severity_at_once():
     world = World()
     world.change(fired(0, severity="warning"), fired(1, severity="warning"))

@@ -21,6 +21,8 @@ rules:
   frozen: {share: 0.5, moved_share: 0.5, stopped_share: 0.9, least_lr_share: 0.1, notify: false}
   fp16_underflow: {growth: 0.25, share: 0.9, observations: 5, notify: false}
   clip_before_unscale: {}
+  silent: {after_s: 300, intervals: 10}
+  stalled: {after_s: 1800, steps: 20, pause_factor: 2}
 grace: {steps: 50, max_steps: 1000}
 layers:
   - match: '\.k_proj\.bias$'
@@ -48,9 +50,9 @@ def test_the_example_loads_and_says_the_defaults(tmp_path):
 
 
 def test_rules_without_messages_are_known(tmp_path):
-    assert Rules().silent == {"unused", "accumulator", "frozen", "fp16_underflow"}
+    assert Rules().muted == {"unused", "accumulator", "frozen", "fp16_underflow"}
     rules = read(tmp_path, "version: 1\nrules: {unused: {notify: true}, collapse: {notify: false}}\n")
-    assert rules.silent == {"collapse", "accumulator", "frozen", "fp16_underflow"}
+    assert rules.muted == {"collapse", "accumulator", "frozen", "fp16_underflow"}
 
 
 def test_the_first_entry_that_matches_wins(tmp_path):
@@ -83,6 +85,8 @@ def test_the_first_entry_that_matches_wins(tmp_path):
         ("rules:\n  accumulation_loss:\n    norm_ratio: 2\n", 4, "at most 1"),
         ("rules:\n  frozen:\n    stopped_share: 1.1\n", 4, "at most 1"),
         ("rules:\n  fp16_underflow:\n    growth: 3\n", 4, "at most 1"),
+        ("rules:\n  silent:\n    intervals: 2.5\n", 4, "a whole number over 0"),
+        ("rules:\n  stalled:\n    after: 3\n", 4, "unknown key 'after'"),
         ("pace:\n  growth: 1\n", 3, "a number over 1"),
         ("rules: 3\n", 2, "a mapping"),
         ("layers:\n- match: '('\n", 3, "a regular expression"),

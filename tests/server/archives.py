@@ -18,6 +18,7 @@ from gradcanary_server.rules import Rules
 from gradcanary_server.schema import metadata
 from gradcanary_server.tiles import Tiles
 from gradcanary_server.views import Picture
+from gradcanary_server.watchdog import Watchdog
 from gradcanary_server.window import Range
 
 RUN = "run"
@@ -33,13 +34,14 @@ class Store:
         self.database.migrate()
         self.forget()
 
-    def forget(self):
+    def forget(self, rules=Rules()):  # noqa: B008 -- immutable
         """Begin with empty caches, as a new process does."""
         sets, tiles = KnownSets(), Tiles()
         log = Log(sets)
         self.archive = Archive(log, tiles)
-        self.ingest = Ingest(self.database, Rules(), sets, log, "http://here")
+        self.ingest = Ingest(self.database, rules, sets, log, "http://here")
         self.compactor = Compactor(self.database, log, tiles, self.ingest.settle)
+        self.watchdog = Watchdog(self.database, self.archive, rules)
 
     def clear(self):
         with self.database.write() as connection:
