@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import BindParameter, Connection, RowMapping, Select, and_, bindparam, func, or_, select
 
 from gradcanary.wire import Brief
-from gradcanary_server import incident_rows
+from gradcanary_server import incident_rows, silences
 from gradcanary_server.incident_state import RANKS, Case, Origin, apply, close
 from gradcanary_server.observations import Change
 from gradcanary_server.pace import Pace
@@ -92,7 +92,8 @@ def record(
         case.reopen(origin)
         incident_rows.save(connection, run_id, case, names)
     for rule, changed in by_rule.items():
-        for case in apply(incident_rows.latest(connection, run_id, rule), changed, origin, reopen_s):
+        silenced = silences.silenced(connection, run_id, rule, names, now)
+        for case in apply(incident_rows.latest(connection, run_id, rule), changed, origin, reopen_s, silenced):
             incident_rows.save(connection, run_id, case, names)
 
 
