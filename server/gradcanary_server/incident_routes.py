@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import ColumnElement, Connection, select, update
 
 from gradcanary import wire
-from gradcanary_server import bodies, dossiers, incident_views, runs, sessions, silences
+from gradcanary_server import bodies, dossiers, incident_views, incidents, runs, sessions, silences
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.requests import Reader, check_text
@@ -28,7 +28,9 @@ router = APIRouter(prefix="/api/v1")
 
 @dataclass(frozen=True)
 class Acknowledgement(wire.Request):
-    """Somebody knows of an incident; reminders and growth need not be said any more."""
+    """Somebody knows of an incident; reminders and growth need not be said any more. ``new_baseline``: it is as it
+    shall be.
+    """
 
     by: str
     note: str = ""
@@ -74,8 +76,6 @@ async def acknowledge(request: Request, number: int) -> JSONResponse:
     ack = _ACK.read(await bodies.read(request))
     check_text(ack.by, "by", 200, shortest=1)
     check_text(ack.note, "note", 2_000, lines=True)
-    if ack.new_baseline:
-        raise invalid("This version learns no new baseline on request: leave new_baseline away.", "new_baseline")
     return JSONResponse(await run_in_threadpool(_acknowledge, request, number, ack))
 
 
@@ -83,9 +83,12 @@ def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> dict[st
     database: Database = request.app.state.database
     with database.write() as connection:
         run_id = _run_of(connection, number)
-        noted = {"acked": database.now(connection), "acked_by": ack.by, "ack_note": ack.note}
+        now = database.now(connection)
         # The run first, as everywhere: ingest, which holds it, may be at this incident.
         sessions.revise(connection, run_id)
+        if ack.new_baseline:
+            incidents.accept(connection, run_id, number, now)
+        noted = {"acked": now, "acked_by": ack.by, "ack_note": ack.note}
         connection.execute(update(incident).where(_is(number)).values(**noted))
         return _full(connection, number, request)
 

@@ -126,8 +126,11 @@ class Case:
             muted=self.incident.muted + muted,
         )
         if self._open == 0 and self.incident.state == "open":
-            recovered = all(member.resolution == "recovered" for member in self.members.values())
-            self.incident = close(self.incident, change.step, now, "recovered" if recovered else "layer_gone")
+            self.incident = close(self.incident, change.step, now, self._ending())
+
+    def _ending(self) -> str:
+        how = {member.resolution for member in self.members.values()}
+        return "recovered" if how == {"recovered"} else "rebaselined" if "rebaselined" in how else "layer_gone"
 
     def reopen(self, origin: Origin) -> None:
         """Continue a resolved incident; an acknowledgement held for what was known then, and ends here."""

@@ -26,7 +26,7 @@ Evidence = Literal[
     "zeros",
     "all_zeros",
 ]
-Resolution = Literal["recovered", "layer_gone"]
+Resolution = Literal["recovered", "layer_gone", "rebaselined"]
 
 WHOLE_RUN = None
 """The layer of a change that concerns no single layer."""

@@ -18,8 +18,6 @@ from gradcanary_server.schema import incident, run, silence
 MOST = 200
 """In force at a time: each is held against each open incident twice a second."""
 
-MAX_ID = 2**31 - 1
-
 
 @dataclass(frozen=True)
 class Silence:
@@ -100,14 +98,13 @@ def silenced(
     if not found:
         return frozenset()
     run_name = connection.execute(select(run.c.name).where(run.c.run_id == run_id)).scalar_one()
-    return covered([each for each in found if each.is_about(run_name, rule)], {None: None, **names})
+    about = [each for each in found if each.is_about(run_name, rule)]
+    return covered(about, [(None, None), *names.items()])
 
 
-def covered(about: Sequence[Silence], names: Mapping[int | None, str | None]) -> frozenset[int | None]:
-    """Return the members that one of these silences covers, of all in ``names``."""
-    if any(each.expression is None for each in about):
-        return frozenset(names)
-    return frozenset(number for number, name in names.items() if any(each.covers(name) for each in about))
+def covered(about: Sequence[Silence], members: Iterable[tuple[int | None, str | None]]) -> frozenset[int | None]:
+    """Return those of these members, by layer_no and name, that one of the silences covers."""
+    return frozenset(number for number, name in members if any(each.covers(name) for each in about))
 
 
 def veils(connection: Connection, rows: Sequence[RowMapping], found: Sequence[Silence]) -> dict[int, Veil]:
@@ -119,7 +116,7 @@ def veils(connection: Connection, rows: Sequence[RowMapping], found: Sequence[Si
         if about or row["muted"]:
             members = incident_rows.members(connection, row["incident_id"])
             names = incident_rows.names(connection, row["run_id"]) if about else {}
-            named = {number: None if number is None else names.get(number) for number in members}
+            named = [(number, None if number is None else names.get(number)) for number in members]
             veiled[row["incident_id"]] = Veil(members, covered(about, named))
     return veiled
 
