@@ -19,7 +19,7 @@ from gradcanary.settings import DEFAULT_URL, Settings
 if TYPE_CHECKING:
     from gradcanary.collector import Collector
 
-Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 -- argparse has no public name for it
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 -- argparse has no public name for it
 
 MOST_PAGES = 10
 """Of a hundred incidents each; who has more says --run, --state or --since."""
