@@ -34,7 +34,7 @@ class Veil:
         uncovered = frozenset(self.members) - self.covered
         heard = frozenset(number for number in uncovered if not self.members[number].muted)
         if incident.state == "resolved" and told is not None:
-            return heard or (uncovered if told.kind != "resolved" else heard)
+            return heard or uncovered
         return heard if any(self.members[number].until_step is None for number in heard) else frozenset()
 
     def firing_covered(self) -> list[int | None]:

@@ -6,9 +6,14 @@ from datetime import datetime, timedelta, timezone
 import httpx
 import numpy as np
 import pytest
+from changes import fired
 from collectors import Collector
 from receivers import Receiver
 from streams import Session, Stream, collapsed, healthy, shared_client
+
+from gradcanary_server import deliveries, endpoints, silences
+from gradcanary_server.pace import Pace
+from gradcanary_server.silences import Silence
 
 LAYERS, AT, FALLEN = 24, 130, (0, 2, 4)
 WAIT_S, INTERVAL_S, REMIND_S = 0.2, 0.4, 1.0
@@ -176,6 +181,28 @@ def test_messages_name_only_what_is_not_silenced(stage):
     assert story.incident()["counts"]["ever"] == 3, "the page shows all of them"
     assert story.incident()["silenced"]["members"] == 1
     unsilence(collector, number)
+
+
+def test_a_silence_takes_back_what_is_not_sent_yet(store):
+    with store.database.write() as connection:
+        now = store.database.now(connection)
+        endpoints.ensure_operator_endpoint(connection, "http://127.0.0.1:9/hook", None, now)
+    store.record(fired(0))
+    pace, key = Pace(wait_s=0.0), deliveries.Key(1, 1, 1)
+    with store.database.write() as connection:
+        [seal] = deliveries.plan(connection, pace, now + 1)
+        deliveries.carry_out(connection, seal, "", now + 1)
+        made = silences.add(connection, Silence(0, "sd?l", None, r"^blocks\.0\.", now, now + 60, "ada", ""))
+        deliveries.claim(connection, key, now + 2)
+        assert deliveries.plan(connection, pace, now + 2) == [], "it is on its way"
+        late = now + 3 + deliveries.LEASE_S
+        [expire] = deliveries.plan(connection, pace, late)
+        assert expire == deliveries.Expire(key)
+        deliveries.carry_out(connection, expire, "", late)
+        assert deliveries.plan(connection, pace, late) == []
+        silences.end(connection, made.id, late)
+        [again] = deliveries.plan(connection, pace, late)
+        assert (again.key.version, again.due.kind) == (2, "opened")
 
 
 def test_a_new_baseline_ends_an_incident_and_only_a_further_fall_opens_it_again(stage):
