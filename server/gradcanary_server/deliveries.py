@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, insert, or_, select, update
 
-from gradcanary_server import dossiers, endpoints, incident_rows, incidents, muting, notifications, silences
+from gradcanary_server import dossiers, endpoints, incident_rows, incidents, notifications, silences, veils
 from gradcanary_server.endpoints import Endpoint
 from gradcanary_server.incident_state import RANKS, Incident
-from gradcanary_server.muting import Veil
 from gradcanary_server.pace import Due, Pace, Told, due
 from gradcanary_server.schema import attempt, delivery, incident
 from gradcanary_server.schema import endpoint as endpoint_table
+from gradcanary_server.veils import Veil
 from gradcanary_server.webhooks import Message, TransportError, retry_delay
 
 LEASE_S = 15.0
@@ -100,13 +100,13 @@ def plan(
     rows = connection.execute(unsettled).mappings().all()
     targets = endpoints.enabled(connection)
     told = _by_target(connection)
-    veils = silences.veils(connection, rows, silences.in_force(connection, now))
+    veiled = silences.veiled(connection, rows, silences.in_force(connection, now))
     steps: list[Step] = []
     for row in rows:
         what = incident_rows.parsed(row)
         whom = () if row["rule"] in silent else targets
         heard = [(target, told.get((row["incident_id"], target.id), [])) for target in whom]
-        veil = veils.get(row["incident_id"])
+        veil = veiled.get(row["incident_id"])
         verdicts = [_next(what, veil, each, sent, pace, now) for each, sent in heard if sent or not _is_past(row, each)]
         steps += [verdict for verdict in verdicts if isinstance(verdict, Expire | Seal)]
         if what.state == "resolved" and all(verdict is None for verdict in verdicts):
@@ -213,13 +213,13 @@ def _next(
     """Return the step for one endpoint; "waiting" while something is under way or due later, None when all is said."""
     last = sent[-1] if sent else None
     heard = next((message.told for message in reversed(sent) if message.told is not None), None)
-    view = muting.view(what, veil, heard)
+    view = veils.view(what, veil, heard)
     if last is not None and last.state == "pending":
         is_old = now >= last.sealed + pace.interval_s or view is None
         is_free = last.lease_until is None or last.lease_until < now
         return Expire(last.key) if is_old and is_free else "waiting"
     if view is None:
-        return "waiting" if muting.is_owed(what, heard) else None
+        return "waiting" if veils.is_owed(what, heard) else None
     what, hidden = view
     if heard is None and RANKS[what.severity] < RANKS[target.min_severity]:
         return None

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, RowMapping, and_, or_, select
 
 from gradcanary import remedies
 from gradcanary.wire import Fact
-from gradcanary_server import causes, incident_rows, muting, summaries
+from gradcanary_server import causes, incident_rows, summaries, veils
 from gradcanary_server.causes import LikelyCause, Near, Scene
 from gradcanary_server.incident_state import Incident, Member
 from gradcanary_server.observations import LayerFacts
@@ -61,11 +61,11 @@ def _dossier(
 ) -> Dossier:
     every = incident_rows.members(connection, row["incident_id"])
     members = {number: member for number, member in every.items() if number not in hidden}
-    what = muting.narrowed(incident_rows.parsed(row), every, members)
+    what = veils.narrowed(incident_rows.parsed(row), every, members)
     summary: str = row["summary"]
     if len(members) < len(every):
         names = {number: facts.name for number, facts in layers.items()}
-        summary = summaries.sentence(what, members, names) + muting.aside(every, hidden)
+        summary = summaries.sentence(what, members, names) + veils.aside(every, hidden)
     facts = tuple(Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(row["facts"]))
     cause = causes.likely(Scene(what, members, layers, _near(connection, row), facts))
     return Dossier(

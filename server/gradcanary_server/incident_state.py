@@ -24,7 +24,7 @@ class Member:
     """A layer of an incident; ``until_step`` and ``resolution`` are None while it fires.
 
     A refire begins a new span with its own numbers; the highest severity stays. ``rank`` is the process that a
-    gradient which is not finite came from, None = not known. One that recovered while it was silenced is ``muted``:
+    gradient which is not finite came from, None = not known. One that recovered while it was silenced is ``unheard``:
     nobody is owed a word about it.
     """
 
@@ -37,12 +37,12 @@ class Member:
     until_step: int | None = None
     resolution: str | None = None
     rank: int | None = None
-    muted: bool = False
+    unheard: bool = False
 
 
 @dataclass(frozen=True)
 class Incident:
-    """An incident without its members; ``firing`` and ``ever`` count layers, not the whole run as a member; ``muted``
+    """An incident without its members; ``firing`` and ``ever`` count layers, not the whole run as a member; ``unheard``
     counts the members that are.
     """
 
@@ -62,7 +62,7 @@ class Incident:
     reopened: int = 0
     reopened_at: float | None = None
     acked: float | None = None
-    muted: int = 0
+    unheard: int = 0
     id: int | None = None
 
 
@@ -101,7 +101,7 @@ class Case:
         if not is_rise:
             self._open += 1
         self._put(change.layer, _fired(change, before))
-        was_muted = before is not None and before.muted
+        was_unheard = before is not None and before.unheard
         named = change.layer is not None
         self.incident = replace(
             self.incident,
@@ -109,21 +109,21 @@ class Case:
             since_step=min(self.incident.since_step, change.since_step),
             firing=self.incident.firing + (named and not is_rise),
             ever=self.incident.ever + (named and before is None),
-            muted=self.incident.muted - was_muted,
+            unheard=self.incident.unheard - was_unheard,
         )
 
-    def resolve(self, change: Change, now: float, *, muted: bool = False) -> None:
+    def resolve(self, change: Change, now: float, *, unheard: bool = False) -> None:
         """End a member's span; the incident resolves with its last one. A layer that does not fire is no news."""
         before = self.members.get(change.layer)
         if before is None or before.until_step is not None:
             return
         self._open -= 1
         resolution = change.resolution or "recovered"
-        self._put(change.layer, replace(before, until_step=change.step, resolution=resolution, muted=muted))
+        self._put(change.layer, replace(before, until_step=change.step, resolution=resolution, unheard=unheard))
         self.incident = replace(
             self.incident,
             firing=self.incident.firing - (change.layer is not None),
-            muted=self.incident.muted + muted,
+            unheard=self.incident.unheard + unheard,
         )
         if self._open == 0 and self.incident.state == "open":
             self.incident = close(self.incident, change.step, now, self._ending())
@@ -175,7 +175,7 @@ def apply(
                 case.reopen(origin)
             case.fire(change)
         elif case is not None:
-            case.resolve(change, origin.now, muted=change.layer in silenced)
+            case.resolve(change, origin.now, unheard=change.layer in silenced)
     return [*finished, *([case] if case is not None and case.touched else [])]
 
 

@@ -207,7 +207,7 @@ incident = Table(
     Column("acked", Double),
     Column("acked_by", String(200)),
     Column("ack_note", Text),
-    Column("muted", Integer, nullable=False, server_default="0"),  # members that are
+    Column("unheard", Integer, nullable=False, server_default="0"),  # members that are
     sqlite_autoincrement=True,  # a number is never used again: receivers know messages by it
 )
 
@@ -225,7 +225,7 @@ incident_layer = Table(
     Column("siblings", Double),
     Column("evidence", String(12)),
     Column("rank", Integer),
-    Column("muted", Boolean, nullable=False, server_default=false()),  # recovered while it was silenced
+    Column("unheard", Boolean, nullable=False, server_default=false()),  # recovered while it was silenced
 )
 
 silence = Table(

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, RowMapping, delete, func, insert, select
 from gradcanary_server import incident_rows
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.expressions import Expression, Glob
-from gradcanary_server.muting import Veil
 from gradcanary_server.schema import incident, run, silence
+from gradcanary_server.veils import Veil
 
 MOST = 200
 """In force at a time: each is held against each open incident twice a second."""
@@ -107,26 +107,26 @@ def covered(about: Sequence[Silence], members: Iterable[tuple[int | None, str | 
     return frozenset(number for number, name in members if any(each.covers(name) for each in about))
 
 
-def veils(connection: Connection, rows: Sequence[RowMapping], found: Sequence[Silence]) -> dict[int, Veil]:
+def veiled(connection: Connection, rows: Sequence[RowMapping], found: Sequence[Silence]) -> dict[int, Veil]:
     """Return what hides members of these incidents, by incident, if something does; ``found`` are in force."""
     run_names = _run_names(connection, {row["run_id"] for row in rows}) if found else {}
-    veiled: dict[int, Veil] = {}
+    made: dict[int, Veil] = {}
     for row in rows:
-        about = [each for each in found if each.is_about(run_names[row["run_id"]], row["rule"])]
-        if about or row["muted"]:
+        about = [each for each in found if each.is_about(run_names.get(row["run_id"], ""), row["rule"])]
+        if about or row["unheard"]:
             members = incident_rows.members(connection, row["incident_id"])
             names = incident_rows.names(connection, row["run_id"]) if about else {}
             named = [(number, None if number is None else names.get(number)) for number in members]
-            veiled[row["incident_id"]] = Veil(members, covered(about, named))
-    return veiled
+            made[row["incident_id"]] = Veil(members, covered(about, named))
+    return made
 
 
 def hushed(connection: Connection, by: Silence) -> list[Hushed]:
     """Return the open incidents of which a silence covers a member that fires."""
     opened = select(incident).where(incident.c.state == "open").order_by(incident.c.incident_id)
     rows = connection.execute(opened).mappings().all()
-    veiled = veils(connection, rows, [by])
-    hit = [row for row in rows if row["incident_id"] in veiled and veiled[row["incident_id"]].firing_covered()]
+    hidden = veiled(connection, rows, [by])
+    hit = [row for row in rows if row["incident_id"] in hidden and hidden[row["incident_id"]].firing_covered()]
     return [Hushed(row["incident_id"], row["run_id"]) for row in hit]
 
 

@@ -24,5 +24,5 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("silence_id", name=op.f("pk_silence")),
         sqlite_autoincrement=True,
     )
-    op.add_column("incident", sa.Column("muted", sa.Integer(), server_default="0", nullable=False))
-    op.add_column("incident_layer", sa.Column("muted", sa.Boolean(), server_default=sa.false(), nullable=False))
+    op.add_column("incident", sa.Column("unheard", sa.Integer(), server_default="0", nullable=False))
+    op.add_column("incident_layer", sa.Column("unheard", sa.Boolean(), server_default=sa.false(), nullable=False))

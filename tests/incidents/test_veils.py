@@ -7,10 +7,10 @@ from changes import fired, resolved
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gradcanary_server import muting
+from gradcanary_server import veils
 from gradcanary_server.incident_state import Case, Origin, apply, close
-from gradcanary_server.muting import Veil
 from gradcanary_server.pace import Pace, Told, due
+from gradcanary_server.veils import Veil
 
 PACE = Pace()
 LAYERS = range(3)
@@ -41,7 +41,7 @@ class World:
 
     def view(self):
         covered = self.silenced & self.case.members.keys()
-        return muting.view(self.case.incident, Veil(self.case.members, covered), self.told)
+        return veils.view(self.case.incident, Veil(self.case.members, covered), self.told)
 
     def wait(self, seconds):
         """Pass the time, as rounds of the deliverer do."""
@@ -50,7 +50,7 @@ class World:
             seen = self.view()
             news = None if seen is None else due(seen.incident, self.told, PACE, acked=False)
             if news is None:
-                is_owed = seen is None and muting.is_owed(self.case.incident, self.told)
+                is_owed = seen is None and veils.is_owed(self.case.incident, self.told)
                 self.settled = self.case.incident.state == "resolved" and not is_owed
                 break
             if news.not_before > end:
@@ -163,10 +163,10 @@ def test_what_came_and_went_in_a_silence_is_no_growth():
     world.silenced = frozenset()
     world.wait(PACE.interval_s)
     assert world.kinds() == ["opened"]
-    assert world.case.incident.muted == 3
+    assert world.case.incident.unheard == 3
     world.change(*[fired(layer, severity="warning") for layer in (1, 2)])
     world.wait(PACE.interval_s)
-    assert (world.kinds(), world.case.incident.muted) == (["opened", "grew"], 1)
+    assert (world.kinds(), world.case.incident.unheard) == (["opened", "grew"], 1)
 
 
 def test_the_whole_run_is_silenced_as_any_member():

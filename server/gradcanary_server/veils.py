@@ -32,7 +32,7 @@ class Veil:
         2. A resolution is owed to whoever heard that it was open, unless all members are covered.
         """
         uncovered = frozenset(self.members) - self.covered
-        heard = frozenset(number for number in uncovered if not self.members[number].muted)
+        heard = frozenset(number for number in uncovered if not self.members[number].unheard)
         if incident.state == "resolved" and told is not None:
             return heard or uncovered
         return heard if any(self.members[number].until_step is None for number in heard) else frozenset()
