@@ -1,6 +1,7 @@
 """Silences, acknowledgements and new baselines over HTTP, and what a receiver hears of them."""
 
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import httpx
@@ -12,6 +13,7 @@ from receivers import Receiver
 from streams import Session, Stream, collapsed, healthy, shared_client
 
 from gradcanary_server import deliveries, endpoints, silences
+from gradcanary_server.errors import RequestError
 from gradcanary_server.pace import Pace
 from gradcanary_server.silences import Silence
 
@@ -42,12 +44,12 @@ def stage(tmp_path_factory, new_db):
 class Story:
     """A run whose gradients are told row by row, and what the receiver heard of it."""
 
-    def __init__(self, stage, run, absmax):
+    def __init__(self, stage, run, absmax, **hello):
         self.collector, self.receiver = stage
         self.run = run
         self.stream = Stream(absmax)
         self.session = Session(self.collector.url, run=run)
-        self.session.put_hello(self.stream.hello()).raise_for_status()
+        self.session.put_hello(self.stream.hello(**hello)).raise_for_status()
         self.sent = self.seq = 0
 
     def tell(self, rows):
@@ -183,7 +185,7 @@ def test_messages_name_only_what_is_not_silenced(stage):
     unsilence(collector, number)
 
 
-def test_a_silence_takes_back_what_is_not_sent_yet(store):
+def test_a_silence_takes_back_what_is_not_sent_yet(store, monkeypatch):
     with store.database.write() as connection:
         now = store.database.now(connection)
         endpoints.ensure_operator_endpoint(connection, "http://127.0.0.1:9/hook", None, now)
@@ -200,9 +202,14 @@ def test_a_silence_takes_back_what_is_not_sent_yet(store):
         assert expire == deliveries.Expire(key)
         deliveries.carry_out(connection, expire, "", late)
         assert deliveries.plan(connection, pace, late) == []
+        monkeypatch.setattr(silences, "MOST", 1)
+        with pytest.raises(RequestError, match="There are 1 silences already: end some"):
+            silences.add(connection, made)
         silences.end(connection, made.id, late)
         [again] = deliveries.plan(connection, pace, late)
         assert (again.key.version, again.due.kind) == (2, "opened")
+        silences.add(connection, replace(made, until=late + 1))
+        assert silences.add(connection, replace(made, created=late + 1, until=late + 9)).id > made.id, "one was over"
 
 
 def test_a_new_baseline_ends_an_incident_and_only_a_further_fall_opens_it_again(stage):
@@ -219,6 +226,20 @@ def test_a_new_baseline_ends_an_incident_and_only_a_further_fall_opens_it_again(
     assert story.ack(new_baseline=True).json()["error"]["field"] == "new_baseline"
     story.tell(AT + 150)
     assert (story.incident()["state"], story.incident()["reopened"]) == ("open", 1)
+    story.session.end(last_step=AT + 149)
+    assert story.incident()["resolution"] == "run_finished"
+    assert story.ack(new_baseline=True).json()["resolution"] == "rebaselined", "the next launch begins anew"
+
+
+def test_a_rescaled_loss_can_be_a_new_baseline_of_all_layers(stage):
+    story = Story(stage, "rescaled", rows((AT, (), 1), (30, range(LAYERS), 1e-3), (80, range(LAYERS), 1e-3)))
+    story.tell(AT + 30)
+    assert story.incident()["rule"] == "scale_drop"
+    assert story.ack(new_baseline=True).json()["resolution"] == "rebaselined"
+    story.tell(AT + 110)
+    assert story.incident()["state"] == "resolved"
+    layers = story.collector.get("/api/v1/runs/rescaled/layers").json()["layers"]
+    assert all(0.3e-6 < layer["baseline"] < 3e-6 for layer in layers)
 
 
 def test_a_wrong_silence_is_refused_with_what_would_work(stage):
@@ -264,3 +285,6 @@ def test_only_what_is_held_against_a_baseline_learns_a_new_one(stage):
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "new_baseline")
     assert "silence nonfinite instead" in answer.json()["error"]["message"]
     assert story.incident()["acked"] is None, "nothing was noted"
+    given = Story(stage, "given", rows((30, FALLEN, 1e-3)), absmax_below=1e-4)
+    given.tell(30)
+    assert "a threshold that was given" in given.ack(new_baseline=True).json()["error"]["message"]
