@@ -28,6 +28,7 @@ LONGEST = (
     "test_tiles.py",
     "test_demo.py",
     "test_delivery_through_collector.py",
+    "test_silences.py",
     "test_dashboard_in_chromium.py",
     "test_spool.py",
     "test_sync.py",

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradcanary import launching
+from gradcanary import launching, on_call
 from gradcanary.settings import DEFAULT_URL
 from gradcanary.version import __version__
 
@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_demo(commands)
     _add_sync(commands)
+    on_call.add(commands)
     return top
 
 

@@ -46,6 +46,7 @@ def card(incident: Mapping[str, Any], view: View, layer: int | None = None) -> h
         ),
         html.P(incident["summary"], className="summary"),
         html.P(_when(incident), className="dim"),
+        *_quiet(incident),
         *(_explanation(incident, view, layer) if named or is_open or is_unrecovered(incident) else []),
         *_told(incident),
     ]
@@ -70,6 +71,16 @@ def _when(incident: Mapping[str, Any]) -> str:
     if incident["reopened"]:
         texts.append(f"reopened {wording.plural(incident['reopened'], 'time')}")
     return " · ".join(texts)
+
+
+def _quiet(incident: Mapping[str, Any]) -> list[Any]:
+    """Return who knows of an incident, and until when nobody is told of it."""
+    ack, silenced = incident["acked"], incident["silenced"]
+    texts = [f"acked by {ack['by']}" + (f": {ack['note']}" if ack["note"] else "")] if ack else []
+    if silenced:
+        some = "" if silenced["members"] == silenced["of"] else f"{silenced['members']} of {silenced['of']} layers "
+        texts.append(f"{some}silenced until {wording.minute(silenced['until'])} UTC")
+    return [html.P(" · ".join(texts), className="dim")] if texts else []
 
 
 def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> list[Any]:

@@ -75,18 +75,23 @@ def by_fall(moment: Planes, view: LayerRules, fall: Floats, shared: Floats, told
     return _votes(is_low & fell, moment, view, view.by_fall)
 
 
-def by_siblings(moment: Planes, view: LayerRules, quartiles: Floats, fall: Floats, shared: Floats, told: Mask) -> Votes:
+def by_siblings(
+    moment: Planes, view: LayerRules, quartiles: Floats, fall: Floats, shared: Floats, told: Mask, accepted: Mask
+) -> Votes:
     """Vote +1 where a layer is low and far under the upper quartile of its siblings, without an own fall.
 
     An own fall is judged as such, once falls are looked for. A layer that was exactly zero ever since is unused, not
-    collapsed.
+    collapsed. One that was ``accepted`` as it is has only its own past to be held against.
     """
     own = view.by_fall & (fall >= view.fall) & ~np.isnan(shared[..., None])
     unused = moment.zero & (np.isnan(fall) | ~told)
     with np.errstate(divide="ignore", invalid="ignore"):
         under = np.log10(quartiles) - moment.level >= view.siblings
     return _votes(
-        (moment.absmax < view.enter) & under & (quartiles > 0) & ~own & ~unused, moment, view, view.by_siblings
+        (moment.absmax < view.enter) & under & (quartiles > 0) & ~own & ~unused & ~accepted,
+        moment,
+        view,
+        view.by_siblings,
     )
 
 

@@ -13,12 +13,13 @@ from typing import Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, func, insert, or_, select, update
 
-from gradcanary_server import dossiers, endpoints, incident_rows, incidents, notifications
+from gradcanary_server import dossiers, endpoints, incident_rows, incidents, notifications, silences, veils
 from gradcanary_server.endpoints import Endpoint
 from gradcanary_server.incident_state import RANKS, Incident
 from gradcanary_server.pace import Due, Pace, Told, due
 from gradcanary_server.schema import attempt, delivery, incident
 from gradcanary_server.schema import endpoint as endpoint_table
+from gradcanary_server.veils import Veil
 from gradcanary_server.webhooks import Message, TransportError, retry_delay
 
 LEASE_S = 15.0
@@ -48,6 +49,8 @@ class Seal:
 
     key: Key
     due: Due
+    hidden: frozenset[int | None] = frozenset()
+    """Members that it may not name: a silence covers them, or did as they recovered."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,14 @@ def plan(
     rows = connection.execute(unsettled).mappings().all()
     targets = endpoints.enabled(connection)
     told = _by_target(connection)
+    veiled = silences.veiled(connection, rows, silences.in_force(connection, now))
     steps: list[Step] = []
     for row in rows:
         what = incident_rows.parsed(row)
         whom = () if row["rule"] in muted else targets
         heard = [(target, told.get((row["incident_id"], target.id), [])) for target in whom]
-        verdicts = [_next(what, each, sent, pace, now) for each, sent in heard if sent or not _is_past(row, each)]
+        veil = veiled.get(row["incident_id"])
+        verdicts = [_next(what, veil, each, sent, pace, now) for each, sent in heard if sent or not _is_past(row, each)]
         steps += [verdict for verdict in verdicts if isinstance(verdict, Expire | Seal)]
         if what.state == "resolved" and all(verdict is None for verdict in verdicts):
             steps.append(Settle(row["incident_id"]))
@@ -202,13 +207,20 @@ def _sent(row: RowMapping) -> Sent:
     )
 
 
-def _next(what: Incident, target: Endpoint, sent: list[Sent], pace: Pace, now: float) -> Step | Waiting | None:
+def _next(
+    what: Incident, veil: Veil | None, target: Endpoint, sent: list[Sent], pace: Pace, now: float
+) -> Step | Waiting | None:
     """Return the step for one endpoint; "waiting" while something is under way or due later, None when all is said."""
     last = sent[-1] if sent else None
-    if last is not None and last.state == "pending":
-        is_old = now >= last.sealed + pace.interval_s and (last.lease_until is None or last.lease_until < now)
-        return Expire(last.key) if is_old else "waiting"
     heard = next((message.told for message in reversed(sent) if message.told is not None), None)
+    view = veils.view(what, veil, heard)
+    if last is not None and last.state == "pending":
+        is_old = now >= last.sealed + pace.interval_s or view is None
+        is_free = last.lease_until is None or last.lease_until < now
+        return Expire(last.key) if is_old and is_free else "waiting"
+    if view is None:
+        return "waiting" if veils.is_owed(what, heard) else None
+    what, hidden = view
     if heard is None and RANKS[what.severity] < RANKS[target.min_severity]:
         return None
     news = due(what, heard, pace, what.acked is not None)
@@ -217,12 +229,12 @@ def _next(what: Incident, target: Endpoint, sent: list[Sent], pace: Pace, now: f
     # A receiver that failed is not asked sooner because the message was renewed.
     held = last.next_attempt if last is not None and last.state == "expired" else 0.0
     key = Key(what.id, target.id, 1 if last is None else last.key.version + 1)
-    return Seal(key, news) if now >= max(news.not_before, held) else "waiting"
+    return Seal(key, news, hidden) if now >= max(news.not_before, held) else "waiting"
 
 
 def _seal(connection: Connection, step: Seal, public_url: str, now: float) -> None:
     key, news = step.key, step.due
-    [dossier] = dossiers.load(connection, [key.incident])
+    [dossier] = dossiers.load(connection, [key.incident], step.hidden)
     url = incidents.page(public_url, dossier.run, key.incident)
     connection.execute(
         insert(delivery).values(

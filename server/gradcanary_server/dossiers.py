@@ -10,7 +10,7 @@ from sqlalchemy import Connection, RowMapping, and_, or_, select
 
 from gradcanary import remedies
 from gradcanary.wire import Fact
-from gradcanary_server import causes, incident_rows
+from gradcanary_server import causes, incident_rows, summaries, veils
 from gradcanary_server.causes import LikelyCause, Near, Scene
 from gradcanary_server.incident_state import Incident, Member
 from gradcanary_server.observations import LayerFacts
@@ -42,18 +42,30 @@ class Dossier:
     fix: remedies.Fix
 
 
-def load(connection: Connection, incident_ids: Sequence[int]) -> list[Dossier]:
-    """Return the dossiers of those of these incidents that exist, newest first; the layers of a run are read once."""
+def load(
+    connection: Connection, incident_ids: Sequence[int], hidden: frozenset[int | None] = frozenset()
+) -> list[Dossier]:
+    """Return the dossiers of those of these incidents that exist, newest first; the layers of a run are read once.
+
+    ``hidden`` members are left out as if they were none, but for a sentence that counts them.
+    """
     query = select(incident, run.c.name.label("run"), run.c.step, run.c.framework, run.c.facts)
     query = query.join(run, run.c.run_id == incident.c.run_id).where(incident.c.incident_id.in_(incident_ids))
     rows = connection.execute(query.order_by(incident.c.incident_id.desc())).mappings().all()
     layers = {run_id: _layers(connection, run_id) for run_id in {row["run_id"] for row in rows}}
-    return [_dossier(connection, row, layers[row["run_id"]]) for row in rows]
+    return [_dossier(connection, row, layers[row["run_id"]], hidden) for row in rows]
 
 
-def _dossier(connection: Connection, row: RowMapping, layers: dict[int, LayerFacts]) -> Dossier:
-    what = incident_rows.parsed(row)
-    members = incident_rows.members(connection, row["incident_id"])
+def _dossier(
+    connection: Connection, row: RowMapping, layers: dict[int, LayerFacts], hidden: frozenset[int | None]
+) -> Dossier:
+    every = incident_rows.members(connection, row["incident_id"])
+    members = {number: member for number, member in every.items() if number not in hidden}
+    what = veils.narrowed(incident_rows.parsed(row), every, members)
+    summary: str = row["summary"]
+    if len(members) < len(every):
+        names = {number: facts.name for number, facts in layers.items()}
+        summary = summaries.sentence(what, members, names) + veils.aside(every, hidden)
     facts = tuple(Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(row["facts"]))
     cause = causes.likely(Scene(what, members, layers, _near(connection, row), facts))
     return Dossier(
@@ -63,7 +75,7 @@ def _dossier(connection: Connection, row: RowMapping, layers: dict[int, LayerFac
         incident=what,
         members=members,
         layers=layers,
-        summary=row["summary"],
+        summary=summary,
         ack=None if what.acked is None else Ack(what.acked, row["acked_by"], row["ack_note"]),
         cause=cause,
         fix=remedies.fix(cause.code, row["framework"]),

@@ -35,3 +35,18 @@ class Expression:
     def found_in(self, text: str) -> bool:
         """Tell whether it matches anywhere in the text, as ``re.search`` would."""
         return self._compiled.search(text) is not None
+
+
+class Glob:
+    """A name, or one in which ``*`` stands for any text and ``?`` for any character."""
+
+    def __init__(self, text: str) -> None:
+        parts = (_WILD.get(character) or re2.escape(character) for character in text)
+        self._compiled = re2.compile("".join(parts))
+
+    def covers(self, text: str) -> bool:
+        """Tell whether the whole of the text is such a name."""
+        return self._compiled.fullmatch(text) is not None
+
+
+_WILD = {"*": ".*", "?": "."}

@@ -81,6 +81,8 @@ class FoldState:
     of_run: Scores = field(default_factory=lambda: Scores.zeros(RUN_TRACKS, 1))
     resolve_after: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     """float32[N], the score of a layer that fires and shows no sign of recovery."""
+    accepted: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """bool[N]: somebody said that these shall be as they are, also beside their siblings."""
 
     @classmethod
     def empty(cls) -> FoldState:
@@ -102,13 +104,14 @@ class FoldState:
             scores=self.scores.copy(),
             of_run=self.of_run.copy(),
             resolve_after=self.resolve_after.copy(),
+            accepted=self.accepted.copy(),
         )
 
     def make_room(self, layers: int, observations: int) -> None:
         """Hold at least so many layers, and blocks of at least so many observations."""
         more = layers - len(self.present)
         if more > 0:
-            for name in ("present", "alive", "low", "shapes", "resolve_after"):
+            for name in ("present", "alive", "low", "shapes", "resolve_after", "accepted"):
                 array = getattr(self, name)
                 setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
             self.scores = self.scores.widen(layers)
@@ -134,13 +137,15 @@ class FoldState:
 
     def pack(self) -> bytes:
         """Return the state as bytes: a JSON head, then arrays; equal states give equal bytes."""
-        head = {
+        head: dict[str, object] = {
             "progress": vars(self.progress),
             "layers": len(self.present),
             "block": self.baselines.block.shape[1],
             "losses": len(self.losses),
             "counting": [int((self.scores.score > 0).sum()), int((self.of_run.score > 0).sum())],
         }
+        if self.accepted.any():  # seldom; a version that does not know it reads the rest
+            head["accepted"] = np.flatnonzero(self.accepted).tolist()
         raw = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
         parts = [*self._arrays(), *_sparse(self.scores), *_sparse(self.of_run)]
         return _HEAD.pack(VERSION, len(raw)) + raw + b"".join(part.tobytes() for part in parts)
@@ -169,6 +174,8 @@ class FoldState:
         losses = reader.take(np.float64, head["losses"])
         level, filled = reader.take(np.float32, layers), reader.take(np.uint16, layers)
         baselines = Baselines(level, reader.take(np.int16, layers * block).reshape(layers, block), filled)
+        accepted = np.zeros(layers, np.bool_)
+        accepted[head.get("accepted", [])] = True
         duty, precision = Duty.none(layers), Precision.none(layers)
         if version > 1:
             duty = Duty(*(reader.take(array.dtype.type, layers) for array in duty.arrays()))
@@ -176,9 +183,8 @@ class FoldState:
         # A track keeps its number for ever, and new ones come behind: so a place among fewer is that among more.
         scores = reader.scores(TRACKS, layers, head["counting"][0])
         of_run = reader.scores(RUN_TRACKS, 1, head["counting"][1])
-        return cls(
-            progress, present, alive, low, shapes, losses, baselines, duty, precision, scores, of_run, resolve_after
-        )
+        whole = (progress, present, alive, low, shapes, losses, baselines, duty, precision, scores, of_run)
+        return cls(*whole, resolve_after, accepted)
 
 
 def _sparse(scores: Scores) -> tuple[NDArray[Any], ...]:

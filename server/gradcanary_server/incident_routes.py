@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import ColumnElement, Connection, select, update
 
 from gradcanary import wire
-from gradcanary_server import bodies, dossiers, incident_views, runs, sessions
+from gradcanary_server import bodies, dossiers, incident_views, incidents, runs, sessions, silences
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.requests import Reader, check_text
@@ -28,7 +28,9 @@ router = APIRouter(prefix="/api/v1")
 
 @dataclass(frozen=True)
 class Acknowledgement(wire.Request):
-    """Somebody knows of an incident; reminders and growth need not be said any more."""
+    """Somebody knows of an incident; reminders and growth need not be said any more. ``new_baseline``: it is as it
+    shall be.
+    """
 
     by: str
     note: str = ""
@@ -54,9 +56,10 @@ def list_incidents(
     with database.read() as connection:
         ids = _matching(connection, run, state, since, before)
         found = dossiers.load(connection, ids[:PAGE])
+        quiet = silences.in_force(connection, database.now(connection))
     url = request.app.state.settings.public_url
     more = ids[PAGE - 1] if len(ids) > PAGE else None
-    return JSONResponse({"incidents": [incident_views.brief(dossier, url) for dossier in found], "next": more})
+    return JSONResponse({"incidents": [incident_views.brief(each, url, quiet) for each in found], "next": more})
 
 
 @router.get("/incidents/{number}", response_model=None)
@@ -64,7 +67,7 @@ def show_incident(request: Request, number: int) -> JSONResponse:
     """Answer one incident with its layers and deliveries."""
     database: Database = request.app.state.database
     with database.read() as connection:
-        return JSONResponse(_full(connection, number, request.app.state.settings.public_url))
+        return JSONResponse(_full(connection, number, request))
 
 
 @router.post("/incidents/{number}/ack", response_model=None)
@@ -73,8 +76,6 @@ async def acknowledge(request: Request, number: int) -> JSONResponse:
     ack = _ACK.read(await bodies.read(request))
     check_text(ack.by, "by", 200, shortest=1)
     check_text(ack.note, "note", 2_000, lines=True)
-    if ack.new_baseline:
-        raise invalid("This version learns no new baseline on request: leave new_baseline away.", "new_baseline")
     return JSONResponse(await run_in_threadpool(_acknowledge, request, number, ack))
 
 
@@ -82,17 +83,22 @@ def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> dict[st
     database: Database = request.app.state.database
     with database.write() as connection:
         run_id = _run_of(connection, number)
-        noted = {"acked": database.now(connection), "acked_by": ack.by, "ack_note": ack.note}
+        now = database.now(connection)
         # The run first, as everywhere: ingest, which holds it, may be at this incident.
         sessions.revise(connection, run_id)
+        if ack.new_baseline:
+            incidents.accept(connection, run_id, number, now)
+        noted = {"acked": now, "acked_by": ack.by, "ack_note": ack.note}
         connection.execute(update(incident).where(_is(number)).values(**noted))
-        return _full(connection, number, request.app.state.settings.public_url)
+        return _full(connection, number, request)
 
 
-def _full(connection: Connection, number: int, public_url: str) -> dict[str, Any]:
+def _full(connection: Connection, number: int, request: Request) -> dict[str, Any]:
     _run_of(connection, number)
     dossier = dossiers.load(connection, [number])[0]
-    return incident_views.full(connection, dossier, public_url)
+    database: Database = request.app.state.database
+    quiet = silences.in_force(connection, database.now(connection))
+    return incident_views.full(connection, dossier, request.app.state.settings.public_url, quiet)
 
 
 def _run_of(connection: Connection, number: int) -> int:

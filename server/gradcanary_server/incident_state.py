@@ -7,7 +7,7 @@ keeps its row, and the incident resolves with its last firing member.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -27,7 +27,8 @@ class Member:
     """A layer of an incident; ``until_step`` and ``resolution`` are None while it fires.
 
     A refire begins a new span with its own numbers; the highest severity stays. ``rank`` is the process that a
-    gradient which is not finite came from, None = not known.
+    gradient which is not finite came from, None = not known. One that recovered while it was silenced is ``unheard``:
+    nobody is owed a word about it.
     """
 
     severity: Severity
@@ -39,11 +40,14 @@ class Member:
     until_step: int | None = None
     resolution: str | None = None
     rank: int | None = None
+    unheard: bool = False
 
 
 @dataclass(frozen=True)
 class Incident:
-    """An incident without its members; ``firing`` and ``ever`` count layers, not the whole run as a member."""
+    """An incident without its members; ``firing`` and ``ever`` count layers, not the whole run as a member; ``unheard``
+    counts the members that are.
+    """
 
     rule: str
     launch_no: int
@@ -61,6 +65,7 @@ class Incident:
     reopened: int = 0
     reopened_at: float | None = None
     acked: float | None = None
+    unheard: int = 0
     id: int | None = None
 
 
@@ -99,6 +104,7 @@ class Case:
         if not is_rise:
             self._open += 1
         self._put(change.layer, _fired(change, before))
+        was_unheard = before is not None and before.unheard
         named = change.layer is not None
         self.incident = replace(
             self.incident,
@@ -106,16 +112,22 @@ class Case:
             since_step=min(self.incident.since_step, change.since_step),
             firing=self.incident.firing + (named and not is_rise),
             ever=self.incident.ever + (named and before is None),
+            unheard=self.incident.unheard - was_unheard,
         )
 
-    def resolve(self, change: Change, now: float) -> None:
+    def resolve(self, change: Change, now: float, *, unheard: bool = False) -> None:
         """End a member's span; the incident resolves with its last one. A layer that does not fire is no news."""
         before = self.members.get(change.layer)
         if before is None or before.until_step is not None:
             return
         self._open -= 1
-        self._put(change.layer, replace(before, until_step=change.step, resolution=change.resolution or "recovered"))
-        self.incident = replace(self.incident, firing=self.incident.firing - (change.layer is not None))
+        resolution = change.resolution or "recovered"
+        self._put(change.layer, replace(before, until_step=change.step, resolution=resolution, unheard=unheard))
+        self.incident = replace(
+            self.incident,
+            firing=self.incident.firing - (change.layer is not None),
+            unheard=self.incident.unheard + unheard,
+        )
         if self._open == 0 and self.incident.state == "open":
             self.incident = close(self.incident, change.step, now, self._resolution())
 
@@ -135,6 +147,8 @@ class Case:
 
     def _resolution(self) -> str:
         found = {member.resolution for member in self.members.values()}
+        if "rebaselined" in found:
+            return "rebaselined"
         return next((each for each in ("recovered", "resumed") if found == {each}), "layer_gone")
 
     def _put(self, layer: int | None, member: Member) -> None:
@@ -142,11 +156,18 @@ class Case:
         self.touched.add(layer)
 
 
-def apply(before: Case | None, changes: Iterable[Change], origin: Origin, reopen_s: float) -> list[Case]:
+def apply(
+    before: Case | None,
+    changes: Iterable[Change],
+    origin: Origin,
+    reopen_s: float,
+    silenced: Collection[int | None] = (),
+) -> list[Case]:
     """Return the incidents of one rule that the changes touched: the latest one before, a new one, or both.
 
     1. A fired change joins the open incident; reopens the latest one if it resolved within ``reopen_s``; else opens.
-    2. A resolved change ends a member's span, also in an incident that a run's end closed.
+    2. A resolved change ends a member's span, also in an incident that a run's end closed; of the members that are
+       ``silenced`` now nobody will be told that.
     """
     case = None if before is None else Case(before.incident, dict(before.members))
     finished: list[Case] = []
@@ -159,7 +180,7 @@ def apply(before: Case | None, changes: Iterable[Change], origin: Origin, reopen
                 case.reopen(origin)
             case.fire(change)
         elif case is not None:
-            case.resolve(change, origin.now)
+            case.resolve(change, origin.now, unheard=change.layer in silenced)
     return [*finished, *([case] if case is not None and case.touched else [])]
 
 

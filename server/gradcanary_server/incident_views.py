@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gradcanary_server import incidents
+from gradcanary_server import incidents, silences
 from gradcanary_server.dossiers import Dossier
 from gradcanary_server.incident_state import Member
 from gradcanary_server.notifications import timestamp
 from gradcanary_server.schema import attempt, delivery
+from gradcanary_server.silences import Silence
 
 WHOLE_RUN_NAME = "(whole run)"
 
 
-def brief(dossier: Dossier, public_url: str) -> dict[str, Any]:
-    """Return an incident without its layers and deliveries."""
+def brief(dossier: Dossier, public_url: str, in_force: Sequence[Silence]) -> dict[str, Any]:
+    """Return an incident without its layers and deliveries, with what the silences ``in_force`` hide of it."""
     what = dossier.incident
     return {
         "id": dossier.id,
@@ -31,6 +33,7 @@ def brief(dossier: Dossier, public_url: str) -> dict[str, Any]:
         "resolution": what.resolution,
         "reopened": what.reopened,
         "acked": _acked(dossier),
+        "silenced": _silenced(dossier, in_force),
         "counts": {"firing": what.firing, "ever": what.ever, "layers": what.layers},
         "summary": dossier.summary,
         "likely_cause": {
@@ -44,10 +47,10 @@ def brief(dossier: Dossier, public_url: str) -> dict[str, Any]:
     }
 
 
-def full(connection: Connection, dossier: Dossier, public_url: str) -> dict[str, Any]:
+def full(connection: Connection, dossier: Dossier, public_url: str, in_force: Sequence[Silence]) -> dict[str, Any]:
     """Return an incident with its layers and what was told to whom."""
     return {
-        **brief(dossier, public_url),
+        **brief(dossier, public_url, in_force),
         "layers": [_member(dossier, number, member) for number, member in dossier.members.items()],
         "deliveries": _deliveries(connection, dossier.id),
     }
@@ -56,6 +59,22 @@ def full(connection: Connection, dossier: Dossier, public_url: str) -> dict[str,
 def _acked(dossier: Dossier) -> dict[str, str] | None:
     ack = dossier.ack
     return None if ack is None else {"at": timestamp(ack.at), "by": ack.by, "note": ack.note}
+
+
+def _silenced(dossier: Dossier, in_force: Sequence[Silence]) -> dict[str, Any] | None:
+    """Return how many of the members that fire nobody is told of, and when the first of them is told of again."""
+    about = [each for each in in_force if each.is_about(dossier.run, dossier.incident.rule)]
+    if not about or dossier.incident.state != "open":
+        return None
+    firing = [
+        None if number is None else dossier.layers[number].name
+        for number, member in dossier.members.items()
+        if member.until_step is None
+    ]
+    ends = [until for name in firing if (until := silences.end_of(about, name)) is not None]
+    if not ends:
+        return None
+    return {"until": timestamp(min(ends)), "members": len(ends), "of": len(firing)}
 
 
 def _member(dossier: Dossier, number: int | None, member: Member) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import BindParameter, Connection, RowMapping, Select, and_, bindparam, func, or_, select
 
 from gradcanary.wire import Brief
-from gradcanary_server import incident_rows
+from gradcanary_server import acceptance, incident_rows, silences
+from gradcanary_server.errors import invalid
+from gradcanary_server.fold_states import FoldStates
 from gradcanary_server.incident_state import OF_THE_CLOCK, RANKS, Case, Origin, apply, close
 from gradcanary_server.observations import Change
 from gradcanary_server.pace import Pace
@@ -26,6 +28,12 @@ _OPEN = (
     .join(run, run.c.run_id == incident.c.run_id)
     .where(incident.c.run_id == bindparam("run_id"), incident.c.state == "open")
     .order_by(incident.c.incident_id)
+)
+
+_RULE_AND_STEP = (
+    select(incident.c.rule, func.coalesce(run.c.step, incident.c.opened_step))
+    .join(run, run.c.run_id == incident.c.run_id)
+    .where(incident.c.incident_id == bindparam("incident_id"))
 )
 
 
@@ -93,7 +101,8 @@ def record(
         case.reopen(origin)
         incident_rows.save(connection, run_id, case, names)
     for rule, changed in by_rule.items():
-        for case in apply(incident_rows.latest(connection, run_id, rule), changed, origin, reopen_s):
+        silenced = silences.silenced(connection, run_id, rule, names, now)
+        for case in apply(incident_rows.latest(connection, run_id, rule), changed, origin, reopen_s, silenced):
             incident_rows.save(connection, run_id, case, names)
 
 
@@ -103,7 +112,8 @@ def report(
     """Fold one change that no step brought into the incident of its rule."""
     before = incident_rows.latest(connection, run_id, change.rule)
     names = incident_rows.names(connection, run_id)
-    for case in apply(before, [change], Origin(launch_no, len(names), now), reopen_s):
+    silenced = silences.silenced(connection, run_id, change.rule, names, now)
+    for case in apply(before, [change], Origin(launch_no, len(names), now), reopen_s, silenced):
         incident_rows.save(connection, run_id, case, names)
 
 
@@ -126,6 +136,31 @@ def close_run(connection: Connection, run_id: int, step: int, now: float, resolu
     for case in cases:
         closed = Case(close(case.incident, step, now, resolution), case.members)
         incident_rows.save(connection, run_id, closed, names)
+
+
+def accept(connection: Connection, run_id: int, incident_id: int, now: float) -> None:
+    """Let what fires of an incident learn a new baseline, and be over with that; raises RequestError 422.
+
+    The caller holds the run: the rules' memory is changed between two batches.
+    """
+    rule, step = connection.execute(_RULE_AND_STEP, {"incident_id": incident_id}).one()
+    if rule not in acceptance.RULES:
+        rules = " and ".join(acceptance.RULES)
+        raise invalid(f"Only {rules} hold gradients against a baseline: silence {rule} instead.", "new_baseline")
+    case, states = incident_rows.latest(connection, run_id, rule), FoldStates()
+    if case is None or case.incident.id != incident_id or not case.is_firing:
+        raise invalid("Nothing of this incident fires any more: there is no baseline to be learnt.", "new_baseline")
+    state, accepted = acceptance.accept(states.read(connection, run_id), rule)
+    if not accepted:
+        words = "Its layers are under a threshold that was given, not learnt: change it, or silence them."
+        raise invalid(words, "new_baseline")
+    states.write(connection, run_id, state)
+    for number in accepted:
+        over = Change(step, rule, number, "resolved", case.incident.severity, step, resolution="rebaselined")
+        case.resolve(over, now)
+    if not case.is_firing:  # also where the end of the run had closed it
+        case.incident = replace(case.incident, resolution="rebaselined")
+    incident_rows.save(connection, run_id, case, incident_rows.names(connection, run_id))
 
 
 def open_briefs(connection: Connection, run_id: int, public_url: str) -> tuple[Brief, ...]:

@@ -73,7 +73,8 @@ def due(incident: Incident, told: Told | None, pace: Pace, acked: bool) -> Due |
     if news is None:
         return None
     kind, wished = news
-    return Due(max(wished, told.at + spacing(incident, pace)), kind, incident.ever)
+    # Members that were told may be silenced now; they stay told.
+    return Due(max(wished, told.at + spacing(incident, pace)), kind, max(incident.ever, told.ever))
 
 
 def _news(incident: Incident, told: Told, pace: Pace, acked: bool) -> tuple[Kind, float] | None:

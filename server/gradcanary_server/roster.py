@@ -36,6 +36,7 @@ def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ..
     state.duty.forget(columns[reshaped])
     state.precision.forget(columns[reshaped])
     state.alive[columns[reshaped]] = False
+    state.accepted[columns[reshaped]] = False
     if is_new:
         _begin(state, launch)
     state.present[columns] = True

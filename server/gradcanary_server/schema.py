@@ -218,6 +218,7 @@ incident = Table(
     Column("acked", Double),
     Column("acked_by", String(200)),
     Column("ack_note", Text),
+    Column("unheard", Integer, nullable=False, server_default="0"),  # members that are
     sqlite_autoincrement=True,  # a number is never used again: receivers know messages by it
 )
 
@@ -235,6 +236,21 @@ incident_layer = Table(
     Column("siblings", Double),
     Column("evidence", String(12)),
     Column("rank", Integer),
+    Column("unheard", Boolean, nullable=False, server_default=false()),  # recovered while it was silenced
+)
+
+silence = Table(
+    "silence",
+    metadata,
+    Column("silence_id", Integer, primary_key=True),
+    Column("run_glob", String(100), nullable=False),  # a name, or one with * and ?
+    Column("rule", String(40)),  # None: all of them
+    Column("expression", String(200)),  # found in the names of the layers that are meant, None: the whole incident
+    Column("created", Double, nullable=False),
+    Column("ends", Double, nullable=False),
+    Column("made_by", String(200), nullable=False),
+    Column("note", Text, nullable=False),
+    sqlite_autoincrement=True,  # a number is never used again: somebody may end the wrong one
 )
 
 endpoint = Table(

@@ -152,7 +152,8 @@ class Stretches:
             joined = (moments.steps - self._launch.first_step < beginning) & self._launch.late
             told = self._may_fall_to_zero(end - begin)
             restless |= _any(collapse.by_fall(moments, view, fall, shared, told))
-            restless |= _any(collapse.by_siblings(moments, view, quartiles, fall, shared, told))
+            accepted = self._state.accepted[view.columns]
+            restless |= _any(collapse.by_siblings(moments, view, quartiles, fall, shared, told, accepted))
             restless |= _any(collapse.by_lateness(moments, view, baseline, joined))
         return _first(restless)
 

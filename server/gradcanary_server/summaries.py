@@ -275,6 +275,8 @@ def _ending(incident: Incident) -> str:
         return f" {run_words.ending(incident)}{at}."
     if incident.resolution == "run_finished":
         return f" The run ended{at} without a recovery."
+    if incident.resolution == "rebaselined":
+        return f" Accepted{at}: a new baseline is learnt."
     return f" Recovered{at}." if incident.resolution == "recovered" else f" Over{at}: {incident.resolution}."
 
 

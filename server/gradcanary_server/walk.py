@@ -251,8 +251,9 @@ class Walk:
         fall = collapse.falls(moment, baseline)
         firing = state.scores.firing[:, view.columns]
         told = idleness.zeros_that_fell(state.duty, view.columns, self._rules, firing)
+        accepted = state.accepted[view.columns]
         self._count(FALL, moment, collapse.by_fall(moment, view, fall, shared, told))
-        self._count(SIBLINGS, moment, collapse.by_siblings(moment, view, siblings, fall, shared, told))
+        self._count(SIBLINGS, moment, collapse.by_siblings(moment, view, siblings, fall, shared, told, accepted))
         joined = np.array(
             launch.late and moment.step - launch.first_step < joined_steps(self._rules.grace, moment.every)
         )

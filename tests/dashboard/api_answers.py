@@ -125,6 +125,7 @@ def incident(number: int = 31, **changes: Any) -> dict[str, Any]:
         "resolution": None,
         "reopened": 0,
         "acked": None,
+        "silenced": None,
         "counts": {"firing": 1, "ever": 1, "layers": 2},
         "summary": "1 of 2 layers fell from 3e-3 to 6e-7 at step 31.",
         "url": "",

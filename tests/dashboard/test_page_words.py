@@ -120,6 +120,17 @@ def test_a_card_says_what_happened_and_who_was_told() -> None:
     assert "0.0031" in said
 
 
+def test_a_card_says_who_knows_and_until_when_nobody_is_told() -> None:
+    acked = {"at": "2026-11-20T02:00:00.000Z", "by": "ada", "note": "restarting"}
+    silenced = {"until": "2026-11-20T10:00:00.000Z", "members": 1, "of": 1}
+    said = text_of(incident_cards.card(incident(acked=acked, silenced=silenced), View()))
+    assert "acked by ada: restarting" in said
+    assert " silenced until 2026-11-20 10:00 UTC" in said
+    some = text_of(incident_cards.card(incident(silenced={**silenced, "of": 18}), View()))
+    assert "1 of 18 layers silenced until" in some
+    assert "silenced" not in text_of(incident_cards.card(incident(), View()))
+
+
 def test_a_listed_incident_without_details_is_a_card_too() -> None:
     said = text_of(
         incident_cards.panel([incident(state="resolved", resolution="layer_gone", resolved_step=80)], View())

@@ -1,0 +1,131 @@
+"""Silences over HTTP: who shall not hear of what, until when."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timezone
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from sqlalchemy import Connection
+
+from gradcanary import wire
+from gradcanary_server import bodies, sessions, silences
+from gradcanary_server.database import Database
+from gradcanary_server.errors import invalid
+from gradcanary_server.expressions import Expression, ExpressionError
+from gradcanary_server.notifications import timestamp
+from gradcanary_server.requests import Reader, check_text
+from gradcanary_server.rules import Rules
+from gradcanary_server.silences import Hushed, Silence
+
+LONGEST_S = 366 * 86_400.0
+"""What is to be quiet for ever is a rule with ``notify: false``."""
+
+RULES = tuple(each.name for each in fields(Rules) if hasattr(getattr(Rules(), each.name), "enabled"))
+
+_GLOB = re.compile(r"[A-Za-z0-9._*?-]{1,100}\Z")
+
+router = APIRouter(prefix="/api/v1")
+
+
+@dataclass(frozen=True)
+class Wish(wire.Request):
+    """A silence that somebody asks for; ``until`` is a time, ``match`` an expression found in layers' names."""
+
+    run: str
+    until: str
+    by: str
+    rule: str | None = None
+    match: str | None = None
+    note: str = ""
+
+
+_WISH = Reader(Wish)
+
+
+# Response models would check what was just built: the answers are plain JSON values.
+@router.get("/silences", response_model=None)
+def list_silences(request: Request) -> JSONResponse:
+    """Answer the silences in force, in the order in which they were made, each with the open incidents it hides."""
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        found = silences.in_force(connection, database.now(connection))
+        return JSONResponse({"silences": [_shown(each, silences.hushed(connection, each)) for each in found]})
+
+
+@router.post("/silences", response_model=None)
+async def add_silence(request: Request) -> JSONResponse:
+    """Silence members of incidents, and answer 201 with the silence; they stay on the pages."""
+    wish = _WISH.read(await bodies.read(request))
+    _check(wish)
+    return JSONResponse(await run_in_threadpool(_add, request, wish), 201)
+
+
+@router.delete("/silences/{number}", status_code=204)
+def end_silence(request: Request, number: int) -> None:
+    """End a silence: what is still true is told."""
+    database: Database = request.app.state.database
+    with database.write() as connection:
+        _revise(connection, silences.end(connection, number, database.now(connection)))
+
+
+def _check(wish: Wish) -> None:
+    check_text(wish.by, "by", 200, shortest=1)
+    check_text(wish.note, "note", 2_000, lines=True)
+    if not _GLOB.match(wish.run):
+        raise invalid("A run is a name, or one with * and ? for any text and character: * is every run.", "run")
+    if wish.rule is not None and wish.rule not in RULES:
+        raise invalid(f"A rule is one of {', '.join(RULES)}; leave it away for all.", "rule")
+    if wish.match is not None:
+        check_text(wish.match, "match", 200, shortest=1)
+        try:
+            Expression(wish.match)
+        except ExpressionError as error:
+            raise invalid(f"This expression does not work: {error}.", "match") from error
+
+
+def _add(request: Request, wish: Wish) -> dict[str, Any]:
+    database: Database = request.app.state.database
+    with database.write() as connection:
+        now = database.now(connection)
+        until = _until(wish.until, now)
+        made = silences.add(connection, Silence(0, wish.run, wish.rule, wish.match, now, until, wish.by, wish.note))
+        return _shown(made, _revise(connection, made))
+
+
+def _until(text: str, now: float) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise invalid("A silence ends at a time such as 2030-01-31T12:00:00Z.", "until") from error
+    until = (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    if not now < until <= now + LONGEST_S:
+        raise invalid(f"A silence ends in the future (here it is {timestamp(now)}), within 366 days.", "until")
+    return until
+
+
+def _revise(connection: Connection, changed: Silence) -> Sequence[Hushed]:
+    """Let pages look again at the runs whose incidents a silence hides or hid, and return these."""
+    hushed = silences.hushed(connection, changed)
+    for run_id in sorted({each.run_id for each in hushed}):
+        sessions.revise(connection, run_id)
+    return hushed
+
+
+def _shown(silence: Silence, hushed: Sequence[Hushed]) -> dict[str, Any]:
+    return {
+        "id": silence.id,
+        "run": silence.glob,
+        "rule": silence.rule,
+        "match": silence.expression,
+        "created": timestamp(silence.created),
+        "until": timestamp(silence.until),
+        "by": silence.by,
+        "note": silence.note,
+        "incidents": [each.incident for each in hushed],
+    }

@@ -1,0 +1,148 @@
+"""What somebody types who was woken up: incidents, ack, silence, silences, unsilence, on a real collector."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from streams import Session, Stream, collapsed
+
+from gradcanary import cli
+
+LAYERS, AT = 24, 130
+
+
+@pytest.fixture(scope="module")
+def troubled(module_collector):
+    """Return a collector with a collapse in three layers, and a NaN that ended a run before."""
+    absmax = collapsed(AT + 30, LAYERS, (0, 2, 4), AT)
+    bad = collapsed(AT, LAYERS, (), AT)
+    bad[100:, 3] = np.inf
+    for run, rows in (("diverged", bad), ("sdxl", absmax)):
+        session = Session(module_collector.url, run=run)
+        session.send(Stream(rows))
+        if run == "diverged":
+            session.end("crashed", len(rows) - 1)
+    return module_collector
+
+
+@pytest.fixture
+def typed(troubled, capsys, monkeypatch):
+    """Type a command; return its status, and what it said."""
+    monkeypatch.setenv("GRADCANARY_URL", troubled.url)
+
+    def run(*words):
+        try:
+            status = cli.main(words)
+        except SystemExit as end:  # argparse's own way
+            status = end.code
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return status, said.out, said.err
+
+    return run
+
+
+def test_incidents_are_a_table_the_worst_first(typed, troubled):
+    status, said, _ = typed("incidents")
+    assert status == 0
+    head, opened, ended, *_, tail = said.splitlines()
+    assert re.split(r"  +", head) == ["ID", "SEVERITY", "STATE", "RUN", "RULE", "LAYERS", "OPENED (UTC)", "WHAT"]
+    assert re.split(r"  +", opened)[:6] == ["2", "critical", "open", "sdxl", "collapse", "3/24"]
+    assert "fell from 1e-3 to" in opened
+    assert re.split(r"  +", ended)[:6] == ["1", "critical", "run ended", "diverged", "nonfinite", "1/24"]
+    assert tail == "1 open, 1 resolved. One of them in full: gradcanary incidents ID"
+    assert [len(line) for line in said.splitlines() if len(line) > 240] == []
+
+
+def test_incidents_are_chosen_by_run_state_and_time(typed):
+    for words, ids in (
+        (("--run", "sdxl"), [2]),
+        (("--state", "resolved"), [1]),
+        (("--since", "1h"), [2, 1]),
+        (("--since", "2100-01-01T00:00:00Z"), []),
+    ):
+        status, said, _ = typed("incidents", "--json", *words)
+        assert (status, [each["id"] for each in json.loads(said)["incidents"]]) == (0, ids), words
+    assert typed("incidents", "--since=2100-01-01T00:00:00Z")[1] == "No incidents.\n"
+
+
+def test_one_incident_is_told_in_full(typed, troubled):
+    status, said, _ = typed("incidents", "2")
+    assert status == 0
+    assert said.startswith("#2 collapse in sdxl: critical, open\n3 of 24 layers (blocks.0-2.attn.lora_A.weight) fell")
+    assert f"at step {AT:,}." in said
+    for words in ("\nLikely cause: ", "\nFix (peft): ", "\nLAYER ", "  since 130\n", "Nobody was told of it so far."):
+        assert words in said
+    assert said.endswith(f"{troubled.url}/runs/sdxl?incident=2\n")
+    assert json.loads(typed("incidents", "2", "--json")[1]) == troubled.get("/api/v1/incidents/2").json()
+
+
+def test_silence_and_unsilence(typed):
+    assert typed("silences")[1] == "No silences: what is due is told.\n"
+    status, said, _ = typed("silence", "2", "--for", "8h", "--match", r"blocks\.0\.", "--by", "ada", "--note", "known")
+    assert status == 0
+    number = re.match(r"Silence (\d+) until ....-..-.. ..:.. UTC hides #2\. End it: gradcanary unsilence \1$", said)[1]
+    assert "  open, partly silenced  " in typed("incidents")[1]
+    assert re.search(r"Silenced until .* UTC, 1 of 3 layers\.", typed("incidents", "2")[1])
+    [made] = json.loads(typed("silences", "--json")[1])["silences"]
+    assert (made["run"], made["rule"], made["match"], made["by"]) == ("sdxl", "collapse", r"blocks\.0\.", "ada")
+    row = typed("silences")[1].splitlines()[1]
+    assert re.split(r"  +", row)[:4] == [number, "sdxl", "collapse", r"blocks\.0\."]
+    assert row.endswith("  ada  #2     known")
+    other = typed("silence", "--run", "no*", "--for", "30m", "--by", "ada")[1]
+    assert "hides no incident that is open now" in other
+    assert typed("unsilence", re.search(r"Silence (\d+)", other)[1])[0] == 0
+    assert typed("unsilence", number) == (0, f"Silence {number} is over.\n", "")
+    assert "silenced" not in typed("incidents")[1]
+
+
+def test_ack_and_a_new_baseline(typed):
+    status, said, _ = typed("ack", "2", "--by", "ada", "--note", "restarting\ntonight")
+    assert (status, said.startswith("#2 collapse in sdxl: open, acked. 3 of 24 layers")) == (0, True)
+    assert "\nAcked by ada, " in typed("incidents", "2")[1]
+    assert " UTC: restarting tonight\n" in typed("incidents", "2")[1]
+    said = typed("ack", "2", "--new-baseline")[1]
+    assert said.startswith("#2 collapse in sdxl: new baseline. ")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("incidents", "7"), "There is no incident 7 here"),
+        (("incidents", "x"), "invalid int value"),
+        (("incidents", "--run", "nobody"), "There is no run 'nobody' here"),
+        (("incidents", "--since", "2w"), "'2w' is no time span: 30m, 8h, 3d"),
+        (("incidents", "--since", "tuesday"), "datetime"),
+        (("ack", "7"), "There is no incident 7 here"),
+        (("ack", "1", "--new-baseline"), "silence nonfinite instead"),
+        (("silence", "--for", "8h"), "name an incident by its ID, or runs by --run"),
+        (("silence", "1", "--run", "*", "--for", "8h"), "name an incident by its ID, or runs by --run"),
+        (("silence", "1", "--rule", "collapse", "--for", "8h"), "an incident has one rule"),
+        (("silence", "1"), "--for --until is required"),
+        (("silence", "--run", "*", "--rule", "x", "--for", "8h"), "A rule is one of collapse"),
+        (("silence", "--run", "*", "--for", "99999d"), "within 366 days"),
+        (("silence", "--run", "*", "--for", "soon"), "'soon' is no time span"),
+        (("unsilence", "99"), "There is no silence 99 in force"),
+        (("incidents", "--url", "ftp://x"), "--url is 'ftp://x'"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_would(typed, words, reason):
+    status, said, error = typed(*words)
+    assert (status, said) == (2, "")
+    assert reason in error
+
+
+def test_a_collector_that_is_away_or_none_is_said(typed, receiver_url):
+    status, _, error = typed("incidents", "--url", "http://127.0.0.1:9")
+    assert status == 1
+    assert "the collector at http://127.0.0.1:9 does not answer" in error
+    assert "--url or GRADCANARY_URL" in error
+    status, _, error = typed("incidents", "--url", receiver_url)
+    assert (status, "no JSON of a collector" in error) == (1, True)
+
+
+@pytest.fixture
+def receiver_url(troubled):
+    """Return an address at which pages are, and no API."""
+    return f"{troubled.url}/runs"
