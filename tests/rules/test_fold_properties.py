@@ -185,7 +185,7 @@ def test_what_is_folded_at_once_is_what_one_step_after_the_other_makes(parts, of
         assert changes == found
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(traces(), launches)
 def test_numbers_of_layers_are_those_that_all_would_have(trace, of):
     """An entry for some layers judges each of them as if its numbers held for all, and the others as if for none.

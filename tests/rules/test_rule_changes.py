@@ -97,7 +97,7 @@ def test_what_is_known_without_counting_is_looked_at_anew():
     assert {(change.step, change.severity) for change in changes} == {(60, "warning")}
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(traces(), launches, st.sets(st.sampled_from(sorted(RULES))))
 def test_only_changed_rules_are_taken_back_and_the_same_ones_never(trace, of, changed):
     moved_rules = {rule: replace(getattr(QUICK, rule), enabled=False) for rule in changed}

@@ -107,7 +107,7 @@ def test_cells_of_a_csv_file_are_what_was_seen_and_the_distance_of_steps_is_the_
     assert parts[0].launch.layers is parts[2].launch.layers
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(traces(), launches, st.lists(st.integers(0, 125), max_size=4), st.sampled_from([0.1, 60.0, 4_000.0]))
 def test_however_it_is_cut_the_incidents_are_the_folds_and_messages_keep_their_distance(trace, of, cuts, seconds):
     rules = Rules(**{**vars(QUICK), "pace": Pace(remind_s=3_600, reopen_s=600)})

@@ -35,7 +35,7 @@ def folded_again(store):
     return state.pack(), packed
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(1, 90), st.sampled_from([1, 1, 10])), min_size=1, max_size=3),
