@@ -8,6 +8,7 @@ any more must not be spoken of for ever by a rule that is gone.
 from __future__ import annotations
 
 import json
+import logging
 
 from sqlalchemy import Connection, func, insert, select, update
 
@@ -17,6 +18,8 @@ from gradcanary_server.fold_states import FoldStates
 from gradcanary_server.observations import Change
 from gradcanary_server.rules import Rules
 from gradcanary_server.schema import incident, launch, rule_set, run
+
+logger = logging.getLogger(__name__)
 
 
 class RuleVersions:
@@ -37,10 +40,16 @@ class RuleVersions:
             others = run.c.run_id.in_(open_here), run.c.rules_version < self.current
             runs = connection.scalars(select(run.c.run_id).where(*others)).all()
         for run_id in runs:
+            self._begin_with(run_id)
+
+    def _begin_with(self, run_id: int) -> None:
+        try:
             with self._database.write() as connection:
                 row = connection.execute(select(run).where(run.c.run_id == run_id).with_for_update()).one_or_none()
                 if row is not None:
                     self.revise(connection, row, self._database.now(connection))
+        except Exception:  # one run must not keep the collector from all others
+            logger.exception("the rules of run %s could not be changed; again with its next batch", run_id)
 
     def revise(self, connection: Connection, row: Record, now: float) -> None:
         """Take back what earlier rules said of a run, whose row is held, and note that these judge it now.
