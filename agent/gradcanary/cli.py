@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_sync(commands)
     on_call.add(commands)
+    _add_test_rules(commands)
     return top
 
 
@@ -96,6 +97,20 @@ def _add_sync(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.set_defaults(run=_sync)
 
 
+def _add_test_rules(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "tell what a rules.yaml would have found in a run, and how many messages it would have sent"
+    status = "exit status: 0 no message, 1 at least one, 2 it could not be tried"
+    command = commands.add_parser("test-rules", help=text, description=text, epilog=status)
+    command.add_argument("rules", type=Path, metavar="rules.yaml")
+    command.add_argument(
+        "trace", nargs="?", type=Path, metavar="trace.csv", help="absmax of layers, as export.csv has it"
+    )
+    command.add_argument("--run", dest="name", metavar="R", help="a run that the collector has")
+    command.add_argument("--url", help=f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})")
+    command.add_argument("--token", help="for the collector (default: GRADCANARY_TOKEN)")
+    command.set_defaults(run=_test_rules)
+
+
 def _port(text: str) -> int:
     port = int(text) if text.isascii() and text.isdigit() else -1
     if not 0 <= port <= 65535:
@@ -130,6 +145,25 @@ def _sync(arguments: argparse.Namespace) -> int:
     if arguments.folder is not None and not folder.is_dir():
         raise UsageError(f"gradcanary: {folder} is no folder")
     return 0 if sync.sync(folder, settings.url if arguments.url else None, settings.token, print) else 1
+
+
+def _test_rules(arguments: argparse.Namespace) -> int:
+    if (arguments.name is None) == (arguments.trace is None):
+        raise UsageError("gradcanary test-rules: give a run of the collector with --run, or a CSV file")
+    try:
+        from gradcanary.settings import Settings
+        from gradcanary_server import trials
+        from gradcanary_server.errors import CollectorError
+
+        try:
+            if arguments.trace is not None:
+                return 0 if trials.on_file(arguments.rules, arguments.trace, print) else 1
+            settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
+            return 0 if trials.on_run(arguments.rules, arguments.name, settings.url, settings.token, print) else 1
+        except (CollectorError, ValueError) as error:
+            raise UsageError(f"gradcanary test-rules: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UsageError(NO_EXTRAS.format(command="test-rules", missing=error.name)) from error
 
 
 def _up(arguments: argparse.Namespace) -> int:

@@ -67,6 +67,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     database: Database = app.state.database
     with database.claimed():
         await run_in_threadpool(database.migrate)
+        await run_in_threadpool(app.state.ingest.rule_versions.begin)
         app.state.new_webhook_secret = await run_in_threadpool(_ensure_endpoint, database, app.state.settings)
         found = app.state.rules
         deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted)

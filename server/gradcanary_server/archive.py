@@ -103,14 +103,17 @@ class Archive:
         self.log = log
         self.tiles = tiles
 
-    def stretches(self, connection: Connection, run_id: int, begin: int | None, end: int | None) -> list[Stretch]:
+    def stretches(
+        self, connection: Connection, run_id: int, begin: int | None, end: int | None, *, overlapping: bool = False
+    ) -> list[Stretch]:
         """Return the chains of samples between two steps, both included, None = no bound.
 
-        Where launches overlap the later one counts, from the first to the last step that it measured.
+        Where launches overlap the later one counts, from the first to the last step that it measured, unless those
+        that are ``overlapping`` are asked for: then each launch has all of its steps.
         """
         known = {(each.launch_no, each.every): each for each in _chains(connection, run_id)}
         pieces = [piece for piece in self.log.pieces(connection, run_id) if len(piece.columns.steps)]
-        spans, measured = _visible(connection, run_id, begin, end)
+        spans, measured = _visible(connection, run_id, begin, end, overlapping=overlapping)
         found = []
         place = {launch_no: number for number, launch_no in enumerate(spans)}
         keys = known.keys() | {(piece.launch_no, piece.columns.every) for piece in pieces}
@@ -119,11 +122,13 @@ class Archive:
             found += _stretches(known.get(key) or Chain(*key), spans[key[0]], measured[key[0]], logged)
         return found
 
-    def of_metrics(self, connection: Connection, run_id: int, begin: int | None, end: int | None) -> list[Stretch]:
+    def of_metrics(
+        self, connection: Connection, run_id: int, begin: int | None, end: int | None, *, overlapping: bool = False
+    ) -> list[Stretch]:
         """Return the chains of metrics between two steps, as :meth:`stretches`."""
         known = {each.launch_no: each for each in chains(connection, run_id) if each.every == OF_METRICS}
         pieces = self.log.pieces(connection, run_id)
-        spans, _ = _visible(connection, run_id, begin, end)
+        spans, _ = _visible(connection, run_id, begin, end, overlapping=overlapping)
         found = []
         for launch_no in spans:
             logged = tuple(piece for piece in pieces if piece.launch_no == launch_no)
@@ -227,11 +232,11 @@ Span = tuple[int, int]
 
 
 def _visible(
-    connection: Connection, run_id: int, begin: int | None, end: int | None
+    connection: Connection, run_id: int, begin: int | None, end: int | None, *, overlapping: bool
 ) -> tuple[dict[int, list[Span]], dict[int, Span]]:
     """Return, by launch, the steps that no later launch measured, and the first and last that it measured itself.
 
-    Launches are in the order in which they began.
+    Of ``overlapping`` ones all steps. Launches are in the order in which they began.
     """
     query = select(session.c.launch_no, session.c.first_sample, session.c.last_step)
     joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
@@ -244,7 +249,8 @@ def _visible(
         visible[row.launch_no] = free
         if row.first_sample is not None:
             measured[row.launch_no] = (row.first_sample, row.last_step)
-            free = [left for span in free for left in _without(span, row.first_sample, row.last_step + 1)]
+            if not overlapping:
+                free = [left for span in free for left in _without(span, row.first_sample, row.last_step + 1)]
     return {row.launch_no: visible[row.launch_no] for row in rows}, measured
 
 

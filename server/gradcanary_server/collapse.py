@@ -108,7 +108,7 @@ def by_threshold(moment: Planes, view: LayerRules, launch: Launch) -> Votes:
     """
     ratio = view.exit / view.enter
     absmax_below = np.where(view.by_threshold, view.enter, np.float32(launch.absmax_below or 0.0))
-    norm_below = float(np.float32(launch.norm_below or 0.0))
+    norm_below = np.maximum(view.norm_below, np.float32(launch.norm_below or 0.0))
     under = (moment.absmax < absmax_below) | (moment.norm < norm_below)
     over = (moment.absmax > absmax_below * ratio) & ~(moment.norm <= norm_below * ratio)
     # A rule that was switched off for a layer is the narrower word.

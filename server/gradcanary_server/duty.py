@@ -25,6 +25,7 @@ NEVER = -1
 
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class Presence(Protocol):
@@ -72,13 +73,16 @@ class Duty(PerLayer):
         has_before = before != NONE
         return seen + BLOCK * has_before, ones + before * has_before
 
-    def steady(self, columns: Ints, share: float, least: int) -> Mask:
-        """Tell which layers had a gradient in ``share`` of at least so many observations before their idle span."""
+    def steady(self, columns: Ints, share: Floats, least: Ints) -> Mask:
+        """Tell which layers had a gradient in ``share`` of at least so many observations before their idle span.
+
+        Both are [L], or [] where they are the same for all.
+        """
         number, ones = self.known(columns)
         found: Mask = (number >= least) & (ones >= share * number)
         return found
 
-    def may_be_steady(self, columns: Ints, share: float, least: int, more: int) -> Mask:
+    def may_be_steady(self, columns: Ints, share: Floats, least: Ints, more: int) -> Mask:
         """Tell which layers can be steady before so many more observations are over."""
         number, ones = self.known(columns)
         open_ones, seen = self.ones[columns].astype(np.int64), self.seen[columns].astype(np.int64)

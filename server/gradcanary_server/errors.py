@@ -4,6 +4,7 @@ CollectorError              the operator's business: the message says what to do
   SettingsError             an argument or an environment variable cannot work
   StoreError                the database cannot be opened or migrated
   RulesError                a rules.yaml that cannot be used
+  TraceError                nothing to try rules on: no such run, or a CSV file that is none
   RequestError              the sender's business: becomes ``{"error": {"code", "message", "field"}}``
 """
 
@@ -22,6 +23,10 @@ class StoreError(CollectorError):
 
 class RulesError(CollectorError):
     """A rules.yaml that cannot be used; names file, line, key and what is allowed."""
+
+
+class TraceError(CollectorError):
+    """Rules cannot be tried on this; names the file and line, or what the collector answered."""
 
 
 class RequestError(CollectorError):

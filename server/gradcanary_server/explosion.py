@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gradcanary_server.moment import Floats, Planes
 from gradcanary_server.rules import Explosion
+from gradcanary_server.thresholds import OfExplosion
 from gradcanary_server.tracks import CRITICAL, WARNING
 
 QUARTILE = 0.75
@@ -20,26 +21,27 @@ FEWEST = 10
 """Losses before these, of which the median is the level."""
 
 
-def limits(baseline: Floats, rule: Explosion, *, is_relative: bool) -> Floats:
+def limits(baseline: Floats, rule: OfExplosion, *, is_relative: bool) -> Floats:
     """Return for each layer, float64[L], the absmax over which it explodes.
 
     ``rule.ratio`` times the larger of its own baseline (log10, NaN = none) and the upper quartile of all: a layer that
-    was tiny is not exploding when it is as large as the others. Only the absolute limit where ``is_relative`` is not.
+    was tiny is not exploding when it is as large as the others. Only the absolute limit where ``is_relative`` is not;
+    infinite where the rule is switched off.
     """
     return _limits(baseline.tobytes(), rule, is_relative)
 
 
 @lru_cache(maxsize=64)
-def _limits(raw: bytes, rule: Explosion, is_relative: bool) -> Floats:
+def _limits(raw: bytes, rule: OfExplosion, is_relative: bool) -> Floats:
     # Baselines rise a few times in the life of a run, and are asked for with each stretch of steps.
     baseline = np.frombuffer(raw, np.float64)
-    absolute = np.full(baseline.shape, rule.absmax)
+    absolute = np.where(rule.enabled, np.broadcast_to(rule.absmax, baseline.shape), np.inf)
     known = baseline[~np.isnan(baseline)]
     if not is_relative or not len(known):
         return absolute
     quartile = np.partition(known, rank := int(QUARTILE * (len(known) - 1)))[rank]
     relative = rule.ratio * np.power(10.0, np.fmax(baseline, quartile))
-    return np.asarray(np.minimum(absolute, relative), np.float64)
+    return np.where(rule.enabled, np.minimum(absolute, relative), np.inf)
 
 
 def votes(moment: Planes, limit: Floats, *, can_fall: bool) -> NDArray[np.int8]:

@@ -10,7 +10,7 @@ from gradcanary_server.arrays import moment
 from gradcanary_server.database import Record
 from gradcanary_server.log import Piece
 
-_FORMULA = ("=", "+", "-", "@")
+FORMULA = ("=", "+", "-", "@")
 
 
 def lines(pieces: Iterable[Piece], stat: str, layers: Sequence[Record]) -> Iterator[str]:
@@ -38,4 +38,4 @@ def _line(cells: Sequence[str]) -> str:
 
 def _title(name: str) -> str:
     # A spreadsheet runs a cell that begins like a formula, and layer names come from strangers.
-    return f"'{name}" if name.startswith(_FORMULA) else name
+    return f"'{name}" if name.startswith(FORMULA) else name

@@ -36,16 +36,16 @@ def settle(
     ``micro_steps`` is the most that a window of the launch had: a sum of one gradient loses nothing.
     """
     columns, full = view.columns, view.resolve_after
-    low = (known.sums[columns] != FULL) & (micro_steps > 1) & rules.accumulator.enabled
-    is_coarse = predicted_loss(micro_steps) >= rules.accumulator.warn_above
-    dead = _said_of(launch, ("dead_config_key",)) & rules.accumulator.enabled
-    declared = (known.differs[columns] & rules.accumulator.enabled) | dead
+    rule = view.accumulator
+    low = (known.sums[columns] != FULL) & (micro_steps > 1) & rule.enabled
+    is_coarse = predicted_loss(micro_steps) >= rule.warn_above
+    declared = (known.differs[columns] | _said_of(launch, ("dead_config_key",))) & rule.enabled
     found = {
-        SUM_FINE: low & (not is_coarse),
+        SUM_FINE: low & ~is_coarse,
         SUM_COARSE: low & is_coarse,
         DECLARED: declared,
-        FORECAST: _said_of(launch, _FORECASTS) & rules.frozen.enabled,
-        NO_SCALER: _said_of(launch, ("fp16_without_scaler",)) & rules.fp16_underflow.enabled,
+        FORECAST: _said_of(launch, _FORECASTS) & view.frozen.enabled,
+        NO_SCALER: _said_of(launch, ("fp16_without_scaler",)) & view.fp16_underflow.enabled,
         CLIPPED_SCALED: _said_of(launch, ("clip_before_unscale",)) & rules.clip_before_unscale.enabled,
     }
     changed = [scores.put(track, columns, fires, step, full) for track, fires in found.items()]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from gradcanary_server import duty as duties
 from gradcanary_server.duty import Duty, Ints
+from gradcanary_server.layer_rules import LayerRules
 from gradcanary_server.moment import Mask, Planes
-from gradcanary_server.rules import Rules
 from gradcanary_server.scores import MAX_WEIGHT_IDLE
 from gradcanary_server.tracks import BY_SCRIPT, FALL, RARE, SIBLINGS, STEADY, THRESHOLD, UNUSED
 
@@ -32,28 +32,29 @@ class Sampled(Planes, Protocol):
 
 
 def votes(
-    moment: Sampled, duty: Duty, columns: Ints, rules: Rules, firing: Mask, *, is_common: bool
+    moment: Sampled, duty: Duty, view: LayerRules, firing: Mask, *, is_common: bool
 ) -> dict[int, NDArray[np.int8]]:
     """Return the votes of one step by track, after the duty was told of it.
 
     ``firing`` bool[T, L] is of these layers; ``is_common`` tells that all gradients fell together.
     """
+    columns, vanished = view.columns, view.vanished
     number, spans = duty.known(columns)[0], duty.idle[columns].astype(np.int64)
-    steady = _steady(duty, columns, rules)
-    is_missed = spans >= needed(rules, moment.every)
+    steady = _steady(duty, view)
+    is_missed = spans >= needed(view, moment.every)
     counts = counted(moment, is_common=is_common)
     free = counts & ~firing[list(OWNERS)].any(axis=0) & ~firing[[STEADY, RARE, UNUSED]].any(axis=0)
-    gone = free & (spans >= limits(duty, columns, rules, moment.every)) & (number > 0)
+    gone = free & (spans >= limits(duty, view, moment.every)) & (number > 0)
     found = {
-        STEADY: gone & steady & rules.vanished.enabled,
-        RARE: gone & ~steady & rules.vanished.enabled,
-        BY_SCRIPT: moment.untrained & steady & is_missed & rules.vanished.enabled & ~firing[[STEADY, RARE]].any(axis=0),
-        UNUSED: free & (number == 0) & (spans >= rules.unused.observations) & rules.unused.enabled,
+        STEADY: gone & steady & vanished.enabled,
+        RARE: gone & ~steady & vanished.enabled,
+        BY_SCRIPT: moment.untrained & steady & is_missed & vanished.enabled & ~firing[[STEADY, RARE]].any(axis=0),
+        UNUSED: free & (number == 0) & (spans >= view.unused.observations) & view.unused.enabled,
     }
     return {track: bad.astype(np.int8) - (moment.had & ~bad).astype(np.int8) for track, bad in found.items()}
 
 
-def restless(moments: Sampled, duty: Duty, columns: Ints, rules: Rules, firing: Mask) -> Mask:
+def restless(moments: Sampled, duty: Duty, view: LayerRules, firing: Mask) -> Mask:
     """Tell of each of n steps whether one of these votes could move something."""
     fires = firing[[STEADY, RARE, BY_SCRIPT, UNUSED]].any(axis=0)
     moves = np.zeros(len(moments.idle), np.bool_)
@@ -61,8 +62,8 @@ def restless(moments: Sampled, duty: Duty, columns: Ints, rules: Rules, firing: 
         moves |= (moments.had & fires).any(axis=1) | (~moments.untrained & firing[BY_SCRIPT]).any(axis=1)
     if not moments.idle.any():
         return moves
-    spans, least = duties.runs(duty, columns, moments), needed(rules, moments.every)
-    limit, steady = limits(duty, columns, rules, moments.every), _steady(duty, columns, rules)
+    spans, least = duties.runs(duty, view.columns, moments), needed(view, moments.every)
+    limit, steady = limits(duty, view, moments.every), _steady(duty, view)
     # A span that began in these steps is held against what is known by then.
     is_new = np.maximum.accumulate(moments.had, axis=0)
     missed = counted(moments, is_common=False) & (spans >= np.where(is_new, least, limit))
@@ -71,18 +72,19 @@ def restless(moments: Sampled, duty: Duty, columns: Ints, rules: Rules, firing: 
     return found
 
 
-def needed(rules: Rules, every: int) -> int:
-    """Return how many observations without a gradient make a layer missed."""
-    return -(-rules.vanished.fire_after_steps // min(every, MAX_WEIGHT_IDLE))
+def needed(view: LayerRules, every: int) -> Ints:
+    """Return how many observations without a gradient make a layer missed, [L] or one for all."""
+    least: Ints = -(-view.vanished.fire_after_steps // min(every, MAX_WEIGHT_IDLE))
+    return least
 
 
-def limits(duty: Duty, columns: Ints, rules: Rules, every: int) -> Ints:
+def limits(duty: Duty, view: LayerRules, every: int) -> Ints:
     """Return for each layer, int64[L], how many observations without a gradient are news."""
-    rule, number, steady = rules.vanished, duty.known(columns)[0], _steady(duty, columns, rules)
-    least = needed(rules, every)
-    rare = np.maximum(least, rule.rare_factor * duty.longest[columns].astype(np.int64))
+    rule, number, steady = view.vanished, duty.known(view.columns)[0], _steady(duty, view)
+    least = needed(view, every)
+    rare = np.maximum(least, rule.rare_factor * duty.longest[view.columns].astype(np.int64))
     seldom = np.where(number >= rule.observations, rare, FOREVER)
-    return np.where(number == 0, rules.unused.observations, np.where(steady, least, seldom)).astype(np.int64)
+    return np.where(number == 0, view.unused.observations, np.where(steady, least, seldom)).astype(np.int64)
 
 
 def counted(moment: Sampled, *, is_common: bool) -> Mask:
@@ -92,11 +94,11 @@ def counted(moment: Sampled, *, is_common: bool) -> Mask:
     return found if zeros_count else found & ~moment.zero
 
 
-def zeros_that_fell(duty: Duty, columns: Ints, rules: Rules, firing: Mask) -> Mask:
+def zeros_that_fell(duty: Duty, view: LayerRules, firing: Mask) -> Mask:
     """Tell which layers fell when they are exactly zero: not those that are so now and then, nor those missed."""
-    found: Mask = _steady(duty, columns, rules) & ~firing[[STEADY, RARE, UNUSED]].any(axis=0)
+    found: Mask = _steady(duty, view) & ~firing[[STEADY, RARE, UNUSED]].any(axis=0)
     return found
 
 
-def _steady(duty: Duty, columns: Ints, rules: Rules) -> Mask:
-    return duty.steady(columns, rules.vanished.steady_share, rules.vanished.observations)
+def _steady(duty: Duty, view: LayerRules) -> Mask:
+    return duty.steady(view.columns, view.vanished.steady_share, view.vanished.observations)

@@ -129,7 +129,7 @@ class Case:
             unheard=self.incident.unheard + unheard,
         )
         if self._open == 0 and self.incident.state == "open":
-            self.incident = close(self.incident, change.step, now, self._resolution())
+            self.incident = close(self.incident, change.step, now, self._resolution(change))
 
     def reopen(self, origin: Origin) -> None:
         """Continue a resolved incident; an acknowledgement held for what was known then, and ends here."""
@@ -145,8 +145,11 @@ class Case:
             acked=None,
         )
 
-    def _resolution(self) -> str:
-        found = {member.resolution for member in self.members.values()}
+    def _resolution(self, last: Change) -> str:
+        if last.resolution == "rule_changed":
+            return "rule_changed"
+        # Members that a changed rule took back before say nothing about the others.
+        found = {member.resolution for member in self.members.values()} - {"rule_changed"}
         if "rebaselined" in found:
             return "rebaselined"
         return next((each for each in ("recovered", "resumed") if found == {each}), "layer_gone")

@@ -38,6 +38,7 @@ from gradcanary_server.layers import KnownSet, KnownSets
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.observations import Change, Launch
 from gradcanary_server.requests import LIMITS
+from gradcanary_server.rule_versions import RuleVersions
 from gradcanary_server.rules import Rules
 from gradcanary_server.schema import batch, run
 
@@ -56,6 +57,7 @@ class Ingest:
         self._log = log
         self._public_url = public_url
         self._states = FoldStates()
+        self.rule_versions = RuleVersions(database, rules, self._states)
         self._began: float | None = None
 
     def hello(self, run_name: str, session_id: str, raw: bytes, sent: float | None = None) -> wire.Reply:
@@ -184,6 +186,7 @@ class Ingest:
     def _fold(
         self, connection: Connection, run_row: Record, row: Record, launched: Launch, columns: Columns, now: float
     ) -> tuple[Change, ...]:
+        self.rule_versions.revise(connection, run_row, now)
         samples = fold_input.samples(columns, compile_rules(launched.layers, self._rules).groups)
         state, changes = fold(self._states.read(connection, row.run_id), launched, samples, self._rules)
         values: dict[str, object] = {"low": state.low_count()}

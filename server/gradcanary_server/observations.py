@@ -28,7 +28,7 @@ Evidence = Literal[
     "no_step",
     "lost_rank",
 ]
-Resolution = Literal["recovered", "layer_gone", "resumed", "rebaselined"]
+Resolution = Literal["recovered", "layer_gone", "resumed", "rebaselined", "rule_changed"]
 
 WHOLE_RUN = None
 """The layer of a change that concerns no single layer."""

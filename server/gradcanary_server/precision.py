@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from gradcanary.wire import Accumulator
 from gradcanary_server.duty import Ints
+from gradcanary_server.layer_rules import LayerRules
 from gradcanary_server.moment import Mask, Moment
 from gradcanary_server.per_layer import PerLayer
-from gradcanary_server.rules import Rules
+from gradcanary_server.thresholds import Singles
 from gradcanary_server.tracks import ALL_ZERO, FROZEN, LOST, STOPPED, UNDERFLOW
 
 Votes = NDArray[np.int8]
@@ -80,32 +81,31 @@ def predicted_loss(micro_steps: int) -> float:
     return 0.0
 
 
-def votes(
-    moment: Moment, known: Precision, columns: Ints, is_half: Mask, is_learning: Mask, rules: Rules
-) -> dict[int, Votes]:
+def votes(moment: Moment, known: Precision, view: LayerRules, is_half: Mask, is_learning: Mask) -> dict[int, Votes]:
     """Return the votes of one step by track, and remember what was seen.
 
     ``is_half`` bool[L] tells whose gradients were born in float16, ``is_learning`` of which layers the learning rate is
     known and no less than a tenth of its maximum: at the end of a schedule weights stand still, and should.
     """
+    columns, frozen, underflow = view.columns, view.frozen, view.fp16_underflow
     nothing = np.full(len(columns), np.nan, np.float32)
     error, ratio, share, zeros = (moment.values.get(stat, nothing) for stat in (*STATS, "zero_fraction"))
-    rule = rules.accumulation_loss
+    rule = view.accumulation_loss
     found = {LOST: _votes((error > rule.error) | (ratio < rule.norm_ratio), ~np.isnan(error), rule.enabled)}
     told = ~np.isnan(share) & is_learning
-    stopped = told & known.moved[columns] & (share > rules.frozen.stopped_share)
-    found[STOPPED] = _votes(stopped, told, rules.frozen.enabled)
-    found[FROZEN] = _votes(told & (share > rules.frozen.share), told, rules.frozen.enabled)
-    known.moved[columns] |= share < rules.frozen.moved_share
+    stopped = told & known.moved[columns] & (share > frozen.stopped_share)
+    found[STOPPED] = _votes(stopped, told, frozen.enabled)
+    found[FROZEN] = _votes(told & (share > frozen.share), told, frozen.enabled)
+    known.moved[columns] |= share < frozen.moved_share
     seen = ~np.isnan(zeros) & is_half
     known.least[columns] = np.where(seen, np.fmin(known.least[columns], zeros), known.least[columns])
-    grew = seen & (zeros - known.least[columns] >= rules.fp16_underflow.growth)
-    found[UNDERFLOW] = _votes(grew, seen, rules.fp16_underflow.enabled)
-    found[ALL_ZERO] = _votes(grew & (zeros > rules.fp16_underflow.share), seen, rules.fp16_underflow.enabled)
+    grew = seen & (zeros - known.least[columns] >= underflow.growth)
+    found[UNDERFLOW] = _votes(grew, seen, underflow.enabled)
+    found[ALL_ZERO] = _votes(grew & (zeros > underflow.share), seen, underflow.enabled)
     return found
 
 
-def grown(known: Precision, columns: Ints, zeros: NDArray[np.float32], is_half: Mask, growth: float) -> Mask:
+def grown(known: Precision, columns: Ints, zeros: NDArray[np.float32], is_half: Mask, growth: Singles) -> Mask:
     """Tell of each of n steps, ``zeros`` float32[n, L], whether zeros grew at it."""
     least = np.fmin.accumulate(np.vstack([known.least[columns], np.where(is_half, zeros, np.nan)]), axis=0)[1:]
     return np.asarray(((zeros - least >= growth) & is_half).any(axis=1), np.bool_)
@@ -117,7 +117,6 @@ def remember(known: Precision, columns: Ints, zeros: NDArray[np.float32], is_hal
     known.least[columns] = np.fmin(known.least[columns], seen)
 
 
-def _votes(bad: Mask, seen: Mask, enabled: bool) -> Votes:
-    if not enabled:
-        return np.zeros(len(bad), np.int8)
-    return bad.astype(np.int8) - (seen & ~bad).astype(np.int8)
+def _votes(bad: Mask, seen: Mask, enabled: Mask) -> Votes:
+    found: Votes = (bad.astype(np.int8) - (seen & ~bad).astype(np.int8)) * enabled
+    return found

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from sqlalchemy import Connection
 
 from gradcanary import wire
-from gradcanary_server import deletion, export, layer_table, runs, views
+from gradcanary_server import deletion, export, layer_table, recordings, runs, views
 from gradcanary_server.archive import Archive
 from gradcanary_server.database import Database
 from gradcanary_server.heatmap import Order, Value
@@ -50,6 +50,7 @@ class Reader:
         self.database: Database = state.database
         self.archive: Archive = state.archive
         self.rules: Rules = state.rules
+        self.rules_version: int | None = state.ingest.rule_versions.current
 
     def of_run(self, name: str, build: Callable[[Connection, runs.Seen], Mapping[str, object]]) -> Response:
         """Answer about a run; ``build`` is called only when the asker's copy is old."""
@@ -84,8 +85,7 @@ def one_run(reader: Reading, run: str) -> Response:
     """Answer everything about a run but its measurements."""
 
     def build(connection: Connection, seen: runs.Seen) -> runs.Json:
-        rules = reader.rules
-        return runs.detail(connection, seen, rules.version, reader.database.now(connection), rules.silent)
+        return runs.detail(connection, seen, reader.database.now(connection), reader.rules.silent)
 
     return reader.of_run(run, build)
 
@@ -177,7 +177,16 @@ def export_csv(reader: Reading, run: str, stat: Stat = "absmax", match: str | No
     return StreamingResponse(lines, media_type="text/csv", headers=headers)
 
 
+@router.get("/runs/{run}/recording")
+def recording(reader: Reading, run: str) -> Response:
+    """Answer what the agents of a run sent, as far as it is still there, as lines of JSON."""
+    with reader.database.read() as connection:
+        seen = runs.one(connection, run, reader.database.now(connection))
+    lines = recordings.lines(reader.database, reader.archive, seen.row, seen.state)
+    return StreamingResponse(lines, media_type="application/x-ndjson")
+
+
 @router.get("/rules")
 def rules(reader: Reading) -> Response:
-    """Answer the rules that this collector applies."""
-    return JSONResponse(asdict(reader.rules))
+    """Answer the rules that this collector applies, and their number in this store."""
+    return JSONResponse({**asdict(reader.rules), "rules_version": reader.rules_version})

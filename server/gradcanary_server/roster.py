@@ -41,7 +41,7 @@ def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ..
         _begin(state, launch)
     state.present[columns] = True
     state.shapes[columns] = view.shapes
-    state.resolve_after[columns] = view.resolve_after
+    _refill(state, view)
     return gone
 
 
@@ -56,6 +56,14 @@ def _is_known(state: FoldState, launch: Launch, view: LayerRules) -> bool:
         and (state.shapes[columns] == view.shapes).all()
         and (state.resolve_after[columns] == view.resolve_after).all()
     )
+
+
+def _refill(state: FoldState, view: LayerRules) -> None:
+    """Let what fires and shows no sign of recovery have the score that rules give it which are others now."""
+    columns, score = view.columns, state.scores.score[:, view.columns]
+    is_full = state.scores.firing[:, columns] & (score == state.resolve_after[columns])
+    state.scores.score[:, columns] = np.where(is_full, view.resolve_after, score)
+    state.resolve_after[columns] = view.resolve_after
 
 
 def _begin(state: FoldState, launch: Launch) -> None:

@@ -35,6 +35,8 @@ class Collapse:
     """Decades more than (nearly) all layers fell: a rescaled loss shrinks all alike."""
     baseline_observations: int = 50
     """Consecutive observations whose median can become the baseline; at most 10 where every >= 10."""
+    norm_below: float | None = None
+    """L2 norm under which a layer fires, at its word, beside the evidence; None = of no norm."""
     siblings_min: int = 4
     siblings_decades: float = 2.0
     """Decades under the upper quartile of the siblings."""
@@ -199,12 +201,51 @@ class Grace:
     max_steps: int = 1_000
 
 
+Section = (
+    Collapse
+    | ScaleDrop
+    | Nonfinite
+    | Explosion
+    | Vanished
+    | Unused
+    | AccumulationLoss
+    | Accumulator
+    | Frozen
+    | Fp16Underflow
+    | ClipBeforeUnscale
+    | Silent
+    | Stalled
+)
+
+OF_RUN: dict[str, tuple[str, ...]] = {
+    "collapse": ("notify",),
+    "nonfinite": ("notify", "skipped_in_row"),
+    "explosion": ("notify", "loss_ratio"),
+    "vanished": ("notify",),
+    "unused": ("notify",),
+    "accumulation_loss": ("notify",),
+    "accumulator": ("notify",),
+    "frozen": ("notify", "least_lr_share"),
+    "fp16_underflow": ("notify",),
+}
+"""The rules that layers may have of their own, each with the numbers that they may not: an incident is of all layers
+that a rule found, and so is what is told of it; a GradScaler, a loss, a learning rate and a clip are no layer's."""
+
+
 @dataclass(frozen=True)
 class LayerRule:
-    """What holds for the layers in whose names ``match`` is found."""
+    """What holds for the layers in whose names ``match`` is found; None is what holds for all others."""
 
     match: str
-    collapse: Collapse
+    collapse: Collapse | None = None
+    nonfinite: Nonfinite | None = None
+    explosion: Explosion | None = None
+    vanished: Vanished | None = None
+    unused: Unused | None = None
+    accumulation_loss: AccumulationLoss | None = None
+    accumulator: Accumulator | None = None
+    frozen: Frozen | None = None
+    fp16_underflow: Fp16Underflow | None = None
 
 
 @dataclass(frozen=True)
@@ -235,7 +276,16 @@ class Rules:
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return frozenset(name for name, rule in found.items() if not getattr(rule, "notify", True))
 
+    def entry_of(self, name: str) -> LayerRule | None:
+        """Return the entry of ``layers`` that holds for a layer by its name."""
+        return next((entry for entry in self.layers if re.search(entry.match, name)), None)
+
+    def section(self, rule: str, entry: LayerRule | None) -> Section:
+        """Return a rule by name as it holds for the layers of an entry, None = for all others."""
+        found: Section = getattr(entry, rule, None) or getattr(self, rule)
+        return found
+
     def collapse_of(self, name: str) -> Collapse:
         """Return the collapse rule of a layer by its name."""
-        found = (rule.collapse for rule in self.layers if re.search(rule.match, name))
-        return next(found, self.collapse)
+        entry = self.entry_of(name)
+        return self.collapse if entry is None or entry.collapse is None else entry.collapse

@@ -15,6 +15,7 @@ from gradcanary_server.errors import RulesError
 from gradcanary_server.pace import Pace
 from gradcanary_server.rules import (
     EVIDENCE,
+    OF_RUN,
     AccumulationLoss,
     Accumulator,
     Collapse,
@@ -55,10 +56,8 @@ Section = TypeVar(
     Pace,
 )
 
-_SECTIONS = tuple(
-    each.name for each in fields(Rules) if each.name not in ("version", "collapse", "grace", "layers", "pace")
-)
-"""Of ``rules``, beside collapse, which entries of ``layers`` may move."""
+_SECTIONS = tuple(each.name for each in fields(Rules) if each.name not in ("version", "grace", "layers", "pace"))
+"""Of ``rules``."""
 
 
 class _Mapping(dict[str, Any]):
@@ -115,36 +114,35 @@ class _Reader:
         top = self._keys(content, 1, ("version", "rules", "grace", "layers", "pace"), "the file")
         if type(top.get("version")) is not int or top["version"] != VERSION:
             raise self._error(top.lines.get("version", 1), "version", top.get("version"), str(VERSION))
-        sections = self._keys(top.get("rules", {}), _line(top, "rules"), ("collapse", *_SECTIONS), "rules")
-        defaults = Rules()
-        collapse = self._section(defaults.collapse, sections, "collapse")
-        return Rules(
-            collapse=collapse,
-            **{name: self._section(getattr(defaults, name), sections, name) for name in _SECTIONS},
+        sections = self._keys(top.get("rules", {}), _line(top, "rules"), _SECTIONS, "rules")
+        rules = Rules(
+            **{name: self._section(getattr(Rules(), name), sections, name) for name in _SECTIONS},
             grace=self._section(Grace(), top, "grace"),
-            layers=self._layers(top, collapse),
             pace=self._section(Pace(), top, "pace"),
         )
+        return replace(rules, layers=self._layers(top, rules))
 
-    def _layers(self, top: _Mapping, collapse: Collapse) -> tuple[LayerRule, ...]:
+    def _layers(self, top: _Mapping, rules: Rules) -> tuple[LayerRule, ...]:
         entries = top.get("layers", [])
         if not isinstance(entries, list):
             raise self._error(_line(top, "layers"), "layers", entries, "a list of entries with 'match'")
-        return tuple(self._layer(entry, _line(top, "layers"), collapse) for entry in entries)
+        return tuple(self._layer(entry, _line(top, "layers"), rules) for entry in entries)
 
-    def _layer(self, content: object, line: int, collapse: Collapse) -> LayerRule:
-        entry = self._keys(content, line, ("match", "collapse"), "an entry of layers")
+    def _layer(self, content: object, line: int, rules: Rules) -> LayerRule:
+        of_run = tuple(name for name in _SECTIONS if name not in OF_RUN)
+        entry = self._keys(content, line, ("match", *OF_RUN), "an entry of layers", of_run)
         match = entry.get("match")
         try:
             re.compile(match if isinstance(match, str) else "(")
         except re.error as error:
             allowed = f"a regular expression ({error})" if isinstance(match, str) else "a regular expression"
             raise self._error(_line(entry, "match"), "match", match, allowed) from error
-        return LayerRule(str(match), self._section(collapse, entry, "collapse"))
+        own = {name: self._section(getattr(rules, name), entry, name, OF_RUN[name]) for name in OF_RUN if name in entry}
+        return LayerRule(str(match), **own)
 
-    def _section(self, default: Section, parent: _Mapping, name: str) -> Section:
-        allowed = {each.name: getattr(default, each.name) for each in fields(default)}
-        given = self._keys(parent.get(name, {}), _line(parent, name), tuple(allowed), name)
+    def _section(self, default: Section, parent: _Mapping, name: str, of_run: tuple[str, ...] = ()) -> Section:
+        allowed = {each.name: getattr(default, each.name) for each in fields(default) if each.name not in of_run}
+        given = self._keys(parent.get(name, {}), _line(parent, name), tuple(allowed), name, of_run)
         values: dict[str, Any] = {key: self._value(given, key, value, allowed[key]) for key, value in given.items()}
         if isinstance(default, Collapse) and "enter" in values:
             # Half a decade of hysteresis stays half a decade, without anybody having to write it down twice.
@@ -182,12 +180,17 @@ class _Reader:
             return tuple(each for each in EVIDENCE if each in value)
         raise self._error(line, key, value, f"a list of {', '.join(EVIDENCE)}, or the word threshold")
 
-    def _keys(self, content: object, line: int, allowed: tuple[str, ...], where: str) -> _Mapping:
+    def _keys(
+        self, content: object, line: int, allowed: tuple[str, ...], where: str, of_run: tuple[str, ...] = ()
+    ) -> _Mapping:
         if content is None or content == {}:
             content = _Mapping(line)
         if not isinstance(content, _Mapping):
             raise self._error(line, where, content, f"a mapping with the keys {', '.join(allowed)}")
         for key in content:
+            if key in of_run:
+                message = f"{key!r} is of all layers together, so layers cannot have it; they can have"
+                raise RulesError(f"{self._path}, line {content.lines[key]}: {message} {', '.join(allowed)}.")
             if key not in allowed:
                 message = f"unknown key {key!r} in {where}; known are {', '.join(allowed)}"
                 raise RulesError(f"{self._path}, line {content.lines[key]}: {message}.")

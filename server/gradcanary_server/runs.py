@@ -63,7 +63,7 @@ def summaries(connection: Connection, seen: Sequence[Seen]) -> list[Json]:
     ]
 
 
-def detail(connection: Connection, seen: Seen, rules_version: int, now: float, silent: Silent = SILENT) -> Json:
+def detail(connection: Connection, seen: Seen, now: float, silent: Silent = SILENT) -> Json:
     """Return everything about a run but its measurements."""
     row = seen.row
     sessions = _sessions(connection, row.run_id)
@@ -72,7 +72,7 @@ def detail(connection: Connection, seen: Seen, rules_version: int, now: float, s
         "created": moment(row.created),
         "revision": row.revision,
         "framework": row.framework,
-        "rules_version": rules_version,
+        "rules_version": row.rules_version,
         "sessions": [_session(each, session_state(each, now, silent, seen.since)) for each in sessions],
         "gaps": [gap for each in sessions for gap in _gaps(each)],
         "facts": json.loads(row.facts),

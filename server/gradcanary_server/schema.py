@@ -50,6 +50,7 @@ run = Table(
     Column("tags", Text, nullable=False, default="[]"),  # JSON list of strings
     Column("archived", Boolean, nullable=False, default=False),
     Column("facts", Text, nullable=False, default="[]"),  # JSON list of wire.Fact
+    Column("rules_version", Integer),  # of rule_set: the rules that it was last folded with
     sqlite_autoincrement=True,  # a number is never used again: measurements of a deleted run go later than its row
 )
 
@@ -251,6 +252,14 @@ silence = Table(
     Column("made_by", String(200), nullable=False),
     Column("note", Text, nullable=False),
     sqlite_autoincrement=True,  # a number is never used again: somebody may end the wrong one
+)
+
+rule_set = Table(
+    "rule_set",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),  # 1, 2, ... as collectors began to apply them
+    Column("content", Text, nullable=False),  # rules_json.dump()
+    Column("since", Double, nullable=False),
 )
 
 endpoint = Table(

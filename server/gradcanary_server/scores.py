@@ -73,6 +73,11 @@ class Scores:
         """Take back every count of a track."""
         self.score[track], self.since[track], self.firing[track] = 0, NEVER, False
 
+    def take_back(self, tracks: list[int], layers: Mask) -> None:
+        """Take back every count of some tracks for these layers, bool[N]."""
+        cells = np.ix_(np.array(tracks), np.flatnonzero(layers))
+        self.score[cells], self.since[cells], self.firing[cells] = 0, NEVER, False
+
     def forget(self, layers: Mask) -> None:
         """Take every count of these layers back; ``layers`` is bool[N]."""
         self.score[:, layers], self.since[:, layers], self.firing[:, layers] = 0, NEVER, False
@@ -82,7 +87,8 @@ class Scores:
 class Cast:
     """The votes of one observation on one track, for the layers at ``columns`` (int[L]).
 
-    ``votes`` int8[L] holds +1, 0 or -1; ``fire_after`` and ``resolve_after`` are float32[L], in steps. A count begins
+    ``votes`` int8[L] holds +1, 0 or -1; ``fire_after`` and ``resolve_after`` are float32[L], in steps, or [] where they
+    are the same for all. A count begins
     at ``step``, which may be one for each layer, int64[L].
     """
 

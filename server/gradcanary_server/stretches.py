@@ -114,7 +114,7 @@ class Stretches:
         for stat in precision.STATS:
             if stat in moments.values:
                 restless |= ~np.isnan(moments.values[stat]).all(axis=1)
-        if self._launch.absmax_below or self._launch.norm_below or self._view.by_threshold.any():
+        if self._launch.absmax_below or self._launch.norm_below or self._view.has_threshold:
             restless |= _any(collapse.by_threshold(moments, self._view, self._launch))
         if not np.isfinite(losses.values).all():
             heard = np.searchsorted(moments.steps, losses.steps[~np.isfinite(losses.values)])
@@ -130,12 +130,12 @@ class Stretches:
         self._busy = self._is_busy(begin, end)
         if not self._busy or self._state.scores.score[IDLE].any():
             firing = self._state.scores.firing[:, view.columns]
-            restless |= idleness.restless(moments, self._state.duty, view.columns, self._rules, firing)
-        if self._rules.explosion.enabled:
-            most = explosion.limits(baseline, self._rules.explosion, is_relative=is_over)
+            restless |= idleness.restless(moments, self._state.duty, view, firing)
+        if view.explosion.is_on:
+            most = explosion.limits(baseline, view.explosion, is_relative=is_over)
             restless |= np.any(moments.absmax > most, axis=1)
         if "zero_fraction" in moments.values and (is_half := self._is_half()).any():
-            zeros, growth = moments.values["zero_fraction"], self._rules.fp16_underflow.growth
+            zeros, growth = moments.values["zero_fraction"], view.fp16_underflow.growth
             restless |= precision.grown(self._state.precision, view.columns, zeros, is_half, growth)
         if not moments.can_fall[0]:
             return _first(restless)
@@ -159,7 +159,7 @@ class Stretches:
 
     def _may_fall_to_zero(self, steps: int) -> Mask:
         """Return which layers may be told to have fallen when they are exactly zero in so many steps."""
-        rule = self._rules.vanished
+        rule = self._view.vanished
         return self._state.duty.may_be_steady(self._view.columns, rule.steady_share, rule.observations, steps)
 
     def _is_half(self) -> Mask:

@@ -273,11 +273,10 @@ def _ending(incident: Incident) -> str:
         return f" {incident.firing:,} of them have not recovered." if some else ""
     if incident.rule in OF_THE_CLOCK:
         return f" {run_words.ending(incident)}{at}."
-    if incident.resolution == "run_finished":
-        return f" The run ended{at} without a recovery."
-    if incident.resolution == "rebaselined":
-        return f" Accepted{at}: a new baseline is learnt."
-    return f" Recovered{at}." if incident.resolution == "recovered" else f" Over{at}: {incident.resolution}."
+    ends = {"recovered": f"Recovered{at}.", "run_finished": f"The run ended{at} without a recovery."}
+    ends["rebaselined"] = f"Accepted{at}: a new baseline is learnt."
+    ends["rule_changed"] = f"Over{at}: the rule is another one now."
+    return f" {ends.get(incident.resolution or '', f'Over{at}: {incident.resolution}.')}"
 
 
 def _count(layers: int, total: int) -> str:

@@ -53,6 +53,9 @@ from gradcanary_server.tracks import (
 AT_ONCE = 1.0
 """``fire_after`` of a rule that one observation decides."""
 
+ONE = np.array(1)
+"""Observation."""
+
 UNKNOWN = np.array(np.nan)
 """A common fall."""
 
@@ -73,7 +76,7 @@ class Walk:
         self._tipped = False
         self._at_once = np.full(len(launch.layers), AT_ONCE, np.float32)
         self._no_siblings = np.full(len(launch.layers), np.nan)
-        self._has_threshold = bool(launch.absmax_below or launch.norm_below or self._view.by_threshold.any())
+        self._has_threshold = bool(launch.absmax_below or launch.norm_below or self._view.has_threshold)
 
     def learn(self, records: tuple[Accumulator, ...]) -> None:
         """Take what is known of layers from the next step on."""
@@ -137,24 +140,24 @@ class Walk:
     def _count_nonfinite(self, moment: Moment) -> None:
         rule, progress = self._rules.nonfinite, self.state.progress
         by_scaler = moment.skipped == BY_SCALER
-        counts = rule.enabled and (not by_scaler or progress.skipped >= rule.skipped_in_row)
+        counts = self._view.nonfinite.enabled & (not by_scaler or progress.skipped >= rule.skipped_in_row)
         good = moment.seen & (moment.skipped == 0)
         votes = ((moment.nonfinite & counts).astype(np.int8) - good).astype(np.int8)
         self._count(NONFINITE, moment, votes, self._at_once, progress.skipped_since if by_scaler else moment.step)
 
     def _count_explosion(self, moment: Moment) -> Mask:
         """Count what is far over its baseline, and return which layers are: that sets no baseline."""
-        state, rule, columns = self.state, self._rules.explosion, self._view.columns
-        if not rule.enabled:
+        state, rule, columns = self.state, self._view.explosion, self._view.columns
+        if not rule.is_on:
             return np.zeros(len(columns), np.bool_)
         limit = explosion.limits(state.baselines.levels(columns), rule, is_relative=state.progress.grace_over)
         votes = explosion.votes(moment, limit, can_fall=moment.can_fall)
         weight = min(moment.every, MAX_WEIGHT_IDLE)
-        self._count(EXPLOSION, moment, votes, np.full(len(columns), rule.observations * weight, np.float32))
+        self._count(EXPLOSION, moment, votes, (rule.observations * weight).astype(np.float32))
         severity = NOTHING
         if state.scores.firing[EXPLOSION].any():
             is_nonfinite = bool(state.scores.firing[NONFINITE].any() or state.of_run.firing[NONFINITE_LOSS].any())
-            found = explosion.severity(state.losses, rule, is_nonfinite=is_nonfinite)
+            found = explosion.severity(state.losses, self._rules.explosion, is_nonfinite=is_nonfinite)
             severity = max(state.progress.explosion_severity, found)
         if severity != state.progress.explosion_severity:
             state.progress = replace(state.progress, explosion_severity=severity)
@@ -169,7 +172,7 @@ class Walk:
         drops = self._rules.scale_drop
         is_common = state.progress.scale_severity != NOTHING or (drops.enabled and bool(shared >= drops.common_decades))
         firing = state.scores.firing[:, columns]
-        votes = idleness.votes(moment, state.duty, columns, self._rules, firing, is_common=is_common)
+        votes = idleness.votes(moment, state.duty, self._view, firing, is_common=is_common)
         for track, each in votes.items():
             self._count(track, moment, each, self._at_once, state.duty.since[columns])
 
@@ -183,13 +186,13 @@ class Walk:
 
     def _count_precision(self, moment: Moment) -> None:
         """Count what was measured of some layers at this step."""
-        state, view, rules = self.state, self._view, self._rules
+        state, view = self.state, self._view
         is_half = view.is_half | (state.precision.sums[view.columns] == precision.FLOAT16)
-        is_learning = learning(state.progress, view, rules.frozen.least_lr_share)
-        votes = precision.votes(moment, state.precision, view.columns, is_half, is_learning, rules)
+        is_learning = learning(state.progress, view, self._rules.frozen.least_lr_share)
+        votes = precision.votes(moment, state.precision, view, is_half, is_learning)
         for track, each in votes.items():
-            observations = rules.fp16_underflow.observations if track in (UNDERFLOW, ALL_ZERO) else 1
-            limit = np.full(len(view.columns), observations * MAX_WEIGHT_IDLE, np.float32)
+            observations = view.fp16_underflow.observations if track in (UNDERFLOW, ALL_ZERO) else ONE
+            limit = (observations * MAX_WEIGHT_IDLE).astype(np.float32)
             cast = Cast(moment.step, precision.TURN_EVERY, view.columns, each, limit, view.resolve_after)
             self._tipped |= count(state.scores, track, cast)
 
@@ -250,7 +253,7 @@ class Walk:
         baseline = state.baselines.levels(view.columns)
         fall = collapse.falls(moment, baseline)
         firing = state.scores.firing[:, view.columns]
-        told = idleness.zeros_that_fell(state.duty, view.columns, self._rules, firing)
+        told = idleness.zeros_that_fell(state.duty, view, firing)
         accepted = state.accepted[view.columns]
         self._count(FALL, moment, collapse.by_fall(moment, view, fall, shared, told))
         self._count(SIBLINGS, moment, collapse.by_siblings(moment, view, siblings, fall, shared, told, accepted))

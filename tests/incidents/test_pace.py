@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,17 @@ def test_what_recovers_before_its_first_message_is_not_said():
     world.change(resolved(1))
     world.wait(DAY)
     assert world.messages == []
+
+
+@pytest.mark.parametrize(("waited", "kinds"), [(0, []), (PACE.wait_s, ["opened", "resolved"])])
+def test_what_a_changed_rule_takes_back_is_said_to_who_was_told(waited, kinds):
+    world = World()
+    world.change(fired(1))
+    world.wait(waited)
+    world.change(replace(resolved(1), resolution="rule_changed"))
+    world.wait(DAY)
+    assert world.kinds() == kinds
+    assert world.case.incident.resolution == "rule_changed"
 
 
 def test_what_a_run_ends_on_is_said_even_when_it_ends_at_once():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from traces import Trace, fired, healthy, launch, run
 
-from gradcanary_server.rules import Explosion, Rules
+from gradcanary_server.rules import Explosion, LayerRule, Rules
 
 
 def exploding(times, start=200, end=None, layer=6, steps=400):
@@ -33,6 +33,15 @@ def test_two_observations_and_twenty_times_are_quiet(times, end):
 def test_three_observations_at_any_interval(every):
     _, changes = run(Trace(exploding(1e3), every=every))
     assert [change.step for change in changes] == [202 * every]
+
+
+def test_layers_have_limits_of_their_own():
+    absmax = exploding(20)
+    absmax[200:, 4] *= 1e3
+    entries = (LayerRule("2.lora_A", explosion=Explosion(enabled=False)), LayerRule("3", explosion=Explosion(ratio=5)))
+    _, changes = run(Trace(absmax), rules=Rules(layers=entries))
+    assert set(fired(changes, "explosion")) == {6}
+    assert set(fired(run(Trace(absmax))[1], "explosion")) == {4}
 
 
 def test_a_tiny_layer_that_grows_to_the_size_of_the_others_does_not_explode():

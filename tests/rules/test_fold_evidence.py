@@ -53,14 +53,22 @@ def test_late_information_is_given_on_coarse_samples_and_not_for_later_ones():
     assert [c for c in rows if c.evidence == "late"] == []
 
 
-@pytest.mark.parametrize(("given", "layers"), [({"absmax_below": 1e-3}, {5}), ({"norm_below": 3e-3}, {5})])
-def test_explicit_thresholds_are_taken_at_their_word(given, layers):
+@pytest.mark.parametrize(
+    ("given", "rules"),
+    [
+        ({"absmax_below": 1e-3}, None),
+        ({"norm_below": 3e-3}, None),
+        ({}, Rules(collapse=Collapse(norm_below=3e-3))),
+        ({"norm_below": 1e-9}, Rules(layers=(LayerRule("2.lora_B", Collapse(norm_below=3e-3)),))),
+    ],
+)
+def test_explicit_thresholds_are_taken_at_their_word(given, rules):
     absmax = healthy(200, size=1e-1)
     absmax[:, 5] = 5e-4  # neither low nor fallen; norm 1.5e-3
     absmax[100:, 5] = 1e-1
-    _, changes = run(Trace(absmax), launch(**given))
+    _, changes = run(Trace(absmax), launch(**given), rules)
     found = fired(changes)
-    assert set(found) == layers
+    assert set(found) == {5}
     assert (found[5].evidence, found[5].severity, found[5].step) == ("threshold", "critical", 19)
     assert changes[-1].kind == "resolved"
 

@@ -13,7 +13,21 @@ from gradcanary import wire
 from gradcanary_server.fold import FoldState
 from gradcanary_server.losses import Losses
 from gradcanary_server.moment import Moments
-from gradcanary_server.rules import Collapse, Grace, Nonfinite, Rules, Unused, Vanished
+from gradcanary_server.rules import (
+    OF_RUN,
+    AccumulationLoss,
+    Accumulator,
+    Collapse,
+    Explosion,
+    Fp16Underflow,
+    Frozen,
+    Grace,
+    LayerRule,
+    Nonfinite,
+    Rules,
+    Unused,
+    Vanished,
+)
 from gradcanary_server.scores import Cast, Scores, count
 from gradcanary_server.tracks import EXPLOSION, ZEROS
 from gradcanary_server.walk import Walk
@@ -102,11 +116,29 @@ launches = st.builds(
 )
 
 
+PICKY = LayerRule(
+    "lora_A",
+    collapse=replace(QUICK.collapse, enter=1e-3, exit=2e-3, norm_below=1e-4),
+    nonfinite=Nonfinite(enabled=False),
+    explosion=Explosion(ratio=10, observations=1),
+    vanished=Vanished(steady_share=0.5, observations=5, fire_after_steps=3, rare_factor=1),
+    unused=Unused(observations=3),
+    accumulation_loss=AccumulationLoss(error=0.5, norm_ratio=0.5),
+    accumulator=Accumulator(warn_above=1e-4),
+    frozen=Frozen(share=0.9, moved_share=0.1, stopped_share=0.5),
+    fp16_underflow=Fp16Underflow(growth=0.1, share=0.5, observations=2),
+)
+DEAF = LayerRule("0.lora_B", **{rule: replace(getattr(PICKY, rule), enabled=False) for rule in OF_RUN})
+QUICK_BY_LAYER = replace(QUICK, layers=(PICKY, DEAF))
+
+rules = st.sampled_from([QUICK, QUICK_BY_LAYER])
+
+
 @settings(max_examples=60)
-@given(traces(), launches, st.lists(st.integers(0, 125), max_size=8))
-def test_any_cutting_gives_the_same_bytes_and_changes(trace, of, cuts):
-    whole, changes = run(trace, of, QUICK)
-    cut, found = run(trace, of, QUICK, cuts=tuple(each for each in cuts if each < len(trace.absmax)))
+@given(traces(), launches, rules, st.lists(st.integers(0, 125), max_size=8))
+def test_any_cutting_gives_the_same_bytes_and_changes(trace, of, rules, cuts):
+    whole, changes = run(trace, of, rules)
+    cut, found = run(trace, of, rules, cuts=tuple(each for each in cuts if each < len(trace.absmax)))
     assert cut.pack() == whole.pack()
     assert found == changes
 
@@ -136,20 +168,42 @@ seldom = st.builds(now_and_then, st.integers(1, 220), st.sampled_from([1, 10]), 
 @given(
     st.lists(traces() | quiet | seldom, min_size=1, max_size=3),
     launches,
+    rules,
     st.lists(st.sampled_from([5, 12, 40]), min_size=3),
 )
-def test_what_is_folded_at_once_is_what_one_step_after_the_other_makes(parts, of, observations):
+def test_what_is_folded_at_once_is_what_one_step_after_the_other_makes(parts, of, rules, observations):
     """Also where a spool thinned the stream in its middle, or other rules came with a restart."""
     at_once = one_by_one = FoldState.empty()
     begin = 0
     for part, needed in zip(parts, observations, strict=False):
         trace = replace(part, first=-(-begin // part.every) * part.every)
         begin = trace.first + trace.every * len(trace.absmax)
-        rules = replace(QUICK, collapse=replace(QUICK.collapse, baseline_observations=needed))
-        at_once, changes = run(trace, of, rules, at_once)
-        one_by_one, found = step_by_step(trace, of, rules, one_by_one)
+        now = replace(rules, collapse=replace(QUICK.collapse, baseline_observations=needed))
+        at_once, changes = run(trace, of, now, at_once)
+        one_by_one, found = step_by_step(trace, of, now, one_by_one)
         assert at_once.pack() == one_by_one.pack()
         assert changes == found
+
+
+@settings(max_examples=15)
+@given(traces(), launches)
+def test_numbers_of_layers_are_those_that_all_would_have(trace, of):
+    """An entry for some layers judges each of them as if its numbers held for all, and the others as if for none.
+
+    But for collapse and explosion: with these, layers are judged by each other.
+    """
+    entry = replace(PICKY, collapse=None, explosion=None)
+    _, some = run(trace, of, replace(QUICK, layers=(entry,)))
+    _, all_of_them = run(trace, of, replace(QUICK, layers=(replace(entry, match=""),)))
+    _, none = run(trace, of, QUICK)
+    for layer in range(LAYERS):
+        mine = all_of_them if "lora_A" in of.layers[layer].name else none
+        assert judged(some, layer) == judged(mine, layer)
+
+
+def judged(changes, layer):
+    """Return what was said of a layer, but how bad an explosion is: other layers decide that, too."""
+    return [change for change in changes if change.layer == layer and change.rule != "explosion"]
 
 
 @settings(max_examples=30)

@@ -1,7 +1,11 @@
 """rules.yaml: what it moves, and the line of every mistake."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
+from gradcanary_server import rules_json
 from gradcanary_server.errors import RulesError
 from gradcanary_server.rules import Rules
 from gradcanary_server.rules_file import load
@@ -49,6 +53,31 @@ def test_the_example_loads_and_says_the_defaults(tmp_path):
     assert rules.collapse_of("blocks.1.mlp") == rules.collapse
 
 
+def test_layers_have_their_own_numbers_of_every_rule_of_layers(tmp_path):
+    text = """version: 1
+rules: {explosion: {ratio: 50}, frozen: {enabled: false}}
+layers:
+- match: expert
+  nonfinite: {enabled: false}
+  explosion: {observations: 9}
+  vanished: {steady_share: 0.5, rare_factor: 30}
+  unused: {observations: 500}
+  accumulation_loss: {error: 0.5}
+  accumulator: {warn_above: 0.5}
+  frozen: {enabled: true}
+  fp16_underflow: {enabled: false}
+  collapse: {norm_below: 1e-6}
+"""
+    rules = read(tmp_path, text)
+    [entry] = rules.layers
+    assert rules.entry_of("expert.3") is entry
+    assert rules.entry_of("other") is None
+    assert entry.explosion == replace(rules.explosion, observations=9)  # ratio falls back to rules
+    assert entry.frozen == replace(rules.frozen, enabled=True)
+    assert entry.collapse == replace(rules.collapse, norm_below=1e-6)
+    assert rules_json.load(json.loads(rules_json.dump(rules))) == rules
+
+
 def test_rules_without_messages_are_known(tmp_path):
     assert Rules().muted == {"unused", "accumulator", "frozen", "fp16_underflow"}
     rules = read(tmp_path, "version: 1\nrules: {unused: {notify: true}, collapse: {notify: false}}\n")
@@ -92,6 +121,14 @@ def test_the_first_entry_that_matches_wins(tmp_path):
         ("layers:\n- match: '('\n", 3, "a regular expression"),
         ("layers:\n- collapse: {}\n", 3, "a regular expression"),
         ("layers: {}\n", 2, "a list"),
+        ("layers:\n- match: a\n  scale_drop: {}\n", 4, "'scale_drop' is of all layers together"),
+        ("layers:\n- match: a\n  collapse:\n    notify: false\n", 5, "'notify' is of all layers together"),
+        ("layers:\n- match: a\n  nonfinite: {enabled: true, skipped_in_row: 3}\n", 4, "'skipped_in_row' is of all"),
+        ("layers:\n- match: a\n  explosion:\n    loss_ratio: 3\n", 5, "they can have enabled, ratio"),
+        ("layers:\n- match: a\n  vanished:\n    steady_share: 2\n", 5, "at most 1"),
+        ("layers:\n- match: a\n  clip_before_unscale: {}\n", 4, "is of all layers together"),
+        ("layers:\n- match: a\n  grace: {steps: 3}\n", 4, "unknown key 'grace'"),
+        ("rules:\n  collapse:\n    norm_below: null\n", 4, "a number over 0"),
         ("grace: {}\ngrace: {}\n", 3, "twice"),
         ("? [a]\n: 1\n", 2, "a key is a word"),
     ],

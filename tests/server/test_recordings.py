@@ -1,0 +1,87 @@
+"""A recording has what the rules read: folded again it gives the same memory, whatever was compacted meanwhile."""
+
+import numpy as np
+import streams
+from archives import LAYERS, RUN
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select
+
+from gradcanary_server import deletion, recordings, runs, takes, tiles, trial_report
+from gradcanary_server.fold import FoldState, fold
+from gradcanary_server.rules import Rules
+from gradcanary_server.schema import fold_state
+from gradcanary_server.trial import Trial
+
+
+def stream(rng, steps, first, every, names):
+    """Gradients that come and go, and a loss that is not finite now and then."""
+    absmax = (10 ** rng.uniform(-6, 1, (steps, len(names)))).astype(np.float32)
+    absmax[steps // 2 :, 0] *= np.float32(1e-4)
+    for value in (0, np.nan, np.inf):
+        absmax[rng.random(absmax.shape) < 0.02] = value
+    loss = np.where(rng.random(steps) < 0.02, np.nan, rng.uniform(0.1, 1, steps))
+    return streams.Stream(absmax, loss, first_step=first, every=every, stored="bfloat16", names=names)
+
+
+def folded_again(store):
+    with store.database.read() as connection:
+        row = runs.find(connection, RUN)
+        packed = connection.execute(select(fold_state.c.packed).where(fold_state.c.run_id == row.run_id)).scalar_one()
+    state, rules = FoldState.empty(), Rules()
+    for take in takes.of_recording(recordings.lines(store.database, store.archive, row, "live")).takes:
+        assert len(take.times) == len(take.samples.steps)
+        state, _ = fold(state, take.launch, take.samples, rules)
+    return state.pack(), packed
+
+
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 90), st.sampled_from([1, 1, 10])), min_size=1, max_size=3),
+        min_size=1,
+        max_size=2,
+    ),
+    st.sampled_from([1, 7, 64]),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_recording_folds_to_the_memory_of_the_collector(module_store, monkeypatch, launches, size, seed):
+    """Launches go back in steps, change their interval, have other layers, and end in the middle of a tile."""
+    monkeypatch.setattr(tiles, "ROWS", 8)
+    module_store.clear()
+    rng = np.random.default_rng(seed)
+    for number, parts in enumerate(launches):
+        step, seq, begun = 10 * number, 0, None
+        for steps, every in parts:
+            part = stream(rng, steps, -(-step // every) * every, every, streams.layer_names(LAYERS)[number:])
+            begun = begun or part
+            module_store.send(f"s{number}", part, size, first_seq=seq, layer_sets=(begun.layers,))
+            seq += -(-steps // size)
+            step = part.first_step + steps * every
+    again, known = folded_again(module_store)
+    assert again == known
+    module_store.compactor.compact()
+    assert folded_again(module_store) == (known, known)
+    module_store.ingest.end(RUN, "s0", b'{"state": "finished", "last_step": null, "error": null}')
+    module_store.compactor.compact()
+    assert folded_again(module_store) == (known, known)
+
+
+def test_samples_that_are_gone_are_said_to_be(store, monkeypatch):
+    monkeypatch.setattr(tiles, "ROWS", 8)
+    store.send("s0", stream(np.random.default_rng(0), 200, 0, 1, streams.layer_names(LAYERS)), 64, end="finished")
+    store.compactor.compact()
+    with store.database.write() as connection:
+        deletion.thin(connection, 2e9)
+        row = runs.find(connection, RUN)
+    source = takes.of_recording(recordings.lines(store.database, store.archive, row, "finished"))
+    trial = Trial(Rules(), LAYERS)
+    steps = []
+    for take in source.takes:
+        trial.play(take)
+        steps += take.samples.steps.tolist()
+    trial.finish(is_over=True)
+    assert source.gone_before is not None
+    assert steps == list(range(source.gone_before, 200))
+    said = list(trial_report.lines(source, {"mine": trial}, (steps[0], steps[-1])))
+    assert said[1].startswith(f"Single samples before step {source.gone_before} are gone (GRADCANARY_RAW_DAYS)")
