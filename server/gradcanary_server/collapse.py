@@ -29,39 +29,44 @@ def falls(moment: Planes, baseline: Floats) -> Floats:
     return baseline - moment.level
 
 
-def common(fall: Floats, moment: Planes, alive: Mask, baseline: Floats, view: LayerRules) -> Floats:
+def common(fall: Floats, moment: Planes, alive: Mask, told: Mask, baseline: Floats, view: LayerRules) -> Floats:
     """Return the decades that (nearly) all layers fell, one number a step; NaN until half of those alive have a
     baseline.
 
     The 5th percentile, at least the second smallest, over alive layers that are not zero now (few common factors make
     an exact zero) and whose baseline is above ``enter`` (a layer under it at its best shows noise, and noise would pin
     the percentile at 0). Infinite where all of these are exactly zero: the one factor that does is 0. NaN when there
-    is no such layer: then nobody can tell a fall from a rescaled loss. Of few layers the smallest: the second one
-    would be a layer that fell.
+    is no such layer, then nobody can tell a fall from a rescaled loss; and at exact zeros of layers that are so now
+    and then, all but the ``told`` ones: a batch in which all rewards are the same, or no triplet is hard, has none.
+    Of few layers the smallest: the second one would be a layer that fell.
     """
     if not alive.any():
         return np.full(fall.shape[:-1], np.nan)
-    counted, rank, is_known = _counted(moment, alive, baseline, view)
+    counted, rank, is_known = _counted(moment, alive, told, baseline, view)
     ordered = np.partition(np.where(counted, fall, np.inf), np.unique(rank), axis=-1)
     return np.where(is_known, np.take_along_axis(ordered, rank[..., None], axis=-1)[..., 0], np.nan)
 
 
-def is_common(fall: Floats, moment: Planes, alive: Mask, baseline: Floats, view: LayerRules, decades: float) -> Mask:
+def is_common(
+    fall: Floats, moment: Planes, alive: Mask, told: Mask, baseline: Floats, view: LayerRules, decades: float
+) -> Mask:
     """Tell whether (nearly) all layers fell so far, :func:`common` >= ``decades``, which takes no sorting."""
-    counted, rank, is_known = _counted(moment, alive, baseline, view)
+    counted, rank, is_known = _counted(moment, alive, told, baseline, view)
     is_far: Mask = np.count_nonzero(counted & (fall < decades), axis=-1) <= rank
     return is_far & is_known
 
 
-def _counted(moment: Planes, alive: Mask, baseline: Floats, view: LayerRules) -> tuple[Mask, NDArray[np.int64], Mask]:
+def _counted(
+    moment: Planes, alive: Mask, told: Mask, baseline: Floats, view: LayerRules
+) -> tuple[Mask, NDArray[np.int64], Mask]:
     """Return which layers a common fall is told of, the rank of the one it is, and whether there is one."""
-    told = alive & moment.seen & (baseline > view.enter_level)
-    counted = told & ~moment.zero
+    heard = alive & moment.seen & (baseline > view.enter_level) & (told | ~moment.zero)
+    counted = heard & ~moment.zero
     number = np.count_nonzero(counted, axis=-1)
     rank = np.where(number > FEW, np.maximum(1, (COMMON_QUANTILE * (number - 1)).astype(np.int64)), 0)
     living = np.count_nonzero(alive, axis=-1)
     known = 2 * np.count_nonzero(alive & ~np.isnan(baseline), axis=-1) >= living
-    return counted, rank, known & (living > 0) & told.any(axis=-1)
+    return counted, rank, known & (living > 0) & heard.any(axis=-1)
 
 
 def by_fall(moment: Planes, view: LayerRules, fall: Floats, shared: Floats, told: Mask) -> Votes:

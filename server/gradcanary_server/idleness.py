@@ -40,7 +40,7 @@ def votes(
     """
     columns, vanished = view.columns, view.vanished
     number, spans = duty.known(columns)[0], duty.idle[columns].astype(np.int64)
-    steady = _steady(duty, view)
+    steady = is_steady(duty, view)
     is_missed = spans >= needed(view, moment.every)
     counts = counted(moment, is_common=is_common)
     free = counts & ~firing[list(OWNERS)].any(axis=0) & ~firing[[STEADY, RARE, UNUSED]].any(axis=0)
@@ -63,7 +63,7 @@ def restless(moments: Sampled, duty: Duty, view: LayerRules, firing: Mask) -> Ma
     if not moments.idle.any():
         return moves
     spans, least = duties.runs(duty, view.columns, moments), needed(view, moments.every)
-    limit, steady = limits(duty, view, moments.every), _steady(duty, view)
+    limit, steady = limits(duty, view, moments.every), is_steady(duty, view)
     # A span that began in these steps is held against what is known by then.
     is_new = np.maximum.accumulate(moments.had, axis=0)
     missed = counted(moments, is_common=False) & (spans >= np.where(is_new, least, limit))
@@ -80,7 +80,7 @@ def needed(view: LayerRules, every: int) -> Ints:
 
 def limits(duty: Duty, view: LayerRules, every: int) -> Ints:
     """Return for each layer, int64[L], how many observations without a gradient are news."""
-    rule, number, steady = view.vanished, duty.known(view.columns)[0], _steady(duty, view)
+    rule, number, steady = view.vanished, duty.known(view.columns)[0], is_steady(duty, view)
     least = needed(view, every)
     rare = np.maximum(least, rule.rare_factor * duty.longest[view.columns].astype(np.int64))
     seldom = np.where(number >= rule.observations, rare, FOREVER)
@@ -96,9 +96,10 @@ def counted(moment: Sampled, *, is_common: bool) -> Mask:
 
 def zeros_that_fell(duty: Duty, view: LayerRules, firing: Mask) -> Mask:
     """Tell which layers fell when they are exactly zero: not those that are so now and then, nor those missed."""
-    found: Mask = _steady(duty, view) & ~firing[[STEADY, RARE, UNUSED]].any(axis=0)
+    found: Mask = is_steady(duty, view) & ~firing[[STEADY, RARE, UNUSED]].any(axis=0)
     return found
 
 
-def _steady(duty: Duty, view: LayerRules) -> Mask:
+def is_steady(duty: Duty, view: LayerRules) -> Mask:
+    """Tell which layers nearly always had a gradient before the present idle span."""
     return duty.steady(view.columns, view.vanished.steady_share, view.vanished.observations)

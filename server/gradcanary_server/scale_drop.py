@@ -24,6 +24,10 @@ TO_ZERO, LATELY = 2.0, 0.5
 that reaches a margin came there; a loss that is multiplied by zero did not."""
 
 
+ROUNDING = 1e-6
+"""A loss so far under what it was is what rounding left of terms that cancel, be it negative."""
+
+
 def vote(shared: float, common_decades: float) -> int:
     """Return +1 for a fall of all layers, -1 for none, 0 between."""
     if shared >= common_decades:
@@ -37,7 +41,7 @@ def severity(shared: float, losses: Floats, loss_level: float | None) -> Severit
     ``losses`` are the last ones, ``loss_level`` their median when the baselines were set; a loss that is absent,
     negative or not finite explains nothing.
     """
-    loss_now = level(losses[-RECENT:])
+    loss_now = _now(losses[-RECENT:], loss_level)
     if loss_now is None or loss_level is None:
         return "warning"
     loss_fall = math.log10(loss_level / loss_now)
@@ -46,6 +50,11 @@ def severity(shared: float, losses: Floats, loss_level: float | None) -> Severit
     if math.isinf(shared) and (loss_fall >= TO_ZERO or _fell_lately(losses, loss_now)):
         return "information"
     return "warning" if loss_fall > 0 else "critical"
+
+
+def _now(losses: Floats, loss_level: float | None) -> float | None:
+    least = ROUNDING * (loss_level or 0.0)
+    return least if len(losses) and least and bool((np.abs(losses) <= least).all()) else level(losses)
 
 
 def _fell_lately(losses: Floats, loss_now: float) -> bool:

@@ -140,17 +140,17 @@ class Stretches:
         if not moments.can_fall[0]:
             return _first(restless)
         fall, shared = collapse.falls(moments, baseline), np.full(end - begin, np.nan)
-        alive = self._alive(moments)
+        alive, told = self._alive(moments), self._may_fall_to_zero(end - begin)
         if is_watched and self._rules.scale_drop.enabled:
             limit = self._rules.scale_drop.common_decades
-            restless |= collapse.is_common(fall, moments, alive, baseline, view, limit)
+            restless |= collapse.is_common(fall, moments, alive, told, baseline, view, limit)
         if self._is_low[begin:end].any():
             if is_watched:
-                shared = collapse.common(fall, moments, alive, baseline, view)
+                shared = collapse.common(fall, moments, alive, told, baseline, view)
+                restless |= np.isinf(shared)  # whose zeros are told of is known step by step only
             quartiles = collapse.sibling_quartiles(moments, view)
             beginning = joined_steps(self._rules.grace, moments.every)
             joined = (moments.steps - self._launch.first_step < beginning) & self._launch.late
-            told = self._may_fall_to_zero(end - begin)
             restless |= _any(collapse.by_fall(moments, view, fall, shared, told))
             accepted = self._state.accepted[view.columns]
             restless |= _any(collapse.by_siblings(moments, view, quartiles, fall, shared, told, accepted))

@@ -206,7 +206,8 @@ class Walk:
         if rose and 2 * rose >= int((~np.isnan(baseline)).sum()):
             state.progress = replace(state.progress, loss_level=scale_drop.level(state.losses))
         fall = collapse.falls(moment, baseline)
-        shared = collapse.common(fall, moment, state.alive[columns], baseline, view)
+        told = idleness.is_steady(state.duty, view)
+        shared = collapse.common(fall, moment, state.alive[columns], told, baseline, view)
         if not np.isnan(shared) and self._rules.scale_drop.enabled:
             self._count_scale_drop(moment, float(shared))
         return shared

@@ -22,6 +22,7 @@ def losses(then: float, rows: int = 500, at: int = 250) -> np.ndarray:
     [
         (losses(2e-3), "information"),
         (losses(0.05), "information"),
+        (losses(-1e-7), "information"),  # a divergence, rounded
         (losses(1.5), "warning"),
         (None, "warning"),
         (losses(-1.0), "warning"),
@@ -52,6 +53,29 @@ def test_gradients_of_exactly_zero_are_explained_by_a_loss_that_came_there(loss,
     _, changes = run(Trace(dropped(by=0.0), loss=loss))
     assert [(change.rule, change.severity) for change in changes][-1] == ("scale_drop", severity)
     assert {change.rule for change in changes} == {"scale_drop"}
+
+
+def in_turns(share: float, rows: int = 700) -> np.ndarray:
+    """Gradients of which so large a share of the steps has none but exact zeros, at random."""
+    absmax = healthy(rows)
+    absmax[np.random.default_rng(1).random(rows) < share] = 0
+    return absmax
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.7])
+def test_batches_without_a_gradient_are_no_fall_of_all_layers(share):
+    """All rewards of a group are the same, or no triplet is hard: its loss is exactly zero, and all gradients are."""
+    absmax = in_turns(share)
+    loss = np.where(absmax[:, 0] == 0, 0.0, 2.0)
+    assert run(Trace(absmax, loss=loss))[1] == ()
+
+
+def test_when_none_of_them_has_a_gradient_any_more_all_have_vanished():
+    absmax = in_turns(0.5, 1000)
+    absmax[700:] = 0
+    _, changes = run(Trace(absmax, loss=np.where(absmax[:, 0] == 0, 0.0, 2.0)))
+    assert {(change.rule, change.evidence, change.severity) for change in changes} == {("vanished", "rare", "warning")}
+    assert len(fired(changes, "vanished")) == 16
 
 
 def test_severity_rises_and_never_falls():
