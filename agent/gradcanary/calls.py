@@ -8,8 +8,8 @@ _KEPT = 64
 """Losses kept for an optimizer that has not stepped yet. Of a window of more micro-steps there is none: the sum of some
 would be another loss."""
 
-MANY, MANY_BEFORE_A_STEP = 256, 4096
-"""More calls than a first window has, as a rule: where no optimizer is known, and where one is."""
+MANY = 4096
+"""More calls than a window has."""
 
 
 class Calls:
@@ -33,9 +33,9 @@ class Calls:
         self._is_cut = self._is_cut or len(self._all) + len(copies) > _KEPT
         self._all = [] if self._is_cut else [*self._all, *copies]
 
-    def are_many(self, *, has_optimizer: bool) -> bool:
+    def are_many(self) -> bool:
         """Say, at one call, that an optimizer would have stepped by now."""
-        return self.count == (MANY_BEFORE_A_STEP if has_optimizer else MANY)
+        return self.count == MANY
 
     def skip(self) -> None:
         """Let a call pass that is not to be looked at."""

@@ -94,7 +94,7 @@ class Observer:
             self.calls.skip()
             return
         self.calls.add(roots)
-        if not (self.steps_taken or self.buffers) and self.calls.are_many(has_optimizer=self.has_optimizer()):
+        if not (self.steps_taken or self.buffers) and self.calls.are_many():
             self.tell(facts.NO_OPTIMIZER)
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:

@@ -70,9 +70,9 @@ CAUSES: Mapping[str, Cause] = {
         "flow",
     ),
     "unknown_fall": Cause(
-        "Other layers of the same blocks are healthy, and nothing else was reported around these steps. Check first: "
-        "learning rate and weight decay of the parameters these layers are multiplied with (a factor of zero leaves "
-        "no gradient to the others), weights driven to zero further up, and branches that were detached.",
+        "Nothing else was reported around these steps that would explain it. Check first: learning rate and weight "
+        "decay of the parameters these layers are multiplied with (a factor of zero leaves no gradient to the others), "
+        "weights driven to zero further up, inputs that became zero, and branches that were detached.",
         "group_settings",
     ),
     "under_siblings": Cause(

@@ -314,7 +314,7 @@ def test_master_copies_that_get_their_gradients_by_hand(
 @pytest.mark.loop(
     "updates by hand, without an optimizer",
     k="right, with the model given",
-    caveat="it says so on stderr and with the session, after 256 backward passes or at the end; with the model given "
+    caveat="it says so on stderr and with the session, after 4,096 backward passes or at the end; with the model given "
     "values are right as long as gradients are cleared for each window, and a last one that is not is missing",
 )
 @pytest.mark.parametrize("set_to_none", [True, False])
