@@ -362,6 +362,20 @@ def test_a_loop_without_an_optimizer_is_told_so_while_it_runs(
     assert [fact["code"] for fact in collector.hellos[-1]["facts"]] == [facts.NO_OPTIMIZER.code]
 
 
+@pytest.mark.usefixtures("silent")
+def test_a_first_window_of_a_thousand_micro_steps_is_none(collector: Recorded) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with gradcanary.watch(url=collector.url, run="long-windows"):
+        for _ in range(2):
+            for _ in range(1024):
+                weight.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert collector.per_step("micro_steps") == [1024] * 2
+    assert not collector.facts("no_optimizer")
+
+
 # -- GradScaler, kinds of parameters ---------------------------------------------------------------------------------
 
 
