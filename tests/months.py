@@ -106,7 +106,7 @@ def told(job, step_s=STEP_S):
     for of, trace in job.launches():
         people.wait(len(trace.absmax) * trace.every * step_s)
         state, changes = fold(state, of, trace.samples(), rules)
-        people.change(*(each for each in changes if each.rule not in rules.silent))
+        people.change(*(each for each in changes if each.rule not in rules.muted))
         rows += len(trace.absmax)
     people.wait(86_400)
     return people, rows

@@ -1,13 +1,17 @@
 """A store whose clock goes through days, and the deliverer as shipped on it."""
 
 import threading
+import time
 from contextlib import contextmanager
+
+from sqlalchemy import select
 
 from gradcanary_server import endpoints
 from gradcanary_server.database import Database
 from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.pace import Pace
 from gradcanary_server.rules import Rules
+from gradcanary_server.schema import delivery
 
 URL = "http://127.0.0.1:8787"
 
@@ -29,11 +33,23 @@ class Clocked(Database):
         return super().now(connection) + self.ahead_s
 
     def wait(self, seconds=0.0):
-        """Let time go by, and the deliverer go through rounds of it: to seal, to send, to conclude."""
+        """Let time go by, and the deliverer go through rounds of it until what it sends has arrived."""
         self.ahead_s += seconds
+        self._look_on(10)
+        end = time.monotonic() + 60
+        while self._is_sending():
+            assert time.monotonic() < end, "an attempt never ended"
+            self._look_on(2)
+
+    def _look_on(self, times):
         with self.looked:
-            until = self.asked + 10
+            until = self.asked + times
             assert self.looked.wait_for(lambda: self.asked >= until, 60)
+
+    def _is_sending(self):
+        under_way = (delivery.c.state == "pending") & delivery.c.lease_until.is_not(None)
+        with self.read() as connection:
+            return connection.execute(select(delivery.c.version).where(under_way)).first() is not None
 
 
 def listen(store, receiver):
@@ -43,7 +59,7 @@ def listen(store, receiver):
 
 @contextmanager
 def delivering(store):
-    deliverer = Deliverer(store.database, Pace(), URL, Rules().silent)
+    deliverer = Deliverer(store.database, Pace(), URL, Rules().muted)
     deliverer.start()
     try:
         yield

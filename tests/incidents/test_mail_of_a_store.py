@@ -28,7 +28,7 @@ from gradcanary_server.schema import delivery, endpoint, incident
 from gradcanary_server.tracks import RULES
 from gradcanary_server.webhooks import TransportError
 
-PACE, URL, SILENT = Pace(), "http://127.0.0.1:8787", Rules().silent
+PACE, URL, MUTED = Pace(), "http://127.0.0.1:8787", Rules().muted
 LAYERS = 40
 BEGIN = 1.7e9
 NAMES = sorted([*RULES, "scale_drop"])
@@ -124,7 +124,7 @@ class Mail(RuleBasedStateMachine):
         self.late.clear()
 
     def seal(self):
-        for step in deliveries.plan(self.connection, PACE, self.now, SILENT, holding=True):
+        for step in deliveries.plan(self.connection, PACE, self.now, MUTED, holding=True):
             deliveries.carry_out(self.connection, step, URL, self.now)
             if isinstance(step, Seal):
                 self.check_sealed(step.key)
@@ -157,7 +157,7 @@ class Mail(RuleBasedStateMachine):
         what = self.connection.execute(select(incident).where(incident.c.incident_id == key.incident)).mappings().one()
         ever = [number for number in incident_rows.members(self.connection, key.incident) if number is not None]
         names = incident_rows.names(self.connection, self.store.run_id)
-        assert what["rule"] not in SILENT
+        assert what["rule"] not in MUTED
         assert body["counts"] == {"firing": what["firing"], "ever": len(ever), "layers": LAYERS}
         assert (body["state"], body["severity"]) == (what["state"], what["severity"])
         assert all(any(covers(pattern, names[each]) for pattern in body["prefixes"]) for each in ever)
@@ -209,7 +209,7 @@ class Mail(RuleBasedStateMachine):
     def check_last_word(self, row, bodies, least):
         if not bodies:
             is_past = row["state"] == "resolved" and row["resolution"] != "run_finished"
-            assert is_past or RANKS[row["severity"]] < least or row["rule"] in SILENT, dict(row)
+            assert is_past or RANKS[row["severity"]] < least or row["rule"] in MUTED, dict(row)
             return
         last = bodies[-1]["data"]
         assert last["state"] == row["state"]
