@@ -85,10 +85,10 @@ def test_layers_that_fail_one_after_the_other_are_a_few_messages(fault):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_six_days_of_flapping_are_few_messages(fault):
-    """An hour bad, an hour good, seen each ten minutes."""
-    bad = np.zeros((6 * 12, 12, 48), np.bool_)
+    """Two hours bad, two hours good, seen each twenty minutes."""
+    bad = np.zeros((6 * 6, 12, 48), np.bool_)
     bad[:, :6, :40] = True
-    people = lived(fault, bad.reshape(-1, 48), every=100, step_s=6, batch=6)
+    people = lived(fault, bad.reshape(-1, 48), every=100, step_s=12, batch=6)
     people.wait(2 * DAY)
     check(people, 48)
     assert 2 <= len(people.messages) <= 24
