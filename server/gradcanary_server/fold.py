@@ -42,11 +42,16 @@ def fold(state: FoldState, launch: Launch, samples: Samples, rules: Rules) -> tu
         if end > row:
             stretches.pass_over(row, end, losses.between(heard, until))
         else:
-            found += [change for place in range(heard, until) for change in walk.take(losses.at(place))]
+            found += _heard(walk, stretches, losses, row, (heard, until))
             found += walk.take(moments.at(row))
         row, heard = max(row + 1, end), until
-    if stretches.hears(heard):
-        stretches.pass_over(row, row, losses.between(heard, len(losses)))
-    else:
-        found += [change for place in range(heard, len(losses)) for change in walk.take(losses.at(place))]
+    found += _heard(walk, stretches, losses, row, (heard, len(losses)))
     return walk.state, tuple(found)
+
+
+def _heard(walk: Walk, stretches: Stretches, losses: Losses, row: int, span: tuple[int, int]) -> list[Change]:
+    """Fold the losses of a span that come before a row: one after the other only where one could change something."""
+    if stretches.hears(*span):
+        stretches.pass_over(row, row, losses.between(*span))
+        return []
+    return [change for place in range(*span) for change in walk.take(losses.at(place))]

@@ -71,11 +71,15 @@ class Incident:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where changes come from: the launch, how many layers the run has, and the database's time."""
+    """Where changes come from: the launch, how many layers the run has, and the database's time.
+
+    ``grown`` is the step after which the launch is old enough to say what did not recover; None until it is there.
+    """
 
     launch_no: int
     layers: int
     now: float
+    grown: int | None = None
 
 
 @dataclass
@@ -91,6 +95,12 @@ class Case:
 
     def __post_init__(self) -> None:
         self._open = sum(member.until_step is None for member in self.members.values())
+        self._loaded = self.incident
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything happened to it here."""
+        return self.incident is not self._loaded
 
     @property
     def is_firing(self) -> bool:
@@ -154,6 +164,12 @@ class Case:
             return "rebaselined"
         return next((each for each in ("recovered", "resumed") if found == {each}), "layer_gone")
 
+    def go_on(self, origin: Origin) -> None:
+        """Open what another launch ended on again, if this one did not recover from it."""
+        mine = self.incident
+        if mine.resolution == "run_finished" and mine.launch_no != origin.launch_no and self.is_firing:
+            self.reopen(origin)
+
     def _put(self, layer: int | None, member: Member) -> None:
         self.members[layer] = member
         self.touched.add(layer)
@@ -171,20 +187,25 @@ def apply(
     1. A fired change joins the open incident; reopens the latest one if it resolved within ``reopen_s``; else opens.
     2. A resolved change ends a member's span, also in an incident that a run's end closed; of the members that are
        ``silenced`` now nobody will be told that.
+    3. What another launch ended on, and fires still after ``origin.grown``, is open again.
     """
     case = None if before is None else Case(before.incident, dict(before.members))
     finished: list[Case] = []
     for change in changes:
+        if case is not None and origin.grown is not None and change.step > origin.grown:
+            case.go_on(origin)
         if change.kind == "fired":
-            if case is None or not _continues(case.incident, origin.now, reopen_s):
-                finished += [case] if case is not None and case.touched else []
+            if case is None or not _continues(case, origin.now, reopen_s):
+                finished += [case] if case is not None and case.has_news else []
                 case = Case(_opened(change, origin))
             elif case.incident.state == "resolved":
                 case.reopen(origin)
             case.fire(change)
         elif case is not None:
             case.resolve(change, origin.now, unheard=change.layer in silenced)
-    return [*finished, *([case] if case is not None and case.touched else [])]
+    if case is not None and origin.grown is not None:
+        case.go_on(origin)
+    return [*finished, *([case] if case is not None and case.has_news else [])]
 
 
 def close(incident: Incident, step: int, now: float, resolution: str) -> Incident:
@@ -192,8 +213,11 @@ def close(incident: Incident, step: int, now: float, resolution: str) -> Inciden
     return replace(incident, state="resolved", resolved_step=step, resolved=now, resolution=resolution)
 
 
-def _continues(incident: Incident, now: float, reopen_s: float) -> bool:
-    return incident.resolved is None or now - incident.resolved <= reopen_s
+def _continues(case: Case, now: float, reopen_s: float) -> bool:
+    # What a run ended on goes on however long it stood: a new incident would not know the layers that fire still.
+    mine = case.incident
+    is_unrecovered = mine.resolution == "run_finished" and case.is_firing
+    return mine.resolved is None or now - mine.resolved <= reopen_s or is_unrecovered
 
 
 def _opened(change: Change, origin: Origin) -> Incident:

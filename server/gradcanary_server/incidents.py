@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-from sqlalchemy import BindParameter, Connection, RowMapping, Select, and_, bindparam, func, or_, select
+from sqlalchemy import BigInteger, BindParameter, Connection, RowMapping, Select, and_, bindparam, func, or_, select
 
 from gradcanary.wire import Brief
 from gradcanary_server import acceptance, incident_rows, silences
@@ -18,7 +18,7 @@ from gradcanary_server.fold_states import FoldStates
 from gradcanary_server.incident_state import OF_THE_CLOCK, RANKS, Case, Origin, apply, close
 from gradcanary_server.observations import Change
 from gradcanary_server.pace import Pace
-from gradcanary_server.schema import incident, launch, run, session
+from gradcanary_server.schema import incident, launch, run
 
 RESUME_STEPS = 200
 """A healthy layer of a resumed run recovers within 100 steps by default; what still fires after these has not."""
@@ -37,19 +37,22 @@ _RULE_AND_STEP = (
 )
 
 
-def _ended_on() -> Select[str]:
-    """Return a query for the rules of incidents that other launches ended on, once a launch has gone on."""
+def _ended_on() -> Select[str, int]:
+    """Return a query for the rules of incidents that other launches ended on, once a launch has gone on, and its first
+    step."""
     run_id: BindParameter[int] = bindparam("run_id")
     launch_no: BindParameter[int] = bindparam("launch_no")
-    mine = (session.c.run_id == run_id) & (session.c.launch_no == launch_no)
-    reached = select(func.max(session.c.last_step)).where(mine, session.c.draws)  # shards run ahead of what is folded
-    first = select(launch.c.first_step).where(launch.c.run_id == run_id, launch.c.launch_no == launch_no)
-    return select(incident.c.rule).where(
-        incident.c.run_id == run_id,
-        incident.c.resolution == "run_finished",
-        incident.c.rule.not_in(OF_THE_CLOCK),
-        incident.c.launch_no != launch_no,
-        reached.scalar_subquery() >= first.scalar_subquery() + RESUME_STEPS,
+    mine = (launch.c.run_id == incident.c.run_id) & (launch.c.launch_no == launch_no)
+    return (
+        select(incident.c.rule, launch.c.first_step)
+        .join(launch, mine)
+        .where(
+            incident.c.run_id == run_id,
+            incident.c.resolution == "run_finished",
+            incident.c.rule.not_in(OF_THE_CLOCK),
+            incident.c.launch_no != launch_no,
+            launch.c.first_step <= bindparam("reached", type_=BigInteger) - RESUME_STEPS,
+        )
     )
 
 
@@ -84,25 +87,27 @@ def record(
     changes: Iterable[Change],
     now: float,
     reopen_s: float = Pace().reopen_s,
+    reached: int | None = None,
 ) -> None:
     """Fold changes, in the order of their steps, into at most one open incident per rule.
 
-    What a run ended on is open again once a new launch of it has gone on for 200 steps without a recovery.
+    ``reached`` is the last step folded with them, if there was any. What a run ended on is open again once a new launch
+    of it has gone on for 200 steps without a recovery.
     """
     by_rule: dict[str, list[Change]] = defaultdict(list)
     for change in changes:
         by_rule[change.rule].append(change)
-    unrecovered = _unrecovered(connection, run_id, launch_no)
-    if not by_rule and not unrecovered:
+    grown = {} if reached is None else _grown(connection, run_id, launch_no, reached)
+    if not by_rule and not grown:
         return
     names = incident_rows.names(connection, run_id)
-    origin = Origin(launch_no, len(names), now)
-    for case in unrecovered:
-        case.reopen(origin)
-        incident_rows.save(connection, run_id, case, names)
-    for rule, changed in by_rule.items():
+    for rule in {**by_rule, **grown}:
+        origin, before = (
+            Origin(launch_no, len(names), now, grown.get(rule)),
+            incident_rows.latest(connection, run_id, rule),
+        )
         silenced = silences.silenced(connection, run_id, rule, names, now)
-        for case in apply(incident_rows.latest(connection, run_id, rule), changed, origin, reopen_s, silenced):
+        for case in apply(before, by_rule[rule], origin, reopen_s, silenced):
             incident_rows.save(connection, run_id, case, names)
 
 
@@ -198,14 +203,13 @@ def marks(connection: Connection, run_id: int) -> list[Mark]:
     return sorted(found, key=lambda mark: (mark.step, mark.incident))
 
 
-def _unrecovered(connection: Connection, run_id: int, launch_no: int) -> list[Case]:
-    """Return the incidents that an earlier launch ended on, once this launch is old enough to know better.
+def _grown(connection: Connection, run_id: int, launch_no: int, reached: int) -> dict[str, int]:
+    """Return the rules of incidents that an earlier launch ended on, and the step after which this one knows better.
 
     The fold keeps what fires over launches and says nothing new about it, so that nobody else would speak of them.
     """
-    rules = connection.scalars(_ENDED_ON, {"run_id": run_id, "launch_no": launch_no})
-    latest = [incident_rows.latest(connection, run_id, rule) for rule in set(rules)]
-    return [case for case in latest if case and case.incident.resolution == "run_finished" and case.is_firing]
+    rows = connection.execute(_ENDED_ON, {"run_id": run_id, "launch_no": launch_no, "reached": reached})
+    return {rule: first_step + RESUME_STEPS for rule, first_step in rows}
 
 
 def _brief(row: RowMapping, public_url: str) -> Brief:

@@ -192,7 +192,7 @@ class Ingest:
         values: dict[str, object] = {"low": state.low_count()}
         is_present = state.progress.launch == launched.number  # one that was replaced says nothing of the present
         if is_present:
-            self._record(connection, run_row, row.launch_no, changes, now)
+            self._record(connection, run_row, row.launch_no, changes, columns, now)
             self._states.write(connection, row.run_id, state)
             if len(columns.steps):
                 values["step"] = int(columns.steps[-1])
@@ -203,9 +203,16 @@ class Ingest:
         return changes if is_present else ()
 
     def _record(
-        self, connection: Connection, run_row: Record, launch_no: int, changes: tuple[Change, ...], now: float
+        self,
+        connection: Connection,
+        run_row: Record,
+        launch_no: int,
+        changes: tuple[Change, ...],
+        columns: Columns,
+        now: float,
     ) -> None:
-        incidents.record(connection, run_row.run_id, launch_no, changes, now, self._rules.pace.reopen_s)
+        reached = int(columns.steps[-1]) if len(columns.steps) else None
+        incidents.record(connection, run_row.run_id, launch_no, changes, now, self._rules.pace.reopen_s, reached)
         if run_row.ended is not None:
             sessions.close_incidents(connection, run_row.run_id, now)  # a straggler must not reopen an ended run
 

@@ -88,8 +88,8 @@ class Cast:
     """The votes of one observation on one track, for the layers at ``columns`` (int[L]).
 
     ``votes`` int8[L] holds +1, 0 or -1; ``fire_after`` and ``resolve_after`` are float32[L], in steps, or [] where they
-    are the same for all. A count begins
-    at ``step``, which may be one for each layer, int64[L].
+    are the same for all. A count begins at ``step``, which may be one for each layer, int64[L]. ``calm`` bool[L] tells
+    where nothing bad was seen: that is no recovery, but until a layer fires it counts as -1.
     """
 
     step: int | NDArray[np.int64]
@@ -98,6 +98,7 @@ class Cast:
     votes: NDArray[np.int8]
     fire_after: NDArray[np.float32]
     resolve_after: NDArray[np.float32]
+    calm: Mask | None = None
 
 
 def count(scores: Scores, track: int, cast: Cast) -> bool:
@@ -110,11 +111,13 @@ def count(scores: Scores, track: int, cast: Cast) -> bool:
     before = scores.score[track, cast.columns]
     if not before.any() and not (cast.votes > 0).any():
         return False
-    firing = scores.firing[track, cast.columns]
-    idle = np.where(cast.votes < 0, 0.5, 1.0) * min(cast.every, MAX_WEIGHT_IDLE)
+    firing, votes = scores.firing[track, cast.columns], cast.votes
+    if cast.calm is not None:
+        votes = np.where(cast.calm & ~firing & (votes == 0), -1, votes)
+    idle = np.where(votes < 0, 0.5, 1.0) * min(cast.every, MAX_WEIGHT_IDLE)
     weights = np.where(firing, min(cast.every, MAX_WEIGHT_FIRING), idle)
     ceiling = np.where(firing, cast.resolve_after, cast.fire_after)
-    after = np.clip(before + weights * cast.votes, 0, ceiling).astype(np.float32)
+    after = np.clip(before + weights * votes, 0, ceiling).astype(np.float32)
     fires = ~firing & (after >= cast.fire_after)
     resolves = firing & (after == 0)
     began = (before == 0) & (after > 0)

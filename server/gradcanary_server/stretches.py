@@ -53,10 +53,11 @@ class Stretches:
             end = row + baselines.room(self._state.baselines, self._view.columns, seen, self._needed)
         return row if end == row else row + self._calm(row, end, is_over=is_over, is_watched=is_watched)
 
-    def hears(self, begin: int) -> bool:
-        """Tell whether nothing begins or ends with the losses from a place on."""
-        is_still = not self._state.of_run.score[NONFINITE_LOSS].any()
-        return is_still and bool(np.isfinite(self._losses.values[begin:]).all())
+    def hears(self, begin: int, end: int) -> bool:
+        """Tell whether nothing begins or ends with the losses from one place to before another."""
+        losses = self._losses.between(begin, end)
+        is_still = not self._state.of_run.score[NONFINITE_LOSS].any() and not losses.skipped.any()
+        return is_still and bool(np.isfinite(losses.values).all())
 
     def pass_over(self, begin: int, end: int, losses: Losses) -> None:
         """Remember the steps of a stretch, and the losses that came with them."""

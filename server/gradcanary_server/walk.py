@@ -256,8 +256,12 @@ class Walk:
         firing = state.scores.firing[:, view.columns]
         told = idleness.zeros_that_fell(state.duty, view, firing)
         accepted = state.accepted[view.columns]
-        self._count(FALL, moment, collapse.by_fall(moment, view, fall, shared, told))
-        self._count(SIBLINGS, moment, collapse.by_siblings(moment, view, siblings, fall, shared, told, accepted))
+        # A layer that is under ``exit`` for ever never recovers: without this a bad step a month would add up.
+        calm = moment.seen & ~moment.zero
+        is_judged = calm & ~np.isnan(fall) & ~np.isnan(shared)
+        by_siblings = collapse.by_siblings(moment, view, siblings, fall, shared, told, accepted)
+        self._count(FALL, moment, collapse.by_fall(moment, view, fall, shared, told), calm=is_judged)
+        self._count(SIBLINGS, moment, by_siblings, calm=calm)
         joined = np.array(
             launch.late and moment.step - launch.first_step < joined_steps(self._rules.grace, moment.every)
         )
@@ -271,10 +275,11 @@ class Walk:
         votes: NDArray[np.int8],
         fire_after: NDArray[np.float32] | None = None,
         since: int | NDArray[np.int64] | None = None,
+        calm: Mask | None = None,
     ) -> None:
         view, step = self._view, moment.step if since is None else since
         limit = view.fire_after if fire_after is None else fire_after
-        cast = Cast(step, moment.every, view.columns, votes, limit, view.resolve_after)
+        cast = Cast(step, moment.every, view.columns, votes, limit, view.resolve_after, calm)
         self._tipped |= count(self.state.scores, track, cast)
 
     def _count_run(self, track: int, step: int, every: int, vote: int, fire_after: float) -> None:

@@ -11,12 +11,16 @@ from gradcanary_server.schema import launch, layer, run
 
 
 class Store:
-    """A migrated database with one run of 300 layers; changes enter as ingest lets them in."""
+    """A migrated database with one run of 300 layers, unless it is ``bare``; changes enter as ingest lets them in."""
 
-    def __init__(self, url, names=None, framework="peft"):
-        self.database = Database(url)
+    def __init__(self, url, names=None, framework="peft", *, bare=False, kind=Database):
+        self.database = kind(url)
         self.database.migrate()
         self.run_id = 1
+        if not bare:
+            self._begin(names or layer_names(300), framework)
+
+    def _begin(self, names, framework):
         with self.database.write() as connection:
             now = self.database.now(connection)
             connection.execute(
@@ -44,13 +48,14 @@ class Store:
                     "param_dtype": "float32",
                     "group_no": number % 2,
                 }
-                for number, name in enumerate(names or layer_names(300))
+                for number, name in enumerate(names)
             ]
             connection.execute(insert(layer), rows)
 
-    def record(self, *changes, shift_s=0.0, launch_no=1):
+    def record(self, *changes, shift_s=0.0, launch_no=1, reached=None):
         with self.database.write() as connection:
-            incidents.record(connection, self.run_id, launch_no, changes, self.database.now(connection) + shift_s)
+            now = self.database.now(connection) + shift_s
+            incidents.record(connection, self.run_id, launch_no, changes, now, reached=reached)
 
     def close_run(self, step=1000):
         with self.database.write() as connection:

@@ -5,7 +5,7 @@ from changes import fired, resolved
 from sqlalchemy import delete, event, insert, select, update
 
 from gradcanary_server import dossiers, incident_rows, incidents
-from gradcanary_server.schema import incident, incident_layer, launch, session
+from gradcanary_server.schema import incident, incident_layer, launch
 
 URL = "http://127.0.0.1:8787"
 
@@ -92,48 +92,43 @@ def test_an_end_of_the_run_is_no_recovery(store):
     assert headline.headline == "18 of 300 layers collapsed at step 340"
 
 
-def resume(store, last_step):
-    """Let a second launch of the run, begun at step 900, have reached a step."""
+def resume(store):
+    """Let a second launch of the run begin at step 900."""
     with store.database.write() as connection:
-        if not connection.execute(select(launch).where(launch.c.launch_no == 2)).all():
-            second = {"run_id": 1, "launch_no": 2, "launch": "b", "world_size": 1, "late": False, "first_step": 900}
-            connection.execute(insert(launch).values(**second))
-            its = {
-                "run_id": 1,
-                "session": "s",
-                "launch_no": 2,
-                "rank": 0,
-                "draws": True,
-                "interval_s": 15.0,
-                "hello": "{}",
-                "layer_sets": "{}",
-            }
-            connection.execute(insert(session).values(**its, started=0.0, last_seen=0.0))
-        connection.execute(update(session).values(last_step=last_step))
+        second = {"run_id": 1, "launch_no": 2, "launch": "b", "world_size": 1, "late": False, "first_step": 900}
+        connection.execute(insert(launch).values(**second))
 
 
 def test_what_a_resumed_run_does_not_recover_from_is_open_again(store):
     store.record(fired(0), fired(2))
     store.close_run(step=1000)
-    resume(store, 1050)
-    store.record(resolved(0, step=1050), launch_no=2)
+    resume(store)
+    store.record(resolved(0, step=1050), launch_no=2, reached=1099)
     assert store.rows(select(incident))[0]["state"] == "resolved"
-    resume(store, 1100)
-    store.record(launch_no=2)
+    store.record(launch_no=2, reached=1100)
     [row] = store.rows(select(incident))
     assert (row["state"], row["reopened"], row["firing"], row["ever"]) == ("open", 1, 1, 2)
-    store.record(launch_no=2)
+    store.record(launch_no=2, reached=1200)
     assert store.rows(select(incident))[0]["reopened"] == 1
 
 
-def test_a_resumed_run_that_recovers_is_quiet(store):
+@pytest.mark.parametrize(("step", "reopened"), [(1050, 0), (1100, 0), (1101, 1)])
+def test_a_resumed_run_that_recovers_in_time_is_quiet(store, step, reopened):
     store.record(fired(0))
     store.close_run(step=1000)
-    resume(store, 1050)
-    store.record(resolved(0, step=1050), launch_no=2)
-    resume(store, 1500)
-    store.record(launch_no=2)
-    assert store.rows(select(incident))[0]["state"] == "resolved"
+    resume(store)
+    store.record(resolved(0, step=step), launch_no=2, reached=1500)
+    [row] = store.rows(select(incident))
+    assert (row["state"], row["reopened"]) == ("resolved", reopened)
+
+
+def test_what_a_run_ended_on_goes_on_however_long_it_stood(store):
+    store.record(fired(0), fired(2))
+    store.close_run(step=1000)
+    resume(store)
+    store.record(fired(4, step=950), launch_no=2, reached=950, shift_s=86_400)
+    [row] = store.rows(select(incident))
+    assert (row["state"], row["reopened"], row["firing"], row["ever"]) == ("open", 1, 3, 3)
 
 
 def test_the_runs_list_speaks_of_the_worst(store):

@@ -1,7 +1,6 @@
 """Names in patterns: what is covered, what is not, and how few they are."""
 
-import re
-
+from covering import covers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,21 +11,6 @@ KINDS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out", "mlp.up", "mlp.do
 NETWORK = tuple(
     f"blocks.{block}.{kind}.{half}" for block in range(10) for kind in KINDS for half in ("lora_A", "lora_B")
 )
-
-
-def covers(pattern, name):
-    """Read a pattern as its documentation says: segments of text, numbers such as 1,7-9, and ``*`` for any text."""
-    parts = []
-    for segment in pattern.split("."):
-        if re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", segment):
-            numbers = set()
-            for run in segment.split(","):
-                low, _, high = run.partition("-")
-                numbers |= set(range(int(low), int(high or low) + 1))
-            parts.append("(?:" + "|".join(map(str, numbers)) + ")")
-        else:
-            parts.append(".*".join(map(re.escape, segment.split("*"))))
-    return re.fullmatch(r"\.".join(parts), name, re.DOTALL) is not None
 
 
 def of(which):

@@ -108,3 +108,13 @@ def test_losses_out_of_order_count_by_their_steps():
     empty = run(Trace(healthy(0)))[0]
     one, two = (fold(empty, launch(), each, Rules())[0].pack() for each in (samples, other))
     assert one == two
+
+
+@pytest.mark.parametrize(("each", "fires"), [(20, False), (5, False), (2, True)])
+@pytest.mark.parametrize(("layer", "size", "dip"), [(3, 2.5e-4, 1e-2), (5, 8e-5, 0.25)])
+def test_bad_steps_now_and_then_do_not_add_up_in_a_layer_that_is_never_over_exit(layer, size, dip, each, fires):
+    """By its own fall, and by its siblings."""
+    absmax = healthy(1_000)
+    absmax[:, layer] = np.where(np.arange(1_000) % each, size, size * dip)
+    _, changes = run(Trace(absmax))
+    assert set(fired(changes)) == ({layer} if fires else set())

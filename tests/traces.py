@@ -33,7 +33,7 @@ def healthy(steps: int, layers: int = 16, seed: int = 0, size: float = 5e-3) -> 
 @dataclass
 class Trace:
     """A run as arrays; ``absmax`` [n, L] holds 0 for exact zero, NaN for non-finite, -1 for no gradient, -2 for a
-    layer that is not trainable."""
+    layer that is not trainable. ``records`` are those of a later row, at which a part must begin."""
 
     absmax: np.ndarray
     every: int = 1
@@ -46,6 +46,7 @@ class Trace:
     norm_factor: float = 3.0
     micro_steps: np.ndarray | None = None
     accumulators: tuple[wire.Accumulator, ...] = ()
+    records: dict[int, tuple[wire.Accumulator, ...]] = field(default_factory=dict)
     values: dict[str, np.ndarray] = field(default_factory=dict)
     extra_state: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -72,7 +73,7 @@ class Trace:
             skipped=zeros.astype(np.uint8) if self.skipped is None else self.skipped[start:end].astype(np.uint8),
             clipped=(zeros if self.clipped is None else self.clipped[start:end]).astype(np.bool_),
             micro_steps=np.full(count, 8, np.int16) if self.micro_steps is None else self.micro_steps[start:end],
-            accumulators=() if start else self.accumulators,
+            accumulators=self.records.get(start, () if start else self.accumulators),
             lr=np.full((count, 1), 1e-4, np.float32) if self.lr is None else self.lr[start:end].astype(np.float32),
             loss_steps=(steps[0] + np.arange(len(loss))).astype(np.int64) if count else np.empty(0, np.int64),
             loss=loss.astype(np.float64),

@@ -1,0 +1,67 @@
+"""A store whose clock goes through days, and the deliverer as shipped on it."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+from sqlalchemy import select
+
+from gradcanary_server import endpoints
+from gradcanary_server.database import Database
+from gradcanary_server.deliverer import Deliverer
+from gradcanary_server.pace import Pace
+from gradcanary_server.rules import Rules
+from gradcanary_server.schema import delivery
+
+URL = "http://127.0.0.1:8787"
+
+
+class Clocked(Database):
+    """A store whose clock can be moved on; ``asked`` counts how often anybody looked at it."""
+
+    ahead_s = 0.0
+
+    def __init__(self, url):
+        super().__init__(url)
+        self.looked = threading.Condition()
+        self.asked = 0
+
+    def now(self, connection):
+        with self.looked:
+            self.asked += 1
+            self.looked.notify_all()
+        return super().now(connection) + self.ahead_s
+
+    def wait(self, seconds=0.0):
+        """Let time go by, and the deliverer go through rounds of it until what it sends has arrived."""
+        self.ahead_s += seconds
+        self._look_on(10)
+        end = time.monotonic() + 60
+        while self._is_sending():
+            assert time.monotonic() < end, "an attempt never ended"
+            self._look_on(2)
+
+    def _look_on(self, times):
+        with self.looked:
+            until = self.asked + times
+            assert self.looked.wait_for(lambda: self.asked >= until, 60)
+
+    def _is_sending(self):
+        under_way = (delivery.c.state == "pending") & delivery.c.lease_until.is_not(None)
+        with self.read() as connection:
+            return connection.execute(select(delivery.c.version).where(under_way)).first() is not None
+
+
+def listen(store, receiver):
+    with store.database.write() as connection:
+        endpoints.ensure_operator_endpoint(connection, receiver.url, None, store.database.now(connection))
+
+
+@contextmanager
+def delivering(store):
+    deliverer = Deliverer(store.database, Pace(), URL, Rules().muted)
+    deliverer.start()
+    try:
+        yield
+    finally:
+        deliverer.stop()
