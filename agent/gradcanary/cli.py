@@ -198,18 +198,10 @@ def _serve(arguments: argparse.Namespace) -> int:
             app = create_app(settings)
             mount(app, url)
             with contextlib.suppress(KeyboardInterrupt):
-                Server(app, lambda: _announce(url, settings.webhook, app.state.new_webhook_secret)).run([listener])
+                Server(app, url).run([listener])
         except CollectorError as error:
             raise UsageError(f"gradcanary: {error}") from error
     return 0
-
-
-def _announce(url: str, webhook: str | None, new_webhook_secret: str | None) -> None:
-    if webhook is not None:
-        print(f"incidents are told to {webhook}")  # noqa: T201 -- the command line speaks to the operator
-    if new_webhook_secret is not None:
-        print(f"webhook secret (shown once): {new_webhook_secret}")  # noqa: T201 -- likewise
-    print(f"gradcanary is listening on {url}", flush=True)  # noqa: T201 -- what the operator waits for
 
 
 def _listen(host: str, port: int) -> socket.socket:

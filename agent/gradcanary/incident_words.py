@@ -47,9 +47,14 @@ def listed(incidents: Sequence[Json], width: int | None) -> str:
         )
         for each in incidents
     ]
+    return f"{table(head, rows, width)}\n\n{_counted(incidents)} One of them in full: gradcanary incidents ID"
+
+
+def _counted(incidents: Sequence[Json]) -> str:
     opened = sum(each["state"] == "open" for each in incidents)
-    tail = f"{opened} open, {len(incidents) - opened} resolved. One of them in full: gradcanary incidents ID"
-    return f"{table(head, rows, width)}\n\n{tail}"
+    ended = sum(each["resolution"] == "run_finished" for each in incidents)
+    by_end = f", {ended} over with {'its' if ended == 1 else 'their'} run" if ended else ""
+    return f"{opened} open, {len(incidents) - opened - ended} resolved{by_end}."
 
 
 def state(incident: Json) -> str:
@@ -64,8 +69,11 @@ def state(incident: Json) -> str:
 
 
 def layers(incident: Json) -> str:
-    """Return ``18/300``: layers that fire, of one that is over those that ever did, and all of the run."""
+    """Return ``18/300``: layers that fire, of one that is over those that ever did, and all of the run; ``all`` where
+    it is about none of them."""
     counts = incident["counts"]
+    if not counts["ever"]:
+        return "all"
     return f"{counts['firing' if incident['state'] == 'open' else 'ever']}/{counts['layers']}"
 
 
@@ -83,7 +91,7 @@ def told(incident: Json) -> str:
         "",
         f"Fix{' (' + fix['framework'] + ')' if fix['framework'] else ''}: {fix['text']}",
         *(f"    {line}" for line in fix["code"].splitlines()),
-        *_members(incident["layers"]),
+        *_members([each for each in incident["layers"] if each["layer"] is not None]),
         *_deliveries(incident["deliveries"]),
         "",
         incident["url"],
@@ -153,6 +161,8 @@ def _marks(incident: Json) -> list[str]:
 
 
 def _members(members: Sequence[Json]) -> list[str]:
+    if not members:
+        return []
     rows = [
         (each["name"], _number(each["baseline"]), _number(each["value"]), _span(each))
         for each in members[:SHOWN_LAYERS]

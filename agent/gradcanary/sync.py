@@ -107,8 +107,9 @@ class Leftover:
         finally:
             self._transport.close()
             self._backlog.close()
-        said = f"{self._spool.run}, session {self._spool.session}: {steps - left - lost} steps sent to {self._url}"
-        said += f", {left} wait in {self._spool.path}" if not is_done else ""
+        sent = _steps(steps - left - lost)
+        said = f"{self._spool.run}, session {self._spool.session}: {sent} sent to {self._url}"
+        said += f", {_steps(left)} left in {self._spool.path}" if not is_done else ""
         self._tell(said + (f", {lost} lost" if lost else ""))
         return is_done and not lost
 
@@ -132,3 +133,7 @@ class Leftover:
         if self._outbox.is_untold:
             self._delivery.beat(wire.Heartbeat(None, 0, self._outbox.dropped_steps, 0.0))
         return self._spool.ending is None or self._delivery.end(self._spool.ending)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"

@@ -297,4 +297,5 @@ def _note_progress(connection: Connection, row: Record, seq: int, columns: Colum
     seen = phases[phases != batches.NO_PHASE]
     if len(seen):
         values["phase"] = wire.PHASES[int(seen[-1])]
-    sessions.touch(connection, row, now, values, _span(columns)[1])
+    # Metrics may be logged for any step: they say nothing of where the training is.
+    sessions.touch(connection, row, now, values, int(columns.steps[-1]) if len(columns.steps) else None)

@@ -6,7 +6,7 @@ come by ``gradcanary sync`` when the next one is long under way.
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from gradcanary import wire
 from gradcanary_server.database import Record
@@ -24,6 +24,15 @@ _IN_ORDER = select(launch).where(launch.c.run_id == bindparam("run_id")).order_b
 def in_order(connection: Connection, run_id: int) -> Sequence[Record]:
     """Return the rows of the launches of a run, the one that began first first."""
     return connection.execute(_IN_ORDER, {"run_id": run_id}).all()
+
+
+def reached(connection: Connection, run_ids: Sequence[int]) -> dict[int, int]:
+    """Return the highest step that the newest launch of each run has told of, sampled or not."""
+    joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
+    query = select(session.c.run_id, func.max(session.c.reached).label("step")).join(launch, joined)
+    mine = query.where(session.c.run_id.in_(run_ids), session.c.reached.is_not(None))
+    in_turn = mine.group_by(session.c.run_id, *ORDER).order_by(*ORDER)
+    return {row.run_id: row.step for row in connection.execute(in_turn)}
 
 
 def places(connection: Connection, run_id: int) -> dict[int, int]:

@@ -60,6 +60,9 @@ _SECTIONS = tuple(each.name for each in fields(Rules) if each.name not in ("vers
 """Of ``rules``."""
 
 
+QUOTES = r". An expression belongs in single quotes: match: '\.bias$'"
+
+
 class _Mapping(dict[str, Any]):
     """A YAML mapping that remembers on which line each key stands."""
 
@@ -102,6 +105,7 @@ def load(path: Path) -> Rules:
         raise RulesError(f"--rules {path} cannot be read: {error.strerror}.") from error
     except (ValueError, yaml.YAMLError) as error:  # a ValueError: no UTF-8, the 30th of February, 5,000 digits
         words = str(error).replace("<unicode string>", str(path))
+        words += QUOTES if "escape character" in words else ""
         raise RulesError(f"{path} is not YAML: {words}") from error
     return _Reader(path).rules(content)
 
@@ -197,7 +201,7 @@ class _Reader:
         return content
 
     def _error(self, line: int, key: str, value: object, allowed: str) -> RulesError:
-        shown = repr(dict(value) if isinstance(value, Mapping) else value)
+        shown = "missing" if value is None else repr(dict(value) if isinstance(value, Mapping) else value)
         return RulesError(f"{self._path}, line {line}: {key} is {shown:.200}; allowed is {allowed}.")
 
 

@@ -22,11 +22,13 @@ Json = dict[str, object]
 
 @dataclass(frozen=True)
 class Seen:
-    """A run and its state at the moment of the question; silence counts from ``since`` on, when we listened."""
+    """A run, its state at the moment of the question, and the last step that it told of; silence counts from ``since``
+    on, when we listened."""
 
     row: Record
     state: str
     since: float
+    step: int | None
 
 
 SILENT = Silent()
@@ -93,11 +95,13 @@ def _seen(connection: Connection, rows: Sequence[Record], now: float, silent: Si
     for each in connection.execute(query):
         alive[each.run_id].append(each)
     missed, vigil = incidents.missed(connection, ids), vigils.read(connection, now)
+    reached = launches.reached(connection, ids)
     found = []
     for row in rows:
         # One that is missed already is not heard again because our own outage came in between.
         since = 0.0 if "silent" in missed[row.run_id] else vigil.since
-        found.append(Seen(row, run_state(row.ended, alive[row.run_id], now, silent, since), since))
+        state = run_state(row.ended, alive[row.run_id], now, silent, since)
+        found.append(Seen(row, state, since, reached.get(row.run_id, row.step)))
     return found
 
 
@@ -120,7 +124,7 @@ def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators
     return {
         "run": row.name,
         "state": seen.state,
-        "step": row.step,
+        "step": seen.step,
         "last_seen": moment(row.last_seen),
         "layers": layers,
         "firing": headline.firing,
@@ -151,7 +155,7 @@ def _session(row: Record, state: str) -> Json:
         "rank": row.rank,
         "world_size": row.world_size,
         "first_step": hello["first_step"],
-        "last_step": row.last_step,
+        "last_step": row.last_step if row.reached is None else row.reached,
         "step_source": hello["step_source"],
         "state": state,
         "every": row.every,

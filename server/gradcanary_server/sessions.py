@@ -129,7 +129,7 @@ def end(connection: Connection, row: Record, message: wire.End, now: float) -> N
     """
     if row.ended not in (None, SILENT):
         return
-    touch(connection, row, now, {"ended": message.state, "error": message.error})
+    touch(connection, row, now, {"ended": message.state, "error": message.error}, message.last_step)
     if launches.newer(connection, row.run_id, row.launch_no):
         return
     mine = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no)
@@ -144,8 +144,9 @@ def end(connection: Connection, row: Record, message: wire.End, now: float) -> N
 
 def close_incidents(connection: Connection, run_id: int, now: float) -> None:
     """Close what is open of a run that ended."""
-    step = connection.execute(select(run.c.step).where(run.c.run_id == run_id)).scalar_one()
-    incidents.close_run(connection, run_id, step or 0, now, "run_finished")
+    folded = connection.execute(select(run.c.step).where(run.c.run_id == run_id)).scalar_one()
+    step = max(folded or 0, launches.reached(connection, [run_id]).get(run_id, 0))
+    incidents.close_run(connection, run_id, step, now, "run_finished")
 
 
 def touch(

@@ -180,7 +180,7 @@ def test_nobody_there(left):
     done = synced(left)  # the address is the training's
     assert done.returncode == 1
     assert f"no collector at {NOBODY}" in done.stderr
-    assert f"{STEPS} wait in" in done.stdout
+    assert f"{STEPS} steps left in" in done.stdout
     assert list(before) == files(left)
 
 

@@ -16,7 +16,7 @@ rules:
              baseline_observations: 50, siblings_min: 4, siblings_decades: 2.0, fire_after_steps: 20,
              resolve_after_steps: 100}
   scale_drop: {common_decades: 1.5}
-  nonfinite: {}
+  nonfinite: {skipped_in_row: 20}
   explosion: {ratio: 100, absmax: 1.0e+4, observations: 3, loss_ratio: 10}
   vanished: {steady_share: 0.95, observations: 50, fire_after_steps: 20, rare_factor: 10}
   unused: {observations: 50, notify: false}
@@ -93,6 +93,7 @@ def test_the_first_entry_that_matches_wins(tmp_path):
     ("body", "line", "says"),
     [
         ("rules:\n  colapse: {}\n", 3, "unknown key 'colapse'"),
+        ('layers:\n- match: "\\.bias$"\n', 3, "in single quotes: match: '\\.bias$'"),
         ("grace:\n  steps: 50\n  max: 3\n", 4, "unknown key 'max'"),
         ("rules:\n  collapse:\n    enter: small\n", 4, "a number over 0"),
         ("rules:\n  collapse:\n    enter: true\n", 4, "a number over 0"),
@@ -143,6 +144,11 @@ def test_every_mistake_names_its_line(tmp_path, body, line, says):
 def test_what_cannot_be_read_is_a_rules_error(tmp_path, text):
     with pytest.raises(RulesError):
         read(tmp_path, text)
+
+
+def test_a_version_that_is_missing_is_said_so(tmp_path):
+    with pytest.raises(RulesError, match=r"line 1: version is missing; allowed is 1\."):
+        read(tmp_path, "rules: {}\n")
 
 
 def test_no_file_is_a_rules_error(tmp_path):

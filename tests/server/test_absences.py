@@ -53,6 +53,8 @@ class World:
             batch = replace(batch, steps=(), times="", micro_steps=(), skipped=(), clipped=(), state="", blocks=())
         self.store.ingest.batch(RUN, session, seq, wire.dump(batch))
         self.steps[session] = at, seq + 1
+        if not is_sampled:  # the next heartbeat tells of it
+            self.beat(session, at)
 
     def beat(self, session="a", step=None):
         self.store.ingest.heartbeat(RUN, session, wire.dump(wire.Heartbeat(step, 0, 0, 0.0)))

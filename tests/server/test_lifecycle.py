@@ -1,6 +1,7 @@
 """How runs and sessions begin, live, fall silent, end, and come back; over restarts too."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import streams
@@ -57,6 +58,27 @@ def test_a_run_ends_with_its_last_session(session, stream, module_collector):
     assert detail(session, module_collector)["state"] == "crashed"
     assert session.end("crashed").json()["status"] == "ok"  # said again: nothing changes
     assert [each["state"] for each in detail(session, module_collector)["sessions"]] == ["finished", "crashed"]
+
+
+def test_the_last_step_is_the_last_one_that_was_made_sampled_or_not(session, stream, module_collector):
+    """Metrics say nothing of it: they may be logged for any step."""
+
+    def shown():
+        told = detail(session, module_collector)
+        return told["step"], [each["last_step"] for each in told["sessions"]]
+
+    session.put_hello(stream.hello()).raise_for_status()
+    (batch,) = stream.batches()
+    ahead = streams.wire.Metric("tokens", (), (10**6,), streams.wire.column("d", [1.0]))
+    session.post_batch(0, replace(batch, metrics=(ahead,))).raise_for_status()
+    assert shown() == (19, [19])
+    session.heartbeat(57).raise_for_status()
+    assert shown() == (57, [57])
+    session.end(last_step=63).raise_for_status()
+    assert shown() == (63, [63])
+    again = streams.Session(session.url, session.run, "session-2")
+    again.send(streams.Stream(streams.healthy(5, 4), first_step=20), launch="launch-2")
+    assert shown() == (24, [63, 24])
 
 
 def test_a_new_launch_opens_the_run_again(session, stream, module_collector):
