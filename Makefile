@@ -18,7 +18,7 @@ BENCHMARKS ?= agent_overhead agent_budget accumulator_memory endurance ingest_co
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
 
-test: $(VENV)/.development browser
+test: $(VENV)/.browser
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # No part of "test": it fails where there is no GPU.
@@ -47,8 +47,7 @@ benchmarks: $(VENV)-benchmarks/.benchmarks
 	  OMP_NUM_THREADS=1 $(VENV)-benchmarks/bin/python tests/benchmarks/$$each.py || status=1; \
 	done; exit $$status
 
-browser: $(VENV)/.development
-	@tests/browser/ensure_chromium.sh $(BIN)/playwright
+browser: $(VENV)/.browser
 
 clean:
 	rm -rf $(VENV) $(VENV)-benchmarks dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -66,6 +65,10 @@ $(VENV)/.product: $(VENV)/.python pyproject.toml
 
 $(VENV)/.development: $(VENV)/.product
 	$(BIN)/$(INSTALL) --group dev
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.development tests/browser/ensure_chromium.sh
+	@tests/browser/ensure_chromium.sh $(BIN)/playwright
 	touch $@
 
 $(VENV)-benchmarks/.benchmarks: pyproject.toml
