@@ -170,11 +170,20 @@ class Walk:
         if not (moment.idle.any() or state.scores.score[IDLE].any()):
             return
         drops = self._rules.scale_drop
-        is_common = state.progress.scale_severity != NOTHING or (drops.enabled and bool(shared >= drops.common_decades))
+        falls = drops.enabled and (bool(shared >= drops.common_decades) or self._has_learnt(moment))
+        is_common = falls or state.progress.scale_severity != NOTHING
         firing = state.scores.firing[:, columns]
         votes = idleness.votes(moment, state.duty, self._view, firing, is_common=is_common)
         for track, each in votes.items():
             self._count(track, moment, each, self._at_once, state.duty.since[columns])
+
+    def _has_learnt(self, moment: Moment) -> bool:
+        """Tell whether all gradients are exactly zero because of a loss that came to zero, if only batch by batch."""
+        state = self.state
+        alive = state.alive[self._view.columns] & moment.seen
+        if not alive.any() or not moment.zero[alive].all():
+            return False
+        return scale_drop.severity(math.inf, state.losses, state.progress.loss_level) == "information"
 
     def _settle(self, moment: Moment) -> None:
         """Let fire what is given."""

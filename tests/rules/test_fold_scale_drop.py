@@ -78,6 +78,15 @@ def test_when_none_of_them_has_a_gradient_any_more_all_have_vanished():
     assert len(fired(changes, "vanished")) == 16
 
 
+def test_a_margin_that_more_and_more_batches_reach_is_no_fault():
+    steps, random = np.arange(1000), np.random.default_rng(2)
+    part = np.clip((steps - 300) / 400, 0, 1)
+    absmax = healthy(1000)
+    absmax[random.random(1000) < part] = 0
+    loss = np.where(absmax[:, 0] == 0, 0.0, 2.0 * 10 ** (-3 * part))
+    assert [change for change in run(Trace(absmax, loss=loss))[1] if change.severity != "information"] == []
+
+
 def test_severity_rises_and_never_falls():
     loss = losses(2e-3, 900)
     loss[400:600], loss[600:] = 2.5, 2e-3
