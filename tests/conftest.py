@@ -24,6 +24,10 @@ settings.load_profile("patient")
 
 LONGEST = (
     "test_launchers.py",
+    "test_fold_properties.py",
+    "test_mail_of_a_store.py",
+    "test_spam_by_rule.py",
+    "test_cutting.py",
     "test_deliverer.py",
     "test_tiles.py",
     "test_demo.py",
