@@ -5,13 +5,13 @@ session meanwhile. A kill between the two loses nothing: the log still has it.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
 from gradcanary_server import deletion, rolling, sealing
 from gradcanary_server.database import Database, Outage
 from gradcanary_server.log import Log
+from gradcanary_server.loops import Loop
 from gradcanary_server.tiles import Tiles
 
 WAKE_S = 2.0
@@ -20,7 +20,7 @@ THIN_EACH_S = 600.0
 logger = logging.getLogger(__name__)
 
 
-class Compactor:
+class Compactor(Loop):
     """Compacts one store from a daemon thread of this process."""
 
     def __init__(
@@ -31,6 +31,7 @@ class Compactor:
         settle: Callable[[], None],
         raw_days: float | None = None,
     ) -> None:
+        super().__init__("compactor")
         self._database = database
         self._log = log
         self._tiles = tiles
@@ -41,21 +42,6 @@ class Compactor:
         self._is_roomy = True
         self._is_first = True
         self._outage = Outage(logger)
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin to compact; the tables must exist."""
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="gradcanary-compactor", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the loop after what it is at."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
 
     def compact(self) -> None:
         """Move everything that can be moved; first what waits in vain for a rank of its launch."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import threading
 import time
 from datetime import datetime, timezone
 
@@ -19,6 +18,7 @@ import httpx
 from gradcanary_server import deliveries, webhooks
 from gradcanary_server.database import Database, Outage
 from gradcanary_server.deliveries import Claim
+from gradcanary_server.loops import Loop
 from gradcanary_server.pace import Pace
 from gradcanary_server.webhooks import TransportError
 
@@ -31,31 +31,21 @@ MAX_IN_FLIGHT = 16
 logger = logging.getLogger(__name__)
 
 
-class Deliverer:
+class Deliverer(Loop):
     """Delivers the incidents of one store from a daemon thread of this process, but those of ``muted`` rules."""
 
     def __init__(self, database: Database, pace: Pace, public_url: str, muted: frozenset[str] = frozenset()) -> None:
+        super().__init__("deliverer")
         self._database = database
         self._pace = pace
         self._muted = muted
         self._public_url = public_url
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
         self._outage = Outage(logger)
         self._in_flight: dict[int, asyncio.Task[None]] = {}
 
-    def start(self) -> None:
-        """Begin to deliver; the tables must exist."""
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="gradcanary-deliverer", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
+    def stop(self, timeout_s: float | None = STOP_S + 2 * WAKE_S) -> None:
         """End the loop; an attempt that has no answer within 3 s counts as failed and is made again later."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(STOP_S + 2 * WAKE_S)
-            self._thread = None
+        super().stop(timeout_s)
 
     def _run(self) -> None:
         asyncio.run(self._serve())

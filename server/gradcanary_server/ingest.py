@@ -273,16 +273,11 @@ def _check_place(row: Record, columns: Columns, known: KnownSet) -> None:
 def _append(
     connection: Connection, row: Record, seq: int, digest: bytes, columns: Columns, raw: bytes, now: float
 ) -> None:
-    first, last = _span(columns)
+    steps = np.concatenate([columns.steps, *(metric.steps for metric in columns.metrics)])
+    first, last = (int(steps.min()), int(steps.max())) if len(steps) else (None, None)
     place = {"run_id": row.run_id, "session": row.session, "seq": seq, "launch_no": row.launch_no}
     told = {"sha256": digest, "received": now, "first_step": first, "last_step": last, "body": raw}
     connection.execute(_APPEND, {**place, **told})
-
-
-def _span(columns: Columns) -> tuple[int | None, int | None]:
-    """Return the first and the last step that a batch tells of, sampled or not."""
-    steps = np.concatenate([columns.steps, *(metric.steps for metric in columns.metrics)])
-    return (int(steps.min()), int(steps.max())) if len(steps) else (None, None)
 
 
 def _note_progress(connection: Connection, row: Record, seq: int, columns: Columns, begins: int, now: float) -> None:

@@ -4,7 +4,6 @@ It reads the tables, so a restart forgets nothing; what it finds is looked at ag
 """
 
 import logging
-import threading
 import time
 
 from sqlalchemy import Connection
@@ -13,6 +12,7 @@ from gradcanary_server import absences, sessions, tempo, vigils
 from gradcanary_server.archive import Archive
 from gradcanary_server.database import Database, Outage
 from gradcanary_server.life import Absence, standstill_s
+from gradcanary_server.loops import Loop
 from gradcanary_server.rules import Rules
 
 WAKE_S = 5.0
@@ -20,28 +20,14 @@ WAKE_S = 5.0
 logger = logging.getLogger(__name__)
 
 
-class Watchdog:
+class Watchdog(Loop):
     """Watches the runs of one store from a daemon thread of this process."""
 
     def __init__(self, database: Database, archive: Archive, rules: Rules) -> None:
+        super().__init__("watchdog")
         self._database, self._archive, self._rules = database, archive, rules
         self._tempos: dict[int, tuple[Absence, float]] = {}
         self._outage = Outage(logger)
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin to watch; the tables must exist."""
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="gradcanary-watchdog", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the loop after what it is at."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
 
     def listen(self) -> None:
         """Note that requests can be taken: by writing, because a disk may be full and still be read."""
