@@ -147,37 +147,45 @@ def _head(
     stretches: Sequence[Stretch],
 ) -> dict[str, object]:
     gone = [of.chain.raw_from for of in stretches if of.first < of.chain.raw_from]
-    query = select(session.c.launch_no, session.c.ended).where(session.c.run_id == run.run_id, session.c.rank >= 0)
-    ended: dict[int, set[str | None]] = {}
-    for row in connection.execute(query):
-        ended.setdefault(row.launch_no, set()).add(row.ended)
+    ended = _ended(connection, run.run_id)
     return {
         "run": run.name,
         "state": state,
         "facts": json.loads(run.facts),
         "gone_before": max(gone, default=None),
-        "launches": [
-            {
-                "launch": row.launch_no,
-                "first_step": row.first_step,
-                "late": row.late,
-                "absmax_below": row.absmax_below,
-                "norm_below": row.norm_below,
-                "ended": ended.get(row.launch_no, {None}) <= {"finished", "crashed"},
-            }
-            for row in known
-        ],
-        "layers": [
-            {
-                "number": row.layer_no,
-                "name": row.name,
-                "shape": json.loads(row.shape),
-                "param_dtype": row.param_dtype,
-                "module_class": row.module_class,
-                "group": row.group_no,
-            }
-            for row in described
-        ],
+        "launches": [_about_launch(row, is_over=row.launch_no in ended) for row in known],
+        "layers": [_about_layer(row) for row in described],
+    }
+
+
+def _ended(connection: Connection, run_id: int) -> set[int]:
+    """Return the launches of which every session said that it ended."""
+    query = select(session.c.launch_no, session.c.ended).where(session.c.run_id == run_id, session.c.rank >= 0)
+    said: dict[int, set[str | None]] = {}
+    for row in connection.execute(query):
+        said.setdefault(row.launch_no, set()).add(row.ended)
+    return {launch_no for launch_no, states in said.items() if states <= {"finished", "crashed"}}
+
+
+def _about_launch(row: Record, *, is_over: bool) -> dict[str, object]:
+    return {
+        "launch": row.launch_no,
+        "first_step": row.first_step,
+        "late": row.late,
+        "absmax_below": row.absmax_below,
+        "norm_below": row.norm_below,
+        "ended": is_over,
+    }
+
+
+def _about_layer(row: Record) -> dict[str, object]:
+    return {
+        "number": row.layer_no,
+        "name": row.name,
+        "shape": json.loads(row.shape),
+        "param_dtype": row.param_dtype,
+        "module_class": row.module_class,
+        "group": row.group_no,
     }
 
 
