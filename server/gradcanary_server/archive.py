@@ -17,15 +17,12 @@ from gradcanary_server.entries import Entries
 from gradcanary_server.launches import ORDER, places
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.nodes import Nodes, Ticks
-from gradcanary_server.samples import inside, piece_of
+from gradcanary_server.samples import FOR_EVER, inside, piece_of
 from gradcanary_server.schema import launch, session
 from gradcanary_server.sources import MetricSource, Numbered, StatSource, TickSource
 from gradcanary_server.tiles import METRICS, OF_METRICS, STATE, STEPS, Chain, Tiles, chains
 
 Part = TypeVar("Part")
-
-FOR_EVER = 2**31
-"""Behind every step."""
 
 NEWEST = 256
 """Samples that :meth:`Archive.newest` looks at: of a stat that is sampled in turns, each layer's is among them."""

@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 
 from gradcanary_server.batches import NO_PHASE, Columns, MetricColumn
 from gradcanary_server.log import Piece
-from gradcanary_server.samples import inside
+from gradcanary_server.samples import FOR_EVER, inside
 from gradcanary_server.shards import PARTIAL, Shard, combine
-
-FOR_EVER = 2**31
-"""Behind every step."""
 
 
 @dataclass(frozen=True)

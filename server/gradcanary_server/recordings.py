@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,13 +18,13 @@ from sqlalchemy import Connection, select
 
 from gradcanary import wire
 from gradcanary_server import launches, layer_table
-from gradcanary_server.archive import FOR_EVER, Archive, Stretch
+from gradcanary_server.archive import Archive, Stretch
 from gradcanary_server.batches import Columns, MetricColumn
 from gradcanary_server.database import Database, Record
 from gradcanary_server.encoding import encode
 from gradcanary_server.log import Piece
 from gradcanary_server.requests import LIMITS
-from gradcanary_server.samples import OF_STEPS, inside
+from gradcanary_server.samples import FOR_EVER, OF_STEPS, in_order
 from gradcanary_server.schema import metric, session
 from gradcanary_server.tiles import ABSENT
 
@@ -61,29 +61,6 @@ def lines(database: Database, archive: Archive, run: Record, state: str) -> Iter
         bounded = [replace(of, begin=of.first, end=of.last + 1) for of in mine]
         parts = [archive.samples(database, run.run_id, of) for of in bounded]
         yield from _launch(in_order(parts), points, described)
-
-
-def in_order(parts: Iterable[Iterator[Piece]]) -> Iterator[Piece]:
-    """Yield the samples of several chains of a launch in the order of their steps; pieces are cut where they meet."""
-    sources = [(source, piece) for source in parts if (piece := _next(source)) is not None]
-    while sources:
-        place = min(range(len(sources)), key=lambda number: _first(sources[number][1]))
-        source, piece = sources.pop(place)
-        border = min((_first(other) for _, other in sources), default=FOR_EVER)
-        yield inside(piece, 0, border)
-        rest: Piece | None = inside(piece, border, FOR_EVER)
-        if rest is None or not len(rest.columns.steps):
-            rest = _next(source)
-        if rest is not None:
-            sources.insert(place, (source, rest))
-
-
-def _next(source: Iterator[Piece]) -> Piece | None:
-    return next((piece for piece in source if len(piece.columns.steps)), None)
-
-
-def _first(piece: Piece) -> int:
-    return int(piece.columns.steps[0])
 
 
 def present(piece: Piece) -> Iterator[Piece]:

@@ -4,7 +4,7 @@ A range of steps has one ``steps`` tile (what holds for a step as a whole), and 
 one for each stat that has a value there.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from gradcanary_server.tiles import ABSENT, SHELF, STATE, STEPS, Chain, Place
 
 PHASE = "phase."
 """Before the name of a stat in a ``steps`` tile."""
+
+FOR_EVER = 2**31
+"""Behind every step."""
 
 OF_STEPS = ("steps", "times", "micro_steps", "skipped", "clipped")
 
@@ -41,6 +44,21 @@ def inside(piece: Piece, begin: int, end: int) -> Piece:
         dropped_steps=columns.dropped_steps,
     )
     return Piece(piece.launch_no, piece.session, piece.seq, piece.numbers, kept)
+
+
+def in_order(parts: Iterable[Iterator[Piece]]) -> Iterator[Piece]:
+    """Yield the samples of several chains in the order of their steps; pieces are cut where they meet."""
+    sources = [(source, piece) for source in parts if (piece := _next(source)) is not None]
+    while sources:
+        place = min(range(len(sources)), key=lambda number: _first(sources[number][1]))
+        source, piece = sources.pop(place)
+        border = min((_first(other) for _, other in sources), default=FOR_EVER)
+        yield inside(piece, 0, border)
+        rest: Piece | None = inside(piece, border, FOR_EVER)
+        if rest is None or not len(rest.columns.steps):
+            rest = _next(source)
+        if rest is not None:
+            sources.insert(place, (source, rest))
 
 
 def tiles_of(pieces: Sequence[Piece], chain: Chain, until: int) -> Iterator[tuple[Place, Arrays]]:
@@ -115,3 +133,11 @@ def _plane(pieces: Sequence[Piece], kind: str, width: int) -> NDArray[np.generic
             is_there = True
         at += len(piece.columns.steps)
     return blank if is_there else None
+
+
+def _next(source: Iterator[Piece]) -> Piece | None:
+    return next((piece for piece in source if len(piece.columns.steps)), None)
+
+
+def _first(piece: Piece) -> int:
+    return int(piece.columns.steps[0])

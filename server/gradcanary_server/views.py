@@ -18,6 +18,7 @@ from gradcanary_server.fold import FoldState
 from gradcanary_server.log import Piece
 from gradcanary_server.nodes import MAXIMUM, MINIMUM, PLANES, Planes
 from gradcanary_server.rules import Rules
+from gradcanary_server.samples import in_order
 from gradcanary_server.schema import metric
 from gradcanary_server.window import Range, metric_window, window
 
@@ -119,11 +120,10 @@ def metrics(connection: Connection, archive: Archive, run: Record, names: Sequen
 
 
 def samples(database: Database, archive: Archive, run_id: int) -> Iterator[Piece]:
-    """Yield every sample of a run that is still there, by step as far as launches and intervals allow."""
+    """Yield every sample of a run that is still there, in the order of steps."""
     with database.read() as connection:
         stretches = archive.stretches(connection, run_id, None, None)
-    for of in sorted(stretches, key=lambda of: (of.begin, of.chain.every)):
-        yield from archive.samples(database, run_id, of)
+    return in_order(archive.samples(database, run_id, of) for of in stretches)
 
 
 def matching(rows: Sequence[Record], expression: str | None) -> Sequence[Record]:

@@ -298,6 +298,18 @@ def test_csv_holds_every_sample_and_no_formula(session):
     assert np.float32(rows[1][2]) == absmax[0, 0]
 
 
+def test_csv_is_in_the_order_of_steps_where_an_agent_thinned_what_waited(session):
+    fine, coarse = (
+        streams.Stream(streams.healthy(100, 2)),
+        streams.Stream(streams.healthy(3, 2), first_step=10, every=10),
+    )
+    session.put_hello(fine.hello()).raise_for_status()
+    for seq, batch in enumerate((fine.batch(0, 10), coarse.batch(0, 3), fine.batch(40, 43))):
+        session.post_batch(seq, batch).raise_for_status()
+    rows = httpx.get(f"{session.url}/api/v1/runs/{session.run}/export.csv").text.splitlines()
+    assert [int(row.split(",")[0]) for row in rows[1:]] == [*range(10), 10, 20, 30, 40, 41, 42]
+
+
 def test_the_rules_can_be_read(module_collector):
     rules = module_collector.get("/api/v1/rules").json()
     assert rules["collapse"]["enter"] == 1e-4
