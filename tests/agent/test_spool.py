@@ -73,7 +73,7 @@ def test_a_collector_that_is_killed_again_and_again_has_everything(absent, undis
 
 @pytest.mark.parametrize(("limit", "thinned"), [(120_000, 10), (40_000, 100)])
 def test_a_spool_half_full_is_thinned_and_the_collector_shows_what_is_missing(absent, undisturbed, limit, thinned):
-    # A flush each 0.4 s: of a batch a step, as a busy machine makes them each 0.05 s, losses alone would fill the spool.
+    # Each 0.4 s: of a batch a step, as a busy machine makes them in 0.05 s, losses alone would fill the spool.
     with training(absent.url, STEPS, pause=0.4, hold=120, limit=limit, flush=0.4) as trained:
         trained.until_step(120)
         absent.start()
