@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+import blank_stores
 import httpx
 import pytest
 import warm
@@ -41,6 +42,8 @@ class Collector:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> "Collector":
+        if self.db is None:
+            blank_stores.lay(self.data)
         command = ["-m", "gradcanary.cli", "up", "--port", str(self.port)]
         where = ["--data", str(self.data)] if self.db is None else ["--db", self.db]
         self.process = warm.Process(warm.COLLECTOR, [*command, *where, *self.arguments], self.env)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from blank_stores import migrate
 
 OLDEST = 15
 STARTUP_S = 60
@@ -42,6 +43,7 @@ class Server:
         self._identity = _identity()
         self._programs = _programs(folder)
         self._databases = 0
+        self._template = ""
         self._process: subprocess.Popen[bytes] | None = None
         if self._identity:
             os.chown(folder, self._identity["user"], self._identity["group"])
@@ -70,12 +72,20 @@ class Server:
     def close(self) -> None:
         self.stop(signal.SIGQUIT)
 
-    def create_database(self) -> str:
-        """Return the address of a new, empty database."""
+    def create_database(self, template: str = "template0") -> str:
+        """Return the address of a new database, an empty one unless a template is named."""
         self._databases += 1
         name = f"test_{self._databases}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE template0 OWNER {OWNER}")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} OWNER {OWNER}")
         return self.url(name)
+
+    def create_store(self) -> str:
+        """Return the address of a new database with a collector's tables, and nothing in them."""
+        if not self._template:
+            address = self.create_database()
+            migrate(address)
+            self._template = address.rsplit("/", 1)[1]
+        return self.create_database(self._template)
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         with psycopg.connect(self.url(database, user=ADMIN), autocommit=True) as connection:

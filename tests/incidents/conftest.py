@@ -2,13 +2,13 @@
 
 import pytest
 from clocks import Clocked
-from dialects import new_db, new_store_url
+from dialects import dialect, new_db, new_store_url
 from receivers import Receiver
 from stores import Store
 
 from gradcanary_server import deliverer as deliverers
 
-__all__ = ["new_db", "new_store", "new_store_url", "receiver_factory", "store"]
+__all__ = ["dialect", "new_db", "new_store", "new_store_url", "receiver_factory", "store"]
 
 
 @pytest.fixture

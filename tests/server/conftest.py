@@ -2,9 +2,9 @@
 
 import pytest
 from archives import Store
-from dialects import new_db, new_store_url
+from dialects import dialect, empty_url, new_db, new_store_url
 
-__all__ = ["new_db", "new_store_url"]
+__all__ = ["dialect", "empty_url", "new_db", "new_store_url"]
 
 
 @pytest.fixture(scope="module")

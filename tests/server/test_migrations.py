@@ -31,8 +31,8 @@ OF_THE_OLDER_VERSION = {
 
 
 @pytest.fixture
-def database(new_store_url):
-    opened = Database(new_store_url())
+def database(empty_url):
+    opened = Database(empty_url)
     yield opened
     opened.close()
 
