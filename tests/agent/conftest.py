@@ -9,7 +9,7 @@ import pytest
 from recorded import Recorded
 from torch.optim import optimizer
 
-from gradcanary import watching
+from gradcanary import tap, watching
 
 loops = lru_cache(loop_table.loops)
 
@@ -29,6 +29,7 @@ def nothing_waits_to_be_collected() -> Iterator[None]:
     """Float32 sums that a test did not close end with their optimizer, which may be part of a cycle."""
     yield
     gc.collect()
+    assert not tap._listeners
 
 
 @pytest.fixture(autouse=True)

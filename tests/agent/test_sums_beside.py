@@ -168,10 +168,11 @@ def test_what_is_unfrozen_later_is_summed_in_float32_from_its_second_window_on()
 
 def test_an_optimizer_inside_backward_steps_as_before() -> None:
     given, others = parameters(), parameters()
+    helped = []
     for parameter in given + others:
         own = torch.optim.SGD([parameter], lr=0.5)
         if any(parameter is each for each in given):
-            gradcanary.fp32_accumulators(own)
+            helped.append(gradcanary.fp32_accumulators(own))
 
         def stepped(_: torch.Tensor, own: torch.optim.Optimizer = own) -> None:
             own.step()
@@ -182,6 +183,8 @@ def test_an_optimizer_inside_backward_steps_as_before() -> None:
     accumulate(given, micro)
     accumulate(others, micro)
     assert_same(given, others)
+    for each in helped:
+        each.close()  # a parameter whose hook holds its optimizer is never collected
 
 
 def test_sparse_gradients_add_up_in_float32_too() -> None:
