@@ -35,7 +35,7 @@ def traces(draw: st.DrawFn, layers: int = LAYERS) -> Trace:
         absmax,
         every=every,
         loss=loss if draw(st.booleans()) else None,
-        lr=np.cumsum(random.integers(0, 2, (rows, 2)), axis=0) * 1e-5,
+        lr=drawn_rates(rows, int(random.integers(2**32))),
         skipped=random.choice([0, 0, 0, 0, 1, 2], rows) if draw(st.booleans()) else None,
         clipped=random.choice([0, 1], rows) if draw(st.booleans()) else None,
         phase=draw(st.sampled_from([ACCUMULATED, ACCUMULATED, POST_CLIP])),
@@ -44,6 +44,13 @@ def traces(draw: st.DrawFn, layers: int = LAYERS) -> Trace:
         accumulators=draw(st.sampled_from([(), SUMS])),
         values=in_turns(random, rows, layers) if draw(st.booleans()) else {},
     )
+
+
+def drawn_rates(rows: int, seed: int) -> np.ndarray:
+    """Learning rates of two groups that stay, rise, jump, are zero or not logged."""
+    random = np.random.default_rng(seed)
+    factors = random.choice([1, 1, 1, 1, 1, 1, 20, 0, np.nan], (rows, 2))
+    return np.cumsum(random.integers(0, 2, (rows, 2)), axis=0) * 1e-5 * factors
 
 
 SUMS = (

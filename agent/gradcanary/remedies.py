@@ -69,6 +69,11 @@ CAUSES: Mapping[str, Cause] = {
         "no_grad branch, a gate or residual scale near zero, or weights behind them driven to zero would do that.",
         "flow",
     ),
+    "rate_jump": Cause(
+        "A learning rate jumped right before. Weights that are driven to zero, or far away, leave no gradient to the "
+        "layers they are multiplied with: look at the schedule and the weight decay of that parameter group.",
+        "group_settings",
+    ),
     "unknown_fall": Cause(
         "Nothing else was reported around these steps that would explain it. Check first: learning rate and weight "
         "decay of the parameters these layers are multiplied with (a factor of zero leaves no gradient to the others), "

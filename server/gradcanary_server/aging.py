@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary_server.fold_state import Progress
 from gradcanary_server.layer_rules import LayerRules
-from gradcanary_server.moment import Mask
-from gradcanary_server.observations import Launch
+from gradcanary_server.moment import BY_SCALER, Mask, Moment
+from gradcanary_server.observations import Jump, Launch
 from gradcanary_server.rules import Grace
+from gradcanary_server.scores import MAX_WEIGHT_IDLE
+
+JUMP = 3.0
+"""A rate that is so many times what it was at the sample before was set; schedules move less, but for their steps."""
+
+
+def advance(progress: Progress, moment: Moment, launch: Launch, grace: Grace) -> Progress:
+    """Return where the launch is at this step."""
+    by_scaler = moment.skipped == BY_SCALER
+    begun = progress.skipped_since if progress.skipped else moment.step
+    moved = replace(
+        progress,
+        last_step=moment.step,
+        skipped=progress.skipped + min(moment.every, MAX_WEIGHT_IDLE) if by_scaler else 0,
+        skipped_since=begun if by_scaler else -1,
+    )
+    if moment.skipped:
+        return moved  # A scheduler does not move on in a skipped window, and that does not end a warm-up.
+    step, given = np.array([moment.step]), moment.lr[None]
+    lr, over = age(moved, step, given, launch, grace)
+    most, found = highest(moved, given), jumps(moved, step, given)
+    return replace(moved, lr=lr, lr_most=most, jumps=found, grace_over=bool(over[0]))
 
 
 def age(
@@ -23,16 +46,35 @@ def age(
     """
     if progress.grace_over and not np.isnan(given[-1]).any():
         return tuple(given[-1].tolist()), np.ones(len(steps), np.bool_)
-    groups = given.shape[1]
-    last = progress.lr if len(progress.lr) == groups else (math.nan,) * groups
-    rates = np.vstack([np.array(last, np.float64)[None], given])
-    logged = np.where(np.isnan(rates), 0, np.arange(len(rates))[:, None])
-    known = np.take_along_axis(rates, np.maximum.accumulate(logged, axis=0), axis=0)
-    now, then = rates[1:], known[:-1]
+    known = _known(progress, given)
+    now, then = given, known[:-1]
     rising = ((now > then) | (np.isnan(now) & ~np.isnan(then))).any(axis=1)
     ages = steps - launch.first_step
     is_over = (ages >= grace.max_steps) | ((ages >= grace.steps) & ~rising)
     return tuple(known[-1].tolist()), np.logical_or.accumulate(is_over) | progress.grace_over
+
+
+def jumps(progress: Progress, steps: NDArray[np.int64], given: NDArray[np.float32]) -> tuple[Jump, ...]:
+    """Return the last jump of each group's learning rate after these steps, as :func:`age` has them."""
+    if progress.lr == tuple(given[-1].tolist()) and (given == given[-1]).all():
+        return progress.jumps
+    known = _known(progress, given)
+    then, now = known[:-1], known[1:]
+    jumped = (np.maximum(then, now) >= JUMP * np.minimum(then, now)) & (then > 0)
+    found = {jump.group: jump for jump in progress.jumps}
+    for group in np.flatnonzero(jumped.any(axis=0)).tolist():
+        row = int(np.flatnonzero(jumped[:, group])[-1])
+        found[group] = Jump(group, int(steps[row]), float(then[row, group]), float(now[row, group]))
+    return tuple(found[group] for group in sorted(found))
+
+
+def _known(progress: Progress, given: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the rates before these steps and at each, float64[1 + n, groups], where none was logged the last one."""
+    groups = given.shape[1]
+    last = progress.lr if len(progress.lr) == groups else (math.nan,) * groups
+    rates = np.vstack([np.array(last, np.float64)[None], given])
+    logged = np.where(np.isnan(rates), 0, np.arange(len(rates))[:, None])
+    return np.take_along_axis(rates, np.maximum.accumulate(logged, axis=0), axis=0)
 
 
 def highest(progress: Progress, given: NDArray[np.float32]) -> tuple[float, ...]:

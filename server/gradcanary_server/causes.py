@@ -14,7 +14,7 @@ from functools import cached_property
 from gradcanary.remedies import CAUSES
 from gradcanary.wire import Fact
 from gradcanary_server.incident_state import Incident, Member
-from gradcanary_server.observations import LayerFacts
+from gradcanary_server.observations import Jump, LayerFacts
 
 NEAR_STEPS = 200
 """An incident that opened so many steps before may be the cause."""
@@ -64,6 +64,7 @@ class LikelyCause:
 def likely(scene: Scene) -> LikelyCause:
     """Return the likely cause of an incident."""
     code, evidence = _RULES[scene.incident.rule](scene) if scene.incident.rule in _RULES else _collapse(scene)
+    jumps = [_told(jump) for jump in scene.incident.jumps]
     # How gradients are summed explains what sums lose, and no fall of gradients.
     explains_sums = scene.incident.rule == "accumulation_loss"
     others = [near for near in scene.near if near.rule != "accumulator" or explains_sums]
@@ -71,7 +72,7 @@ def likely(scene: Scene) -> LikelyCause:
     return LikelyCause(
         code=code,
         text=CAUSES[code].text,
-        evidence=(*evidence, *neighbours, *_known(scene)),
+        evidence=(*jumps, *evidence, *neighbours, *_known(scene)),
         incidents=tuple(near.id for near in others),
     )
 
@@ -99,7 +100,12 @@ def _fall(scene: Scene) -> tuple[str, list[str]]:
         evidence = look(scene)
         if evidence:
             return code, evidence
-    return "unknown_fall", []
+    return ("rate_jump" if scene.incident.jumps else "unknown_fall"), []
+
+
+def _told(jump: Jump) -> str:
+    rates = f"went from {jump.before:.6g} to {jump.after:.6g}"
+    return f"the learning rate of parameter group {jump.group} {rates} at step {jump.step:,}"
 
 
 def _partners(scene: Scene) -> list[str]:

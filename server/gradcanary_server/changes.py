@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradcanary_server.fold_state import FoldState
 from gradcanary_server.moment import Floats
-from gradcanary_server.observations import Change
+from gradcanary_server.observations import Change, Jump
 from gradcanary_server.tracks import (
     CRITICAL,
     NONFINITE_LOSS,
@@ -20,6 +20,9 @@ from gradcanary_server.tracks import (
     SCALE_DROP,
     SEVERITIES,
 )
+
+JUMPED_BEFORE = 100
+"""Steps in which a learning rate that jumped may have done what is seen now."""
 
 _STATS = {
     "accumulation_loss": "accumulation_error",
@@ -125,24 +128,32 @@ def _severities(rule: str, state: FoldState) -> NDArray[np.int8]:
 def _run_fired(rule: str, severity: int, state: FoldState, sight: Sight) -> Change:
     track, value = (SCALE_DROP, sight.common) if rule == "scale_drop" else (NONFINITE_LOSS, None)
     since = int(state.of_run.since[track, 0])
-    return Change(sight.step, rule, None, "fired", SEVERITIES[severity], since, value)
+    found = _jumps(state, since)
+    return Change(sight.step, rule, None, "fired", SEVERITIES[severity], since, value, jumps=found)
 
 
 def _fired(rule: str, layer: int, severity: int, state: FoldState, sight: Sight) -> Change:
     speaks = [each for each in RULES[rule] if state.scores.firing[each.track, layer]][-1]
     value, siblings = sight.of(rule, layer)
+    since = int(state.scores.since[speaks.track, layer])
     return Change(
         step=sight.step,
         rule=rule,
         layer=layer,
         kind="fired",
         severity=SEVERITIES[severity],
-        since_step=int(state.scores.since[speaks.track, layer]),
+        since_step=since,
         value=value,
         baseline=None if rule in _STATS else state.baselines.absmax(layer),
         siblings=siblings,
         evidence=speaks.evidence,
+        jumps=_jumps(state, since),
     )
+
+
+def _jumps(state: FoldState, since: int) -> tuple[Jump, ...]:
+    """Return the learning rates that jumped shortly before a step, or at it."""
+    return tuple(jump for jump in state.progress.jumps if 0 <= since - jump.step <= JUMPED_BEFORE)
 
 
 def _resolved(rule: str, layer: int, severity: int, sight: Sight) -> Change:

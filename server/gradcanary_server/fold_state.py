@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gradcanary_server.baselines import Baselines
 from gradcanary_server.duty import Duty
 from gradcanary_server.errors import StoreError
+from gradcanary_server.observations import Jump
 from gradcanary_server.precision import Precision
 from gradcanary_server.scores import Scores
 from gradcanary_server.tracks import INFORMATION, RULES, RUN_TRACKS, TRACKS, Meaning
@@ -60,6 +61,8 @@ class Progress:
     """The most that a window of this launch had."""
     facts: int = 0
     """A digest of what the agents had said at the last step."""
+    jumps: tuple[Jump, ...] = ()
+    """The last one of each group that had any in this launch, by group."""
 
 
 @dataclass
@@ -138,7 +141,7 @@ class FoldState:
     def pack(self) -> bytes:
         """Return the state as bytes: a JSON head, then arrays; equal states give equal bytes."""
         head: dict[str, object] = {
-            "progress": vars(self.progress),
+            "progress": {**vars(self.progress), "jumps": [astuple(jump) for jump in self.progress.jumps]},
             "layers": len(self.present),
             "block": self.baselines.block.shape[1],
             "losses": len(self.losses),
@@ -166,7 +169,8 @@ class FoldState:
             )
         head = json.loads(raw[_HEAD.size : _HEAD.size + length])
         lists = {name: tuple(value) for name, value in head["progress"].items() if isinstance(value, list)}
-        progress = Progress(**{**head["progress"], **lists})
+        jumps = tuple(Jump(*jump) for jump in head["progress"].get("jumps", []))
+        progress = Progress(**{**head["progress"], **lists, "jumps": jumps})
         reader = _Reader(raw, _HEAD.size + length)
         layers, block = head["layers"], head["block"]
         present, alive, low = (reader.take(np.bool_, layers) for _ in range(3))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, bindparam, func, insert, select, update
 
 from gradcanary_server import summaries
 from gradcanary_server.incident_state import Case, Incident, Member
+from gradcanary_server.observations import Jump
 from gradcanary_server.schema import incident, incident_layer, layer
 
 WHOLE_RUN_NO = -1
 """The layer_no of a member that is the whole run."""
 
-_COLUMNS = [field.name for field in fields(Incident) if field.name != "id"]
+_COLUMNS = [field.name for field in fields(Incident) if field.name not in ("id", "jumps")]
 _MEMBER = [field.name for field in fields(Member)]
 
 
@@ -52,7 +54,8 @@ def members(connection: Connection, incident_id: int) -> dict[int | None, Member
 
 def parsed(row: RowMapping) -> Incident:
     """Return the incident of a row."""
-    return Incident(id=row["incident_id"], **{key: row[key] for key in _COLUMNS})
+    jumps = tuple(Jump(*each) for each in json.loads(row["jumps"]))
+    return Incident(id=row["incident_id"], jumps=jumps, **{key: row[key] for key in _COLUMNS})
 
 
 def save(connection: Connection, run_id: int, case: Case, layer_names: dict[int, str]) -> int:
@@ -60,6 +63,7 @@ def save(connection: Connection, run_id: int, case: Case, layer_names: dict[int,
     known = case.incident.id is not None
     row = {
         **{key: getattr(case.incident, key) for key in _COLUMNS},
+        "jumps": json.dumps([astuple(jump) for jump in case.incident.jumps]),
         "headline": summaries.headline(case.incident, case.members),
         "summary": summaries.sentence(case.incident, case.members, layer_names),
         "settled": False,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gradcanary_server.observations import Change, Evidence, Severity
+from gradcanary_server.observations import Change, Evidence, Jump, Severity
 
 State = Literal["open", "resolved"]
 
@@ -46,7 +46,7 @@ class Member:
 @dataclass(frozen=True)
 class Incident:
     """An incident without its members; ``firing`` and ``ever`` count layers, not the whole run as a member; ``unheard``
-    counts the members that are.
+    counts the members that are. ``jumps`` are learning rates that were set to others shortly before.
     """
 
     rule: str
@@ -66,6 +66,7 @@ class Incident:
     reopened_at: float | None = None
     acked: float | None = None
     unheard: int = 0
+    jumps: tuple[Jump, ...] = ()
     id: int | None = None
 
 
@@ -123,6 +124,7 @@ class Case:
             firing=self.incident.firing + (named and not is_rise),
             ever=self.incident.ever + (named and before is None),
             unheard=self.incident.unheard - was_unheard,
+            jumps=self.incident.jumps or change.jumps,
         )
 
     def resolve(self, change: Change, now: float, *, unheard: bool = False) -> None:

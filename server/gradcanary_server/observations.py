@@ -89,11 +89,22 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class Jump:
+    """A learning rate, that of a parameter group, that was set to another one: ``step`` is the first that had it."""
+
+    group: int
+    step: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
 class Change:
     """A layer (None: the whole run) began to fire for a rule, got a higher severity while firing, or resolved.
 
     ``step`` is the observation that tipped it, ``since_step`` the first bad observation of that count; ``value``,
-    ``baseline`` and ``siblings`` are the numbers behind it, None where the rule has none.
+    ``baseline`` and ``siblings`` are the numbers behind it, None where the rule has none. ``jumps`` are those of
+    learning rates shortly before.
     """
 
     step: int
@@ -107,3 +118,4 @@ class Change:
     siblings: float | None = None
     evidence: Evidence | None = None
     resolution: Resolution | None = None
+    jumps: tuple[Jump, ...] = ()

@@ -220,6 +220,7 @@ incident = Table(
     Column("acked_by", String(200)),
     Column("ack_note", Text),
     Column("unheard", Integer, nullable=False, server_default="0"),  # members that are
+    Column("jumps", Text, nullable=False, server_default="[]"),  # of learning rates, shortly before
     sqlite_autoincrement=True,  # a number is never used again: receivers know messages by it
 )
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary_server import baselines, collapse, duty, explosion, idleness, precision, scale_drop
-from gradcanary_server.aging import age, highest, joined_steps
+from gradcanary_server.aging import age, highest, joined_steps, jumps
 from gradcanary_server.fold_state import FoldState
 from gradcanary_server.layer_rules import compile_rules
 from gradcanary_server.losses import Losses
@@ -71,6 +71,7 @@ class Stretches:
         lr, over = self._aged(begin, end)
         moved = {"last_step": int(steps[-1]), "skipped": 0, "skipped_since": -1, "lr": lr}
         moved["lr_most"] = highest(state.progress, moments.lr[begin:end])
+        moved["jumps"] = jumps(state.progress, steps, moments.lr[begin:end])
         state.progress = replace(state.progress, **moved, grace_over=bool(over[-1]))  # type: ignore[arg-type]  # by name
         columns, seen = self._view.columns, moments.seen[begin:end]
         if "zero_fraction" in moments.values and (is_half := self._is_half()).any():

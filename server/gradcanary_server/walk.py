@@ -22,14 +22,14 @@ from gradcanary_server import (
     roster,
     scale_drop,
 )
-from gradcanary_server.aging import age, highest, joined_steps, learning
+from gradcanary_server.aging import advance, joined_steps, learning
 from gradcanary_server.changes import Sight
-from gradcanary_server.fold_state import FoldState, Progress
+from gradcanary_server.fold_state import FoldState
 from gradcanary_server.layer_rules import compile_rules
 from gradcanary_server.losses import Loss
 from gradcanary_server.moment import BY_SCALER, Floats, Mask, Moment
 from gradcanary_server.observations import Change, Launch
-from gradcanary_server.rules import Grace, Rules
+from gradcanary_server.rules import Rules
 from gradcanary_server.scores import MAX_WEIGHT_IDLE, Cast, count
 from gradcanary_server.tracks import (
     ALL_ZERO,
@@ -110,7 +110,7 @@ class Walk:
 
     def _observe(self, moment: Moment) -> Sight:
         state, view = self.state, self._view
-        state.progress = _advance(state.progress, moment, self._launch, self._rules.grace)
+        state.progress = advance(state.progress, moment, self._launch, self._rules.grace)
         if self.has_news or moment.micro_steps > state.progress.micro_steps:
             self._settle(moment)
         self._count_nonfinite(moment)
@@ -295,19 +295,3 @@ class Walk:
         votes = np.array([vote], np.int8)
         limits = np.array([fire_after, self._rules.collapse.resolve_after_steps], np.float32)
         self._tipped |= count(self.state.of_run, track, Cast(step, every, _WHOLE_RUN, votes, limits[:1], limits[1:]))
-
-
-def _advance(progress: Progress, moment: Moment, launch: Launch, grace: Grace) -> Progress:
-    """Return where the launch is at this step."""
-    by_scaler = moment.skipped == BY_SCALER
-    begun = progress.skipped_since if progress.skipped else moment.step
-    moved = replace(
-        progress,
-        last_step=moment.step,
-        skipped=progress.skipped + min(moment.every, MAX_WEIGHT_IDLE) if by_scaler else 0,
-        skipped_since=begun if by_scaler else -1,
-    )
-    if moment.skipped:
-        return moved  # A scheduler does not move on in a skipped window, and that does not end a warm-up.
-    lr, over = age(moved, np.array([moment.step]), moment.lr[None], launch, grace)
-    return replace(moved, lr=lr, lr_most=highest(moved, moment.lr[None]), grace_over=bool(over[0]))

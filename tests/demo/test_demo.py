@@ -70,7 +70,12 @@ def test_a_collector_that_restarts_in_the_middle_tells_it_once(tmp_path: Path, c
         wait_for(lambda: receiver.messages, 30)
         time.sleep(2)
         assert [message.content["type"] for message in receiver.messages] == ["gradient.collapse.opened"]
-        assert {layer["name"] for layer in receiver.messages[0].data["worst"]} == COLLAPSED
+        told = receiver.messages[0].data
+        assert {layer["name"] for layer in told["worst"]} == COLLAPSED
+        assert (
+            f"The learning rate of parameter group 1 went from 0.001 to 5e-06 at step {FAULT_STEP}."
+            in told["likely_cause"]
+        )
         assert collector.get("/api/v1/runs/faulty").json()["step"] == 599
         incidents = collector.get("/api/v1/incidents", run="faulty").json()["incidents"]
         assert [each["rule"] for each in incidents if each["severity"] != "information"] == ["collapse"]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from streams import Session, Stream, healthy
+from streams import Session, Stream, collapsed, healthy
 
 from gradcanary import wire
 
@@ -88,3 +88,17 @@ def test_each_fault_is_an_incident_with_words_a_cause_and_a_fix(collector):
     [row] = [each for each in collector.get("/api/v1/runs/run-1/layers").json()["layers"] if each["layer"] == LOST]
     assert row["rules"] == {"vanished": "firing", "accumulator": "noted"}
     assert collector.get("/api/v1/runs/run-1").json()["firing"]["accumulator"] == 0
+
+
+def test_a_learning_rate_that_jumped_before_is_told_with_the_cause(module_collector):
+    stream, jumped = Stream(collapsed(200, LAYERS, (0, 3), 150)), 140
+    session = Session(module_collector.url, run="jumped")
+    session.put_hello(stream.hello()).raise_for_status()
+    for seq, batch in enumerate(stream.batches()):
+        rates = [1e-3 if step < jumped else 5e-6 for step in batch.steps]
+        metric = wire.Metric("lr0", (), batch.steps, wire.column("d", rates))
+        session.post_batch(seq, replace(batch, metrics=(metric,))).raise_for_status()
+    (found,) = module_collector.get("/api/v1/incidents", run="jumped").json()["incidents"]
+    cause = module_collector.get(f"/api/v1/incidents/{found['id']}").json()["likely_cause"]
+    assert cause["code"] == "rate_jump"
+    assert cause["evidence"] == ["the learning rate of parameter group 0 went from 0.001 to 5e-06 at step 140"]

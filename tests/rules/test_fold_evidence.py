@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from traces import ACCUMULATED, NONFINITE, PARTIAL, POST_CLIP, Trace, fired, healthy, launch, run
 
+from gradcanary_server.observations import Jump
 from gradcanary_server.rules import Collapse, LayerRule, Rules
 
 
@@ -147,3 +148,24 @@ def test_a_scaler_may_skip_19_in_a_row_a_loop_none(row, who, steps):
     assert [c.step for c in began] == [step for step in steps for _ in range(2)]
     assert {c.layer for c in began} == ({None, 7} if steps else set())
     assert NONFINITE
+
+
+@pytest.mark.parametrize(("jumped", "is_told"), [(299, True), (200, True), (199, False), (301, False)])
+@pytest.mark.parametrize(("before", "after"), [(1e-3, 5e-6), (1e-3, 4e-3), (1e-3, 0.0)])
+def test_a_learning_rate_that_jumped_shortly_before_is_told(before, after, jumped, is_told):
+    absmax, rates = healthy(400), np.full((400, 2), 1e-4)
+    absmax[300:, 2] *= 1e-3
+    rates[:jumped, 1], rates[jumped:, 1] = before, after
+    (change,) = run(Trace(absmax, lr=rates))[1]
+    expected = (Jump(1, jumped, float(np.float32(before)), float(np.float32(after))),)
+    assert change.jumps == (expected if is_told else ())
+
+
+@pytest.mark.parametrize(
+    "rates", [np.linspace(1e-3, 0, 400), 1e-5 * np.minimum(np.arange(400), 50), np.full(400, np.nan)]
+)
+def test_a_schedule_is_no_jump(rates):
+    absmax = healthy(400)
+    absmax[300:, 2] *= 1e-3
+    (change,) = run(Trace(absmax, lr=rates[:, None]))[1]
+    assert change.jumps == ()

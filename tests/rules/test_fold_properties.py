@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
-from drawn import LAYERS, QUICK, launches, now_and_then, traces
+from drawn import LAYERS, QUICK, drawn_rates, launches, now_and_then, traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_score import history
@@ -67,7 +67,7 @@ def step_by_step(trace, of, rules, state):
 
 
 quiet = st.builds(
-    lambda steps, every, seed: Trace(healthy(steps, LAYERS, seed), every=every),
+    lambda steps, every, seed: Trace(healthy(steps, LAYERS, seed), every=every, lr=drawn_rates(steps, seed)),
     st.integers(1, 60),
     st.sampled_from([1, 10]),
     st.integers(0, 9),
