@@ -78,7 +78,8 @@ class Server:
         """Return the address of a new database, an empty one unless a template is named."""
         self._databases += 1
         name = f"test_{self._databases}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} OWNER {OWNER}")
+        # Copied file by file: written to the log first, it takes twice the work.
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY OWNER {OWNER}")
         return self.url(name)
 
     def create_store(self) -> str:
