@@ -1,13 +1,14 @@
 """``gradcanary up`` says in a sentence why it does not start, and never with a traceback."""
 
+import os
 import re
 import socket
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import warm
 
 from gradcanary import cli
 
@@ -78,10 +79,8 @@ def test_a_rules_file_that_is_not_there(capsys, tmp_path):
 @pytest.mark.parametrize("webhook", ["mail@example.org", "ftp://example.org/", "http://"])
 def test_a_webhook_that_is_no_address(tmp_path, webhook):
     """In a process of its own: the collector refuses it as it starts."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gradcanary.cli", "up", "--port=0", f"--data={tmp_path}", f"--webhook={webhook}"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    words = ["-m", "gradcanary.cli", "up", "--port=0", f"--data={tmp_path}", f"--webhook={webhook}"]
+    done = warm.run(warm.COLLECTOR, words, os.environ)
     assert done.returncode == 2
     assert "webhook" in done.stderr.lower()
     assert "Traceback" not in done.stderr

@@ -6,7 +6,6 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -99,10 +98,7 @@ def until(condition) -> None:
 
 def synced(*arguments: object) -> "subprocess.CompletedProcess[str]":
     """Run ``gradcanary sync``."""
-    return subprocess.run(
-        [sys.executable, "-m", "gradcanary.cli", "sync", *map(str, arguments)],
-        capture_output=True, text=True, timeout=WAIT_S, check=False,
-    )  # fmt: skip
+    return warm.run(warm.COLLECTOR, ["-m", "gradcanary.cli", "sync", *map(str, arguments)], os.environ)
 
 
 def kept(collector: Collector, run: str = "spooled") -> dict[str, Any]:

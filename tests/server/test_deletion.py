@@ -5,6 +5,7 @@ import time
 
 import pytest
 import streams
+import warm
 from archives import RUN, Store
 from sqlalchemy import delete, func, select, update
 
@@ -112,11 +113,7 @@ def test_how_the_layers_ended_is_kept(store, monkeypatch):
 
 
 def test_a_raw_days_that_is_no_number_is_refused(tmp_path):
-    import subprocess
-    import sys
-
-    environment = {**os.environ, "GRADCANARY_RAW_DAYS": "soon"}
-    command = [sys.executable, "-m", "gradcanary.cli", "up", "--port", "0", "--data", str(tmp_path)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    words = ["-m", "gradcanary.cli", "up", "--port", "0", "--data", str(tmp_path)]
+    ended = warm.run(warm.COLLECTOR, words, {**os.environ, "GRADCANARY_RAW_DAYS": "soon"})
     assert ended.returncode == 2
     assert "GRADCANARY_RAW_DAYS='soon' must be a number of days" in ended.stderr
