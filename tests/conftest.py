@@ -39,6 +39,15 @@ LONGEST = (
     "test_endings.py",
     "test_layer_pages_in_chromium.py",
     "test_answers_of_collector.py",
+    "test_sharded_launches.py",
+    "test_postgresql.py",
+    "test_late_launches.py",
+    "test_window.py",
+    "test_identical.py",
+    "test_loops.py",
+    "test_fold_collapse.py",
+    "test_packaging.py",
+    "test_command_line.py",
 )
 """Files that take half a minute and more. A file stays with one worker, which makes what its tests share once; so that
 nobody waits for a long one in the end, those come first."""
