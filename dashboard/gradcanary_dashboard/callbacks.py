@@ -167,7 +167,7 @@ def _register_browser(app: Dash) -> None:
         register_callback: Callable[..., None] = app.clientside_callback
         register_callback(ClientsideFunction("gradcanary", function), *arguments, prevent_initial_call=at_click)
 
-    figures = {"run": ("heatmap", "trend", "loss", "agent"), "layer": tuple(f"stat-{stat}" for stat in STATS)}
+    figures = {"run": ("heatmap", "trend", "loss", "rates", "agent"), "layer": tuple(f"stat-{stat}" for stat in STATS)}
     for page, drawn in figures.items():
         zooms = [Input(figure, "relayoutData") for figure in drawn]
         browser("zoom", Output(f"{page}-url", "search"), *zooms, at_click=True)

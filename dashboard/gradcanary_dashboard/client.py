@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -48,12 +49,12 @@ class Collector:
         """Return the first page of runs."""
         return self._get("/runs")
 
-    def run(self, run: str, part: str = "", **query: str | int | None) -> Answer:
+    def run(self, run: str, part: str = "", **query: str | int | Sequence[str] | None) -> Answer:
         """Return a run, or a part of it: layers, heatmap, series, metrics."""
         path = f"/runs/{quote(run, safe='')}"
         return self._get(f"{path}/{part}" if part else path, **query)
 
-    def incidents(self, **query: str | int | None) -> Answer:
+    def incidents(self, **query: str | int | Sequence[str] | None) -> Answer:
         """Return incidents without their layers and deliveries, newest first."""
         return self._get("/incidents", **query)
 
@@ -65,7 +66,7 @@ class Collector:
         """Close the connections."""
         self._http.close()
 
-    def _get(self, path: str, **query: str | int | None) -> Answer:
+    def _get(self, path: str, **query: str | int | Sequence[str] | None) -> Answer:
         request = self._http.build_request(
             "GET", path, params={key: value for key, value in query.items() if value is not None}
         )

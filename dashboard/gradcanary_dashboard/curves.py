@@ -67,7 +67,7 @@ def trend(
     pointed = marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
     data = [
         *_envelope(shown, colour),
-        _line(shown, curve, colour),
+        line(shown, curve, colour),
         *_nonfinite(curve, top),
         *marks.pointers(pointed, span, top),
     ]
@@ -102,7 +102,7 @@ def _linear(curve: Curve, span: axes.Span, events: marks.Events, drawn: dict[str
     pointed = marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
     data = [
         *_envelope(curve, palette.GREY),
-        _line(curve, curve, palette.GREY),
+        line(curve, curve, palette.GREY),
         *_nonfinite(curve, top),
         *marks.pointers(pointed, span, top),
     ]
@@ -125,13 +125,22 @@ def _plot(
     """Return the layout, a height near its top, and the curve as it is drawn there."""
     if not stat.is_log:
         return axes.layout(span, height, {"nticks": 5, "rangemode": "tozero"}), _top(curve), curve
-    floor, top = _log_range(curve, [level.value for level in levels])
-    yaxis = {"type": "log", "range": [math.log10(floor), math.log10(top)], "dtick": _decades_per_tick(floor, top)}
-    drawn = axes.layout(span, height, {**yaxis, "exponentformat": "power"})
+    drawn, top, floor = log_plot([curve], span, height, [level.value for level in levels])
     below = [_below(levels[0].value, floor)] if levels else []
     drawn["shapes"] = [*below, *(level.line() for level in levels)]
-    drawn["annotations"] = [*(level.label() for level in levels), *_zero_label(curve, floor)]
-    return drawn, top / 1.3, _above(curve, floor)
+    drawn["annotations"] = [*(level.label() for level in levels), *drawn["annotations"]]
+    return drawn, top, above(curve, floor)
+
+
+def log_plot(
+    found: Sequence[Curve], span: axes.Span, height: int, levels: Sequence[float] = ()
+) -> tuple[dict[str, Any], float, float]:
+    """Return the layout of curves on a log axis, a height near its top, and the floor, on which exact zeros are."""
+    floor, top = _log_range(found, levels)
+    yaxis = {"type": "log", "range": [math.log10(floor), math.log10(top)], "dtick": _decades_per_tick(floor, top)}
+    drawn = axes.layout(span, height, {**yaxis, "exponentformat": "power"})
+    drawn["annotations"] = _zero_label(floor) if _has_zeros(found) else []
+    return drawn, top / 1.3, floor
 
 
 def _top(curve: Curve) -> float:
@@ -139,20 +148,23 @@ def _top(curve: Curve) -> float:
     return float(finite.max()) if finite.size else 1.0
 
 
-def _log_range(curve: Curve, levels: Sequence[float]) -> tuple[float, float]:
+def _log_range(found: Sequence[Curve], levels: Sequence[float]) -> tuple[float, float]:
     """Return the ends of the axis: half a decade of room on both sides, every level in sight."""
-    known = np.concatenate((curve.low, curve.high, levels))
+    known = np.concatenate([*(curve.low for curve in found), *(curve.high for curve in found), levels])
     positive = known[np.isfinite(known) & (known > 0)]
     low, high = (float(positive.min()), float(positive.max())) if positive.size else (1e-2, 1.0)
-    zeros = bool((curve.low == 0).any())
-    return 10 ** (math.log10(low) - (1.0 if zeros else 0.4)), 10 ** (math.log10(high) + 0.4)
+    return 10 ** (math.log10(low) - (1.0 if _has_zeros(found) else 0.4)), 10 ** (math.log10(high) + 0.4)
+
+
+def _has_zeros(found: Sequence[Curve]) -> bool:
+    return any(bool((curve.low == 0).any()) for curve in found)
 
 
 def _decades_per_tick(floor: float, top: float) -> int:
     return max(1, math.ceil((math.log10(top) - math.log10(floor)) / 6))
 
 
-def _above(curve: Curve, floor: float) -> Curve:
+def above(curve: Curve, floor: float) -> Curve:
     """Return the curve with exact zeros drawn on the floor of the log axis."""
     low, mean, high = (np.maximum(values, floor) for values in (curve.low, curve.mean, curve.high))
     return replace(curve, low=low, mean=mean, high=high)
@@ -183,7 +195,7 @@ def _envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
     return polygons
 
 
-def _line(shown: Curve, exact: Curve, colour: str) -> dict[str, Any]:
+def line(shown: Curve, exact: Curve, colour: str) -> dict[str, Any]:
     """Return the line of means, broken between pieces; a lone bucket is a dot, and so is each of a few."""
     pieces = shown.pieces()
     nothing = np.full(1, np.nan)
@@ -238,8 +250,6 @@ def _below(enter: float, floor: float) -> dict[str, Any]:
     return {"type": "rect", **sides, "fillcolor": palette.RED + "10", "line": {"width": 0}, "layer": "below"}
 
 
-def _zero_label(curve: Curve, floor: float) -> list[dict[str, Any]]:
-    if not (curve.low == 0).any():
-        return []
+def _zero_label(floor: float) -> list[dict[str, Any]]:
     place = {"xref": "paper", "x": 0, "xanchor": "left", "xshift": 4, "y": math.log10(floor), "yanchor": "bottom"}
     return [{"text": "exact 0", **place, "showarrow": False}]

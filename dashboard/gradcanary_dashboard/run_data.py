@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradcanary_dashboard import rates
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import RefusedError
 from gradcanary_dashboard.layers import Layer, choose
@@ -34,6 +35,7 @@ class RunData:
     refusal: str | None
     series: Mapping[str, Any] | None
     loss: Mapping[str, Any]
+    rates: Mapping[str, Any]
     agent: Mapping[str, Any]
     incidents: list[Mapping[str, Any]]
     incidents_version: str
@@ -49,14 +51,16 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
     if chosen is not None:
         series = collector.run(run, "series", stat=view.stat, layer=chosen["layer"], points=POINTS, **steps).body
     picture, refusal = _picture(collector, run, view)
+    told = collector.run(run).body
     return RunData(
-        run=collector.run(run).body,
+        run=told,
         layers=all_layers,
         layer=chosen,
         heatmap=picture,
         refusal=refusal,
         series=series,
         loss=collector.run(run, "metrics", name="loss", points=POINTS, **steps).body,
+        rates=collector.run(run, "metrics", name=rates.names(told["metrics"]) or "lr0", points=POINTS, **steps).body,
         agent=collector.run(run, "metrics", name="agent_share", points=POINTS, **steps).body,
         incidents=incidents,
         incidents_version=incidents_version,

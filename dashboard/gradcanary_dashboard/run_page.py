@@ -18,6 +18,7 @@ from gradcanary_dashboard import (
     layers,
     notes,
     parts,
+    rates,
     wording,
 )
 from gradcanary_dashboard.columns import decode
@@ -41,6 +42,8 @@ SLOTS = {
     "trend-title": "children",
     "trend-note": "children",
     "loss": "figure",
+    "rates": "figure",
+    "rates-note": "children",
     "agent": "figure",
     "incidents": "children",
     "incident-tally": "children",
@@ -55,6 +58,7 @@ FIGURES = {
     "heatmap": "Heatmap, layers by steps; the table of layers holds the last values",
     "trend": "A stat of the chosen layer over the steps",
     "loss": "Loss over the steps",
+    "rates": "Learning rates over the steps",
     "agent": "The agent's share of the time over the steps",
 }
 
@@ -84,7 +88,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
     span = axes.Span.of(run, view, decode(data.heatmap["steps"]), data.heatmap["bucket_steps"])
     events = Events.of(data.run, data.heatmap["marks"])
     drawn = heatmap.figure(data.heatmap, span, data.layer["layer"] if data.layer else None, events)
-    listed = _matching(data, view)
+    found, listed = rates.read(data.rates, events), _matching(data, view)
     rows = layers.worst_first(listed)[: layers.MAX_ROWS]
     return {
         "verdict": _verdict(data),
@@ -97,6 +101,8 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "run-zoom-note": controls.zoom_note(view, data.heatmap["bucket_steps"], "column"),
         "run-reset": not view.is_zoomed,
         "loss": curves.loss(data.loss, span, events),
+        "rates": rates.figure(found, span, events),
+        "rates-note": rates.legend(found),
         "agent": curves.agent(data.agent, span, events),
         "incidents": incident_cards.panel(data.incidents, view),
         "incident-tally": incident_cards.tally(data.incidents),
@@ -174,6 +180,12 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 aside=html.Span(contents.get("trend-note"), id="trend-note"),
             ),
             parts.card("curve-loss", _graph("loss", contents), title="Loss", aside="same steps"),
+            parts.card(
+                "curve-rates",
+                _graph("rates", contents),
+                title="Learning rate",
+                aside=html.Span(contents.get("rates-note"), id="rates-note", className="legend"),
+            ),
             parts.card("curve-agent", _graph("agent", contents), title="Agent", aside="its share of the time"),
             html.Div(contents.get("notes"), id="notes", className="notes"),
         ],

@@ -1,0 +1,80 @@
+"""The learning rates of the parameter groups as one figure, and whose line is whose; no I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dash import html
+
+from gradcanary_dashboard import axes, curves, marks, palette
+from gradcanary_dashboard.curve import Curve
+
+HEIGHT = 140
+MOST_GROUPS = 16
+"""Groups that are asked for: one per layer is a way to step inside backward."""
+
+COLOURS = (palette.BLUE, palette.GREEN, palette.MAGENTA, palette.GREY, palette.TEAL)
+"""Of the lines, which are at most so many: red and orange are what fires and thresholds."""
+
+_GROUP = re.compile(r"lr(\d{1,6})")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A curve, and the numbers of the parameter groups that have it."""
+
+    curve: Curve
+    groups: Sequence[int]
+    colour: str
+
+    @property
+    def name(self) -> str:
+        """Whose it is."""
+        return f"group{'s' if len(self.groups) > 1 else ''} {', '.join(map(str, self.groups))}"
+
+
+def names(metrics: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the metrics of a run that are learning rates, by group, as many as are drawn."""
+    found = {int(match[1]) for metric in metrics if not metric["tags"] and (match := _GROUP.fullmatch(metric["name"]))}
+    return [f"lr{group}" for group in sorted(found)[:MOST_GROUPS]]
+
+
+def read(answer: Mapping[str, Any], events: marks.Events) -> list[Rate]:
+    """Return the learning rates of an answer; groups whose rates are the same share one."""
+    found: dict[bytes, Rate] = {}
+    by_name = {metric["name"]: metric for metric in answer["metrics"]}
+    for name in names(answer["metrics"]):
+        curve = Curve.read(answer, by_name[name], events)
+        if curve.is_empty:
+            continue
+        key = curve.low.tobytes() + curve.high.tobytes()
+        if key in found:
+            found[key] = replace(found[key], groups=[*found[key].groups, int(name[2:])])
+        elif len(found) < len(COLOURS):
+            found[key] = Rate(curve, [int(name[2:])], COLOURS[len(found)])
+    return list(found.values())
+
+
+def figure(rates: Sequence[Rate], span: axes.Span, events: marks.Events) -> axes.Figure:
+    """Return them on a log axis."""
+    if not rates:
+        return axes.nothing(span, HEIGHT, "No learning rate has been logged in these steps.")
+    drawn, top, floor = curves.log_plot([rate.curve for rate in rates], span, HEIGHT)
+    pointed = marks.draw(drawn, events, span, palette.RED, curves.HOLE_FILL)
+    lines = [_line(rate, floor) for rate in rates]
+    return {"data": [*lines, *marks.pointers(pointed, span, top)], "layout": drawn}
+
+
+def legend(rates: Sequence[Rate]) -> list[Any]:
+    """Return whose line has which colour, where there are several."""
+    if len(rates) < 2:
+        return ["of every parameter group"] if rates and len(rates[0].groups) > 1 else []
+    return [html.Span([html.Span(className="swatch", style={"background": rate.colour}), rate.name]) for rate in rates]
+
+
+def _line(rate: Rate, floor: float) -> dict[str, Any]:
+    line = curves.line(curves.above(rate.curve, floor), rate.curve, rate.colour)
+    return {**line, "hovertemplate": f"{rate.name}<br>{line['hovertemplate']}"}
