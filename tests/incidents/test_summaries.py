@@ -66,7 +66,7 @@ def test_weaker_evidence_claims_no_fall(evidence, words):
 @pytest.mark.parametrize(
     ("severity", "words"),
     [
-        ("information", "and the loss fell with them"),
+        ("information", "and the loss came down with them"),
         ("warning", "or the loss is not known"),
         ("critical", "did not fall"),
     ],
@@ -193,6 +193,7 @@ def test_nonfinite_says_what_was_first():
         ("explosion", None, "critical", None, "diverging"),
         ("vanished", "steady", "critical", None, "cut_off"),
         ("vanished", "rare", "warning", None, "idle_for_long"),
+        ("vanished", "never", "warning", None, "never_any_gradient"),
         ("vanished", "by_script", "information", None, "frozen_by_script"),
         ("unused", None, "warning", None, "never_used"),
         ("accumulation_loss", None, "critical", None, "lossy_sum"),
