@@ -97,7 +97,7 @@ def severity(shared: float, losses: Floats, progress: Progress) -> Severity:
     ``losses`` are the last ones. A loss that is absent or not finite explains nothing; one under zero does where it
     came down to its floor, as the gradients did.
     """
-    if shared - progress.reach <= AHEAD and _has_settled(losses, progress):
+    if _has_settled(losses, progress) and (shared - progress.reach <= AHEAD or _is_flat(shared, losses, progress)):
         return "information"
     before = progress.loss_level
     loss_now = _now(losses[-RECENT:], before)
@@ -118,6 +118,13 @@ def _has_settled(losses: Floats, progress: Progress) -> bool:
         return False
     now, (low, high) = float(np.median(losses[-RECENT:])), np.quantile(losses, (0.25, 0.75)).tolist()
     return bool(first - now > high - low and now - before <= (high - low) / 2)
+
+
+def _is_flat(shared: float, losses: Floats, progress: Progress) -> bool:
+    """Tell whether all that the loss still moves by is as small a part of what it came down by as the gradients are of
+    theirs: what is left of a loss falls at least like its gradient (the inequality of Lojasiewicz)."""
+    came_down = (progress.loss_first or 0.0) - float(np.median(losses[-RECENT:]))
+    return float(np.ptp(losses)) <= came_down * 10**-shared
 
 
 def _now(losses: Floats, loss_level: float | None) -> float | None:

@@ -113,6 +113,14 @@ def test_a_loss_that_came_down_to_its_floor_explains_a_fall_that_went_step_by_st
     assert run(resumed, launch(number=2, first_step=500), state=state)[1] == ()
 
 
+@pytest.mark.parametrize(("moves", "severity"), [(1e-5, "information"), (0.1, "critical")])
+def test_a_loss_that_stands_still_explains_any_fall(moves, severity):
+    """Batches that are all the same: gradients swing by decades where next to nothing is left to learn."""
+    trace = learnt(begin=250, over=1)
+    trace.loss = 1.2 + 0.8 * 10 ** -np.minimum(np.arange(500) / 50, 5) + moves * np.sin(np.arange(500) / 5)
+    assert severities(run(trace)[1])[-1] == severity
+
+
 @pytest.mark.parametrize(
     "trace",
     [
