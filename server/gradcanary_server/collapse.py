@@ -47,21 +47,19 @@ def common(fall: Floats, moment: Planes, alive: Mask, told: Mask, baseline: Floa
     return np.where(is_known, np.take_along_axis(ordered, rank[..., None], axis=-1)[..., 0], np.nan)
 
 
-def is_common(
-    fall: Floats, moment: Planes, alive: Mask, told: Mask, baseline: Floats, view: LayerRules, decades: float
-) -> Mask:
-    """Tell whether (nearly) all layers fell so far, :func:`common` >= ``decades``, which takes no sorting."""
-    is_far, is_known = reached(fall, moment, alive, told, baseline, view, decades)
-    return is_far & is_known
-
-
 def reached(
-    fall: Floats, moment: Planes, alive: Mask, told: Mask, baseline: Floats, view: LayerRules, decades: float
-) -> tuple[Mask, Mask]:
-    """Tell whether :func:`common` >= ``decades``, and whether it is known."""
+    fall: Floats,
+    moment: Planes,
+    alive: Mask,
+    told: Mask,
+    baseline: Floats,
+    view: LayerRules,
+    decades: tuple[float, ...],
+) -> tuple[list[Mask], Mask]:
+    """Tell for each of these decades where :func:`common` is so far, which takes no sorting; and where it is known."""
     counted, rank, is_known = _counted(moment, alive, told, baseline, view)
-    is_far: Mask = np.count_nonzero(counted & (fall < decades), axis=-1) <= rank
-    return is_far, is_known
+    falls = np.where(counted, fall, np.inf)
+    return [np.count_nonzero(falls < each, axis=-1) <= rank for each in decades], is_known
 
 
 def _counted(
@@ -87,7 +85,7 @@ def by_fall(moment: Planes, view: LayerRules, fall: Floats, shared: Floats, told
     with np.errstate(invalid="ignore"):  # infinite is no farther than infinite
         fell = is_low & (fall >= view.fall) & (fall - shared[..., None] >= view.over_common)
     if fell.any():
-        others = _median(np.where(fell | (baseline <= view.enter_level), np.nan, fall))[..., None]
+        others = _median(np.where(fell | moment.zero | (baseline <= view.enter_level), np.nan, fall))[..., None]
         with np.errstate(invalid="ignore"):
             fell &= (fall - others >= view.over_common) | np.isnan(others)
     return _votes(fell, moment, view, view.by_fall)

@@ -28,8 +28,9 @@ RISE = 10
 def limits(baseline: Floats, began: NDArray[np.float32], rule: OfExplosion, *, is_relative: bool) -> Floats:
     """Return for each layer, float64[L], the absmax over which it explodes.
 
-    1. The absolute limit; but nothing is a rise that is under ten times the layer's own baseline (log10, NaN = none,
-       then what it ``began`` with): errors summed over pixels, features as they come have so large gradients.
+    1. The absolute limit. One that somebody gave is taken at its word; by the default nothing is a rise that is under
+       ten times the layer's own baseline (log10, NaN = none, then what it ``began`` with): errors summed over pixels,
+       features as they come have so large gradients.
     2. ``rule.ratio`` times the larger of the same and the upper quartile of all baselines, where ``is_relative``: a
        layer that was tiny is not exploding when it is as large as the others.
 
@@ -43,7 +44,8 @@ def _limits(raw: bytes, raw_began: bytes, rule: OfExplosion, is_relative: bool) 
     # Baselines rise a few times in the life of a run, and are asked for with each stretch of steps.
     baseline, began = np.frombuffer(raw, np.float64), np.frombuffer(raw_began, np.float32)
     own = np.where(np.isnan(baseline), began.astype(np.float64), baseline)
-    absolute = np.where(rule.enabled, np.fmax(rule.absmax, RISE * np.power(10.0, own)), np.inf)
+    usual = np.where(rule.absmax == Explosion.absmax, RISE * np.power(10.0, own), np.nan)
+    absolute = np.where(rule.enabled, np.fmax(rule.absmax, usual), np.inf)
     known = baseline[~np.isnan(baseline)]
     if not is_relative or not len(known):
         return absolute

@@ -45,7 +45,7 @@ PACE = 0.03
 """Decades a step that a gentle fall goes on by: half of ``common_decades`` in 25 steps, as small jobs of seconds do."""
 
 AT_ONCE = -1.0
-"""Decades."""
+"""The way of a fall that no pace explains."""
 
 AHEAD = 0.75
 """Decades that a fall may be ahead of that pace: noise, and half of the least fall that is one."""

@@ -154,9 +154,10 @@ class Stretches:
         alive, told = self._alive(moments), self._may_fall_to_zero(end - begin)
         if is_watched and self._rules.scale_drop.enabled:
             limit = self._rules.scale_drop.common_decades
-            restless |= collapse.is_common(fall, moments, alive, told, baseline, view, limit)
-            small = scale_drop.GENTLE_SHARE * limit
-            self._way = collapse.reached(fall, moments, alive, told, baseline, view, small)
+            limits = (limit, scale_drop.GENTLE_SHARE * limit)
+            (is_common, is_far), is_known = collapse.reached(fall, moments, alive, told, baseline, view, limits)
+            restless |= is_common & is_known
+            self._way = is_far, is_known
         if self._is_low[begin:end].any():
             if is_watched:
                 shared = collapse.common(fall, moments, alive, told, baseline, view)

@@ -235,6 +235,11 @@ def test_every_cause_has_a_fix_in_the_words_of_every_framework(cause, framework)
     assert fix.code
 
 
+def test_a_lost_gradient_may_be_that_of_a_module_which_was_replaced():
+    for code in ("cut_off", "cut_off_blocks", "never_used"):
+        assert "replaced after the optimizer was made" in remedies.CAUSES[code].text
+
+
 def test_nothing_blames_a_bf16_accumulation():
     texts = [cause.text for cause in remedies.CAUSES.values()]
     texts += [remedies.fix(cause, framework).text for cause in remedies.CAUSES for framework in remedies.FRAMEWORKS]

@@ -66,6 +66,8 @@ def test_over_the_absolute_limit_from_the_first_step_on_is_no_explosion_before_i
     known, _ = run(Trace(healthy(150, size=1.5e4)))
     state, of = (known, launch(number=2, first_step=first)) if first else (None, launch())
     assert run(Trace(absmax, first=first), of, state=state)[1] == ()
+    given = Rules(explosion=Explosion(absmax=5e3))
+    assert {change.step - first for change in run(Trace(absmax, first=first), of, given, state)[1]} == {3}
     absmax[30:, 6] *= 30
     assert set(fired(run(Trace(absmax, first=first), of, state=state)[1], "explosion")) == {6}
     absmax[30:] *= 30

@@ -73,6 +73,15 @@ def test_the_last_of_a_long_row_are_not_apart():
     assert set(fired(run(Trace(absmax))[1])) == {3}
 
 
+def test_layers_that_often_are_exactly_zero_do_not_hide_one_that_fell():
+    """Of most layers one step in three is zero: no fall, and nothing to measure another one's by."""
+    absmax = healthy(600)
+    absmax[:, 6:][np.random.default_rng(1).random((600, 10)) < 0.3] = 0
+    absmax[300:, 7:] = 0
+    absmax[300:, 3] *= 1e-3
+    assert set(fired(run(Trace(absmax))[1])) == {3}
+
+
 def test_of_two_layers_the_one_that_fell_is_named():
     absmax = healthy(300, 2)
     absmax[150:, 0] *= 1e-3
