@@ -158,3 +158,14 @@ def remember(progress: Progress, losses: Floats, more: Floats) -> tuple[Progress
     if progress.loss_first is None and len(losses) < RECENT <= len(whole):
         progress = replace(progress, loss_first=level(whole[:RECENT]))
     return progress, whole[-LOSSES:]
+
+
+def has_learnt(zeros: Mask, losses: Floats, progress: Progress) -> bool:
+    """Tell whether all gradients, of those that there were, are exactly zero because of a loss that came to zero, if
+    only batch by batch."""
+    return len(zeros) > 0 and bool(zeros.all()) and severity(math.inf, losses, progress) == "information"
+
+
+def is_due(losses: Floats, progress: Progress) -> bool:
+    """Tell whether there is a loss that gradients are due of: not one that was exactly zero at all steps."""
+    return bool(len(losses)) or progress.last_loss_step < 0

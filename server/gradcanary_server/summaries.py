@@ -179,10 +179,6 @@ def _rare(group: Group) -> str:
     return f"had a gradient now and then, and none for ten times as long as ever before, since step {group.since}"
 
 
-def _never(group: Group) -> str:
-    return f"never had a gradient since step {group.since}"
-
-
 def _by_script(group: Group) -> str:
     return f"had a gradient and are not trainable any more since step {group.since}: the script froze them"
 
@@ -242,7 +238,7 @@ _SAID: dict[tuple[str, str | None], Callable[[Group], str]] = {
     ("explosion", None): _explosion,
     ("vanished", "steady"): _steady,
     ("vanished", "rare"): _rare,
-    ("vanished", "never"): _never,
+    ("vanished", "never"): _unused,
     ("vanished", "by_script"): _by_script,
     ("unused", None): _unused,
     ("accumulation_loss", None): _lost,

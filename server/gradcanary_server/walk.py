@@ -173,25 +173,14 @@ class Walk:
         state, columns = self.state, self._view.columns
         if not (moment.idle.any() or state.scores.score[IDLE].any()):
             return
-        drops = self._rules.scale_drop
-        falls = drops.enabled and (bool(shared >= drops.common_decades) or self._has_learnt(moment))
-        is_common = falls or state.progress.scale_severity != NOTHING
+        drops, known = self._rules.scale_drop, (state.losses, state.progress)
+        zeros = moment.zero[state.alive[columns] & moment.seen]
+        falls = drops.enabled and (bool(shared >= drops.common_decades) or scale_drop.has_learnt(zeros, *known))
+        is_common, is_due = falls or state.progress.scale_severity != NOTHING, scale_drop.is_due(*known)
         firing = state.scores.firing[:, columns]
-        votes = idleness.votes(moment, state.duty, self._view, firing, is_common=is_common, is_due=self._is_due())
+        votes = idleness.votes(moment, state.duty, self._view, firing, is_common=is_common, is_due=is_due)
         for track, each in votes.items():
             self._count(track, moment, each, self._at_once, state.duty.since[columns])
-
-    def _is_due(self) -> bool:
-        """Tell whether there is a loss that gradients are due of: not one that was exactly zero at all steps."""
-        return bool(len(self.state.losses)) or self.state.progress.last_loss_step < 0
-
-    def _has_learnt(self, moment: Moment) -> bool:
-        """Tell whether all gradients are exactly zero because of a loss that came to zero, if only batch by batch."""
-        state = self.state
-        alive = state.alive[self._view.columns] & moment.seen
-        if not alive.any() or not moment.zero[alive].all():
-            return False
-        return scale_drop.severity(math.inf, state.losses, state.progress) == "information"
 
     def _settle(self, moment: Moment) -> None:
         """Let fire what is given."""
