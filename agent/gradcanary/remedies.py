@@ -94,7 +94,8 @@ CAUSES: Mapping[str, Cause] = {
         "flow",
     ),
     "converged": Cause(
-        "The loss fell along with the gradients: the job converged, or the loss was divided by a larger number.",
+        "The loss came down along with the gradients: the job converged, to zero or to the least that its loss can be, "
+        "or the loss was divided by a larger number.",
         "loss_scale",
     ),
     "loss_rescaled": Cause(
@@ -124,18 +125,26 @@ CAUSES: Mapping[str, Cause] = {
         "explosion",
     ),
     "cut_off": Cause(
-        "Nothing in these layers' place computes a gradient any more: a branch that is not taken, a .detach() or "
-        "torch.no_grad() around it, an optimizer's zero_grad between backward and step, or a factor that became zero.",
+        "No gradient reaches these parameters any more: a branch that is not taken, a .detach() or torch.no_grad() "
+        "around it, an optimizer's zero_grad between backward and step, a factor that became zero; or their module was "
+        "replaced after the optimizer was made, which holds the old parameters, and the new ones are nobody's.",
         "flow",
     ),
     "cut_off_blocks": Cause(
         "Whole blocks lost their gradient together and all others kept theirs: the path through them is cut, by a "
-        "branch that is not taken, a .detach() or torch.no_grad() around it, or a factor that became zero.",
+        "branch that is not taken, a .detach() or torch.no_grad() around it, or a factor that became zero; or they "
+        "were replaced after the optimizer was made.",
         "flow",
     ),
     "no_gradient_at_all": Cause(
         "No layer has a gradient any more: the loss that is differentiated does not depend on the parameters, or "
         "gradients are cleared before the optimizer's step.",
+        "flow",
+    ),
+    "never_any_gradient": Cause(
+        "No layer ever had a gradient, so nothing is learnt: the loss that is differentiated does not depend on these "
+        "parameters (a .detach(), torch.no_grad(), an optimizer made of the parameters of another model), gradients "
+        "are cleared before the optimizer's step, or all of them are so small that they are zero in float16.",
         "flow",
     ),
     "idle_for_long": Cause(

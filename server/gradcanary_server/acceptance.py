@@ -40,5 +40,5 @@ def _accept_run(state: FoldState) -> tuple[int | None, ...]:
     state.of_run.drop(SCALE_DROP)
     state.of_run.drop(SCALE_WORSE)
     state.baselines.forget(np.arange(len(state.present)))
-    state.progress = replace(state.progress, scale_severity=NOTHING, loss_level=None)
+    state.progress = replace(state.progress, scale_severity=NOTHING, loss_level=None, reach=0.0)
     return (None,)

@@ -180,6 +180,8 @@ def _vanished(scene: Scene) -> tuple[str, list[str]]:
     kinds = {member.evidence for member in scene.members.values()}
     if kinds == {"by_script"}:
         return "frozen_by_script", []
+    if "never" in kinds:
+        return "never_any_gradient", []
     if "steady" not in kinds:
         return "idle_for_long", []
     if len(scene.named) == len(scene.layers):

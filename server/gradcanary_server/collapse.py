@@ -47,13 +47,19 @@ def common(fall: Floats, moment: Planes, alive: Mask, told: Mask, baseline: Floa
     return np.where(is_known, np.take_along_axis(ordered, rank[..., None], axis=-1)[..., 0], np.nan)
 
 
-def is_common(
-    fall: Floats, moment: Planes, alive: Mask, told: Mask, baseline: Floats, view: LayerRules, decades: float
-) -> Mask:
-    """Tell whether (nearly) all layers fell so far, :func:`common` >= ``decades``, which takes no sorting."""
+def reached(
+    fall: Floats,
+    moment: Planes,
+    alive: Mask,
+    told: Mask,
+    baseline: Floats,
+    view: LayerRules,
+    decades: tuple[float, ...],
+) -> tuple[list[Mask], Mask]:
+    """Tell for each of these decades where :func:`common` is so far, which takes no sorting; and where it is known."""
     counted, rank, is_known = _counted(moment, alive, told, baseline, view)
-    is_far: Mask = np.count_nonzero(counted & (fall < decades), axis=-1) <= rank
-    return is_far & is_known
+    falls = np.where(counted, fall, np.inf)
+    return [np.count_nonzero(falls < each, axis=-1) <= rank for each in decades], is_known
 
 
 def _counted(
@@ -69,15 +75,20 @@ def _counted(
     return counted, rank, known & (living > 0) & heard.any(axis=-1)
 
 
-def by_fall(moment: Planes, view: LayerRules, fall: Floats, shared: Floats, told: Mask) -> Votes:
-    """Vote +1 where a layer is low, far under its baseline, and farther than all fell together.
+def by_fall(moment: Planes, view: LayerRules, fall: Floats, shared: Floats, told: Mask, baseline: Floats) -> Votes:
+    """Vote +1 where a layer is low, far under its baseline, and farther than all fell together, and than most others.
 
-    ``told`` tells which layers fell when they are exactly zero; others are so now and then.
+    ``told`` tells which layers fell when they are exactly zero; others are so now and then. Where most of the others
+    are a decade down themselves, a few that are still lower are the last ones of a long row, not apart.
     """
     is_low = (moment.absmax < view.enter) & (told | ~moment.zero)
     with np.errstate(invalid="ignore"):  # infinite is no farther than infinite
-        fell = (fall >= view.fall) & (fall - shared[..., None] >= view.over_common)
-    return _votes(is_low & fell, moment, view, view.by_fall)
+        fell = is_low & (fall >= view.fall) & (fall - shared[..., None] >= view.over_common)
+    if fell.any():
+        others = _median(np.where(fell | moment.zero | (baseline <= view.enter_level), np.nan, fall))[..., None]
+        with np.errstate(invalid="ignore"):
+            fell &= (fall - others >= view.over_common) | np.isnan(others)
+    return _votes(fell, moment, view, view.by_fall)
 
 
 def by_siblings(
@@ -129,6 +140,13 @@ def sibling_quartiles(moment: Planes, view: LayerRules) -> Floats:
         if low[..., family.members].any():
             quartiles[..., family.members] = _quartile(moment.absmax[..., family.members], family.least)
     return quartiles
+
+
+def _median(numbers: Floats) -> Floats:
+    """Return the lower median over the last axis, NaN where there is nothing but NaN."""
+    number = np.count_nonzero(~np.isnan(numbers), axis=-1)[..., None]
+    rank = np.maximum((number - 1) // 2, 0)
+    return np.take_along_axis(np.sort(numbers, axis=-1), rank, axis=-1)[..., 0]  # NaN last
 
 
 def _quartile(absmax: Floats, least: int) -> Floats:

@@ -21,26 +21,36 @@ FEWEST = 10
 """Losses before these, of which the median is the level."""
 
 
-def limits(baseline: Floats, rule: OfExplosion, *, is_relative: bool) -> Floats:
+RISE = 10
+"""Times what a layer was at its best, or at first where that is not known yet: under it no absmax is a rise."""
+
+
+def limits(baseline: Floats, began: NDArray[np.float32], rule: OfExplosion, *, is_relative: bool) -> Floats:
     """Return for each layer, float64[L], the absmax over which it explodes.
 
-    ``rule.ratio`` times the larger of its own baseline (log10, NaN = none) and the upper quartile of all: a layer that
-    was tiny is not exploding when it is as large as the others. Only the absolute limit where ``is_relative`` is not;
-    infinite where the rule is switched off.
+    1. The absolute limit. One that somebody gave is taken at its word; by the default nothing is a rise that is under
+       ten times the layer's own baseline (log10, NaN = none, then what it ``began`` with): errors summed over pixels,
+       features as they come have so large gradients.
+    2. ``rule.ratio`` times the larger of the same and the upper quartile of all baselines, where ``is_relative``: a
+       layer that was tiny is not exploding when it is as large as the others.
+
+    The smaller one counts; infinite where the rule is switched off.
     """
-    return _limits(baseline.tobytes(), rule, is_relative)
+    return _limits(baseline.tobytes(), began.tobytes(), rule, is_relative)
 
 
 @lru_cache(maxsize=64)
-def _limits(raw: bytes, rule: OfExplosion, is_relative: bool) -> Floats:
+def _limits(raw: bytes, raw_began: bytes, rule: OfExplosion, is_relative: bool) -> Floats:
     # Baselines rise a few times in the life of a run, and are asked for with each stretch of steps.
-    baseline = np.frombuffer(raw, np.float64)
-    absolute = np.where(rule.enabled, np.broadcast_to(rule.absmax, baseline.shape), np.inf)
+    baseline, began = np.frombuffer(raw, np.float64), np.frombuffer(raw_began, np.float32)
+    own = np.where(np.isnan(baseline), began.astype(np.float64), baseline)
+    usual = np.where(rule.absmax == Explosion.absmax, RISE * np.power(10.0, own), np.nan)
+    absolute = np.where(rule.enabled, np.fmax(rule.absmax, usual), np.inf)
     known = baseline[~np.isnan(baseline)]
     if not is_relative or not len(known):
         return absolute
     quartile = np.partition(known, rank := int(QUARTILE * (len(known) - 1)))[rank]
-    relative = rule.ratio * np.power(10.0, np.fmax(baseline, quartile))
+    relative = rule.ratio * np.power(10.0, np.fmax(own, quartile))
     return np.where(rule.enabled, np.minimum(absolute, relative), np.inf)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradcanary_server.baselines import Baselines
+from gradcanary_server.beginnings import Beginnings
 from gradcanary_server.duty import Duty
 from gradcanary_server.errors import StoreError
 from gradcanary_server.observations import Jump
@@ -18,8 +19,9 @@ from gradcanary_server.precision import Precision
 from gradcanary_server.scores import Scores
 from gradcanary_server.tracks import INFORMATION, RULES, RUN_TRACKS, TRACKS, Meaning
 
-VERSION = 2
-"""Of what is packed. Version 1 had the first five tracks, and no duty: it is read, and never written."""
+VERSION = 3
+"""Of what is packed. Older ones are read, and never written: version 1 had the first five tracks, and no duty; of
+version 2 nobody knew how large layers began."""
 _HEAD = struct.Struct("<HI")
 
 LOSSES = 50
@@ -52,6 +54,12 @@ class Progress:
     lr: tuple[float, ...] = ()
     loss_level: float | None = None
     """The median loss of the block that set the baselines of most layers; None = unknown."""
+    loss_first: float | None = None
+    """The median of the first losses of the run."""
+    calm_step: int = -1
+    """The last step of this launch at which the common fall was small, or first known; -1 = none yet."""
+    reach: float = 0.0
+    """Decades that all gradients fell step by step, -1 = they fell at once, 0 = they did not, or a little."""
     scale_severity: int = -1
     """The highest severity of the scale_drop that is open, as an index into SEVERITIES; -1 = none open."""
     explosion_severity: int = -1
@@ -86,6 +94,7 @@ class FoldState:
     """float32[N], the score of a layer that fires and shows no sign of recovery."""
     accepted: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     """bool[N]: somebody said that these shall be as they are, also beside their siblings."""
+    began: Beginnings = field(default_factory=lambda: Beginnings.none(0))
 
     @classmethod
     def empty(cls) -> FoldState:
@@ -108,6 +117,7 @@ class FoldState:
             of_run=self.of_run.copy(),
             resolve_after=self.resolve_after.copy(),
             accepted=self.accepted.copy(),
+            began=self.began.copy(),
         )
 
     def make_room(self, layers: int, observations: int) -> None:
@@ -119,6 +129,7 @@ class FoldState:
                 setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
             self.scores = self.scores.widen(layers)
             self.duty, self.precision = self.duty.widen(layers), self.precision.widen(layers)
+            self.began = self.began.widen(layers)
         if more > 0 or observations > self.baselines.block.shape[1]:
             self.baselines = self.baselines.widen(len(self.present), observations)
 
@@ -156,13 +167,14 @@ class FoldState:
     def _arrays(self) -> tuple[NDArray[Any], ...]:
         lines = self.baselines
         plain = (self.present, self.alive, self.low, self.shapes, self.resolve_after, self.losses)
-        return (*plain, lines.level, lines.filled, lines.block, *self.duty.arrays(), *self.precision.arrays())
+        parts = (self.duty, self.precision, self.began)
+        return (*plain, lines.level, lines.filled, lines.block, *(array for each in parts for array in each.arrays()))
 
     @classmethod
     def unpack(cls, raw: bytes) -> FoldState:
         """Return a packed state; raises StoreError when another version packed it."""
         version, length = _HEAD.unpack_from(raw) if len(raw) >= _HEAD.size else (None, 0)
-        if version not in (1, VERSION):
+        if version not in (1, 2, VERSION):
             raise StoreError(
                 f"The rules' memory of a run was packed by another version ({version}, this one is {VERSION}): "
                 "upgrade gradcanary."
@@ -184,11 +196,14 @@ class FoldState:
         if version > 1:
             duty = Duty(*(reader.take(array.dtype.type, layers) for array in duty.arrays()))
             precision = Precision(*(reader.take(array.dtype.type, layers) for array in precision.arrays()))
+        began = Beginnings.none(layers)
+        if version > 2:
+            began = Beginnings(*(reader.take(array.dtype.type, layers) for array in began.arrays()))
         # A track keeps its number for ever, and new ones come behind: so a place among fewer is that among more.
         scores = reader.scores(TRACKS, layers, head["counting"][0])
         of_run = reader.scores(RUN_TRACKS, 1, head["counting"][1])
         whole = (progress, present, alive, low, shapes, losses, baselines, duty, precision, scores, of_run)
-        return cls(*whole, resolve_after, accepted)
+        return cls(*whole, resolve_after, accepted, began)
 
 
 def _sparse(scores: Scores) -> tuple[NDArray[Any], ...]:

@@ -16,10 +16,13 @@ from gradcanary_server.duty import Duty, Ints
 from gradcanary_server.layer_rules import LayerRules
 from gradcanary_server.moment import Mask, Planes
 from gradcanary_server.scores import MAX_WEIGHT_IDLE
-from gradcanary_server.tracks import BY_SCRIPT, FALL, RARE, SIBLINGS, STEADY, THRESHOLD, UNUSED
+from gradcanary_server.tracks import BY_SCRIPT, FALL, IDLE, NEVER, RARE, SIBLINGS, STEADY, THRESHOLD, UNUSED
 
 FOREVER = np.iinfo(np.int64).max
 """Observations: of a layer of which too little is known."""
+
+WAITING = [STEADY, RARE, UNUSED, NEVER]
+"""What fires of a layer until it has a gradient again."""
 
 OWNERS = (FALL, SIBLINGS, THRESHOLD)
 
@@ -32,31 +35,37 @@ class Sampled(Planes, Protocol):
 
 
 def votes(
-    moment: Sampled, duty: Duty, view: LayerRules, firing: Mask, *, is_common: bool
+    moment: Sampled, duty: Duty, view: LayerRules, firing: Mask, *, is_common: bool, is_due: bool
 ) -> dict[int, NDArray[np.int8]]:
     """Return the votes of one step by track, after the duty was told of it.
 
-    ``firing`` bool[T, L] is of these layers; ``is_common`` tells that all gradients fell together.
+    ``firing`` bool[T, L] is of these layers; ``is_common`` tells that all gradients fell together; ``is_due`` that
+    something is learnt from, so that a gradient is due: a loss that is not always zero, or one that nobody logs.
+    Where no layer had one ever since, none of them is unused: together they have vanished.
     """
     columns, vanished = view.columns, view.vanished
     number, spans = duty.known(columns)[0], duty.idle[columns].astype(np.int64)
     steady = is_steady(duty, view)
     is_missed = spans >= needed(view, moment.every)
     counts = counted(moment, is_common=is_common)
-    free = counts & ~firing[list(OWNERS)].any(axis=0) & ~firing[[STEADY, RARE, UNUSED]].any(axis=0)
+    free = counts & ~firing[list(OWNERS)].any(axis=0) & ~firing[WAITING].any(axis=0)
     gone = free & (spans >= limits(duty, view, moment.every)) & (number > 0)
+    unused = free & (number == 0) & (spans >= view.unused.observations)
+    is_whole = is_due and bool(((number == 0) & (moment.idle | moment.untrained)).all())
+    nobodys = unused & is_whole & vanished.enabled
     found = {
         STEADY: gone & steady & vanished.enabled,
         RARE: gone & ~steady & vanished.enabled,
         BY_SCRIPT: moment.untrained & steady & is_missed & vanished.enabled & ~firing[[STEADY, RARE]].any(axis=0),
-        UNUSED: free & (number == 0) & (spans >= view.unused.observations) & view.unused.enabled,
+        NEVER: nobodys,
+        UNUSED: unused & ~nobodys & view.unused.enabled,
     }
     return {track: bad.astype(np.int8) - (moment.had & ~bad).astype(np.int8) for track, bad in found.items()}
 
 
 def restless(moments: Sampled, duty: Duty, view: LayerRules, firing: Mask) -> Mask:
     """Tell of each of n steps whether one of these votes could move something."""
-    fires = firing[[STEADY, RARE, BY_SCRIPT, UNUSED]].any(axis=0)
+    fires = firing[IDLE].any(axis=0)
     moves = np.zeros(len(moments.idle), np.bool_)
     if fires.any():
         moves |= (moments.had & fires).any(axis=1) | (~moments.untrained & firing[BY_SCRIPT]).any(axis=1)
@@ -96,7 +105,7 @@ def counted(moment: Sampled, *, is_common: bool) -> Mask:
 
 def zeros_that_fell(duty: Duty, view: LayerRules, firing: Mask) -> Mask:
     """Tell which layers fell when they are exactly zero: not those that are so now and then, nor those missed."""
-    found: Mask = is_steady(duty, view) & ~firing[[STEADY, RARE, UNUSED]].any(axis=0)
+    found: Mask = is_steady(duty, view) & ~firing[WAITING].any(axis=0)
     return found
 
 

@@ -17,6 +17,7 @@ Evidence = Literal[
     "steady",
     "rare",
     "by_script",
+    "never",
     "declared",
     "low_sum",
     "forecast",

@@ -35,6 +35,7 @@ def call(state: FoldState, launch: Launch, view: LayerRules) -> tuple[Change, ..
     state.baselines.forget(columns[reshaped])
     state.duty.forget(columns[reshaped])
     state.precision.forget(columns[reshaped])
+    state.began.forget(columns[reshaped])
     state.alive[columns[reshaped]] = False
     state.accepted[columns[reshaped]] = False
     if is_new:
@@ -78,6 +79,8 @@ def _begin(state: FoldState, launch: Launch) -> None:
     state.progress = Progress(
         launch.number,
         loss_level=known.loss_level,
+        loss_first=known.loss_first,
+        reach=known.reach,
         scale_severity=known.scale_severity,
         explosion_severity=known.explosion_severity,
     )

@@ -7,7 +7,7 @@ from gradcanary_server.incident_state import Incident, Member
 RULES = ("scale_drop", "silent", "stalled")
 
 _LOSS = {
-    "information": "and the loss fell with them",
+    "information": "and the loss came down with them",
     "warning": "further than the loss explains, or the loss is not known",
     "critical": "while the loss did not fall",
 }

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gradcanary_server import baselines, collapse, duty, explosion, idleness, precision, scale_drop
+from gradcanary_server import baselines, beginnings, collapse, duty, explosion, idleness, precision, scale_drop
 from gradcanary_server.aging import age, highest, joined_steps, jumps
 from gradcanary_server.fold_state import FoldState
 from gradcanary_server.layer_rules import compile_rules
@@ -35,6 +35,7 @@ class Stretches:
         self._is_low = _any(self._low)
         self._all_had: Mask = np.asarray(moments.had.all(axis=1))
         self._busy = False
+        self._way: tuple[Mask, Mask] | None = None
         self._restless: Mask = self._is_restless()
 
     def end(self, row: int) -> int:
@@ -63,7 +64,7 @@ class Stretches:
         """Remember the steps of a stretch, and the losses that came with them."""
         state, moments = self._state, self._moments
         if len(losses):
-            state.losses = scale_drop.remember(state.losses, losses.values)
+            state.progress, state.losses = scale_drop.remember(state.progress, state.losses, losses.values)
             state.progress = replace(state.progress, last_loss_step=int(losses.steps[-1]))
         if begin == end:
             return
@@ -80,7 +81,12 @@ class Stretches:
             duty.add_present(state.duty, columns, end - begin)
         else:
             duty.add(state.duty, columns, steps, moments.between(begin, end))
+        if moments.can_fall[begin]:
+            beginnings.observe(state.began, columns, moments.level[begin:end])
         if moments.can_fall[begin] and over[0]:
+            if self._way is not None:
+                is_far, is_known = (each[: end - begin] for each in self._way)
+                state.progress = scale_drop.follow_small(state.progress, steps, is_far, is_known)
             state.alive[columns] |= (seen & ~moments.zero[begin:end]).any(axis=0)
             baselines.add(state.baselines, columns, moments.level[begin:end], seen)
         state.low[columns] = _last(self._low[begin:end], seen, state.low[columns])
@@ -129,12 +135,15 @@ class Stretches:
         view, moments = self._view, self._moments.between(begin, end)
         baseline = self._state.baselines.levels(view.columns)
         restless = np.zeros(end - begin, np.bool_)
-        self._busy = self._is_busy(begin, end)
+        self._busy, self._way = self._is_busy(begin, end), None
         if not self._busy or self._state.scores.score[IDLE].any():
             firing = self._state.scores.firing[:, view.columns]
             restless |= idleness.restless(moments, self._state.duty, view, firing)
         if view.explosion.is_on:
-            most = explosion.limits(baseline, view.explosion, is_relative=is_over)
+            began = self._state.began.level[view.columns]
+            if moments.can_fall[0]:
+                began = beginnings.first(began, moments.level)
+            most = explosion.limits(baseline, began, view.explosion, is_relative=is_over)
             restless |= np.any(moments.absmax > most, axis=1)
         if "zero_fraction" in moments.values and (is_half := self._is_half()).any():
             zeros, growth = moments.values["zero_fraction"], view.fp16_underflow.growth
@@ -145,7 +154,10 @@ class Stretches:
         alive, told = self._alive(moments), self._may_fall_to_zero(end - begin)
         if is_watched and self._rules.scale_drop.enabled:
             limit = self._rules.scale_drop.common_decades
-            restless |= collapse.is_common(fall, moments, alive, told, baseline, view, limit)
+            limits = (limit, scale_drop.GENTLE_SHARE * limit)
+            (is_common, is_far), is_known = collapse.reached(fall, moments, alive, told, baseline, view, limits)
+            restless |= is_common & is_known
+            self._way = is_far, is_known
         if self._is_low[begin:end].any():
             if is_watched:
                 shared = collapse.common(fall, moments, alive, told, baseline, view)
@@ -153,7 +165,7 @@ class Stretches:
             quartiles = collapse.sibling_quartiles(moments, view)
             beginning = joined_steps(self._rules.grace, moments.every)
             joined = (moments.steps - self._launch.first_step < beginning) & self._launch.late
-            restless |= _any(collapse.by_fall(moments, view, fall, shared, told))
+            restless |= _any(collapse.by_fall(moments, view, fall, shared, told, baseline))
             accepted = self._state.accepted[view.columns]
             restless |= _any(collapse.by_siblings(moments, view, quartiles, fall, shared, told, accepted))
             restless |= _any(collapse.by_lateness(moments, view, baseline, joined))

@@ -238,6 +238,7 @@ _SAID: dict[tuple[str, str | None], Callable[[Group], str]] = {
     ("explosion", None): _explosion,
     ("vanished", "steady"): _steady,
     ("vanished", "rare"): _rare,
+    ("vanished", "never"): _unused,
     ("vanished", "by_script"): _by_script,
     ("unused", None): _unused,
     ("accumulation_loss", None): _lost,

@@ -15,7 +15,6 @@ MOVING = slice(FALL, EXPLOSION + 1)
 STEADY, RARE, BY_SCRIPT, UNUSED = range(6, 10)
 """Of layers without a gradient: they fire at once, and nothing but a gradient moves them then. The first three are
 evidence of vanished: one that nearly always had a gradient, one that seldom had, one that the script froze."""
-IDLE = slice(STEADY, UNUSED + 1)
 
 LOST, FROZEN, STOPPED, UNDERFLOW, ALL_ZERO = range(10, 15)
 """Of what is measured of a few layers at a time; nothing else moves them."""
@@ -24,7 +23,11 @@ ZEROS = slice(UNDERFLOW, ALL_ZERO + 1)
 SUM_FINE, SUM_COARSE, DECLARED, FORECAST, NO_SCALER, CLIPPED_SCALED = range(15, 21)
 """Of what is given: it fires without a count."""
 
-TRACKS = 21
+NEVER = 21
+"""Of layers without a gradient, and evidence of vanished, too: one that never had any, and no other layer did."""
+IDLE = [STEADY, RARE, BY_SCRIPT, UNUSED, NEVER]
+
+TRACKS = 22
 
 SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
 """The tracks of the whole run; SCALE_WORSE counts what speaks for a higher severity of an open scale_drop."""
@@ -56,6 +59,7 @@ RULES: dict[str, tuple[Meaning, ...]] = {
     "explosion": (Meaning(EXPLOSION, None, WARNING),),
     "vanished": (
         Meaning(BY_SCRIPT, "by_script", INFORMATION),
+        Meaning(NEVER, "never", WARNING),
         Meaning(RARE, "rare", WARNING),
         Meaning(STEADY, "steady", CRITICAL),
     ),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gradcanary.wire import Accumulator
 from gradcanary_server import (
     baselines,
+    beginnings,
     changes,
     collapse,
     duty,
@@ -99,7 +100,7 @@ class Walk:
         state, rule = self.state, self._rules.nonfinite
         state.progress = replace(state.progress, last_loss_step=loss.step)
         if not loss.skipped:  # A skipped window feeds only nonfinite.
-            state.losses = scale_drop.remember(state.losses, np.array([loss.value]))
+            state.progress, state.losses = scale_drop.remember(state.progress, state.losses, np.array([loss.value]))
         # The step itself comes after its loss, so the row it belongs to is one longer than known.
         counts = loss.skipped != BY_SCALER or state.progress.skipped + 1 >= rule.skipped_in_row
         if math.isfinite(loss.value):
@@ -118,6 +119,8 @@ class Walk:
             return Sight(moment.step, view.columns, moment.absmax, self._no_siblings)
         low = (moment.absmax < view.enter) & view.enabled
         duty.observe(state.duty, view.columns, moment.step, moment)
+        if moment.can_fall:
+            beginnings.observe(state.began, view.columns, moment.level[None])
         explodes = self._count_explosion(moment)
         shared = UNKNOWN
         if moment.can_fall and state.progress.grace_over:
@@ -150,7 +153,8 @@ class Walk:
         state, rule, columns = self.state, self._view.explosion, self._view.columns
         if not rule.is_on:
             return np.zeros(len(columns), np.bool_)
-        limit = explosion.limits(state.baselines.levels(columns), rule, is_relative=state.progress.grace_over)
+        baseline, began = state.baselines.levels(columns), state.began.level[columns]
+        limit = explosion.limits(baseline, began, rule, is_relative=state.progress.grace_over)
         votes = explosion.votes(moment, limit, can_fall=moment.can_fall)
         weight = min(moment.every, MAX_WEIGHT_IDLE)
         self._count(EXPLOSION, moment, votes, (rule.observations * weight).astype(np.float32))
@@ -169,21 +173,14 @@ class Walk:
         state, columns = self.state, self._view.columns
         if not (moment.idle.any() or state.scores.score[IDLE].any()):
             return
-        drops = self._rules.scale_drop
-        falls = drops.enabled and (bool(shared >= drops.common_decades) or self._has_learnt(moment))
-        is_common = falls or state.progress.scale_severity != NOTHING
+        drops, known = self._rules.scale_drop, (state.losses, state.progress)
+        zeros = moment.zero[state.alive[columns] & moment.seen]
+        falls = drops.enabled and (bool(shared >= drops.common_decades) or scale_drop.has_learnt(zeros, *known))
+        is_common, is_due = falls or state.progress.scale_severity != NOTHING, scale_drop.is_due(*known)
         firing = state.scores.firing[:, columns]
-        votes = idleness.votes(moment, state.duty, self._view, firing, is_common=is_common)
+        votes = idleness.votes(moment, state.duty, self._view, firing, is_common=is_common, is_due=is_due)
         for track, each in votes.items():
             self._count(track, moment, each, self._at_once, state.duty.since[columns])
-
-    def _has_learnt(self, moment: Moment) -> bool:
-        """Tell whether all gradients are exactly zero because of a loss that came to zero, if only batch by batch."""
-        state = self.state
-        alive = state.alive[self._view.columns] & moment.seen
-        if not alive.any() or not moment.zero[alive].all():
-            return False
-        return scale_drop.severity(math.inf, state.losses, state.progress.loss_level) == "information"
 
     def _settle(self, moment: Moment) -> None:
         """Let fire what is given."""
@@ -217,13 +214,16 @@ class Walk:
         fall = collapse.falls(moment, baseline)
         told = idleness.is_steady(state.duty, view)
         shared = collapse.common(fall, moment, state.alive[columns], told, baseline, view)
-        if not np.isnan(shared) and self._rules.scale_drop.enabled:
+        if self._rules.scale_drop.enabled:
             self._count_scale_drop(moment, float(shared))
         return shared
 
     def _count_scale_drop(self, moment: Moment, shared: float) -> None:
-        state = self.state
-        vote = scale_drop.vote(shared, self._rules.scale_drop.common_decades)
+        state, decades = self.state, self._rules.scale_drop.common_decades
+        state.progress = scale_drop.follow(state.progress, moment.step, moment.every, shared, decades)
+        if math.isnan(shared):
+            return
+        vote = scale_drop.vote(shared, decades)
         fire_after = self._rules.collapse.fire_after_steps
         self._count_run(SCALE_DROP, moment.step, moment.every, vote, fire_after)
         severity = self._rank_scale_drop(moment, shared, vote, fire_after)
@@ -241,7 +241,7 @@ class Walk:
         current = max(state.progress.scale_severity, INFORMATION)
         found = NOTHING
         if vote > 0:
-            found = SEVERITIES.index(scale_drop.severity(shared, state.losses, state.progress.loss_level))
+            found = SEVERITIES.index(scale_drop.severity(shared, state.losses, state.progress))
         if vote > 0 or not fires:
             worse = 1 if found > current else -1
             self._count_run(SCALE_WORSE, moment.step, moment.every, worse, fire_after)
@@ -269,7 +269,7 @@ class Walk:
         calm = moment.seen & ~moment.zero
         is_judged = calm & ~np.isnan(fall) & ~np.isnan(shared)
         by_siblings = collapse.by_siblings(moment, view, siblings, fall, shared, told, accepted)
-        self._count(FALL, moment, collapse.by_fall(moment, view, fall, shared, told), calm=is_judged)
+        self._count(FALL, moment, collapse.by_fall(moment, view, fall, shared, told, baseline), calm=is_judged)
         self._count(SIBLINGS, moment, by_siblings, calm=calm)
         joined = np.array(
             launch.late and moment.step - launch.first_step < joined_steps(self._rules.grace, moment.every)

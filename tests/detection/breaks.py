@@ -170,6 +170,20 @@ def a_layer_never_called() -> Job:
     return Job(model, AdamW(model.parameters(), lr=1e-3), regression(model, teacher()), 200)
 
 
+@fault("vanished", ".*", truth="never")
+def born_dead() -> Job:
+    """A ReLU at the output, and a bias of -100 before it: no layer ever has a gradient, and the loss stays."""
+    model = Net(3)
+    draw = teacher()
+    nn.init.constant_(model.head.bias, -100.0)
+
+    def loss(_step: int) -> Tensor:
+        x, y = draw()
+        return nn.functional.mse_loss(torch.relu(model(x)), y.abs())
+
+    return Job(model, AdamW(model.parameters(), lr=1e-3), loss, 200)
+
+
 @fault("clip_before_unscale")
 def clipped_before_unscaled() -> Job:
     """Gradients are clipped to a norm of 1 while they are still multiplied by 65,536."""

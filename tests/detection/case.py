@@ -2,8 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from detection.job import Build
+
+Every = int | Literal["auto"]
+AUTO_EVERY = 100
 
 FAULTS: "list[Case]" = []
 CONTROLS: "list[Case]" = []
@@ -28,8 +32,13 @@ class Case:
     since: int = 0
     truth: str = ""
     also: tuple[str, ...] = ()
-    every: int = 1
+    every: Every = 1
     why: str = ""
+
+    @property
+    def interval(self) -> int:
+        """Steps between two samples; what the agent makes of it by itself depends on the machine."""
+        return AUTO_EVERY if self.every == "auto" else self.every
 
     @property
     def is_fault(self) -> bool:
@@ -43,7 +52,7 @@ def fault(
     since: int = 0,
     truth: str = "",
     also: tuple[str, ...] = (),
-    every: int = 1,
+    every: Every = 1,
     why: str = "",
 ) -> Callable[[Build], Build]:
     """Make a case of a job in which something goes wrong."""
@@ -55,7 +64,7 @@ def fault(
     return add
 
 
-def control(*, every: int = 1, why: str = "") -> Callable[[Build], Build]:
+def control(*, every: Every = 1, why: str = "") -> Callable[[Build], Build]:
     """Make a case of a healthy job."""
 
     def add(build: Build) -> Build:

@@ -46,6 +46,59 @@ def margin_reached() -> Job:
     return Job(model, AdamW(model.parameters(), lr=2e-3), loss, 500)
 
 
+@control()
+def distilled() -> Job:
+    """A teacher's softened answers: the loss ends at their entropy, another one in each batch, gradients at zero."""
+    model = nn.Sequential(nn.Linear(WIDTH, 24), nn.Linear(24, 6))
+    wanted = nn.Linear(WIDTH, 6).requires_grad_(requires_grad=False)
+
+    def loss(_step: int) -> Tensor:
+        x = torch.randn(EXAMPLES, WIDTH)
+        return 4 * nn.functional.cross_entropy(model(x) / 2, (wanted(x) / 2).softmax(1))
+
+    return Job(model, SGD(model.parameters(), lr=0.3), loss, 1200)
+
+
+@control()
+def smoothed_labels() -> Job:
+    """Ninety-six examples by heart, with smoothed labels: the loss ends at 0.4, and all gradients fall."""
+    model = Net(2)
+    x, y = torch.randn(96, WIDTH), torch.randint(4, (96,))
+
+    def loss(_step: int) -> Tensor:
+        return nn.functional.cross_entropy(model(x), y, label_smoothing=0.1)
+
+    return Job(model, Adam(model.parameters(), lr=3e-3), loss, 1200)
+
+
+@control()
+def cosines() -> Job:
+    """Embeddings that are to point where others do: the loss, a cosine, goes from 0 to -1."""
+    model = nn.Sequential(nn.Linear(WIDTH, 24), nn.Linear(24, 12))
+    wanted = nn.Linear(WIDTH, 12).requires_grad_(requires_grad=False)
+
+    def loss(_step: int) -> Tensor:
+        x = torch.randn(EXAMPLES, WIDTH)
+        return -nn.functional.cosine_similarity(model(x), wanted(x)).mean()
+
+    return Job(model, Adam(model.parameters(), lr=2e-3), loss, 900)
+
+
+@control()
+def contrasted() -> Job:
+    """Twenty-four pairs, each to be told from the other pairs: the loss ends where the temperature lets it."""
+    left, right = Net(1, 32), Net(1, 32)
+    model = nn.ModuleDict({"left": left, "right": right})
+    a, b = torch.randn(24, WIDTH), torch.randn(24, WIDTH)
+    pairs = torch.arange(24)
+
+    def loss(_step: int) -> Tensor:
+        near = nn.functional.normalize(left(a)) @ nn.functional.normalize(right(b)).T / 0.3
+        return nn.functional.cross_entropy(near, pairs)
+
+    return Job(model, Adam(model.parameters(), lr=3e-3), loss, 1500)
+
+
 @control(
     why="The loss is the sum of two: the other task's noise hides that this one's fell, and gradients cannot tell."
 )

@@ -54,6 +54,12 @@ def adapters_die_late_every_10() -> Job:
     return adapters(1900, 1500, 0.5)
 
 
+@fault("collapse", r"[23]\.lora_A\.weight", since=1500, truth="fell", every="auto")
+def adapters_die_late_auto() -> Job:
+    """The same, seen as often as the agent can afford it: each step of the first 1,000, then fewer."""
+    return adapters(7500, 1500, 0.5)
+
+
 @fault("collapse", r"[12]\.gate\.(weight|bias)", since=200, truth="fell")
 def gates_saturate() -> Job:
     """One step with a learning rate of 100,000 for two gates' biases: their sigmoids are flat from then on."""

@@ -23,6 +23,20 @@ def tiny_mean_reduced_gradients() -> Job:
 
 
 @control()
+def numbers_as_they_come() -> Job:
+    """Prices from years, rooms and square metres as they come: gradients are over 1e4 from the first step on."""
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    unit, worth = torch.tensor([2000.0, 5, 120, 3, 40, 900]), 30 * torch.randn(6)
+
+    def loss(_step: int) -> Tensor:
+        x = torch.rand(EXAMPLES, 6)
+        price = 300 + (x - 0.5) @ worth + 10 * torch.randn(EXAMPLES)
+        return nn.functional.mse_loss(model((0.5 + x) * unit)[:, 0], price)
+
+    return Job(model, Adam(model.parameters(), lr=1e-3), loss, 600)
+
+
+@control()
 def mathematically_zero_gradients() -> Job:
     """Biases of keys, which a softmax cancels: their gradients are rounding errors for ever."""
     model = Reader()

@@ -105,7 +105,7 @@ def _fault(row: Row) -> list[str]:
 
 
 def _control(row: Row) -> list[str]:
-    every = f", every {row.case.every}" if row.case.every > 1 else ""
+    every = "" if row.case.every == 1 else f", every {row.case.every}"
     return [row.case.name, row.case.about, f"{row.steps}{every}", _said(row), str(len(row.messages))]
 
 

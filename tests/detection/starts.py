@@ -172,6 +172,12 @@ def rescaled_loss_every_100() -> Job:
     return rescaled(4000, 2000, 1)
 
 
+@control(every="auto")
+def rescaled_loss_auto() -> Job:
+    """The loss is divided by 1,000 from step 1,500 on, seen as often as the agent can afford."""
+    return rescaled(4000, 1500, 2)
+
+
 @control()
 def steps_of_the_learning_rate() -> Job:
     """SGD with momentum; the learning rate is divided by ten at steps 150 and 300."""

@@ -84,7 +84,7 @@ class Row:
             return f"{self.case.rule} was not said"
         if self.right.opened_step < self.case.since:
             return f"{self.case.rule} at step {self.right.opened_step}, before the fault"
-        if self.delay > SOON * self.case.every:
+        if self.delay > SOON * self.case.interval:
             return f"{self.delay} steps late"
         if self.layers == "wrong":
             return "other layers"
@@ -131,7 +131,7 @@ def totals(rows: list[Row]) -> list[str]:
     controls = [row for row in rows if not row.case.is_fault]
     named = [row for row in faults if row.right is not None]
     caught = sum(not row.miss for row in faults)
-    delays = [row.delay / row.case.every for row in named if row.delay is not None]
+    delays = [row.delay / row.case.interval for row in named if row.delay is not None]
     noise, steps = sum(len(row.messages) for row in controls), sum(row.steps for row in controls)
     told = [row for row in named if set(row.true) - {""}]
     right, parts = (sum(row.layers == each for row in told) for each in ("all", "some"))

@@ -66,7 +66,7 @@ def test_weaker_evidence_claims_no_fall(evidence, words):
 @pytest.mark.parametrize(
     ("severity", "words"),
     [
-        ("information", "and the loss fell with them"),
+        ("information", "and the loss came down with them"),
         ("warning", "or the loss is not known"),
         ("critical", "did not fall"),
     ],
@@ -193,6 +193,7 @@ def test_nonfinite_says_what_was_first():
         ("explosion", None, "critical", None, "diverging"),
         ("vanished", "steady", "critical", None, "cut_off"),
         ("vanished", "rare", "warning", None, "idle_for_long"),
+        ("vanished", "never", "warning", None, "never_any_gradient"),
         ("vanished", "by_script", "information", None, "frozen_by_script"),
         ("unused", None, "warning", None, "never_used"),
         ("accumulation_loss", None, "critical", None, "lossy_sum"),
@@ -232,6 +233,11 @@ def test_every_cause_has_a_fix_in_the_words_of_every_framework(cause, framework)
     assert fix.framework == framework
     assert fix.text
     assert fix.code
+
+
+def test_a_lost_gradient_may_be_that_of_a_module_which_was_replaced():
+    for code in ("cut_off", "cut_off_blocks", "never_used"):
+        assert "replaced after the optimizer was made" in remedies.CAUSES[code].text
 
 
 def test_nothing_blames_a_bf16_accumulation():

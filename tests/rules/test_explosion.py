@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from traces import Trace, fired, healthy, launch, run
+from traces import POST_CLIP, Trace, fired, healthy, launch, run
 
 from gradcanary_server.rules import Explosion, LayerRule, Rules
 
@@ -54,8 +54,31 @@ def test_in_grace_only_the_absolute_limit_counts():
     before, _ = run(Trace(healthy(200)))
     trace = Trace(exploding(1e3, start=0, end=30, steps=60), first=200)
     assert run(trace, launch(number=2, first_step=200), state=before)[1] == ()
-    large = Trace(exploding(1e7, start=0, end=30, steps=60))
-    assert told(run(large)[1])[0] == ("explosion", 6, "fired", 2, "warning")
+    large = Trace(exploding(1e7, start=10, end=30, steps=60))
+    assert told(run(large)[1])[0] == ("explosion", 6, "fired", 12, "warning")
+
+
+@pytest.mark.parametrize("first", [0, 20_000])
+def test_over_the_absolute_limit_from_the_first_step_on_is_no_explosion_before_it_rises(first):
+    """Errors that are summed over pixels, features as they come; also in the grace of a next launch."""
+    absmax = healthy(400, size=1.5e4)
+    absmax[0] = 0  # tells nothing
+    known, _ = run(Trace(healthy(150, size=1.5e4)))
+    state, of = (known, launch(number=2, first_step=first)) if first else (None, launch())
+    assert run(Trace(absmax, first=first), of, state=state)[1] == ()
+    given = Rules(explosion=Explosion(absmax=5e3))
+    assert {change.step - first for change in run(Trace(absmax, first=first), of, given, state)[1]} == {3}
+    absmax[30:, 6] *= 30
+    assert set(fired(run(Trace(absmax, first=first), of, state=state)[1], "explosion")) == {6}
+    absmax[30:] *= 30
+    assert len(fired(run(Trace(absmax, first=first), of, state=state)[1], "explosion")) == 16
+
+
+def test_a_clip_as_watching_begins_does_not_make_what_follows_a_rise():
+    absmax, phase = healthy(60, size=1.5e4), POST_CLIP
+    absmax[:2] *= 1e-6
+    before, _ = run(Trace(absmax[:2], phase=phase))
+    assert run(Trace(absmax[2:], first=2), state=before)[1] == ()
 
 
 def test_what_explodes_sets_no_baseline():

@@ -23,6 +23,16 @@ PACKED_BY_VERSION_1 = (
 )
 """130 steps of four layers, of which 1 collapsed at step 100 and 3 became suspect at 125."""
 
+PACKED_BY_VERSION_2 = (
+    "eNrtUzFoFEEUnRPsRAgxgiB7MI3N3nk5c2xubUIKCwULC0UOWTZ747lkb2fd2QuGcAmBWFloK2KhoKAgpBQR3EJQkLTGQlAIuR+QiKD+X1jo7OaK"
+    "iwGTMoUPPn/mvzfv/xmYA8wqMDbHpwLpTXO7VjG5Jzth4octbjeqZuWKyQN3VsSK22N6KZUSaksXxbIVC6V3c1zciDTly9BRYkbEfjLL7VGTX3W9"
+    "RPNa3IpdTzhSc9xO4o7IXFXiZH6OSkSk5dV6v7ht3wm9a7lXLg20e8DtallbBtqqUS/Xc1hj1ilr3KpVRalSy2aOnbZUyT8Ubd+LZd5LTzhucuW5"
+    "gRgYv6R7qmk/ikQzv0F/7Sg/9ERGd7uFPphGo/TGGQzG3k5ujxwT//P+yI/vHUmfGyMpY+lC8eZwajBDlw32Cbv4EddwFUN8T5KmqI3ndT5Nl+gp"
+    "LmJI6/hNK2x6ibfoGH3FJZqnc7SCr4ntEffhFSiwe8uwCRNwEO7CF1iBNXDhMnyAB70lXf0FZ2F4Y7PnQREewR1YhONwEYobbB9hlWboOo3QD1zH"
+    "7/gEpX6Fd3SYyrSMFzSH+Axv0ygdos84RGfwBL3AkzRED/En7rVHU8PoYzft712w80S6MBjZRz6a17f+bPMvdaHwB6I2MA0="
+)
+"""The same of 0 and 1; the gradients of 2 were 2e4 from the first step on, which that version called an explosion."""
+
 
 def collapsed() -> FoldState:
     absmax = healthy(300)
@@ -124,6 +134,24 @@ def test_a_state_that_version_1_packed_is_read():
     assert [(change.rule, change.layer, change.kind, change.step) for change in changes] == [
         ("collapse", 1, "resolved", 229)
     ]
+    assert FoldState.unpack(state.pack()).pack() == state.pack()
+
+
+def test_a_state_that_version_2_packed_is_read_and_what_was_no_rise_resolves():
+    state = FoldState.unpack(zlib.decompress(b64decode(PACKED_BY_VERSION_2)))
+    assert [state.verdict(layer).rules for layer in range(4)] == [
+        {},
+        {"collapse": "firing"},
+        {"explosion": "firing"},
+        {},
+    ]
+    absmax = healthy(250, 4)
+    absmax[:, 2] = 2e4
+    _, changes = run(Trace(absmax, first=130), launch(lora(2)), state=state)
+    assert {(change.rule, change.layer, change.kind) for change in changes} == {
+        ("collapse", 1, "resolved"),
+        ("explosion", 2, "resolved"),
+    }
     assert FoldState.unpack(state.pack()).pack() == state.pack()
 
 

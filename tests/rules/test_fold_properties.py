@@ -74,12 +74,25 @@ quiet = st.builds(
 )
 
 
+converging = st.builds(
+    lambda steps, every, seed, decades: Trace(
+        healthy(steps, LAYERS, seed) * 10 ** -np.linspace(0, decades, steps)[:, None],
+        every=every,
+        loss=1 + 10 ** -np.linspace(0, 4, steps * every),
+    ),
+    st.integers(30, 120),
+    st.sampled_from([1, 10]),
+    st.integers(0, 9),
+    st.sampled_from([0.9, 1.4, 3.0]),
+)
+
+
 seldom = st.builds(now_and_then, st.integers(1, 220), st.sampled_from([1, 10]), st.integers(0, 2**32 - 1))
 
 
 @settings(max_examples=60)
 @given(
-    st.lists(traces() | quiet | seldom, min_size=1, max_size=3),
+    st.lists(traces() | quiet | seldom | converging, min_size=1, max_size=3),
     launches,
     rules,
     st.lists(st.sampled_from([5, 12, 40]), min_size=3),

@@ -63,6 +63,25 @@ def test_a_common_fall_names_no_layer_for_being_under_its_siblings():
     assert {change.rule for change in changes} == {"scale_drop"}
 
 
+def test_the_last_of_a_long_row_are_not_apart():
+    """Most layers are a decade down, a few of them two, and a few none: how far each falls as a job converges."""
+    absmax = healthy(500)
+    absmax[200:] *= 10 ** -np.r_[0.3, 0.4, np.linspace(0.9, 1.8, 14)]
+    absmax[:, 12:] /= 10
+    assert run(Trace(absmax))[1] == ()
+    absmax[300:, 3] *= 1e-2
+    assert set(fired(run(Trace(absmax))[1])) == {3}
+
+
+def test_layers_that_often_are_exactly_zero_do_not_hide_one_that_fell():
+    """Of most layers one step in three is zero: no fall, and nothing to measure another one's by."""
+    absmax = healthy(600)
+    absmax[:, 6:][np.random.default_rng(1).random((600, 10)) < 0.3] = 0
+    absmax[300:, 7:] = 0
+    absmax[300:, 3] *= 1e-3
+    assert set(fired(run(Trace(absmax))[1])) == {3}
+
+
 def test_of_two_layers_the_one_that_fell_is_named():
     absmax = healthy(300, 2)
     absmax[150:, 0] *= 1e-3

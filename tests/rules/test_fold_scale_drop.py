@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from traces import Trace, fired, healthy, run
+from traces import Trace, fired, healthy, launch, run
 
 from gradcanary_server.rules import Rules, ScaleDrop
 
@@ -85,6 +85,71 @@ def test_a_margin_that_more_and_more_batches_reach_is_no_fault():
     absmax[random.random(1000) < part] = 0
     loss = np.where(absmax[:, 0] == 0, 0.0, 2.0 * 10 ** (-3 * part))
     assert [change for change in run(Trace(absmax, loss=loss))[1] if change.severity != "information"] == []
+
+
+def learnt(
+    begin: int = 100, over: int = 150, decades: float = 3.0, start: float = 2.0, floor: float = 1.2, rows: int = 500
+) -> Trace:
+    """Gradients fall in so many steps while the loss goes from its start to its floor, within the noise of batches."""
+    steps, random = np.arange(rows), np.random.default_rng(3)
+    way = decades * np.clip((steps - begin) / over, 0, 1)
+    absmax = healthy(rows) * (10**-way)[:, None]
+    excess = (start - floor) * 10 ** -(2 * way + np.minimum(steps / 100, 1))
+    return Trace(absmax, loss=floor + excess + random.normal(0, 0.03, rows))
+
+
+def severities(changes) -> list[str]:
+    assert {change.rule for change in changes} <= {"scale_drop"}
+    return [change.severity for change in changes]
+
+
+@pytest.mark.parametrize("floor", [1.2, 0.0, -1.0])
+def test_a_loss_that_came_down_to_its_floor_explains_a_fall_that_went_step_by_step(floor):
+    """Distillation ends at the entropy of its teacher, a cosine at -1, a divergence at zero, rounded."""
+    trace = learnt(start=floor + 0.8, floor=floor)
+    state, changes = run(trace)
+    assert severities(changes) == ["information"]
+    resumed = Trace(trace.absmax[400:], first=500, loss=trace.loss[400:])
+    assert run(resumed, launch(number=2, first_step=500), state=state)[1] == ()
+
+
+@pytest.mark.parametrize(("moves", "severity"), [(1e-5, "information"), (0.1, "critical")])
+def test_a_loss_that_stands_still_explains_any_fall(moves, severity):
+    """Batches that are all the same: gradients swing by decades where next to nothing is left to learn."""
+    trace = learnt(begin=250, over=1)
+    trace.loss = 1.2 + 0.8 * 10 ** -np.minimum(np.arange(500) / 50, 5) + moves * np.sin(np.arange(500) / 5)
+    assert severities(run(trace)[1])[-1] == severity
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        learnt(begin=250, over=1),
+        learnt(begin=250, over=1, decades=1.6),
+        learnt(begin=250, over=20),
+        learnt(start=1.2),  # a net that never learns, and goes on dying
+        learnt(start=0.5),  # and one that loses what it had
+        learnt(begin=3_000, rows=3_500),  # what is learnt late takes long
+    ],
+)
+def test_no_other_fall_is_explained_by_where_the_loss_is(trace):
+    assert severities(run(trace)[1])[-1] != "information"
+
+
+def test_a_converged_job_may_still_lose_its_gradients_at_once():
+    trace = learnt()
+    trace.absmax[400:] *= 1e-2
+    _, changes = run(trace)
+    assert severities(changes) == ["information", "warning"]
+    assert changes[-1].step < 440
+
+
+@pytest.mark.parametrize("at", [None, 100, 300])
+def test_batches_without_a_gradient_do_not_end_the_way_down(at):
+    trace = learnt()
+    if at is not None:
+        trace.absmax[at : at + 150 : 10], trace.loss[at : at + 150 : 10] = 0, 0
+    assert severities(run(trace)[1]) == ["information"]
 
 
 def test_severity_rises_and_never_falls():

@@ -134,8 +134,35 @@ def test_without_a_gradient_at_the_steps_sampled_takes_fifty_of_them_and_zeros_t
     assert [(c.rule, c.layer, c.step) for c in run(Trace(absmax, every=10))[1]] == [("unused", 6, 490)]
 
 
+def begun(changes):
+    return {(each[0], *each[3:]) for each in told(changes) if each[2] == "fired"}
+
+
+@pytest.mark.parametrize("value", [0, NO_GRADIENT])
+@pytest.mark.parametrize("loss", [None, np.full(120, 2.0)])
+def test_no_layer_that_ever_had_one_is_one_warning_of_all(value, loss):
+    absmax = np.full((120, 16), float(value))
+    absmax[:, 8], absmax[100:] = NOT_TRAINABLE, healthy(20)
+    _, changes = run(Trace(absmax, loss=loss))
+    assert begun(changes) == {("vanished", 49, "warning", "never")}
+    assert set(fired(changes, "vanished")) == set(range(16)) - {8}
+    assert run(Trace(np.full((49, 16), float(value)), loss=loss))[1] == ()
+
+
+def test_batches_without_a_loss_have_no_gradient_to_miss():
+    """Rewards that nobody has got yet: then these layers are unused, on the page."""
+    loss = np.zeros(120)
+    loss[70:] = 0.1
+    assert {each[0] for each in begun(run(Trace(np.zeros((120, 16)), loss=loss))[1])} == {"unused"}
+
+
 def test_rules_that_are_off_say_nothing():
     rules = Rules(vanished=Vanished(enabled=False), unused=Unused(enabled=False))
     absmax = without(200)
     absmax[:, 8] = NO_GRADIENT
     assert run(Trace(absmax), rules=rules)[1] == ()
+    nothing = np.zeros((120, 16))
+    assert run(Trace(nothing), rules=rules)[1] == ()
+    assert {each[0] for each in begun(run(Trace(nothing), rules=Rules(vanished=Vanished(enabled=False)))[1])} == {
+        "unused"
+    }
