@@ -98,8 +98,7 @@ def _detach(arguments: argparse.Namespace) -> int:
 
 def _ps(_arguments: argparse.Namespace) -> int:
     every = sorted(processes.all_of(os.geteuid()), key=lambda process: process.pid)
-    workers = processes.forked(every)
-    rows = [_row(process) for process in every if process.pid not in workers]
+    rows = [_row(process, every) for process in every]
     if not rows:
         _print(NOBODY)
         return 0
@@ -107,11 +106,15 @@ def _ps(_arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _row(process: processes.Process) -> tuple[str, ...]:
-    said = refusals.said_by(process)
+def _row(process: processes.Process, every: list[processes.Process]) -> tuple[str, ...]:
+    try:
+        said = refusals.said_by(process)
+    except TimeoutError:
+        said = {"run": "does not answer"}
     rank, age = process.environ.get("RANK", "-"), words.duration(processes.age_s(process))
     where = "-" if said is None else said["run"]
-    return str(process.pid), process.spelled, rank, age, where, words.typed(process.command)
+    forked = f"forked from process {process.parent}" if processes.is_forked(process, every) else None
+    return str(process.pid), process.spelled, rank, age, where, forked or words.typed(process.command)
 
 
 def _job(pid: int) -> list[int]:

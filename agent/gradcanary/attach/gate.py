@@ -16,12 +16,13 @@ from gradcanary.attach.errors import AttachError
 
 PACKAGE = Path(gradcanary.__file__).parent
 
-# Run in the process's __main__, whose names may be anything, and where no name may be left behind.
+# Run in the process's __main__, whose names may be anything, and where no name may be left behind, nor a warning
+# of a file that was not closed.
 LINE = """\
 try:
     __import__("builtins").exec(
         __import__("builtins").compile(
-            __import__("builtins").open({gate!r}, encoding="utf-8").read(), "<gradcanary>", "exec"
+            __import__("pathlib").Path({gate!r}).read_text("utf-8"), "<gradcanary>", "exec"
         ),
         {{"__name__": "gradcanary_arrival", "__file__": "<gradcanary>"}},
     )

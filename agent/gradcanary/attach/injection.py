@@ -26,8 +26,10 @@ PATIENCE_S = 15.0
 LETTING_GO_S = 3.0
 PAGE = 4096
 
-# All symbols are found before anything is changed. "unwindonsignal": a call that is interrupted leaves the registers as
-# they were. "handle": what signals the process gets meanwhile are passed on.
+# All symbols are found before anything is changed. "handle": what signals the process gets meanwhile are passed on.
+# "unwindonsignal": a call that is interrupted leaves the registers as they were; "scheduler-locking": no other thread
+# runs beside it and gets the interrupt, which would leave them as they are, and end the process (1 of 5; then 0 of 60).
+# Neither call waits for another thread.
 SCRIPT = """\
 set confirm off
 set pagination off
@@ -40,6 +42,7 @@ sharedlibrary libc\\.\\|libc-\\|ld-musl
 set $run = (long) &PyRun_SimpleString
 set $queue = (long) &Py_AddPendingCall
 set $map = (long) &mmap
+set scheduler-locking on
 set $page = ((long (*)(void *, long, int, int, int, long)) $map)((void *) 0, {size}, 3, 0x22, -1, 0)
 restore {line} binary $page
 set $refused = ((int (*)(void *, void *)) $queue)((void *) $run, (void *) $page)
@@ -125,9 +128,9 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
     script.write_text(SCRIPT.format(pid=process.pid, line=folder / "line", size=size), encoding="utf-8")
     options = [("auto-solib-add", "off"), ("auto-load", "no"), ("debuginfod enabled", "off"), ("width", "0")]
     words = [word for option, value in options for word in ("-iex", f"set {option} {value}")]
-    # Its symbols are read before the process is stopped, and not while it is.
-    command = [gdb, "-nx", "-nh", "-batch", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
-    said = _run(command, process)
+    # The names in its binary are read before the process is stopped, and what debuggers know beyond names not at all.
+    command = [gdb, "-nx", "-nh", "-batch", "-readnever", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
+    said = _run(command, process, folder / "said")
     found = re.search(r"page (0x[0-9a-f]+) refused (-?\d+)", said)
     if found is not None and found[2] == "0":
         began, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
@@ -137,32 +140,42 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
     raise AttachError(FAILED.format(pid=process.pid, said=_last(said)))
 
 
-def _run(command: list[str], process: processes.Process) -> str:
-    """Run gdb to its end, or have it let go: whatever happens to it or to us, the process is not left stopped."""
-    gdb = subprocess.Popen(  # noqa: S603 -- what this is made of
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "LC_ALL": "C", "SHELL": "/bin/sh"}, start_new_session=True,
-    )  # fmt: skip
+def _run(command: list[str], process: processes.Process, said: Path) -> str:
+    """Run gdb to its end, or have it let go: whatever happens to it or to us, the process is not left stopped.
+
+    It writes to a file, and belongs to no terminal: it comes to its end also where we do not.
+    """
+    with said.open("wb") as file:
+        gdb = subprocess.Popen(  # noqa: S603 -- what this is made of
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+            env={**os.environ, "LC_ALL": "C", "SHELL": "/bin/sh"},
+        )  # fmt: skip
+    is_late = True
     try:
-        return gdb.communicate(timeout=PATIENCE_S)[0]
-    except subprocess.TimeoutExpired as error:
-        said = _let_go(gdb, process)
-        raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, said=_last(said))) from error
-    except BaseException:
-        _let_go(gdb, process)
-        raise
+        gdb.wait(PATIENCE_S)
+        is_late = False
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # Ctrl-C does not keep it from its end, which is near
+        if is_late:
+            _let_go(gdb, process)
+    text = said.read_text(encoding="utf-8", errors="replace")
+    if is_late:
+        raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, said=_last(text)))
+    if gdb.returncode < 0:
+        _resume(process.pid)
+    return text
 
 
-def _let_go(gdb: subprocess.Popen[str], process: processes.Process) -> str:
+def _let_go(gdb: subprocess.Popen[bytes], process: processes.Process) -> None:
     """End gdb: an interrupt undoes a call that is under way, the rest is for a gdb that hears none."""
-    said = ""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(subprocess.TimeoutExpired):
+    for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if number is not None:
             gdb.send_signal(number)
-            said = gdb.communicate(timeout=LETTING_GO_S)[0]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            gdb.wait(LETTING_GO_S)
             break
     _resume(process.pid)
-    return said
 
 
 def _resume(pid: int) -> None:

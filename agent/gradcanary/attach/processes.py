@@ -16,6 +16,9 @@ _VERSIONS = tuple(
     re.compile(pattern) for pattern in (r"\.cpython-3(\d+)(t?)d?-", r"libpython3\.(\d+)(t?)", r"/python3\.(\d+)(t?)\b")
 )
 
+_WORKERS = ("pt_data_worker", "pt_data_pin")
+"""What torch calls a process of a DataLoader, as ``comm``; older versions call it nothing."""
+
 
 @dataclass(frozen=True)
 class Process:
@@ -89,7 +92,7 @@ def all_of(uid: int) -> Iterator[Process]:
     for entry in PROC.iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid() and _owner(entry) == uid:
             process = find(int(entry.name))
-            if process is not None and process.has_torch:
+            if process is not None and process.has_torch and _name(entry) not in _WORKERS:
                 yield process
 
 
@@ -159,7 +162,7 @@ def ranks_of(process: Process) -> list[Process]:
     """Return the processes of its distributed job on this machine by rank; a launcher's are those that it started."""
     others = [each for each in all_of(process.uid) if "RANK" in each.environ]
     if "RANK" in process.environ and "WORLD_SIZE" in process.environ:
-        mine = [each for each in others if _job(each) == _job(process) and not _is_forked(each, others)]
+        mine = [each for each in others if _job(each) == _job(process) and not is_forked(each, others)]
     else:
         mine = [each for each in others if each.parent == process.pid]
     return sorted(mine, key=lambda each: int(each.environ["RANK"]) if each.environ["RANK"].isdigit() else 0)
@@ -170,14 +173,9 @@ def _job(process: Process) -> tuple[str | None, ...]:
     return tuple(process.environ.get(key) for key in keys)
 
 
-def _is_forked(process: Process, others: list[Process]) -> bool:
-    """Say whether it is a worker of another one: a fork has its parent's command."""
+def is_forked(process: Process, others: list[Process]) -> bool:
+    """Say whether it was forked from one of the others, whose command it then has: most of those load data."""
     return any(each.pid == process.parent and each.command == process.command for each in others)
-
-
-def forked(every: list[Process]) -> set[int]:
-    """Return the ids of those that were forked from another one, such as workers that load data."""
-    return {each.pid for each in every if _is_forked(each, every)}
 
 
 def _owner(entry: Path) -> int:
@@ -185,6 +183,13 @@ def _owner(entry: Path) -> int:
         return entry.stat().st_uid
     except OSError:
         return -1
+
+
+def _name(entry: Path) -> str:
+    try:
+        return (entry / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _status(pid: int) -> dict[str, str]:

@@ -87,7 +87,9 @@ def _check_python(process: Process) -> None:
     if not process.is_cpython:
         raise AttachError(PYPY.format(pid=process.pid))
     if process.version == (0, 0):
-        raise AttachError(NO_PYTHON.format(pid=process.pid, command=" ".join(process.command)[:60] or "a kernel thread"))
+        raise AttachError(
+            NO_PYTHON.format(pid=process.pid, command=" ".join(process.command)[:60] or "a kernel thread")
+        )
     if process.version < OLDEST:
         raise AttachError(TOO_OLD.format(pid=process.pid, version=process.spelled))
     if process.is_free_threaded:
