@@ -12,6 +12,32 @@ import warm
 
 WAIT_S = 60
 
+Typed = Callable[..., tuple[int, str, str]]
+
+# Of any version, with nothing but its own modules: looks as if it had torch, once it has mapped a file of that name.
+LOOP = """
+import mmap, sys, threading, time
+file = open(sys.argv[1])
+mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+def idle():
+    while True:
+        sum(range(200)); time.sleep(0.005)
+for number in range(3):
+    threading.Thread(target=idle, daemon=True).start()
+print('ready', flush=True)
+# waits
+while True:
+    idle.count = getattr(idle, 'count', 0) + 1
+    time.sleep(0.002)
+"""
+
+
+def mapped(folder: Path) -> Path:
+    """Return a file that stands for torch's library, by its name."""
+    file = folder / "libtorch_cpu.so"
+    file.write_bytes(b"\0" * 4096)
+    return file
+
 
 def until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + WAIT_S

@@ -1,35 +1,21 @@
 """A training that is attached to and left again, as somebody would from another terminal."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from targets import Training, training, until
+from targets import Training, Typed, training, until
 
-from gradcanary import cli, wire
+from gradcanary import wire
 
 LOW = [f"blocks.{number}.linear.{kind}" for number in (2, 4, 5) for kind in ("weight", "bias")]
-
-Typed = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     """One training that all tests here come to and leave; the last one compares it with one left alone."""
     with training(tmp_path_factory.mktemp("joined") / "training") as started:
         yield started
-
-
-@pytest.fixture
-def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
-    """Return a function that runs a command and returns its exit status and what it printed."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        status = cli.main([*map(str, words)])
-        return status, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="module")

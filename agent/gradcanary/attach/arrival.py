@@ -189,10 +189,13 @@ def _is_here(frame: FrameType | None) -> bool:
     return False
 
 
-def load(package: str) -> None:
-    """Make the gradcanary of the one who attaches importable, and nothing else beside it; the path stays as it is."""
+def load(package: str) -> bool:
+    """Make the gradcanary of the one who attaches importable, and nothing else beside it; the path stays as it is.
+
+    False where there is one already.
+    """
     if "gradcanary" in sys.modules:
-        return
+        return False
     file = os.path.join(package, "__init__.py")  # noqa: PTH118 -- likewise
     spec = util.spec_from_file_location("gradcanary", file, submodule_search_locations=[package])
     if spec is None or spec.loader is None:
@@ -201,8 +204,15 @@ def load(package: str) -> None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules["gradcanary"]
+        unload()
         raise
+    return True
+
+
+def unload() -> None:
+    """Forget the modules: nobody has come in."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == "gradcanary"]:
+        del sys.modules[name]
 
 
 def answer(folder: str, said: dict[str, Any]) -> None:
@@ -217,9 +227,11 @@ def enter(request: dict[str, Any]) -> None:
     """Do what is asked for, now or as soon as it can be done."""
     gate, folder, package, pid = request["gate"], request["folder"], request["package"], request["pid"]
     guest: list[Any] = []
+    is_loaded = False
 
     def prepare() -> None:
-        load(package)
+        nonlocal is_loaded
+        is_loaded = load(package) or is_loaded
         if not guest:
             from gradcanary.attach.resident import Guest
 
@@ -230,17 +242,21 @@ def enter(request: dict[str, Any]) -> None:
         # A fork has a copy of what is queued.
         if os.getpid() == pid and os.path.exists(gate):  # noqa: PTH110 -- likewise
             return True
-        if guest:
-            guest[0].leave()
+        leave()
         return False
+
+    def leave() -> None:
+        if guest:
+            guest.pop().leave()
+        if is_loaded:
+            unload()
 
     def report(place: str) -> None:
         with open(os.path.join(folder, "place"), "w", encoding="utf-8") as file:  # noqa: PTH118, PTH123 -- likewise
             file.write(place)
 
     def failed(error: Exception) -> None:
-        if guest:
-            guest[0].leave()
+        leave()
         answer(folder, {"error": f"{type(error).__name__}: {error}"})
 
     Errand(

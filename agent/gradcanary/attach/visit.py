@@ -52,6 +52,16 @@ class Visit:
         self._gate = gate.Gate(request, process.uid)
         self._sent = injection.Sent(0, None)
 
+    @property
+    def stopped_s(self) -> float | None:
+        """How long the process stood still for gdb, None where it did not."""
+        return self._sent.stopped_s
+
+    @property
+    def page(self) -> int:
+        """The address of the page in the process that is to be given back, 0 for none."""
+        return self._sent.page
+
     def ask(self) -> None:
         """Get the request into the process; raises AttachError."""
         try:
@@ -93,7 +103,7 @@ class Visit:
             told = self._tell() or told
         if told is None:
             raise AttachError(GONE.format(pid=self.process.pid))
-        yield from words.described(told, self.process.pid, self._sent.stopped_s)
+        yield from words.described(told, self.process.pid, self.stopped_s)
 
     def title(self) -> str:
         """Return what it is, in a line."""
@@ -105,7 +115,7 @@ class Visit:
         self._gate.clear()
 
     def _tell(self) -> dict[str, Any] | None:
-        return control.ask(self._socket, {"do": "tell", "page": self._sent.page})
+        return control.ask(self._socket, {"do": "tell", "page": self.page})
 
     def _what(self, *, is_idle: bool) -> str:
         if place := self._gate.place():
