@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gradcanary
+from gradcanary import naming
 from gradcanary.attach import arrival
 from gradcanary.attach.errors import AttachError
 
@@ -39,12 +40,17 @@ def home(uid: int) -> Path:
 
 
 def make_home(uid: int) -> Path:
-    """Return that folder, made; raises AttachError where somebody else has one of that name."""
+    """Return that folder, made, without what processes that have ended left in it; raises AttachError where somebody
+    else has one of that name."""
     folder = home(uid)
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
         raise AttachError(NOT_OURS.format(folder=folder))
+    for left in folder.iterdir():
+        pid, _, started = left.name.partition("-")
+        if pid.isdigit() and naming.started(int(pid)) != started:
+            left.unlink(missing_ok=True)
     return folder
 
 
