@@ -102,6 +102,17 @@ def watch_late(settings: Settings, unnamed: str) -> Watch:
         return Watch(settings, None, None, None, is_automatic=True, is_late=True)
 
 
+def is_open(watch: Watch) -> bool:
+    """Say whether a watch was not closed, in this process."""
+    return watch._is_ours()  # noqa: SLF001 -- one module: these are for attach, and not for scripts
+
+
+def take_off(watch: Watch) -> None:
+    """Leave no hook and no replaced function behind; what is left to be sent is for ``close()``."""
+    if is_open(watch):
+        watch._session.take_off()  # noqa: SLF001 -- likewise
+
+
 class Watch:
     """A training being watched. Nothing raises but wrong arguments; closing it leaves no trace in the process."""
 
@@ -214,16 +225,6 @@ class Watch:
             "watch() without arguments follows all optimizers of a process"
         )
         self.close()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it was not closed, in this process."""
-        return self._is_ours()
-
-    def take_off(self) -> None:
-        """Leave no hook and no replaced function behind; what is left to be sent is for :meth:`close`."""
-        if self._is_ours():
-            self._session.take_off()
 
     def _begin(self) -> str:
         """Return the launch; called as the session begins, which is later and maybe in a fork where it waited."""

@@ -8,8 +8,6 @@ prints a digest then; ``FOLDER/look`` is answered by what hangs on torch and on 
 import gc
 import hashlib
 import json
-import os
-import re
 import sys
 import threading
 import time
@@ -69,14 +67,14 @@ def seen(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object
     kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
     hooks = [list(each) for each in (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)]
     return {
-        "step hooks": hooks + [list(optimizer._optimizer_step_pre_hooks), list(optimizer._optimizer_step_post_hooks)],
+        "step hooks": [*hooks, list(optimizer._optimizer_step_pre_hooks), list(optimizer._optimizer_step_post_hooks)],
         "hooks": [[repr(getattr(each, kind)) for kind in kinds] for each in model.parameters()],
         "module hooks": [len(each._forward_hooks) + len(each._backward_hooks) for each in model.modules()],
         "backward": f"{torch.autograd.backward.__module__}.{torch.autograd.backward.__qualname__}",
         "step": "step" in vars(optimizer),
         "threads": sorted(str(thread.name) for thread in threading.enumerate()),
-        "tasks": len(os.listdir("/proc/self/task")),
-        "files": sorted(re.sub(r"torch_[\d_]+", "torch_", os.readlink(f"/proc/self/fd/{fd}")) for fd in files()),
+        "tasks": len([*Path("/proc/self/task").iterdir()]),
+        "files": sorted(file for file in files() if "/shm/torch_" not in file),  # batches that are handed over
         "path": sys.path,
         "finders": [str(each) for each in sys.meta_path],
         "main": sorted(vars(sys.modules["__main__"])),
@@ -86,7 +84,8 @@ def seen(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object
 
 
 def files() -> list[str]:
-    return [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+    links = [*Path("/proc/self/fd").iterdir()]
+    return [str(link.readlink()) for link in links if link.exists()]
 
 
 def idle() -> None:

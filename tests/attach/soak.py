@@ -48,7 +48,8 @@ def main(cycles: int) -> None:
             before, sizes, times = target.seen(), [resident_kib(target.pid)], []
             for number in range(cycles):
                 times.append(cycle(target))
-                assert target.seen() == before
+                seen = target.seen()
+                assert seen == before, {name: (before[name], seen[name]) for name in seen if seen[name] != before[name]}
                 sizes.append(resident_kib(target.pid))
                 if number % 50 == 49 or number == cycles - 1:
                     report(number + 1, times, sizes)

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,6 +56,13 @@ class Training:
         script = Path(__file__).with_name("joined_training.py")
         self.process = warm.Process(warm.TRAINING, [str(script), str(folder)], {**os.environ, **(env or {})})
         self.pid = self.process.pid
+        self._lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)  # a full pipe would hold the training
+        self._reader.start()
+
+    def _read(self) -> None:
+        with self.process.stdout as lines:
+            self._lines.extend(lines)
 
     @property
     def steps(self) -> int:
@@ -80,16 +88,17 @@ class Training:
         """Let it end soon, or after that step; return steps, digest, and what else it said."""
         (self.folder / "stop").write_text(str(self.steps if step is None else step))
         (self.folder / "fast").touch()
-        with self.process.stdout as lines:
-            *said, last = lines.read().splitlines()
-        assert self.process.wait(WAIT_S) == 0, said
+        assert self.process.wait(WAIT_S) == 0, self._lines
+        self._reader.join()
+        *said, last = self._lines
         steps, digest = last.split()
-        return int(steps), digest, "\n".join(said)
+        return int(steps), digest, "".join(said)
 
     def kill(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(9)
             self.process.wait(WAIT_S)
+        self._reader.join()
 
 
 @contextmanager

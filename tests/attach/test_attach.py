@@ -8,8 +8,11 @@ import pytest
 from targets import Training, Typed, training, until
 
 from gradcanary import wire
+from gradcanary.attach import visit
+from gradcanary.version import __version__
 
 LOW = [f"blocks.{number}.linear.{kind}" for number in (2, 4, 5) for kind in ("weight", "bias")]
+
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
@@ -32,13 +35,13 @@ def test_attach_tells_what_it_found_and_what_had_fallen_before(
         "optimizer    AdamW: 16 tensors, 2,176 elements",
         "layers       16: 16 float32",
         "micro-steps  K = 2 per step, summed in 16 float32",
-        f"low          6 of 16 layers are under 1e-4 now: {', '.join(LOW)}",
+        f"low          6 of 16 layers are under 1e-4 now: {', '.join(LOW)} (--absmax-below 1e-4 makes that an alert)",
         "run          fallen",
         f"page         {module_collector.url}/runs/fallen",
         f"leave with   gradcanary detach {joined.pid}",
     ):
         assert line in out
-    assert re.search(r"stood still  \d\.\d\d s", out)
+    assert re.search(r"stood still  \d\.\d\d s for gdb, \d\.\d\d s to begin", out)
     (step,) = re.findall(r"step         ([\d,]+), as the optimizer counts", out)
     assert 0 < int(step.replace(",", "")) <= joined.steps + 10
 
@@ -52,7 +55,10 @@ def test_the_first_window_is_partial_and_the_launch_late(joined: Training, modul
     assert set(first.split(",")[2:]) == {""}
     assert "" not in second.split(",")[2:]
     losses = module_collector.get(f"{run}/metrics", name="loss", points=4000).json()
-    (step, *_), (count, *_) = (wire.uncolumn("d", losses["steps"]["data"]), wire.uncolumn("i", losses["metrics"][0]["count"]["data"]))
+    (step, *_), (count, *_) = (
+        wire.uncolumn("d", losses["steps"]["data"]),
+        wire.uncolumn("i", losses["metrics"][0]["count"]["data"]),
+    )
     assert (step, count) == (session["first_step"] + 1, 1), "a sum of some micro-steps would be another loss"
     recording = module_collector.get(f"{run}/recording").text
     assert '"late":true' in recording.replace(" ", "")
@@ -75,7 +81,7 @@ def test_what_had_fallen_before_is_an_incident(joined: Training, module_collecto
 def test_a_second_attach_is_refused_and_ps_lists_it(joined: Training, typed: Typed) -> None:
     status, _, err = typed("attach", joined.pid)
     assert status == 1
-    assert f"is attached already, as run fallen: http" in err
+    assert "is attached already, as run fallen: http" in err
     assert f"gradcanary detach {joined.pid}" in err
     _, out, _ = typed("ps")
     (line,) = [line for line in out.splitlines() if line.startswith(f"{joined.pid} ")]
@@ -92,7 +98,10 @@ def test_detach_leaves_nothing_behind(
     assert joined.seen() == untouched
     assert module_collector.get("/api/v1/runs/fallen").json()["state"] == "finished"
     status, _, err = typed("detach", joined.pid)
-    assert (status, err) == (1, f"gradcanary detach: process {joined.pid} is not attached. gradcanary ps lists those that are\n")
+    assert (status, err) == (
+        1,
+        f"gradcanary detach: process {joined.pid} is not attached. gradcanary ps lists those that are\n",
+    )
 
 
 def test_it_may_be_joined_again_and_leaves_by_itself(
@@ -106,6 +115,16 @@ def test_it_may_be_joined_again_and_leaves_by_itself(
         until(lambda: joined.seen() == untouched)
     launches = {each["launch"] for each in module_collector.get("/api/v1/runs/again").json()["sessions"]}
     assert len(launches) == 3
+
+
+def test_another_version_of_the_agent_is_refused(
+    joined: Training, typed: Typed, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visit, "__version__", "9.9")
+    status, _, err = typed("attach", joined.pid)
+    assert status == 1
+    assert f"the agent in this process is {__version__}, yours 9.9" in err
+    until(lambda: joined.seen() == untouched)
 
 
 def test_nobody_listens_and_it_says_so(joined: Training, typed: Typed, untouched: dict[str, object]) -> None:

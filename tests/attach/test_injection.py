@@ -175,12 +175,17 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(kind: type[BaseExcep
     errand = arrival.Errand(
         PACKAGE, lambda: None, act, is_wanted=lambda: True, report=lambda _: None, failed=lambda _: None
     )
-    with pytest.raises(kind):
+
+    def train() -> None:
         errand.begin()
-        came_back = True
+        returned.append(True)
         for _ in range(5000):
             time.sleep(0.001)
-    assert came_back
+
+    returned: list[bool] = []
+    with pytest.raises(kind):
+        train()
+    assert returned == [True]
 
 
 def test_a_failure_is_told_and_ends_the_errand() -> None:

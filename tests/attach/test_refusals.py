@@ -6,15 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from targets import LOOP, Typed, mapped, program, until
 
-from gradcanary import cli
-from gradcanary.attach import injection, processes, refusals, visit
+from gradcanary.attach import injection, processes, visit
 from gradcanary.attach.errors import AttachError
 
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17

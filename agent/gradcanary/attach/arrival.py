@@ -1,9 +1,9 @@
 """What runs first inside a process that is attached to, in its main thread, between any two of its bytecodes.
 
-So it may be anywhere: inside an optimizer's step, where a hook that is added or taken away would raise in the user's own
-call, or inside ``threading`` with one of its locks taken. Nothing is done before no thread is in such a place; until
-then the same is asked again, each few milliseconds. Nothing here raises, and nothing here is of gradcanary: this file
-is handed over as text.
+So it may be anywhere: inside an optimizer's step, where a hook that is added or taken away would raise in the user's
+own call, or inside ``threading`` with one of its locks taken. Nothing is done before no thread is in such a
+place; until then the same is asked again, each few milliseconds. Nothing here raises, and nothing here is of
+gradcanary: this file is handed over as text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SAID_EACH_S = 0.3
 LONG_S = 10.0
 """For which no other thread gets its turn; what is done meanwhile takes some milliseconds."""
 
-_HERE = os.path.abspath(sys._getframe().f_code.co_filename)  # noqa: SLF001, PTH100 -- as frames name it, which pathlib does not
+_HERE = os.path.abspath(sys._getframe().f_code.co_filename)  # noqa: SLF001, PTH100 -- as frames name it
 
 
 def hindrance(package: str) -> str | None:
@@ -156,7 +156,7 @@ class Errand:
             self.is_over = True
             with suppress(Exception):
                 self._failed(error)
-        except BaseException as error:  # noqa: BLE001 -- Ctrl-C, or what a signal's handler raised, meant for the training
+        except BaseException as error:  # noqa: BLE001 -- Ctrl-C, or what another signal's handler raised
             _thread.start_new_thread(_hand_back, (type(error), _thread.get_ident()))
 
 
@@ -231,12 +231,14 @@ def enter(request: dict[str, Any]) -> None:
 
     def prepare() -> None:
         nonlocal is_loaded
+        began = time.perf_counter()
         is_loaded = load(package) or is_loaded
         if not guest:
             from gradcanary.attach.resident import Guest
 
             guest.append(Guest(request))
         guest[0].prepare()
+        guest[0].held_s += time.perf_counter() - began
 
     def is_wanted() -> bool:
         # A fork has a copy of what is queued.

@@ -1,28 +1,18 @@
-"""``gradcanary attach``, ``detach`` and ``ps``: into a training that runs, and out of it again."""
+"""``gradcanary attach``, ``detach`` and ``ps``: what may be typed."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from typing import TYPE_CHECKING
 
-from gradcanary.attach import control, gate, processes, refusals, words
-from gradcanary.attach.errors import AttachError
-from gradcanary.attach.visit import Visit
-from gradcanary.settings import DEFAULT_URL, Settings
+from gradcanary.settings import DEFAULT_URL
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 -- argparse has no public name for it
 
-DETACH_S = 60.0
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-NOT_ATTACHED = "process {pid} is not attached. gradcanary ps lists those that are"
-LATER = """\
-process {pid} has not come to a place yet where hooks can be taken off. It was asked, and leaves at its next chance"""
-NOBODY = "no training of yours runs here that can be attached to: no Python of yours has loaded torch"
 
 
 def add(commands: Commands) -> None:
@@ -37,104 +27,14 @@ def add(commands: Commands) -> None:
         "--absmax-below", metavar="X", help="alert where a layer's largest gradient is under this, at its word"
     )
     command.add_argument("--for", dest="for_s", type=_time, metavar="TIME", help="leave by itself after 10m, 8h, 3d")
-    command.set_defaults(run=_attach)
+    command.set_defaults(run=_run, action="attach")
     text = "leave a training that was attached to: no hook, thread or open file stays"
     command = commands.add_parser("detach", help=text, description=text)
     command.add_argument("pid", type=int, metavar="PID", help="as it was given to attach")
-    command.set_defaults(run=_detach)
+    command.set_defaults(run=_run, action="detach")
     text = "list the trainings of yours that run here"
     command = commands.add_parser("ps", help=text, description=text)
-    command.set_defaults(run=_ps)
-
-
-def _attach(arguments: argparse.Namespace) -> int:
-    try:
-        settings = _settings(arguments)
-        return _join([refusals.checked(pid) for pid in _job(arguments.pid)], settings, arguments.for_s)
-    except (AttachError, ValueError) as error:
-        _complain(f"gradcanary attach: {error}")
-        return 1
-
-
-def _join(found: list[processes.Process], settings: dict[str, str | None], for_s: float | None) -> int:
-    """Attach to all of a job: ask each, then wait for all; those that are in stay in, whatever the others do."""
-    visits, failures = [Visit(process, settings, for_s, _complain) for process in found], []
-    try:
-        for step in (Visit.ask, Visit.wait):
-            for visit in [each for each in visits if not each.is_over]:
-                try:
-                    step(visit)
-                except AttachError as error:
-                    failures.append(str(error))
-        for visit in visits:
-            if visit.is_in:
-                _print(visit.title())
-                _print("\n".join(visit.found()))
-    finally:
-        for visit in visits:
-            visit.end()
-    for failure in failures:
-        _complain(f"gradcanary attach: {failure}")
-    return 1 if failures else 0
-
-
-def _detach(arguments: argparse.Namespace) -> int:
-    found = [process for pid in _job(arguments.pid) if (process := processes.find(pid)) is not None]
-    paths = [(process, gate.socket_of(process.uid, process.pid, process.started)) for process in found]
-    attached = [(process, path) for process, path in paths if control.ask(path, {"do": "tell"}) is not None]
-    if not attached:
-        _complain("gradcanary detach: " + NOT_ATTACHED.format(pid=arguments.pid))
-        return 1
-    for process, path in attached:
-        try:
-            said = control.ask(path, {"do": "detach"}, DETACH_S)
-        except TimeoutError:
-            _complain("gradcanary detach: " + LATER.format(pid=process.pid))
-            return 1
-        run = "" if said is None else f", run {said['detached']} is finished"
-        _print(f"left process {process.pid}{run}")
-    return 0
-
-
-def _ps(_arguments: argparse.Namespace) -> int:
-    every = sorted(processes.all_of(os.geteuid()), key=lambda process: process.pid)
-    rows = [_row(process, every) for process in every]
-    if not rows:
-        _print(NOBODY)
-        return 0
-    _print("\n".join(words.table([("PID", "PYTHON", "RANK", "SINCE", "ATTACHED", "COMMAND"), *rows])))
-    return 0
-
-
-def _row(process: processes.Process, every: list[processes.Process]) -> tuple[str, ...]:
-    try:
-        said = refusals.said_by(process)
-    except TimeoutError:
-        said = {"run": "does not answer"}
-    rank, age = process.environ.get("RANK", "-"), words.duration(processes.age_s(process))
-    where = "-" if said is None else said["run"]
-    forked = f"forked from process {process.parent}" if processes.is_forked(process, every) else None
-    return str(process.pid), process.spelled, rank, age, where, forked or words.typed(process.command)
-
-
-def _job(pid: int) -> list[int]:
-    """Return the process, or all of the job that it is a rank or the launcher of."""
-    process = processes.find(pid)
-    ranks = processes.ranks_of(process) if process is not None and process.uid == os.geteuid() else []
-    return [rank.pid for rank in ranks] or [pid]
-
-
-def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
-    """Return what was given here; the rest is the process's own to know. Raises ValueError on what is wrong."""
-    typed = {
-        "url": arguments.url,
-        "run": arguments.name,
-        "every": arguments.every,
-        "absmax_below": arguments.absmax_below,
-        "token": None,
-    }
-    Settings.resolve(os.environ, spelled="--{}", **typed)
-    return {name: value or os.environ.get(f"GRADCANARY_{name.upper()}") for name, value in typed.items()}
+    command.set_defaults(run=_run, action="ps")
 
 
 def _time(text: str) -> float:
@@ -144,9 +44,12 @@ def _time(text: str) -> float:
     return float(int(found[1]) * _UNITS[found[2]])
 
 
-def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 -- the command line speaks
+def _run(arguments: argparse.Namespace) -> int:
+    from gradcanary.attach import actions
+    from gradcanary.attach.errors import AttachError
 
-
-def _complain(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 -- likewise
+    try:
+        return {"attach": actions.attach, "detach": actions.detach, "ps": actions.ps}[arguments.action](arguments)
+    except (AttachError, ValueError) as error:
+        print(f"gradcanary {arguments.action}: {error}", file=sys.stderr)  # noqa: T201 -- the command line speaks
+        return 1

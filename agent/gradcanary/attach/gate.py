@@ -4,7 +4,7 @@ there. Who takes it away first, the process or the one who gave up waiting, has 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -98,8 +98,5 @@ class Gate:
             return ""
 
     def clear(self) -> None:
-        """Leave nothing of it. What the process may still be about to read is this folder's alone, and only missed."""
-        for file in self.folder.glob("*"):
-            file.unlink(missing_ok=True)
-        if self.folder.exists():
-            os.rmdir(self.folder)  # noqa: PTH106 -- pathlib's would raise the same
+        """Leave nothing of it. What the process may still be about to read is only missed."""
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,8 +1,8 @@
 """A line of Python for another process: run by its main thread, between two of its own bytecodes.
 
-CPython 3.14 takes such requests itself (``sys.remote_exec``). Before it, gdb puts the line into a new page of memory and
-has the interpreter queue ``PyRun_SimpleString`` on it as a pending call: nothing of Python runs while the process is
-stopped, so no lock of its allocator or its interpreter can be in the way, and no library is loaded.
+CPython 3.14 takes such requests itself (``sys.remote_exec``). Before it, gdb puts the line into a new page of memory
+and has the interpreter queue ``PyRun_SimpleString`` on it as a pending call: nothing of Python runs while
+the process is stopped, so no lock of its allocator or its interpreter can be in the way, and no library is loaded.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ NO_GDB = """\
 gdb is not installed, and Python {version} can only be reached with it (3.14 and newer need nothing). Install it:
 apt-get install gdb, dnf install gdb, or conda install -c conda-forge gdb"""
 NOT_PERMITTED = """\
-the system does not let gdb attach to process {pid}. In a container, start it with --cap-add SYS_PTRACE, or run this with
-docker exec --privileged; in Kubernetes add SYS_PTRACE to securityContext.capabilities"""
+the system does not let gdb attach to process {pid}. In a container, start it with --cap-add SYS_PTRACE, or run this
+with docker exec --privileged; in Kubernetes add SYS_PTRACE to securityContext.capabilities"""
 NO_ANSWER = "gdb did not come to an end within {seconds:.0f} s and has let go of process {pid}; it said: {said}"
 FAILED = "gdb could not reach the interpreter of process {pid}; it is as it was. gdb said: {said}"
 DISABLED = """\
@@ -67,7 +67,7 @@ NO_REMOTE = "Python {version} of process {pid} did not take the request: {said}"
 
 @dataclass(frozen=True)
 class Sent:
-    """A line that is queued: the address of the page that holds it, 0 for none, and how long the process stood still."""
+    """A line that is queued: the address of the page that holds it, 0 = none, and how long the process stood still."""
 
     page: int
     stopped_s: float | None
@@ -128,7 +128,7 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
     script.write_text(SCRIPT.format(pid=process.pid, line=folder / "line", size=size), encoding="utf-8")
     options = [("auto-solib-add", "off"), ("auto-load", "no"), ("debuginfod enabled", "off"), ("width", "0")]
     words = [word for option, value in options for word in ("-iex", f"set {option} {value}")]
-    # The names in its binary are read before the process is stopped, and what debuggers know beyond names not at all.
+    # The names in its binary are read before the process is stopped; what else debuggers know of it is not read.
     command = [gdb, "-nx", "-nh", "-batch", "-readnever", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
     said = _run(command, process, folder / "said")
     found = re.search(r"page (0x[0-9a-f]+) refused (-?\d+)", said)

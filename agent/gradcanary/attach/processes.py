@@ -128,7 +128,7 @@ def age_s(process: Process) -> float:
 
 
 def is_stuck(pid: int, looks: int = 5) -> bool:
-    """Say whether it waits in the kernel so that nothing can interrupt it: a disk or a driver that does not answer."""
+    """Say whether nothing can interrupt what it waits for: a disk or a driver that does not answer."""
     for _ in range(looks):
         if state(pid) != "D":
             return False
@@ -142,7 +142,7 @@ def is_elsewhere(pid: int) -> bool:
 
 
 def may_trace(pid: int) -> bool:
-    """Say whether the system would let us attach; asked of its memory, which has the same rules, without stopping it."""
+    """Say whether the system would let us attach: its memory, which stops nothing, has the same rules."""
     try:
         with (PROC / str(pid) / "mem").open("rb"):
             return True
@@ -211,7 +211,7 @@ def _environ(pid: int) -> dict[str, str]:
 
 def _namespace(pid: str, kind: str) -> str | None:
     try:
-        return os.readlink(PROC / pid / "ns" / kind)
+        return str((PROC / pid / "ns" / kind).readlink())
     except OSError:
         return None
 

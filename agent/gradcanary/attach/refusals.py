@@ -17,7 +17,8 @@ NO_LINUX = "this system has no /proc: attach works on Linux. Elsewhere start the
 NONE = f"there is no process {{pid}} here. {LIST}; in a container, run this inside it"
 ITSELF = "{pid} is this very process"
 GONE = "process {pid} has ended"
-NOT_YOURS = "process {pid} belongs to user {owner}, not to you. Run this as that user: sudo -u '#{owner}' gradcanary attach {pid}"
+NOT_YOURS = """\
+process {pid} belongs to user {owner}, not to you. Run this as that user: sudo -u '#{owner}' gradcanary attach {pid}"""
 ELSEWHERE = """\
 process {pid} runs in another container. Run this inside of that: docker exec CONTAINER gradcanary attach PID, or
 kubectl exec POD -- ..., with the id that the process has there"""
@@ -33,23 +34,29 @@ FREE_THREADED = """\
 process {pid} runs a free-threaded Python {version}, where no moment is safe to come in from outside.
 Start the training with: gradcanary run ..."""
 NO_TORCH = f"""\
-process {{pid}} has not loaded torch: it trains nothing (yet). A launcher's ranks, or a script's children, have ids of their
-own: {LIST}"""
+process {{pid}} has not loaded torch: it trains nothing (yet). A launcher's ranks, or a script's children, have ids of
+their own: {LIST}"""
 DISABLED = """\
 process {pid} does not take code: {why} is set there. Start the training without it, or with: gradcanary run ..."""
 SCOPE = """\
-the kernel forbids attaching to process {pid} (ptrace_scope is {scope}). Until the next boot: sudo sysctl kernel.yama.ptrace_scope=0"""
+the kernel forbids attaching to process {pid} (ptrace_scope is {scope}). Until the next boot:
+sudo sysctl kernel.yama.ptrace_scope=0"""
 SCOPE_FOR_EVER = """\
-the kernel forbids attaching to any process until the next boot (ptrace_scope is 3). Start the training with: gradcanary run ..."""
+the kernel forbids attaching to any process until the next boot (ptrace_scope is 3).
+Start the training with: gradcanary run ..."""
 ATTACHED = "process {pid} is attached already, as run {run}: {url}\nEnd that with: gradcanary detach {pid}"
 
 UNDER_WAY = "somebody is attaching to process {pid} just now, or it hangs: gradcanary ps tells when that is over"
 
 
-def checked(pid: int) -> Process:
-    """Return the process, if it can be attached to; raises AttachError that says why not, and what to do."""
+def check_system() -> None:
+    """Raise AttachError where processes cannot be looked at."""
     if not (processes.PROC / "self" / "stat").exists():
         raise AttachError(NO_LINUX)
+
+
+def checked(pid: int) -> Process:
+    """Return the process, if it can be attached to; raises AttachError that says why not, and what to do."""
     process = processes.find(pid)
     if process is None:
         raise AttachError(NONE.format(pid=pid))

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import os
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -47,6 +46,8 @@ class Guest:
         self._optimizers: list[dict[str, Any]] = []
         self._pages: list[int] = []
         self._is_leaving = False
+        self.held_s = 0.0
+        """For how long the main thread was held to let it in, but for gdb."""
 
     # -- in the main thread --------------------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ class Guest:
 
     def _move_out(self) -> None:
         if self._watch is not None:
-            self._watch.take_off()
+            watching.take_off(self._watch)
 
     # -- in the thread -------------------------------------------------------------------------------------------
 
@@ -97,7 +98,7 @@ class Guest:
         end = None if self._for_s is None else time.monotonic() + self._for_s
         assert self._listener is not None  # noqa: S101 -- it was made before the thread
         self._listener.settimeout(LOOKS_EACH_S)
-        while not self._is_leaving and watch.is_open:
+        while not self._is_leaving and watching.is_open(watch):
             door = None
             with contextlib.suppress(TimeoutError):
                 door, _ = self._listener.accept()
@@ -116,7 +117,9 @@ class Guest:
             return
         if isinstance(asked.get("page"), int):
             self._pages.append(asked["page"])
-        control.write(door, {**report.of(watch), "alive": self._optimizers, "for_s": self._for_s})
+        control.write(
+            door, {**report.of(watch), "alive": self._optimizers, "for_s": self._for_s, "held_s": self.held_s}
+        )
 
     def _detach(self, watch: watching.Watch) -> None:
         self._is_leaving = True

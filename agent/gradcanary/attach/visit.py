@@ -28,7 +28,7 @@ REFUSED = "process {pid} was not attached and goes on as it was: {why}"
 
 
 class Visit:
-    """``is_in`` tells whether it is attached, ``is_over`` whether nothing more will come of it."""
+    """``is_over`` tells that nothing more will come of it."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Visit:
         say: Callable[[str], None],
     ) -> None:
         self.process, self._say = process, say
-        self.is_in = self.is_over = False
+        self.is_over = False
         self._socket = gate.socket_of(process.uid, process.pid, process.started)
         launch = naming.launch_id(process.environ, naming.started(process.parent))
         request = {
@@ -64,11 +64,7 @@ class Visit:
 
     def ask(self) -> None:
         """Get the request into the process; raises AttachError."""
-        try:
-            self._sent = injection.inject(self.process, self._gate.line, self._gate.folder)
-        except AttachError:
-            self.is_over = True
-            raise
+        self._sent = injection.inject(self.process, self._gate.line, self._gate.folder)
 
     def wait(self) -> None:
         """Wait until it is let in; raises AttachError where it is not."""
@@ -78,17 +74,16 @@ class Visit:
             time.sleep(0.02)
             now = time.monotonic()
             if not processes.is_same(self.process):
-                self._give_up(GONE.format(pid=self.process.pid))
+                raise AttachError(GONE.format(pid=self.process.pid))
             if now - said >= SAID_EACH_S:
                 is_idle = processes.cpu_s(self.process.pid) - used < 0.2 * (now - said)
                 what = self._what(is_idle=is_idle)
                 used, said = processes.cpu_s(self.process.pid), now
                 self._say(WAITING.format(pid=self.process.pid, what=what, seconds=now - began))
                 if now - began > PATIENCE_S and self._gate.close():
-                    self._give_up(TOO_LONG.format(pid=self.process.pid, minutes=PATIENCE_S / 60, what=what))
+                    raise AttachError(TOO_LONG.format(pid=self.process.pid, minutes=PATIENCE_S / 60, what=what))
         if "error" in answer:
-            self._give_up(REFUSED.format(pid=self.process.pid, why=answer["error"].partition(": ")[2]))
-        self.is_in = True
+            raise AttachError(REFUSED.format(pid=self.process.pid, why=answer["error"].partition(": ")[2]))
 
     def found(self) -> Iterator[str]:
         """Yield what it trains, once that is known, or as much of it as is known after a while."""
@@ -107,7 +102,8 @@ class Visit:
 
     def title(self) -> str:
         """Return what it is, in a line."""
-        return f"attached to process {self.process.pid}, Python {self.process.spelled}: {words.typed(self.process.command)}"
+        command = words.typed(self.process.command)
+        return f"attached to process {self.process.pid}, Python {self.process.spelled}: {command}"
 
     def end(self) -> None:
         """Withdraw what was not let in, and leave no file."""
@@ -121,10 +117,6 @@ class Visit:
         if place := self._gate.place():
             return NO_PLACE.format(place=place)
         return ASLEEP if is_idle else IN_C
-
-    def _give_up(self, why: str) -> None:
-        self.is_over = True
-        raise AttachError(why)
 
 
 def _is_known(told: dict[str, Any] | None) -> bool:

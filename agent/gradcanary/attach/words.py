@@ -16,6 +16,7 @@ _SOURCES = {
 NO_STEP = "no optimizer has stepped yet: what it trains will be on the page with the first step"
 NO_OPTIMIZER = "no optimizer lives in this process: the first one that steps will be followed"
 NO_WINDOW = "no whole window of micro-steps was seen yet: K and what is low will be on the page"
+ALERT = "--absmax-below 1e-4 makes that an alert"
 SPOOLS = "does not answer: what is measured is kept by the training's machine, and sent when it does"
 SILENT = "sends only what is not finite: the first rank sends the gradients of all"
 
@@ -26,7 +27,7 @@ def described(said: Mapping[str, Any], pid: int, stopped_s: float | None) -> Ite
     if said["spools"]:
         yield f"  {'collector':<13}{SPOOLS}"
     if stopped_s is not None:
-        yield f"  {'stood still':<13}{stopped_s:.2f} s"
+        yield f"  {'stood still':<13}{stopped_s:.2f} s for gdb, {said['held_s']:.2f} s to begin"
     yield f"  {'run':<13}{said['run']}"
     yield f"  {'page':<13}{said['url']}"
     until = "" if said["for_s"] is None else f", or wait {duration(said['for_s'])}"
@@ -37,7 +38,7 @@ def _facts(said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for each in said["alive"]:
         yield "optimizer", f"{each['kind']}: {each['tensors']:,} tensors, {each['elements']:,} elements"
     if not said["alive"]:
-        yield "optimizer", NO_OPTIMIZER
+        yield "optimizer", NO_OPTIMIZER if said["layers"] is None else said["optimizer"]
     if said["layers"] is None:
         yield "layers", NO_STEP
     else:
@@ -60,7 +61,7 @@ def _low(said: Mapping[str, Any]) -> str:
     if not low:
         return f"none of {layers:,} layers is under 1e-4 now"
     named = ", ".join(low[:MOST_NAMED]) + (f" and {len(low) - MOST_NAMED:,} more" if len(low) > MOST_NAMED else "")
-    return f"{len(low):,} of {layers:,} layers {'is' if len(low) == 1 else 'are'} under 1e-4 now: {named}"
+    return f"{len(low):,} of {layers:,} layers {'is' if len(low) == 1 else 'are'} under 1e-4 now: {named} ({ALERT})"
 
 
 def _counted(kinds: Mapping[str, int]) -> str:
