@@ -118,7 +118,7 @@ def main(folder: Path) -> None:
                 print(step + 1, digest(model, optimizer), flush=True)
                 return
         if not (folder / "fast").exists():
-            time.sleep(0.005)
+            time.sleep(0.01)
 
 
 if __name__ == "__main__":
