@@ -77,9 +77,9 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="gradcanary-sender", daemon=True)
 
     @property
-    def is_spooling(self) -> bool:
-        """Whether the collector takes nothing now, so that it is kept here."""
-        return self._delivery.failures > 0
+    def is_heard(self) -> bool | None:
+        """Whether the collector takes what is sent, None as long as nothing was."""
+        return False if self._delivery.failures else self._delivery.is_there or None
 
     def start(self) -> None:
         """Begin to send."""

@@ -30,8 +30,11 @@ def optimizers() -> list[dict[str, Any]]:
 
 
 def of(watch: Watch) -> dict[str, Any]:
-    """Return what is known of a watch by now; ``layers`` is None until an optimizer has stepped, ``k`` and ``low``
-    until a whole window was seen."""
+    """Return what is known of a watch by now.
+
+    ``layers`` is None until an optimizer has stepped, ``k`` and ``low`` until a whole window was seen, ``is_heard``
+    until the collector took, or did not take, what was sent.
+    """
     session = watch._session  # noqa: SLF001 -- one package: what it says of itself is nobody else's to read
     observer, sender = session.observer, session.sender
     said: dict[str, Any] = {
@@ -45,7 +48,7 @@ def of(watch: Watch) -> dict[str, Any]:
         "layers": None,
         "k": None,
         "low": None,
-        "spools": sender is not None and sender.is_spooling,
+        "is_heard": None if sender is None else sender.is_heard,
     }
     origin, layers = observer.origin, observer.layers
     if origin is None or layers is None:

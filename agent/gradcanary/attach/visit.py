@@ -120,4 +120,6 @@ class Visit:
 
 
 def _is_known(told: dict[str, Any] | None) -> bool:
-    return told is not None and told["layers"] is not None and (told["k"] is not None or told["is_silent"])
+    if told is None or told["layers"] is None or told["is_heard"] is None:
+        return False
+    return told["k"] is not None or told["is_silent"]

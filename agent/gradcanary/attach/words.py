@@ -24,7 +24,7 @@ SILENT = "sends only what is not finite: the first rank sends the gradients of a
 def described(said: Mapping[str, Any], pid: int, stopped_s: float | None) -> Iterator[str]:
     """Yield the lines about one process."""
     yield from (f"  {name:<13}{text}" for name, text in _facts(said))
-    if said["spools"]:
+    if said["is_heard"] is False:
         yield f"  {'collector':<13}{SPOOLS}"
     if stopped_s is not None:
         yield f"  {'stood still':<13}{stopped_s:.2f} s for gdb, {said['held_s']:.2f} s to begin"
