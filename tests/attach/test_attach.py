@@ -127,6 +127,20 @@ def test_another_version_of_the_agent_is_refused(
     until(lambda: joined.seen() == untouched)
 
 
+def test_ctrl_c_after_it_was_let_in_says_so(
+    joined: Training, typed: Typed, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_visit: visit.Visit) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(visit.Visit, "found", interrupted)
+    status, _, err = typed("attach", joined.pid, "--url", "http://127.0.0.1:9")
+    assert status == 130
+    assert f"process {joined.pid} is attached already: it goes on being watched, until gradcanary detach" in err
+    assert typed("detach", joined.pid)[0] == 0
+    assert joined.seen() == untouched
+
+
 def test_nobody_listens_and_it_says_so(joined: Training, typed: Typed, untouched: dict[str, object]) -> None:
     status, out, _ = typed("attach", joined.pid, "--url", "http://127.0.0.1:9", "--run", "alone")
     assert status == 0

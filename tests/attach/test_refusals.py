@@ -127,7 +127,7 @@ def test_another_container_and_a_disk_that_hangs(
 ) -> None:
     found = processes.find(python.pid)
     with monkeypatch.context() as patched:
-        patched.setattr(processes, "_namespace", lambda pid, kind: f"{kind}:[{pid}]")
+        patched.setattr(processes, "_link", lambda pid, kind: f"{kind}:[{pid}]")
         assert "docker exec CONTAINER" in refused(typed, python.pid)
     with monkeypatch.context() as patched:
         patched.setattr(processes, "find", lambda _: replace(found, state="D"))

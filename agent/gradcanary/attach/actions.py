@@ -34,6 +34,10 @@ def _join(found: list[processes.Process], settings: dict[str, str | None], for_s
         for step in (Visit.ask, Visit.wait, _tell):
             for visit in [each for each in visits if not each.is_over]:
                 _take(step, visit)
+    except KeyboardInterrupt:
+        for visit in visits:
+            _take(Visit.withdraw, visit)
+        raise
     finally:
         for visit in visits:
             visit.end()
@@ -58,7 +62,7 @@ def detach(arguments: argparse.Namespace) -> int:
     refusals.check_system()
     found = [process for pid in _job(arguments.pid) if (process := processes.find(pid)) is not None]
     paths = [(process, gate.socket_of(process.uid, process.pid, process.started)) for process in found]
-    attached = [(process, path) for process, path in paths if control.ask(path, {"do": "tell"}) is not None]
+    attached = [(process, path) for process, path in paths if path.exists()]
     if not attached:
         raise AttachError(NOT_ATTACHED.format(pid=arguments.pid))
     for process, path in attached:
@@ -66,8 +70,9 @@ def detach(arguments: argparse.Namespace) -> int:
             said = control.ask(path, {"do": "detach"}, DETACH_S)
         except TimeoutError as error:
             raise AttachError(LATER.format(pid=process.pid)) from error
-        run = "" if said is None else f", run {said['detached']} is finished"
-        _print(f"left process {process.pid}{run}")
+        if said is None:
+            raise AttachError(NOT_ATTACHED.format(pid=process.pid))
+        _print(f"left process {process.pid}, run {said['detached']} is finished")
     return 0
 
 

@@ -105,9 +105,10 @@ def state(pid: int) -> str:
 
 
 def is_same(process: Process) -> bool:
-    """Say whether the process still is there."""
+    """Say whether the process still is there, and runs."""
     try:
-        return _stat(process.pid)[19] == process.started
+        fields = _stat(process.pid)
+        return fields[19] == process.started and fields[0] not in "ZX"
     except (OSError, IndexError):
         return False
 
@@ -138,7 +139,7 @@ def is_stuck(pid: int, looks: int = 5) -> bool:
 
 def is_elsewhere(pid: int) -> bool:
     """Say whether it sees other processes or another file system than we do: a container."""
-    return any(_namespace(str(pid), kind) != _namespace("self", kind) for kind in ("pid", "mnt"))
+    return any(_link(str(pid), kind) != _link("self", kind) for kind in ("ns/pid", "ns/mnt", "root"))
 
 
 def may_trace(pid: int) -> bool:
@@ -209,9 +210,9 @@ def _environ(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _namespace(pid: str, kind: str) -> str | None:
+def _link(pid: str, kind: str) -> str | None:
     try:
-        return str((PROC / pid / "ns" / kind).readlink())
+        return str((PROC / pid / kind).readlink())
     except OSError:
         return None
 

@@ -24,6 +24,7 @@ IN_C = "its main thread, which is in one long call and runs no Python"
 NO_PLACE = "a moment in which hooks may be put on; it is in {place}"
 TOO_LONG = "process {pid} was not let in within {minutes:.0f} minutes: it waited for {what}. The request was withdrawn"
 GONE = "process {pid} ended meanwhile"
+LET_IN = "process {pid} is attached already: it goes on being watched, until gradcanary detach {pid}"
 REFUSED = "process {pid} was not attached and goes on as it was: {why}"
 
 
@@ -105,13 +106,21 @@ class Visit:
         command = words.typed(self.process.command)
         return f"attached to process {self.process.pid}, Python {self.process.spelled}: {command}"
 
+    def withdraw(self) -> None:
+        """Ask for it no more; raises AttachError where it was let in already."""
+        if not self._gate.close() and not self.is_over:
+            raise AttachError(LET_IN.format(pid=self.process.pid))
+
     def end(self) -> None:
         """Withdraw what was not let in, and leave no file."""
         self._gate.close()
         self._gate.clear()
 
     def _tell(self) -> dict[str, Any] | None:
-        return control.ask(self._socket, {"do": "tell", "page": self.page})
+        try:
+            return control.ask(self._socket, {"do": "tell", "page": self.page})
+        except TimeoutError:  # a long call keeps all of its threads from running
+            return None
 
     def _what(self, *, is_idle: bool) -> str:
         if place := self._gate.place():
