@@ -172,8 +172,9 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(kind: type[BaseExcep
     def act() -> None:
         raise kind
 
+    told: list[Exception] = []
     errand = arrival.Errand(
-        PACKAGE, lambda: None, act, is_wanted=lambda: True, report=lambda _: None, failed=lambda _: None
+        PACKAGE, lambda: None, act, is_wanted=lambda: True, report=lambda _: None, failed=told.append
     )
 
     def train() -> None:
@@ -186,6 +187,7 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(kind: type[BaseExcep
     with pytest.raises(kind):
         train()
     assert returned == [True]
+    assert [str(each) for each in told] == ["a signal came in between, try again"]
 
 
 def test_a_failure_is_told_and_ends_the_errand() -> None:

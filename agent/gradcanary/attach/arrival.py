@@ -134,9 +134,11 @@ class Errand:
         time.sleep(0.1)
 
     def _called(self, _argument: object) -> int:
-        if not self.is_over:
-            self._try()
-        self._is_queued = False
+        try:
+            if not self.is_over:
+                self._try()
+        finally:
+            self._is_queued = False
         return 0
 
     def _try(self) -> None:
@@ -158,6 +160,9 @@ class Errand:
                 self._failed(error)
         except BaseException as error:  # noqa: BLE001 -- Ctrl-C, or what another signal's handler raised
             _thread.start_new_thread(_hand_back, (type(error), _thread.get_ident()))
+            if self.is_over:
+                with suppress(Exception):
+                    self._failed(RuntimeError("a signal came in between, try again"))
 
 
 @contextmanager

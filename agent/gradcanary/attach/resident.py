@@ -91,6 +91,8 @@ class Guest:
             if not self._is_leaving and self._watch is not None:
                 answer(self._request["folder"], {"run": self._watch.run})
                 self._serve(self._watch)
+            elif self._watch is not None:  # a signal came right behind it
+                self._detach(self._watch)
         finally:
             self._clear()
 
