@@ -10,9 +10,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from targets import Training, training
+from targets import Training, training, until
 
-from gradcanary.attach import control, gate, refusals
+from gradcanary.attach import control, gate, processes, refusals
 from gradcanary.attach.visit import Visit
 
 NOBODY = "http://127.0.0.1:9"
@@ -32,7 +32,9 @@ def cycle(target: Training) -> tuple[float, float]:
     control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell", "page": visit.page})
     target.go_on(10)
     said = control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "detach"}, 60.0)
-    assert said == {"detached": "soak"}, said
+    assert said is not None
+    assert said["detached"] == "soak"
+    processes.wait_for_thread(process.pid, said["thread"])
     return visit.stopped_s or 0.0, joined_s
 
 
@@ -48,6 +50,7 @@ def main(cycles: int) -> None:
             before, sizes, times = target.seen(), [resident_kib(target.pid)], []
             for number in range(cycles):
                 times.append(cycle(target))
+                until(lambda: target.seen()["tasks"] == before["tasks"])  # the thread that asked to be let in
                 seen = target.seen()
                 assert seen == before, {name: (before[name], seen[name]) for name in seen if seen[name] != before[name]}
                 sizes.append(resident_kib(target.pid))

@@ -84,6 +84,11 @@ class Training:
         (self.folder / "seen").unlink()
         return found
 
+    def is_as(self, before: dict[str, object]) -> bool:
+        """Say whether it is as it was; a thread that tried for it to be let in may need a moment to end."""
+        until(lambda: self.seen()["tasks"] == before["tasks"])
+        return self.seen() == before
+
     def ended(self, step: int | None = None) -> tuple[int, str, str]:
         """Let it end soon, or after that step; return steps, digest, and what else it said."""
         (self.folder / "stop").write_text(str(self.steps if step is None else step))

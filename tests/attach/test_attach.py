@@ -95,7 +95,7 @@ def test_detach_leaves_nothing_behind(
     assert joined.seen() != untouched
     status, out, err = typed("detach", joined.pid)
     assert (status, out, err) == (0, f"left process {joined.pid}, run fallen is finished\n", "")
-    assert joined.seen() == untouched
+    assert joined.is_as(untouched)
     assert module_collector.get("/api/v1/runs/fallen").json()["state"] == "finished"
     status, _, err = typed("detach", joined.pid)
     assert (status, err) == (
@@ -112,7 +112,7 @@ def test_it_may_be_joined_again_and_leaves_by_itself(
         assert status == 0
         assert f"gradcanary detach {joined.pid}, or wait 1s" in out
         until(lambda: module_collector.get("/api/v1/runs/again").json()["state"] == "finished")
-        until(lambda: joined.seen() == untouched)
+        assert joined.is_as(untouched)
     launches = {each["launch"] for each in module_collector.get("/api/v1/runs/again").json()["sessions"]}
     assert len(launches) == 2
 
@@ -124,7 +124,7 @@ def test_another_version_of_the_agent_is_refused(
     status, _, err = typed("attach", joined.pid)
     assert status == 1
     assert f"the agent in this process is {__version__}, yours 9.9" in err
-    until(lambda: joined.seen() == untouched)
+    assert joined.is_as(untouched)
 
 
 def test_ctrl_c_after_it_was_let_in_says_so(
@@ -138,7 +138,7 @@ def test_ctrl_c_after_it_was_let_in_says_so(
     assert status == 130
     assert f"process {joined.pid} is attached already: it goes on being watched, until gradcanary detach" in err
     assert typed("detach", joined.pid)[0] == 0
-    assert joined.seen() == untouched
+    assert joined.is_as(untouched)
 
 
 def test_nobody_listens_and_it_says_so(joined: Training, typed: Typed, untouched: dict[str, object]) -> None:
@@ -146,7 +146,7 @@ def test_nobody_listens_and_it_says_so(joined: Training, typed: Typed, untouched
     assert status == 0
     assert "collector    does not answer: what is measured is kept by the training's machine" in out
     typed("detach", joined.pid)
-    assert joined.seen() == untouched
+    assert joined.is_as(untouched)
 
 
 def test_the_training_is_the_same_bit_for_bit(joined: Training, tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def detach(arguments: argparse.Namespace) -> int:
             raise AttachError(LATER.format(pid=process.pid)) from error
         if said is None:
             raise AttachError(NOT_ATTACHED.format(pid=process.pid))
+        processes.wait_for_thread(process.pid, said["thread"])
         _print(f"left process {process.pid}, run {said['detached']} is finished")
     return 0
 

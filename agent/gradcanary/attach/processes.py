@@ -159,6 +159,13 @@ def ptrace_scope() -> int:
         return 0
 
 
+def wait_for_thread(pid: int, thread: int, timeout_s: float = 2.0) -> None:
+    """Wait until a thread of a process has ended, which it is about to."""
+    end = time.monotonic() + timeout_s
+    while (PROC / str(pid) / "task" / str(thread)).exists() and time.monotonic() < end:
+        time.sleep(0.005)
+
+
 def ranks_of(process: Process) -> list[Process]:
     """Return the processes of its distributed job on this machine by rank; a launcher's are those that it started."""
     others = [each for each in all_of(process.uid) if "RANK" in each.environ]

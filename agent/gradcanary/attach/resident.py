@@ -115,7 +115,7 @@ class Guest:
         asked = control.read(door)
         if asked.get("do") == "detach":
             self._detach(watch)
-            control.write(door, {"detached": watch.run})
+            control.write(door, {"detached": watch.run, "thread": threading.get_native_id()})
             return
         if isinstance(asked.get("page"), int):
             self._pages.append(asked["page"])

@@ -26,8 +26,8 @@ def described(said: Mapping[str, Any], pid: int, stopped_s: float | None) -> Ite
     yield from (f"  {name:<13}{text}" for name, text in _facts(said))
     if said["is_heard"] is False:
         yield f"  {'collector':<13}{SPOOLS}"
-    if stopped_s is not None:
-        yield f"  {'stood still':<13}{stopped_s:.2f} s for gdb, {said['held_s']:.2f} s to begin"
+    by_gdb = "" if stopped_s is None else f"{stopped_s:.2f} s for gdb, "
+    yield f"  {'stood still':<13}{by_gdb}{said['held_s']:.2f} s to begin"
     yield f"  {'run':<13}{said['run']}"
     yield f"  {'page':<13}{said['url']}"
     until = "" if said["for_s"] is None else f", or wait {duration(said['for_s'])}"
