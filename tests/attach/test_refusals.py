@@ -150,6 +150,32 @@ def test_what_fails_inside_is_told_and_undone(typed: Typed, python: "subprocess.
     assert f"process {python.pid} was not attached and goes on as it was: No module named 'torch'" in why
 
 
+def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path) -> None:
+    """By any of them, or by who started them; here they have no torch, and each says so."""
+    words = (sys.executable, "-S", "-c", LOOP, str(mapped(tmp_path)))
+    job = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "job.example", "MASTER_PORT": "29500"}
+    with (
+        program(*words, env={**job, "RANK": "1"}) as second,
+        program(*words, env={**job, "RANK": "0"}) as first,
+        program(*words, env={**job, "RANK": "0", "MASTER_PORT": "29501"}) as other,
+    ):
+        status, _, err = typed("attach", second.pid)
+        assert status == 1
+        asked = [int(line.split()[3]) for line in err.splitlines() if "No module named 'torch'" in line]
+        assert asked == [first.pid, second.pid]
+        rows = {int(line.split()[0]): line.split()[2] for line in typed("ps")[1].splitlines()[1:]}
+        assert [rows[each.pid] for each in (first, second, other)] == ["0", "1", "0"]
+        started = {each.pid for each in processes.ranks_of(processes.find(os.getpid()))}
+        assert started >= {first.pid, second.pid, other.pid}
+
+
+def test_ps_where_nothing_trains(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "all_of", lambda _: iter(()))
+    status, out, err = typed("ps")
+    assert (status, err) == (0, "")
+    assert "no training of yours runs here" in out
+
+
 def test_a_main_thread_that_sleeps_is_waited_for_and_then_left_alone(
     typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ except __import__("builtins").BaseException:
     pass
 """
 
+ABANDONED_S = 86400.0
+"""After which a request is one of somebody who was killed as he waited."""
+
 NOT_OURS = "{folder} is not a folder of yours alone: remove it, or have its owner do so, and try again"
 
 
@@ -51,6 +55,8 @@ def make_home(uid: int) -> Path:
         pid, _, started = left.name.partition("-")
         if pid.isdigit() and naming.started(int(pid)) != started:
             left.unlink(missing_ok=True)
+        elif pid == "request" and time.time() - left.lstat().st_mtime > ABANDONED_S:
+            shutil.rmtree(left, ignore_errors=True)
     return folder
 
 

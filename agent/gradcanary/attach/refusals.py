@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from gradcanary.attach import control, gate, processes
+from gradcanary.attach import control, gate, processes, words
 from gradcanary.attach.errors import AttachError
 from gradcanary.attach.injection import NO_GDB, NOT_PERMITTED
 from gradcanary.attach.processes import Process
@@ -94,9 +94,7 @@ def _check_python(process: Process) -> None:
     if not process.is_cpython:
         raise AttachError(PYPY.format(pid=process.pid))
     if process.version == (0, 0):
-        raise AttachError(
-            NO_PYTHON.format(pid=process.pid, command=" ".join(process.command)[:60] or "a kernel thread")
-        )
+        raise AttachError(NO_PYTHON.format(pid=process.pid, command=words.typed(process.command) or "a kernel thread"))
     if process.version < OLDEST:
         raise AttachError(TOO_OLD.format(pid=process.pid, version=process.spelled))
     if process.is_free_threaded:

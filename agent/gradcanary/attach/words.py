@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gradcanary.arguments import UNPRINTABLE
+
 MOST_NAMED = 20
 _SOURCES = {
     "given": "as GRADCANARY_STEP says",
@@ -84,6 +86,6 @@ def table(rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 def typed(command: tuple[str, ...]) -> str:
-    """Return a command as it would be typed, shortened."""
-    text = shlex.join(command)
+    """Return a command as it would be typed, shortened and in one line."""
+    text = " ".join(UNPRINTABLE.sub(" ", shlex.join(command)).split())
     return text if len(text) <= 80 else text[:77] + "..."
