@@ -44,7 +44,7 @@ class Guest:
         self._moved = threading.Event()
         self._watch: watching.Watch | None = None
         self._optimizers: list[dict[str, Any]] = []
-        self._pages: list[int] = []
+        self._page = 0
         self._is_leaving = False
         self.held_s = 0.0
         """For how long the main thread was held to let it in, but for gdb."""
@@ -118,7 +118,7 @@ class Guest:
             control.write(door, {"detached": watch.run, "thread": threading.get_native_id()})
             return
         if isinstance(asked.get("page"), int):
-            self._pages.append(asked["page"])
+            self._page = asked["page"]
         control.write(
             door, {**report.of(watch), "alive": self._optimizers, "for_s": self._for_s, "held_s": self.held_s}
         )
@@ -141,8 +141,8 @@ class Guest:
             with contextlib.suppress(OSError):
                 os.unlink(self._request["socket"])  # noqa: PTH108 -- likewise
             self._listener.close()
-        for page in self._pages:
-            _unmap(page)
+        if self._page:  # once: the next who asks for memory may get the same address
+            _unmap(self._page)
         _here = None if _here is self else _here
 
     def forked(self) -> None:
