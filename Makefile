@@ -1,5 +1,5 @@
 # Each target does its own set-up in .venv, benchmarks in .venv-benchmarks; nothing is installed outside them but, where it
-# may, Debian's Chromium.
+# may, Debian's Chromium and gdb.
 PYTHON ?= python3
 # Installed first: a plain "torch" brings gigabytes of CUDA on Linux. Another build: make test TORCH='torch==2.13.0+cpu'
 TORCH ?= torch==2.13.0
@@ -67,8 +67,9 @@ $(VENV)/.development: $(VENV)/.product
 	$(BIN)/$(INSTALL) --group dev
 	touch $@
 
-$(VENV)/.browser: $(VENV)/.development tests/browser/ensure_chromium.sh
+$(VENV)/.browser: $(VENV)/.development tests/browser/ensure_chromium.sh tests/attach/ensure_gdb.sh
 	@tests/browser/ensure_chromium.sh $(BIN)/playwright
+	@tests/attach/ensure_gdb.sh
 	touch $@
 
 $(VENV)-benchmarks/.benchmarks: pyproject.toml

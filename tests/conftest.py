@@ -35,6 +35,7 @@ LONGEST = (
     "test_silences.py",
     "test_dashboard_in_chromium.py",
     "test_spool.py",
+    "test_attach.py",
     "test_sync.py",
     "test_endings.py",
     "test_layer_pages_in_chromium.py",

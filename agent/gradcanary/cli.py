@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradcanary import launching, on_call
+from gradcanary.attach import commands as attaching
 from gradcanary.settings import DEFAULT_URL
 from gradcanary.version import __version__
 
@@ -51,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_up(commands)
     _add_run(commands)
+    attaching.add(commands)
     _add_demo(commands)
     _add_sync(commands)
     on_call.add(commands)

@@ -87,6 +87,7 @@ class Gauge:
             owned=self._of.place.owned(self.layers),
             bounds=window.claims.bounds,
             is_silent=self._of.place.is_silent,
+            is_partial=self._of.is_joining,
             failed=self._of.guard.catch,
         )
         if counts is not None and phase == "accumulated":
@@ -159,7 +160,7 @@ class Gauge:
         """
         window.copies = {}
         place = self._of.place
-        if step is None or place.is_silent or is_capturing():
+        if step is None or place.is_silent or self._of.is_joining or is_capturing():
             return
         turn = whose_turn(step, len(self._of.layers or ()))
         window.copies = copies_of(turn, self.layers, self.references, place.owned(self.layers))

@@ -32,7 +32,7 @@ class Greeting:
         self._first_step: int | None = None
         self._step_source: str | None = None
         self._optimizer: str | None = None
-        self._late: bool | None = None
+        self._late: bool | None = observer.is_late or None
         self._said: wire.Hello | None = None
         self._dumped: tuple[wire.Hello | None, bytes] = (None, b"")
         self.was_said = False

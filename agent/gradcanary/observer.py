@@ -45,7 +45,7 @@ class Observer:
         self.wishes = Wishes()
         self.step = self.steps_taken = self.samples = 0
         self.meter = Meter(settings.every, settings.budget)
-        self.paused = False
+        self.paused = self.is_late = self.is_joining = False
         self.logged: list[Logged] = []
         self.graphs, self.place, self.calls, self.scalers = Graphs(), Place(), Calls(), Scalers()
         self.facts: list[wire.Fact] = []
@@ -143,6 +143,11 @@ class Observer:
         if self._leading is not None:
             self._leading.look_away(is_again=self.paused)
         self.paused = True
+
+    def join(self) -> None:
+        """Begin in the middle of a training: what is seen of the window that is open may be any part of it."""
+        self.is_late = self.is_joining = True
+        self.pause()
 
     def look_again(self) -> None:
         """End the pause, if there is one."""
@@ -278,7 +283,7 @@ class Observer:
 
     def _find_origin(self, *, even_unknown: bool) -> None:
         if self.origin is None and (even_unknown or self.main() is not None):
-            self.origin = origin_of(self.main(), self.settings.step)
+            self.origin = origin_of(self.main(), self.settings.step, is_late=self.is_late)
             self.step = self.origin.first_step
 
     def _close_window(self, track: Track) -> None:
@@ -292,6 +297,7 @@ class Observer:
         logged, self.logged = self.logged, []
         self.put(record_of(self, self.layers, track.window, samples, skipped, logged))
         self.step += 1
+        self.is_joining = False
         self._parts.go_on()
         track.renew_window(was_sampled=is_sampled)
         self.meter.window_ended(is_sampled=is_sampled)

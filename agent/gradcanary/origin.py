@@ -14,26 +14,27 @@ _LOOKED_AT = 8
 """Parameters whose state is asked: they agree, but for those that have no gradient yet."""
 
 
-def origin_of(optimizer: torch.optim.Optimizer | None, given: int | None) -> Origin:
+def origin_of(optimizer: torch.optim.Optimizer | None, given: int | None, *, is_late: bool = False) -> Origin:
     """Return the number of the first window.
 
     What ``watch(step=)`` said; else the framework; else what the optimizer counted (Adam and its family); else 0, and
-    that is relative. Reads the optimizer's counters: once, when the first window begins.
+    that is relative. Reads the optimizer's counters: once, when the first window begins. ``is_late`` is known where the
+    training ran before, whatever its counters say.
     """
     optimizer = None if optimizer is None else unwrapped(optimizer)
     name, loop = "unknown", None
     if optimizer is not None:
         name, loop = type(optimizer).__name__, loop_of(optimizer)
     if given is not None:
-        return Origin(given, "given", late=False, optimizer=name, loop=loop)
+        return Origin(given, "given", late=is_late, optimizer=name, loop=loop)
     if loop is not None and loop.step is not None:
-        return Origin(loop.step, "framework", late=loop.step > 0, optimizer=name, loop=loop)
+        return Origin(loop.step, "framework", late=is_late or loop.step > 0, optimizer=name, loop=loop)
     counted = [] if optimizer is None else [_number(state["step"]) for state in _states(optimizer) if "step" in state]
     if counted:
         step = max(counted)
-        return Origin(step, "optimizer", late=step > 0, optimizer=name, loop=loop)
+        return Origin(step, "optimizer", late=is_late or step > 0, optimizer=name, loop=loop)
     source = "optimizer" if _counts(optimizer) else "relative"
-    return Origin(0, source, late=False, optimizer=name, loop=loop)
+    return Origin(0, source, late=is_late, optimizer=name, loop=loop)
 
 
 def _states(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ def take_sample(
     owned: Sequence[bool] | None = None,
     bounds: Mapping[int, tuple[Tensor, Tensor]] = MappingProxyType({}),
     is_silent: bool = False,
+    is_partial: bool = False,
     failed: Failed,
 ) -> Sample:
     """Return the sample of a window of some layers, given by their numbers and parameters.
@@ -40,11 +41,14 @@ def take_sample(
     ``fired`` counts the accumulations per layer in this window, None where no hook saw any (gradients made by hand);
     ``earlier`` those of the unsampled windows before it. ``observed`` are layers, by position, whose gradients are
     summed elsewhere: they come by :func:`add_buffer`. ``owned`` tells which layers this process speaks for, None = all;
-    of one that ``is_silent`` nothing is asked but ``bounds``, of gradients before a reduction.
+    of one that ``is_silent`` nothing is asked but ``bounds``, of gradients before a reduction, and of a window that
+    ``is_partial`` nothing at all.
     """
     states, gradients = _seen(references, fired, earlier, observed, owned)
     dtypes = [dtype_name(gradients[place].dtype) if place in gradients else None for place in range(len(layers))]
-    if is_silent:
+    if is_partial:
+        states, bounds = bytearray(PARTIAL if state == MEASURED else state for state in states), {}
+    if is_silent or is_partial:
         gradients = {}
     measured = _measured(layers, gradients, number, wishes, failed)
     sums = _sums(gradients, fired, number) if phase != "post_clip" else {}

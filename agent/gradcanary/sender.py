@@ -57,6 +57,7 @@ class Sender:
         create_spool: Creates | None,
     ) -> None:
         self.incidents: tuple[wire.Brief, ...] = ()
+        self.latest: Row | None = None
         self._observer, self._ring, self._transport = observer, ring, transport
         self._greeting, self._guard, self._on_alert = greeting, guard, on_alert
         self._reader = Reader(observer.settings.absmax_below, guard.catch)
@@ -74,6 +75,11 @@ class Sender:
         self._began = self._read_at = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradcanary-sender", daemon=True)
+
+    @property
+    def is_heard(self) -> bool | None:
+        """Whether the collector takes what is sent, None as long as nothing was."""
+        return False if self._delivery.failures else self._delivery.is_there or None
 
     def start(self) -> None:
         """Begin to send."""
@@ -186,6 +192,7 @@ class Sender:
                 continue
             self._observer.wishes = self._reader.wishes
             self._step = row.step
+            self.latest = row if row.states is not None else self.latest
             self._greeting.learn(self._observer, record.layers, self._reader.facts)
             told: Row | None = own_faults(row) if record.is_silent else row
             if told is not None and not self._delivery.is_over:

@@ -38,13 +38,21 @@ class Session:
         self.sender: Sender | None = None
         self._settings, self._run, self._begin, self._on_alert = settings, run, begin, on_alert
         self._pid = os.getpid()
+        self._is_on = True
         self._ring: Ring[Record] = Ring(capacity_for(0))
         self._transfers = Transfers(self._ring, self.guard.catch)
         self.observer = Observer(settings, self.guard, put=self._put)
         self._hooks = Hooks(self.observer, settings, self.guard, self._transfers)
 
-    def attach(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, *, waits: bool) -> None:
-        """Hook torch; one that waits does no more before an optimizer steps, in this process or in a fork of it."""
+    def attach(
+        self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, *, waits: bool, is_late: bool = False
+    ) -> None:
+        """Hook torch; one that waits does no more before an optimizer steps, in this process or in a fork of it.
+
+        ``is_late`` tells that the training runs already.
+        """
+        if is_late:
+            self.guard.wrap("joining", self.observer.join)()
         if waits:
             self._hooks.before_first_step = self._open
         else:
@@ -114,8 +122,7 @@ class Session:
 
     def close(self, end: wire.End, timeout_s: float) -> None:
         """Detach, send what is left, and end."""
-        self.guard.wrap("the last window", self.observer.close)()
-        self.guard.wrap("detaching", self._hooks.detach)()
+        self.take_off()
         if self.sender is None:
             return
         began = time.monotonic()
@@ -123,6 +130,13 @@ class Session:
         left_s = max(timeout_s - (time.monotonic() - began), 0.0)
         self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
         self.guard.say_caught()
+
+    def take_off(self) -> None:
+        """Detach: from now on nothing of the training leads here."""
+        if self._is_on:
+            self._is_on = False
+            self.guard.wrap("detaching", self._hooks.detach)()
+            self.guard.wrap("the last window", self.observer.close)()
 
     def forked(self) -> None:
         """In a forked child: leave no hook, and nothing to send with; the parent goes on."""

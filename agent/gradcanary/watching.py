@@ -91,6 +91,28 @@ def watch_when_training() -> None:
             Watch(settings, None, None, None, is_automatic=True)
 
 
+def watch_late(settings: Settings, unnamed: str) -> Watch:
+    """Watch a training that runs already, from its next step on; the run is called ``unnamed`` where nobody names it.
+
+    What ``gradcanary attach`` calls. A ``watch()`` that the script comes to takes over, with its arguments.
+    """
+    global _unnamed_run
+    with _lock:
+        _unnamed_run = _unnamed_run or naming.allowed(unnamed)
+        return Watch(settings, None, None, None, is_automatic=True, is_late=True)
+
+
+def is_open(watch: Watch) -> bool:
+    """Say whether a watch was not closed, in this process."""
+    return watch._is_ours()  # noqa: SLF001 -- one module: these are for attach, and not for scripts
+
+
+def take_off(watch: Watch) -> None:
+    """Leave no hook and no replaced function behind; what is left to be sent is for ``close()``."""
+    if is_open(watch):
+        watch._session.take_off()  # noqa: SLF001 -- likewise
+
+
 class Watch:
     """A training being watched. Nothing raises but wrong arguments; closing it leaves no trace in the process."""
 
@@ -105,6 +127,7 @@ class Watch:
         on_alert: Callable[[Alert], None] | None,
         *,
         is_automatic: bool = False,
+        is_late: bool = False,
     ) -> None:
         from gradcanary.session import Session
 
@@ -116,7 +139,7 @@ class Watch:
         self._pid = os.getpid()
         self._leave_exit: Callable[[], object] = lambda: atexit.unregister(self._at_exit)
         self._session = Session(settings, self.run, self._begin, on_alert)
-        self._session.attach(model, optimizer, waits=is_automatic)
+        self._session.attach(model, optimizer, waits=is_automatic, is_late=is_late)
         if settings.run not in (None, self.run):
             self._session.guard.say(
                 f"the run is called {self.run!r}: a name has up to {naming.MAX_RUN} letters, digits, '.', '_' and '-'"

@@ -1,5 +1,6 @@
 """Where the count of steps begins, and what is said of it."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +9,8 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
+from gradcanary import watching
+from gradcanary.settings import Settings
 
 Optimizer = torch.optim.Optimizer
 AT = 12_000
@@ -72,3 +75,40 @@ def test_the_environment_gives_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with recording() as collector:
         train(collector, sgd, None, is_told=True)
     assert (collector.hellos[-1]["step_source"], collector.steps()) == ("given", [70, 71, 72])
+
+
+@pytest.mark.parametrize("seen", [0, 1])
+def test_a_window_that_is_joined_in_its_middle_feeds_nobody(seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``gradcanary attach`` does, here with an optimizer that counts nothing, after ``seen`` of two passes."""
+    monkeypatch.setattr(watching, "_unnamed_run", None)
+    model = nn.Linear(4, 4)
+    optimizer = sgd(model)
+
+    def passes(count: int) -> None:
+        for _ in range(count):
+            model(torch.ones(2, 4)).square().sum().backward()
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    passes(seen)
+    with recording() as collector:
+        watch = watching.watch_late(Settings.resolve({}, url=collector.url), "late")
+        passes(2 - seen)
+        step()
+        for _ in range(2):
+            passes(2)
+            step()
+        watch.close()
+    assert collector.runs == {"late"}
+    assert {hello["late"] for hello in collector.hellos} == {True}
+    assert collector.hellos[-1]["step_source"] == "relative"
+    states = collector.states()
+    assert [set(states[step].values()) for step in range(3)] == [{"partial"}, {"measured"}, {"measured"}]
+    assert collector.per_step("micro_steps") == [0, 2, 2]
+    assert collector.metric("loss").keys() == {1, 2}
+    assert 0 not in collector.stat("update_ratio")
+    assert all(math.isnan(value) for value in collector.stat("absmax")[0].values())
+    assert collector.phases("norm") == {"accumulated", "post_clip"}
+    assert collector.phase_of("norm") == {0: "post_clip", 1: "accumulated", 2: "accumulated"}

@@ -1,0 +1,193 @@
+"""A line of Python for another process: run by its main thread, between two of its own bytecodes.
+
+CPython 3.14 takes such requests itself (``sys.remote_exec``). Before it, gdb puts the line into a new page of memory
+and has the interpreter queue ``PyRun_SimpleString`` on it as a pending call: nothing of Python runs while
+the process is stopped, so no lock of its allocator or its interpreter can be in the way, and no library is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradcanary.attach import processes
+from gradcanary.attach.errors import AttachError
+
+PATIENCE_S = 15.0
+"""For gdb: it takes half a second, more where a debug build has symbols to read. It is asked to let go after this."""
+
+LETTING_GO_S = 3.0
+PAGE = 4096
+
+# All symbols are found before anything is changed. "handle": what signals the process gets meanwhile are passed on.
+# "unwindonsignal": a call that is interrupted leaves the registers as they were; "scheduler-locking": no other thread
+# runs beside it and gets the interrupt, which would leave them as they are, and end the process (1 of 5; then 0 of 60).
+# Neither call waits for another thread.
+SCRIPT = """\
+set confirm off
+set pagination off
+set unwindonsignal on
+handle all nostop noprint pass
+shell cat /proc/uptime
+attach {pid}
+sharedlibrary libpython
+sharedlibrary libc\\.\\|libc-\\|ld-musl
+set $run = (long) &PyRun_SimpleString
+set $queue = (long) &Py_AddPendingCall
+set $map = (long) &mmap
+set scheduler-locking on
+set $page = ((long (*)(void *, long, int, int, int, long)) $map)((void *) 0, {size}, 3, 0x22, -1, 0)
+restore {line} binary $page
+set $refused = ((int (*)(void *, void *)) $queue)((void *) $run, (void *) $page)
+detach
+shell cat /proc/uptime
+printf "page %#lx refused %d\\n", $page, $refused
+"""
+
+NO_GDB = """\
+gdb is not installed, and Python {version} can only be reached with it (3.14 and newer need nothing). Install it:
+apt-get install gdb, dnf install gdb, or conda install -c conda-forge gdb"""
+NOT_PERMITTED = """\
+the system does not let gdb attach to process {pid}. In a container, start it with --cap-add SYS_PTRACE, or run this
+with docker exec --privileged; in Kubernetes add SYS_PTRACE to securityContext.capabilities"""
+NO_ANSWER = "gdb did not come to an end within {seconds:.0f} s and has let go of process {pid}; it said: {said}"
+FAILED = "gdb could not reach the interpreter of process {pid}; it is as it was. gdb said: {said}"
+DISABLED = """\
+process {pid} does not take code: remote debugging is disabled there (PYTHON_DISABLE_REMOTE_DEBUG,
+-X disable-remote-debug, or a Python built without it). Start the training with: gradcanary run ..."""
+NO_REMOTE = "Python {version} of process {pid} did not take the request: {said}"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A line that is queued: the address of the page that holds it, 0 = none, and how long the process stood still."""
+
+    page: int
+    stopped_s: float | None
+
+
+def inject(process: processes.Process, line: str, folder: Path) -> Sent:
+    """Have the process run the line, which must never raise, at its next chance.
+
+    ``folder`` takes what is needed for it, and has to stay until the line ran. Raises AttachError; then the process is
+    as it was, and runs.
+    """
+    if process.version >= (3, 14):
+        _ask(process, line, folder)
+        return Sent(0, None)
+    return _by_gdb(process, line, folder)
+
+
+# -- 3.14 ------------------------------------------------------------------------------------------------------------
+
+
+def _ask(process: processes.Process, line: str, folder: Path) -> None:
+    """By the process's own binary: the two versions must be the same."""
+    script = folder / "line.py"
+    script.write_text(line, encoding="utf-8")
+    asking = f"import sys; sys.remote_exec({process.pid}, {str(script)!r})"
+    command = [f"/proc/{process.pid}/exe", "-I", "-S", "-c", asking]
+    try:
+        ended = subprocess.run(  # noqa: S603 -- the interpreter that runs there, asked for what it is made for
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=process.environ
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AttachError(NO_REMOTE.format(version=process.spelled, pid=process.pid, said=error)) from error
+    if ended.returncode:
+        raise AttachError(explained(ended.stderr, process))
+
+
+def explained(said: str, process: processes.Process) -> str:
+    """Return why ``sys.remote_exec`` refused, in words that tell what to do."""
+    last = said.strip().rpartition("\n")[2]
+    if "ermission" in last or "not permitted" in last:
+        return NOT_PERMITTED.format(pid=process.pid).replace("let gdb attach", "allow writing")
+    if "disabled" in last or "not enabled" in last:
+        return DISABLED.format(pid=process.pid)
+    return NO_REMOTE.format(version=process.spelled, pid=process.pid, said=last or "nothing")
+
+
+# -- gdb -------------------------------------------------------------------------------------------------------------
+
+
+def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
+    gdb = shutil.which("gdb")
+    if gdb is None:
+        raise AttachError(NO_GDB.format(version=process.spelled))
+    held = line.encode() + b"\0"
+    (folder / "line").write_bytes(held)
+    size = -(-len(held) // PAGE) * PAGE
+    script = folder / "script.gdb"
+    script.write_text(SCRIPT.format(pid=process.pid, line=folder / "line", size=size), encoding="utf-8")
+    options = [("auto-solib-add", "off"), ("auto-load", "no"), ("debuginfod enabled", "off"), ("width", "0")]
+    words = [word for option, value in options for word in ("-iex", f"set {option} {value}")]
+    # The names in its binary are read before the process is stopped; what else debuggers know of it is not read.
+    command = [gdb, "-nx", "-nh", "-batch", "-readnever", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
+    said = _run(command, process, folder / "said")
+    found = re.search(r"page (0x[0-9a-f]+) refused (-?\d+)", said)
+    if found is not None and found[2] == "0":
+        began, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
+        return Sent(int(found[1], 16), ended - began)
+    if "ptrace: Operation not permitted" in said:
+        raise AttachError(NOT_PERMITTED.format(pid=process.pid))
+    raise AttachError(FAILED.format(pid=process.pid, said=_last(said)))
+
+
+def _run(command: list[str], process: processes.Process, said: Path) -> str:
+    """Run gdb to its end, or have it let go: whatever happens to it or to us, the process is not left stopped.
+
+    It writes to a file, and belongs to no terminal: it comes to its end also where we do not.
+    """
+    with said.open("wb") as file:
+        gdb = subprocess.Popen(  # noqa: S603 -- what this is made of
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+            env={**os.environ, "LC_ALL": "C", "SHELL": "/bin/sh"},
+        )  # fmt: skip
+    is_late = True
+    try:
+        gdb.wait(PATIENCE_S)
+        is_late = False
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # Ctrl-C does not keep it from its end, which is near
+        if is_late:
+            _let_go(gdb, process)
+    text = said.read_text(encoding="utf-8", errors="replace")
+    if is_late:
+        raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, said=_last(text)))
+    if gdb.returncode < 0:
+        _resume(process.pid)
+    return text
+
+
+def _let_go(gdb: subprocess.Popen[bytes], process: processes.Process) -> None:
+    """End gdb: an interrupt undoes a call that is under way, the rest is for a gdb that hears none."""
+    for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if number is not None:
+            gdb.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            gdb.wait(LETTING_GO_S)
+            break
+    _resume(process.pid)
+
+
+def _resume(pid: int) -> None:
+    """Continue a process that an ended gdb has left stopped; it was none before, or it had been refused."""
+    for _ in range(10):
+        if processes.state(pid) != "T":
+            return
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(0.05)
+
+
+def _last(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith(("warning", "[", "0x"))]
+    return " / ".join(lines[-2:]) or "nothing"

@@ -1,0 +1,231 @@
+"""What the system says of other processes, without touching them. Linux."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+# torch/_C.cpython-311-x86_64-linux-gnu.so, libpython3.11.so.1.0, lib/python3.11/..., /usr/bin/python3.11
+_VERSIONS = tuple(
+    re.compile(pattern) for pattern in (r"\.cpython-3(\d+)(t?)d?-", r"libpython3\.(\d+)(t?)", r"/python3\.(\d+)(t?)\b")
+)
+
+_WORKERS = ("pt_data_worker", "pt_data_pin")
+"""What torch calls a process of a DataLoader, as ``comm``; older versions call it nothing."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as it was found; ``version`` is that of its Python, (0, 0) where it has none.
+
+    ``state`` is the letter that ``ps`` shows, ``tracer`` the id of who debugs it, 0 nobody; ``started`` are clock ticks
+    since boot, which tell it from a later process of the same id.
+    """
+
+    pid: int
+    parent: int
+    uid: int
+    state: str
+    tracer: int
+    started: str
+    command: tuple[str, ...]
+    environ: dict[str, str]
+    version: tuple[int, int] = (0, 0)
+    is_cpython: bool = True
+    is_free_threaded: bool = False
+    has_torch: bool = False
+    is_readable: bool = True
+
+    @property
+    def spelled(self) -> str:
+        """The version of its Python, as people write it."""
+        return ".".join(map(str, self.version))
+
+    @property
+    def script(self) -> str:
+        """What runs there, for people."""
+        from gradcanary import launching
+
+        return launching.subject(self.command) if self.command else "?"
+
+
+def find(pid: int) -> Process | None:
+    """Return what is known of a process, None where there is none of this id."""
+    try:
+        status = _status(pid)
+        stat = _stat(pid)
+        command = tuple(os.fsdecode(word) for word in (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    readable, maps, environ = True, "", {}
+    try:
+        maps = (PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace")
+        environ = _environ(pid)
+    except OSError:
+        readable = False
+    version, is_free_threaded = _version(maps)
+    return Process(
+        pid=pid,
+        parent=int(status["PPid"]),
+        uid=int(status["Uid"].split()[0]),
+        state=stat[0],
+        tracer=int(status["TracerPid"]),
+        started=stat[19],
+        command=command,
+        environ=environ,
+        version=version,
+        is_cpython="libpypy" not in maps,
+        is_free_threaded=is_free_threaded,
+        has_torch="libtorch_cpu" in maps or "/torch/_C." in maps,
+        is_readable=readable,
+    )
+
+
+def all_of(uid: int) -> Iterator[Process]:
+    """Yield the processes of a user that have torch."""
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and _owner(entry) == uid:
+            process = find(int(entry.name))
+            if process is not None and process.has_torch and _name(entry) not in _WORKERS:
+                yield process
+
+
+def state(pid: int) -> str:
+    """Return the letter of its main thread's state; nothing where it is gone."""
+    try:
+        return _stat(pid)[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def is_same(process: Process) -> bool:
+    """Say whether the process still is there, and runs."""
+    try:
+        fields = _stat(process.pid)
+        return fields[19] == process.started and fields[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of its main thread so far, in seconds."""
+    try:
+        fields = (PROC / str(pid) / "task" / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def age_s(process: Process) -> float:
+    """Return how long it has been running, in seconds."""
+    uptime_s = float((PROC / "uptime").read_text(encoding="ascii").split()[0])
+    return uptime_s - int(process.started) / os.sysconf("SC_CLK_TCK")
+
+
+def is_stuck(pid: int, looks: int = 5) -> bool:
+    """Say whether nothing can interrupt what it waits for: a disk or a driver that does not answer."""
+    for _ in range(looks):
+        if state(pid) != "D":
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def is_elsewhere(pid: int) -> bool:
+    """Say whether it sees other processes or another file system than we do: a container."""
+    return any(_link(str(pid), kind) != _link("self", kind) for kind in ("ns/pid", "ns/mnt", "root"))
+
+
+def may_trace(pid: int) -> bool:
+    """Say whether the system would let us attach: its memory, which stops nothing, has the same rules."""
+    try:
+        with (PROC / str(pid) / "mem").open("rb"):
+            return True
+    except OSError:
+        return False
+
+
+def ptrace_scope() -> int:
+    """Return what Yama allows: 0 own processes, 1 children only, 2 administrators, 3 nobody."""
+    try:
+        return int((PROC / "sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+def wait_for_thread(pid: int, thread: int, timeout_s: float = 2.0) -> None:
+    """Wait until a thread of a process has ended, which it is about to."""
+    end = time.monotonic() + timeout_s
+    while (PROC / str(pid) / "task" / str(thread)).exists() and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def ranks_of(process: Process) -> list[Process]:
+    """Return the processes of its distributed job on this machine by rank; a launcher's are those that it started."""
+    others = [each for each in all_of(process.uid) if "RANK" in each.environ]
+    if "RANK" in process.environ and "WORLD_SIZE" in process.environ:
+        mine = [each for each in others if _job(each) == _job(process) and not is_forked(each, others)]
+    else:
+        mine = [each for each in others if each.parent == process.pid]
+    return sorted(mine, key=lambda each: int(each.environ["RANK"]) if each.environ["RANK"].isdigit() else 0)
+
+
+def _job(process: Process) -> tuple[str | None, ...]:
+    keys = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+    return tuple(process.environ.get(key) for key in keys)
+
+
+def is_forked(process: Process, others: list[Process]) -> bool:
+    """Say whether it was forked from one of the others, whose command it then has: most of those load data."""
+    return any(each.pid == process.parent and each.command == process.command for each in others)
+
+
+def _owner(entry: Path) -> int:
+    try:
+        return entry.stat().st_uid
+    except OSError:
+        return -1
+
+
+def _name(entry: Path) -> str:
+    try:
+        return (entry / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = (PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields behind the name, which may hold anything: state first, the time of its start at 19."""
+    return (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
+def _environ(pid: int) -> dict[str, str]:
+    """Return the environment that it was started with."""
+    words = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    pairs = (os.fsdecode(word).partition("=") for word in words if b"=" in word)
+    return {name: value for name, _, value in pairs}
+
+
+def _link(pid: str, kind: str) -> str | None:
+    try:
+        return str((PROC / pid / kind).readlink())
+    except OSError:
+        return None
+
+
+def _version(maps: str) -> tuple[tuple[int, int], bool]:
+    for pattern in _VERSIONS:
+        if (found := pattern.search(maps)) is not None:
+            return (3, int(found[1])), bool(found[2])
+    return (0, 0), False

@@ -1,0 +1,134 @@
+"""One process that is being attached to, from outside: asked, waited for, told of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gradcanary import naming
+from gradcanary.attach import control, gate, injection, processes, words
+from gradcanary.attach.errors import AttachError
+from gradcanary.version import __version__
+
+PATIENCE_S = 900.0
+"""For the main thread to come to a place where it can be let in: an evaluation, or a checkpoint being written."""
+
+SAID_EACH_S = 5.0
+WINDOW_S = 60.0
+"""For a whole window to be seen: who waits longer reads the page."""
+
+WAITING = "process {pid}: waiting for {what}, {seconds:.0f} s so far (Ctrl-C gives up and leaves it as it is)"
+ASLEEP = "its main thread, which sleeps or waits and runs no Python"
+IN_C = "its main thread, which is in one long call and runs no Python"
+NO_PLACE = "a moment in which hooks may be put on; it is in {place}"
+TOO_LONG = "process {pid} was not let in within {minutes:.0f} minutes: it waited for {what}. The request was withdrawn"
+GONE = "process {pid} ended meanwhile"
+LET_IN = "process {pid} is attached already: it goes on being watched, until gradcanary detach {pid}"
+REFUSED = "process {pid} was not attached and goes on as it was: {why}"
+
+
+class Visit:
+    """``is_over`` tells that nothing more will come of it."""
+
+    def __init__(
+        self,
+        process: processes.Process,
+        settings: dict[str, str | None],
+        for_s: float | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.process, self._say = process, say
+        self.is_over = False
+        self._socket = gate.socket_of(process.uid, process.pid, process.started)
+        launch = naming.launch_id(process.environ, naming.started(process.parent))
+        request = {
+            "agent": __version__,
+            "pid": process.pid,
+            "socket": str(self._socket),
+            "settings": settings,
+            "for_s": for_s,
+            "unnamed": naming.run_name(process.script, time.strftime("%Y%m%d"), launch),
+        }
+        self._gate = gate.Gate(request, process.uid)
+        self._sent = injection.Sent(0, None)
+
+    @property
+    def stopped_s(self) -> float | None:
+        """How long the process stood still for gdb, None where it did not."""
+        return self._sent.stopped_s
+
+    @property
+    def page(self) -> int:
+        """The address of the page in the process that is to be given back, 0 for none."""
+        return self._sent.page
+
+    def ask(self) -> None:
+        """Get the request into the process; raises AttachError."""
+        self._sent = injection.inject(self.process, self._gate.line, self._gate.folder)
+
+    def wait(self) -> None:
+        """Wait until it is let in; raises AttachError where it is not."""
+        began = said = time.monotonic()
+        used = processes.cpu_s(self.process.pid)
+        while (answer := self._gate.answer()) is None:
+            time.sleep(0.02)
+            now = time.monotonic()
+            if not processes.is_same(self.process):
+                raise AttachError(GONE.format(pid=self.process.pid))
+            if now - said >= SAID_EACH_S:
+                is_idle = processes.cpu_s(self.process.pid) - used < 0.2 * (now - said)
+                what = self._what(is_idle=is_idle)
+                used, said = processes.cpu_s(self.process.pid), now
+                self._say(WAITING.format(pid=self.process.pid, what=what, seconds=now - began))
+                if now - began > PATIENCE_S and self._gate.close():
+                    raise AttachError(TOO_LONG.format(pid=self.process.pid, minutes=PATIENCE_S / 60, what=what))
+        if "error" in answer:
+            raise AttachError(REFUSED.format(pid=self.process.pid, why=answer["error"].partition(": ")[2]))
+
+    def found(self) -> Iterator[str]:
+        """Yield what it trains, once that is known, or as much of it as is known after a while."""
+        began = said = time.monotonic()
+        told = self._tell()
+        while not _is_known(told) and time.monotonic() - began < WINDOW_S and processes.is_same(self.process):
+            time.sleep(0.1)
+            if time.monotonic() - said >= SAID_EACH_S:
+                said = time.monotonic()
+                what = "its next whole step"
+                self._say(WAITING.format(pid=self.process.pid, what=what, seconds=said - began).partition(" (")[0])
+            told = self._tell() or told
+        if told is None:
+            raise AttachError(GONE.format(pid=self.process.pid))
+        yield from words.described(told, self.process.pid, self.stopped_s)
+
+    def title(self) -> str:
+        """Return what it is, in a line."""
+        command = words.typed(self.process.command)
+        return f"attached to process {self.process.pid}, Python {self.process.spelled}: {command}"
+
+    def withdraw(self) -> None:
+        """Ask for it no more; raises AttachError where it was let in already."""
+        if not self._gate.close() and not self.is_over:
+            raise AttachError(LET_IN.format(pid=self.process.pid))
+
+    def end(self) -> None:
+        """Withdraw what was not let in, and leave no file."""
+        self._gate.close()
+        self._gate.clear()
+
+    def _tell(self) -> dict[str, Any] | None:
+        try:
+            return control.ask(self._socket, {"do": "tell", "page": self.page})
+        except TimeoutError:  # a long call keeps all of its threads from running
+            return None
+
+    def _what(self, *, is_idle: bool) -> str:
+        if place := self._gate.place():
+            return NO_PLACE.format(place=place)
+        return ASLEEP if is_idle else IN_C
+
+
+def _is_known(told: dict[str, Any] | None) -> bool:
+    if told is None or told["layers"] is None or told["is_heard"] is None:
+        return False
+    return told["k"] is not None or told["is_silent"]

@@ -1,0 +1,77 @@
+"""Attach to a training and leave it, again and again: ``soak.py [CYCLES]``, with ``tests`` and the package on the path.
+
+The training has threads and workers that load data (``joined_training.py``). Prints how long it stood still, how long a
+cycle took, how it grew, and whether it ended bit for bit as one that was left alone; fails on the first thing wrong.
+"""
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from targets import Training, training, until
+
+from gradcanary.attach import control, gate, processes, refusals
+from gradcanary.attach.visit import Visit
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def cycle(target: Training) -> tuple[float, float]:
+    """Join and leave once; return for how long it stood still and until it was joined, in seconds."""
+    began = time.monotonic()
+    process = refusals.checked(target.pid)
+    visit = Visit(process, {"url": NOBODY, "run": "soak"}, None, print)
+    try:
+        visit.ask()
+        visit.wait()
+    finally:
+        visit.end()
+    joined_s = time.monotonic() - began
+    control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell", "page": visit.page})
+    target.go_on(10)
+    said = control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "detach"}, 60.0)
+    assert said is not None
+    assert said["detached"] == "soak"
+    processes.wait_for_thread(process.pid, said["thread"])
+    return visit.stopped_s or 0.0, joined_s
+
+
+def resident_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
+
+
+def main(cycles: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"GRADCANARY_SPOOL": f"{folder}/spool"}
+        with training(Path(folder) / "joined", env) as target:
+            before, sizes, times = target.seen(), [resident_kib(target.pid)], []
+            for number in range(cycles):
+                times.append(cycle(target))
+                until(lambda: target.seen()["tasks"] == before["tasks"])  # the thread that asked to be let in
+                seen = target.seen()
+                assert seen == before, {name: (before[name], seen[name]) for name in seen if seen[name] != before[name]}
+                sizes.append(resident_kib(target.pid))
+                if number % 50 == 49 or number == cycles - 1:
+                    report(number + 1, times, sizes)
+            steps, digest, _ = target.ended()
+        with training(Path(folder) / "alone") as alone:
+            assert alone.ended(steps)[:2] == (steps, digest)
+    print(f"{steps:,} steps, bit for bit those of a training left alone")
+
+
+def report(cycles: int, times: list[tuple[float, float]], sizes: list[int]) -> None:
+    stopped, joined = ([each[column] for each in times] for column in (0, 1))
+    tenth = sizes[min(10, cycles)]
+    print(
+        f"{cycles} cycles: stood still {statistics.median(stopped):.2f} s ({min(stopped):.2f} to {max(stopped):.2f}), "
+        f"joined after {statistics.median(joined):.2f} s ({min(joined):.2f} to {max(joined):.2f}); "
+        f"grew by {(sizes[-1] - tenth) / 1024:.1f} MiB since the 10th",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

@@ -1,0 +1,157 @@
+"""A training that is attached to and left again, as somebody would from another terminal."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from targets import Training, Typed, training, until
+
+from gradcanary import wire
+from gradcanary.attach import visit
+from gradcanary.version import __version__
+
+LOW = [f"blocks.{number}.linear.{kind}" for number in (2, 4, 5) for kind in ("weight", "bias")]
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    """One training that all tests here come to and leave; the last one compares it with one left alone."""
+    with training(tmp_path_factory.mktemp("joined") / "training") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def untouched(joined: Training) -> dict[str, object]:
+    return joined.seen()
+
+
+def test_attach_tells_what_it_found_and_what_had_fallen_before(
+    joined: Training, untouched: dict[str, object], typed: Typed, module_collector
+) -> None:
+    status, out, err = typed("attach", joined.pid, "--url", module_collector.url, "--run", "fallen")
+    assert (status, err) == (0, "")
+    for line in (
+        "optimizer    AdamW: 16 tensors, 2,176 elements",
+        "layers       16: 16 float32",
+        "micro-steps  K = 2 per step, summed in 16 float32",
+        f"low          6 of 16 layers are under 1e-4 now: {', '.join(LOW)} (--absmax-below 1e-4 makes that an alert)",
+        "run          fallen",
+        f"page         {module_collector.url}/runs/fallen",
+        f"leave with   gradcanary detach {joined.pid}",
+    ):
+        assert line in out
+    assert re.search(r"stood still  \d\.\d\d s for gdb, \d\.\d\d s to begin", out)
+    (step,) = re.findall(r"step         ([\d,]+), as the optimizer counts", out)
+    assert 0 < int(step.replace(",", "")) <= joined.steps + 10
+
+
+def test_the_first_window_is_partial_and_the_launch_late(joined: Training, module_collector) -> None:
+    joined.go_on(40)
+    run = "/api/v1/runs/fallen"
+    first, second, *_ = module_collector.get(f"{run}/export.csv").text.splitlines()[1:]
+    (session,) = module_collector.get(run).json()["sessions"]
+    assert int(first.split(",")[0]) == session["first_step"] > 0
+    assert set(first.split(",")[2:]) == {""}
+    assert "" not in second.split(",")[2:]
+    losses = module_collector.get(f"{run}/metrics", name="loss", points=4000).json()
+    (step, *_), (count, *_) = (
+        wire.uncolumn("d", losses["steps"]["data"]),
+        wire.uncolumn("i", losses["metrics"][0]["count"]["data"]),
+    )
+    assert (step, count) == (session["first_step"] + 1, 1), "a sum of some micro-steps would be another loss"
+    recording = module_collector.get(f"{run}/recording").text
+    assert '"late":true' in recording.replace(" ", "")
+
+
+def test_what_had_fallen_before_is_an_incident(joined: Training, module_collector) -> None:
+    def found() -> list[dict[str, object]]:
+        every = module_collector.get("/api/v1/incidents", run="fallen").json()["incidents"]
+        return [each for each in every if each["rule"] == "collapse"]
+
+    until(found)
+    (incident,) = found()
+    told = module_collector.get(f"/api/v1/incidents/{incident['id']}").json()
+    assert {layer["name"] for layer in told["layers"]} == set(LOW)
+    assert {layer["evidence"] for layer in told["layers"]} <= {"siblings", "late"}
+    (session,) = module_collector.get("/api/v1/runs/fallen").json()["sessions"]
+    assert told["opened_step"] - session["first_step"] <= 25
+
+
+def test_a_second_attach_is_refused_and_ps_lists_it(joined: Training, typed: Typed) -> None:
+    status, _, err = typed("attach", joined.pid)
+    assert status == 1
+    assert "is attached already, as run fallen: http" in err
+    assert f"gradcanary detach {joined.pid}" in err
+    _, out, _ = typed("ps")
+    (line,) = [line for line in out.splitlines() if line.startswith(f"{joined.pid} ")]
+    assert " fallen " in line
+    assert f"forked from process {joined.pid}" not in out, "workers that load data"
+
+
+def test_detach_leaves_nothing_behind(
+    joined: Training, untouched: dict[str, object], typed: Typed, module_collector
+) -> None:
+    assert joined.seen() != untouched
+    status, out, err = typed("detach", joined.pid)
+    assert (status, out, err) == (0, f"left process {joined.pid}, run fallen is finished\n", "")
+    assert joined.is_as(untouched)
+    assert module_collector.get("/api/v1/runs/fallen").json()["state"] == "finished"
+    status, _, err = typed("detach", joined.pid)
+    assert (status, err) == (
+        1,
+        f"gradcanary detach: process {joined.pid} is not attached. gradcanary ps lists those that are\n",
+    )
+
+
+def test_it_may_be_joined_again_and_leaves_by_itself(
+    joined: Training, untouched: dict[str, object], typed: Typed, module_collector
+) -> None:
+    for _ in range(2):
+        status, out, _ = typed("attach", joined.pid, "--url", module_collector.url, "--run", "again", "--for", "1s")
+        assert status == 0
+        assert f"gradcanary detach {joined.pid}, or wait 1s" in out
+        until(lambda: module_collector.get("/api/v1/runs/again").json()["state"] == "finished")
+        assert joined.is_as(untouched)
+    launches = {each["launch"] for each in module_collector.get("/api/v1/runs/again").json()["sessions"]}
+    assert len(launches) == 2
+
+
+def test_another_version_of_the_agent_is_refused(
+    joined: Training, typed: Typed, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visit, "__version__", "9.9")
+    status, _, err = typed("attach", joined.pid)
+    assert status == 1
+    assert f"the agent in this process is {__version__}, yours 9.9" in err
+    assert joined.is_as(untouched)
+
+
+def test_ctrl_c_after_it_was_let_in_says_so(
+    joined: Training, typed: Typed, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_visit: visit.Visit) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(visit.Visit, "found", interrupted)
+    status, _, err = typed("attach", joined.pid, "--url", "http://127.0.0.1:9")
+    assert status == 130
+    assert f"process {joined.pid} is attached already: it goes on being watched, until gradcanary detach" in err
+    assert typed("detach", joined.pid)[0] == 0
+    assert joined.is_as(untouched)
+
+
+def test_nobody_listens_and_it_says_so(joined: Training, typed: Typed, untouched: dict[str, object]) -> None:
+    status, out, _ = typed("attach", joined.pid, "--url", "http://127.0.0.1:9", "--run", "alone")
+    assert status == 0
+    assert "collector    does not answer: what is measured is kept by the training's machine" in out
+    typed("detach", joined.pid)
+    assert joined.is_as(untouched)
+
+
+def test_the_training_is_the_same_bit_for_bit(joined: Training, tmp_path: Path) -> None:
+    steps, digest, said = joined.ended()
+    assert steps > 100
+    assert [line for line in said.splitlines() if not line.startswith("gradcanary: ")] == []
+    with training(tmp_path / "alone") as alone:
+        assert alone.ended(steps)[:2] == (steps, digest)

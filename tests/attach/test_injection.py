@@ -1,0 +1,209 @@
+"""The way into a process: every Python that this machine has, and places that are no places to do anything."""
+
+import _thread
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from targets import LOOP, mapped, program, until
+
+from gradcanary.attach import arrival, gate, injection, processes
+
+PACKAGE = str(gate.PACKAGE)
+
+
+def pythons() -> dict[str, str]:
+    """Return an interpreter for each version before 3.14 that can be found: this one, those on PATH and of pyenv."""
+    homes = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = {f"3.{sys.version_info.minor}": sys.executable}
+    for minor in range(10, 14):
+        name = f"python3.{minor}"
+        on_path = shutil.which(name) or ""
+        for python in [*map(str, homes.glob(f"*/bin/{name}")), "" if "shims" in on_path else on_path]:
+            if python:
+                found.setdefault(f"3.{minor}", python)
+    return found
+
+
+@pytest.mark.parametrize(("version", "python"), pythons().items())
+def test_a_line_gets_into_a_python_with_threads(version: str, python: str, tmp_path: Path) -> None:
+    with program(python, "-S", "-c", LOOP, str(mapped(tmp_path))) as target:
+        process = processes.find(target.pid)
+        assert process is not None
+        assert process.spelled == version
+        for number in range(3):
+            came = tmp_path / f"came-{number}"
+            line = f"__import__('pathlib').Path({str(came)!r}).touch()\n"
+            sent = injection.inject(process, line, tmp_path)
+            until(came.exists)
+            assert sent.page
+            assert sent.stopped_s is not None
+            print(f"Python {version} stood still for {sent.stopped_s:.2f} s")
+        assert target.poll() is None
+        assert processes.state(target.pid) in "RS"
+
+
+@pytest.mark.parametrize(
+    "held", ["raise SystemExit(3)", "1 / 0", "raise KeyboardInterrupt", "syntax error", None], ids=str
+)
+def test_the_line_never_raises_and_leaves_no_name(tmp_path: Path, held: str | None) -> None:
+    """Whatever the gate holds, and whatever the process's own main module has made of the names."""
+    file = tmp_path / "gate"
+    if held is not None:
+        file.write_text(held)
+    names = {"__name__": "__main__", "open": None, "exec": None, "compile": 3, "Exception": None, "BaseException": None}
+    before = {**names, "__builtins__": __builtins__}
+    exec(gate.LINE.format(gate=str(file)), before)
+    assert before.keys() == names.keys() | {"__builtins__"}
+
+
+def test_an_errand_is_done_between_the_calls_of_torch() -> None:
+    """While a training steps, from another thread, again and again: never where hooks are being called."""
+    weight = torch.nn.Parameter(torch.ones(64))
+    optimizer = torch.optim.AdamW([weight])
+    places: list[str] = []
+    hindered: list[str] = []
+
+    def act() -> None:
+        frame = sys._getframe()
+        while frame is not None:
+            places.append(frame.f_code.co_filename)
+            frame = frame.f_back
+
+    def errand() -> None:
+        for _ in range(10):
+            arrival.Errand(
+                PACKAGE, lambda: None, act, is_wanted=lambda: True, report=hindered.append, failed=failures.append
+            ).insist()
+
+    failures: list[Exception] = []
+    found: list[str | None] = []
+    handle = optimizer.register_step_pre_hook(lambda *_: found.append(arrival.hindrance(PACKAGE)))
+    thread = threading.Thread(target=errand)
+    thread.start()
+    while thread.is_alive():
+        weight.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    thread.join()
+    handle.remove()
+    assert failures == []
+    assert sum(place.endswith("arrival.py") for place in places) >= 10
+    assert not [place for place in places if f"{os.sep}torch{os.sep}" in place]
+    assert {str(place) for place in found} == {"torch/optim/optimizer.py:wrapper"}
+
+
+def inside_threading(look: Callable[[], None]) -> None:
+    """With the lock taken that each start and end of a thread needs."""
+    held, threading._active = threading._active, Looking(threading._active)
+    threading._active.look = look
+    try:
+        threading.enumerate()
+    finally:
+        threading._active = held
+
+
+class Looking(dict[int, threading.Thread]):
+    look: Callable[[], None]
+
+    def values(self):
+        self.look()
+        return super().values()
+
+
+def inside_backward(look: Callable[[], None]) -> None:
+    weight = torch.ones(1, requires_grad=True)
+    weight.register_hook(lambda _: look())
+    weight.square().backward()
+
+
+def inside_forward(look: Callable[[], None]) -> None:
+    layer = torch.nn.Identity()
+    layer.register_forward_hook(lambda *_: look())
+    layer(torch.ones(1))
+
+
+def in_another_thread(look: Callable[[], None]) -> None:
+    """The training is not the main thread's: it is in a layer while that one looks."""
+    inside, go_on = threading.Event(), threading.Event()
+    layer = torch.nn.Identity()
+    layer.register_forward_hook(lambda *_: inside.set() or go_on.wait())
+    thread = threading.Thread(target=layer, args=(torch.ones(1),))
+    thread.start()
+    inside.wait()
+    look()
+    go_on.set()
+    thread.join()
+
+
+def under_no_grad(look: Callable[[], None]) -> None:
+    torch.no_grad()(look)()
+
+
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        (lambda look: look(), None),
+        (under_no_grad, None),
+        (inside_threading, "threading.py:enumerate"),
+        (inside_backward, "torch/"),
+        (inside_forward, "torch/nn/modules/module.py"),
+        (in_another_thread, "torch/nn/modules/module.py"),
+    ],
+)
+def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]], None], place: str | None) -> None:
+    found: list[str | None] = []
+    call(lambda: found.append(arrival.hindrance(PACKAGE)))
+    assert found
+    assert [each[: len(place)] if each and place else each for each in found] == [place] * len(found)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_a_signal_that_comes_meanwhile_is_the_trainings_own(kind: type[BaseException]) -> None:
+    """A Ctrl-C in the middle of our work is not swallowed: it is raised where the training goes on."""
+
+    def act() -> None:
+        raise kind
+
+    told: list[Exception] = []
+    errand = arrival.Errand(
+        PACKAGE, lambda: None, act, is_wanted=lambda: True, report=lambda _: None, failed=told.append
+    )
+
+    def train() -> None:
+        errand.begin()
+        returned.append(True)
+        for _ in range(5000):
+            time.sleep(0.001)
+
+    returned: list[bool] = []
+    with pytest.raises(kind):
+        train()
+    assert returned == [True]
+    assert [str(each) for each in told] == ["a signal came in between, try again"]
+
+
+def test_a_failure_is_told_and_ends_the_errand() -> None:
+    told: list[Exception] = []
+    errand = arrival.Errand(
+        PACKAGE, lambda: 1 / 0, lambda: None, is_wanted=lambda: True, report=lambda _: None, failed=told.append
+    )
+    _thread.start_new_thread(errand.insist, ())
+    until(lambda: errand.is_over)
+    assert [type(each) for each in told] == [ZeroDivisionError]
+
+
+def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "home", lambda _: tmp_path / "home")
+    (tmp_path / "home").mkdir(mode=0o755)
+    with pytest.raises(gate.AttachError, match="is not a folder of yours alone"):
+        gate.make_home(os.geteuid())
+    subprocess.run(["chmod", "700", str(tmp_path / "home")], check=True)
+    assert gate.make_home(os.geteuid()) == tmp_path / "home"
