@@ -112,7 +112,10 @@ class Compactor(Loop):
         if work is None:
             return False
         with self._database.write() as connection:
-            sealing.carry_out(connection, work, self._database.now(connection))
+            now = self._database.now(connection)
+            is_written = sealing.carry_out(connection, work, now)
+        if is_written:
+            self._tiles.keep(run_id, now, work.made)
         return True
 
     def _roll(self, run_id: int, launch_no: int, every: int) -> bool:
@@ -122,5 +125,8 @@ class Compactor(Loop):
         if work is None:
             return False
         with self._database.write() as connection:
-            rolling.carry_out(connection, work, self._database.now(connection))
+            now = self._database.now(connection)
+            is_written = rolling.carry_out(connection, work, now)
+        if is_written:
+            self._tiles.keep(run_id, now, work.made)
         return True

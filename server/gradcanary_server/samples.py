@@ -61,6 +61,13 @@ def in_order(parts: Iterable[Iterator[Piece]]) -> Iterator[Piece]:
             sources.insert(place, (source, rest))
 
 
+def neighbours(numbers: NDArray[np.integer]) -> slice | NDArray[np.integer]:
+    """Return numbers that follow each other as a slice: to copy those columns is several times faster."""
+    if len(numbers) and (np.diff(numbers) == 1).all():
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return numbers
+
+
 def tiles_of(pieces: Sequence[Piece], chain: Chain, until: int) -> Iterator[tuple[Place, Arrays]]:
     """Yield the tiles of what a chain did not seal before a step."""
     mine = [inside(piece, chain.sealed, until) for piece in pieces if piece.columns.every == chain.every]
@@ -129,7 +136,7 @@ def _plane(pieces: Sequence[Piece], kind: str, width: int) -> NDArray[np.generic
     for piece in pieces:
         plane = piece.columns.state if kind == STATE else piece.columns.values.get(kind)
         if plane is not None:
-            blank[at : at + len(plane), piece.numbers] = plane
+            blank[at : at + len(plane), neighbours(piece.numbers)] = plane
             is_there = True
         at += len(piece.columns.steps)
     return blank if is_there else None

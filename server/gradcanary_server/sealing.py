@@ -34,6 +34,7 @@ class Work:
     session: str
     was: int
     sealed_seq: int
+    made: list[tuple[Place, Arrays]]
     packed: list[tuple[Place, bytes]]
     before: list[Chain]
     after: list[Chain]
@@ -71,19 +72,19 @@ def prepare(connection: Connection, log: Log, store: Tiles, run_id: int, session
     before = _of_samples(known, pieces, row.launch_no)
     ends = [(each, _until(each, pieces, is_over=is_over, is_full=is_full)) for each in before]
     after = {each.every: replace(each, sealed=max(each.sealed, end)) for each, end in ends}
-    packed = [tile for each in before for tile in tiles_of(pieces, each, after[each.every].sealed)]
+    made = [tile for each in before for tile in tiles_of(pieces, each, after[each.every].sealed)]
     sealed_seq = next((piece.seq for piece in pieces if _is_open(piece, after)), pieces[-1].seq + 1)
-    if not packed and sealed_seq == row.sealed_seq:
+    if not made and sealed_seq == row.sealed_seq:
         return None
     moved, whole = list(after.values()), [piece for piece in pieces if piece.seq < sealed_seq]
     if whole:
         of_metrics = known.get(OF_METRICS) or Chain(row.launch_no, OF_METRICS)
-        grown, made = metric_tiles(whole, of_metrics, row.sealed_seq)
-        packed += [*made, *_late_tiles(connection, store, run_id, of_metrics, whole)]
+        grown, points = metric_tiles(whole, of_metrics, row.sealed_seq)
+        made += [*points, *_late_tiles(connection, store, run_id, of_metrics, whole)]
         before.append(of_metrics)
         moved.append(grown)
-    written = [tiles.packed(*each) for each in packed]
-    return Work(run_id, session_id, row.sealed_seq, sealed_seq, written, before, moved)
+    packed = [tiles.packed(*each) for each in made]
+    return Work(run_id, session_id, row.sealed_seq, sealed_seq, made, packed, before, moved)
 
 
 def _told(connection: Connection, row: Row[Any], pieces: Sequence[Piece], now: float) -> Work | None:
@@ -92,18 +93,18 @@ def _told(connection: Connection, row: Row[Any], pieces: Sequence[Piece], now: f
     step = connection.execute(select(func.max(session.c.last_step)).where(mine)).scalar_one()
     known = np.inf if row.last_seen < now - OVER_S else -1 if step is None else step
     told = list(takewhile(lambda each: not len(each.columns.steps) or each.columns.steps[-1] <= known, pieces))
-    return Work(row.run_id, row.session, row.sealed_seq, told[-1].seq + 1, [], [], []) if told else None
+    return Work(row.run_id, row.session, row.sealed_seq, told[-1].seq + 1, [], [], [], []) if told else None
 
 
-def carry_out(connection: Connection, work: Work, now: float) -> None:
-    """Write it, unless somebody else has sealed the session or moved its chains meanwhile."""
+def carry_out(connection: Connection, work: Work, now: float) -> bool:
+    """Write it, unless somebody else has sealed the session or moved its chains meanwhile; tell whether it is."""
     there = {(each.launch_no, each.every): each for each in tiles.chains(connection, work.run_id, held=True)}
     if any(each != there.get(key := (each.launch_no, each.every), Chain(*key)) for each in work.before):
-        return
+        return False
     mine = (session.c.run_id == work.run_id) & (session.c.session == work.session)
     free = mine & (session.c.sealed_seq == work.was)
     if connection.execute(update(session).where(free).values(sealed_seq=work.sealed_seq)).rowcount != 1:
-        return
+        return False
     for place, _ in work.packed:
         if place.level > 0:
             of = Chain(place.launch_no, place.every)
@@ -114,6 +115,7 @@ def carry_out(connection: Connection, work: Work, now: float) -> None:
         tiles.note(connection, work.run_id, each)
     sealed = (batch.c.run_id == work.run_id) & (batch.c.session == work.session) & (batch.c.seq < work.sealed_seq)
     connection.execute(delete(batch).where(sealed))
+    return True
 
 
 def _fills_a_tile() -> ColumnElement[bool]:

@@ -13,7 +13,7 @@ from gradcanary_server.entries import Entries
 from gradcanary_server.log import Piece
 from gradcanary_server.nodes import MINIMUM, Nodes, Plane, Ticks
 from gradcanary_server.packing import Arrays
-from gradcanary_server.samples import PHASE, inside
+from gradcanary_server.samples import PHASE, inside, neighbours
 from gradcanary_server.tiles import METRICS, SHELF, STATE, STEPS, Chain, Place, Tiles
 
 Numbered = Mapping[tuple[str, str], int]
@@ -233,14 +233,7 @@ def _bits(phases: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _put(target: Plane, mine: NDArray[np.intp], columns: NDArray[np.int32], plane: NDArray[np.generic]) -> None:
     """Fill the columns ``mine`` of a plane; a layer that came later is not in older tiles."""
     there = mine[columns[mine] < plane.shape[1]]
-    target[:, _run(there)] = plane[:, _run(columns[there])]
-
-
-def _run(columns: NDArray[np.integer]) -> slice | NDArray[np.integer]:
-    """Return neighbours as a slice: copying those is several times faster."""
-    if len(columns) and (np.diff(columns) == 1).all():
-        return slice(int(columns[0]), int(columns[-1]) + 1)
-    return columns
+    target[:, neighbours(there)] = plane[:, neighbours(columns[there])]
 
 
 def _entries_of_piece(piece: Piece) -> tuple[list[tuple[str, str]], Entries]:

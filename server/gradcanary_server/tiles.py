@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, select, update
 
 from gradcanary_server.nodes import FACTOR
-from gradcanary_server.packing import Arrays, pack, unpack
+from gradcanary_server.packing import Arrays, lean, pack, unpack
 from gradcanary_server.schema import chain, tile
 
 ROWS = 256
@@ -108,7 +108,7 @@ Kept = tuple[int, Place, float]
 
 
 class Tiles:
-    """Reads tiles; decoded ones are kept.
+    """Reads tiles; decoded ones are kept, and those that were just made.
 
     A late metric has tiles made again at the same place, maybe by another collector: when one was stored is looked at.
     """
@@ -142,11 +142,11 @@ class Tiles:
             for row in connection.execute(bodies, values):
                 place = _place(of, level, row)
                 if place in missing:
-                    found[place] = self._keep((run_id, place, row.stored), row.body)
+                    found[place] = self._keep((run_id, place, row.stored), unpack(row.body))
         else:
             for place in missing:
                 body = connection.execute(_BODY, {"run_id": run_id, **vars(place)}).scalar_one()
-                found[place] = self._keep((run_id, place, stored[place]), body)
+                found[place] = self._keep((run_id, place, stored[place]), unpack(body))
         return [(place, found[place]) for place in stored]
 
     def first(self, connection: Connection, run_id: int, of: Chain, kind: str, level: int, begin: int) -> int | None:
@@ -173,8 +173,12 @@ class Tiles:
                 self._decoded.move_to_end(key)
             return {key[1]: self._decoded[key] for key in known}
 
-    def _keep(self, key: Kept, body: bytes) -> Arrays:
-        arrays = unpack(body)
+    def keep(self, run_id: int, stored: float, made: Iterable[tuple[Place, Arrays]]) -> None:
+        """Keep tiles that were just written, so that what sums them up need not read them; they must be committed."""
+        for place, arrays in made:
+            self._keep((run_id, place, stored), lean(arrays))
+
+    def _keep(self, key: Kept, arrays: Arrays) -> Arrays:
         with self._lock:
             if key not in self._decoded:
                 self._decoded[key] = arrays
