@@ -80,7 +80,7 @@ def _bits(values: NDArray[np.generic]) -> NDArray[np.generic]:
 
 
 def _is_one(bits: NDArray[np.generic]) -> bool:
-    return bits.size > 0 and bool((bits == bits.flat[0]).all())
+    return bits.size > 0 and bool(bits.flat[0] == bits.flat[-1] and (bits == bits.flat[0]).all())
 
 
 def _decoded(raw: bytes, dtype: np.dtype[np.generic], shape: tuple[int, ...], how: str) -> NDArray[np.generic]:

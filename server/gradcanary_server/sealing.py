@@ -174,8 +174,9 @@ def _late_tiles(
     connection: Connection, store: Tiles, run_id: int, of: Chain, pieces: Sequence[Piece]
 ) -> Iterator[tuple[Place, Arrays]]:
     """Yield those tiles of the pyramid of metrics that points of these batches come too late for, made again."""
-    told: dict[tuple[str, str], int] = {}
-    steps = np.concatenate([points_of(piece, told)[1] for piece in pieces]).astype(np.int64)
+    metrics = [metric for piece in pieces for metric in piece.columns.metrics]
+    steps = np.concatenate([np.empty(0, np.int64), *(metric.steps for metric in metrics)])
+    told = {key: number for number, key in enumerate(dict.fromkeys((each.name, each.tags) for each in metrics))}
     for level, whole in enumerate(of.rolled, start=1):
         span = of.span(level)
         for number in np.unique(steps[steps < whole] // span).tolist():
