@@ -36,6 +36,11 @@ class Key(NamedTuple):
     version: int
 
 
+# Made once: twice a second they are asked, and mostly for nothing.
+_UNSETTLED = select(incident).where(incident.c.settled.is_(False)).order_by(incident.c.incident_id)
+_HELD = _UNSETTLED.with_for_update(skip_locked=True)
+
+
 @dataclass(frozen=True)
 class Expire:
     """A sealed message is too old to be sent."""
@@ -94,10 +99,9 @@ def plan(
     ``holding`` the incidents until the transaction ends, without those that somebody changes at this moment: their
     turn comes in the next round.
     """
-    unsettled = select(incident).where(incident.c.settled.is_(False)).order_by(incident.c.incident_id)
-    if holding:
-        unsettled = unsettled.with_for_update(skip_locked=True)
-    rows = connection.execute(unsettled).mappings().all()
+    rows = connection.execute(_HELD if holding else _UNSETTLED).mappings().all()
+    if not rows:
+        return []
     targets = endpoints.enabled(connection)
     told = _by_target(connection)
     veiled = silences.veiled(connection, rows, silences.in_force(connection, now))
