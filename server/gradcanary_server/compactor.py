@@ -51,10 +51,11 @@ class Compactor(Loop):
         for key in waiting:
             self._repeat(self._seal, *key)
         moved = None if self._is_first else {run_id for run_id, _ in waiting}
-        with self._database.read() as connection:
-            unrolled = rolling.waiting(connection, moved)
-        for chain in unrolled:
-            self._repeat(self._roll, *chain)
+        if moved is None or moved:
+            with self._database.read() as connection:
+                unrolled = rolling.waiting(connection, moved)
+            for chain in unrolled:
+                self._repeat(self._roll, *chain)
         self._is_first = False
         self._tidy()
 

@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, func, insert, or_, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    RowMapping,
+    bindparam,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from gradcanary_server import dossiers, endpoints, incident_rows, incidents, notifications, silences, veils
 from gradcanary_server.endpoints import Endpoint
@@ -137,9 +148,7 @@ def carry_out(connection: Connection, step: Step, public_url: str, now: float) -
 
 def claimable(connection: Connection, now: float) -> list[Key]:
     """Return the messages whose next attempt is due, oldest first."""
-    query = select(delivery.c.incident_id, delivery.c.endpoint_id, delivery.c.version)
-    rows = connection.execute(query.where(*_free(now)).order_by(delivery.c.next_attempt, *delivery.primary_key))
-    return [Key(row.incident_id, row.endpoint_id, row.version) for row in rows]
+    return [Key(row.incident_id, row.endpoint_id, row.version) for row in connection.execute(_CLAIMABLE, {"now": now})]
 
 
 def claim(connection: Connection, key: Key, now: float) -> Claim | None:
@@ -265,7 +274,7 @@ def _failures(connection: Connection, claim: Claim) -> int:
     return connection.execute(since).scalar_one() or 0
 
 
-def _free(now: float) -> Sequence[ColumnElement[bool]]:
+def _free(now: float | BindParameter[float]) -> Sequence[ColumnElement[bool]]:
     return (
         delivery.c.state == "pending",
         delivery.c.next_attempt <= now,
@@ -273,7 +282,7 @@ def _free(now: float) -> Sequence[ColumnElement[bool]]:
     )
 
 
-def _is_unclaimed(now: float) -> ColumnElement[bool]:
+def _is_unclaimed(now: float | BindParameter[float]) -> ColumnElement[bool]:
     return or_(delivery.c.lease_until.is_(None), delivery.c.lease_until < now)
 
 
@@ -283,3 +292,10 @@ def _is(key: Key) -> Sequence[ColumnElement[bool]]:
         delivery.c.endpoint_id == key.endpoint,
         delivery.c.version == key.version,
     )
+
+
+_CLAIMABLE = (
+    select(delivery.c.incident_id, delivery.c.endpoint_id, delivery.c.version)
+    .where(*_free(bindparam("now")))
+    .order_by(delivery.c.next_attempt, *delivery.primary_key)
+)

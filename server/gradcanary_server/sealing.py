@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, or_, select, update
+from sqlalchemy import BigInteger, Connection, Row, Select, and_, bindparam, delete, func, or_, select, update
 
 from gradcanary_server import tiles
 from gradcanary_server.log import Log, Piece
@@ -24,6 +24,24 @@ MOST_BYTES = 64 * 2**20
 
 OVER_S = 6 * 3600.0
 """Without a word, after which a session is taken for ended: one that was killed never says so."""
+
+
+def _waiting() -> Select[int, str]:
+    """Return the query of :func:`waiting`, made once: it is asked every other second, and mostly for nothing."""
+    joined = (chain.c.run_id == session.c.run_id) & (chain.c.launch_no == session.c.launch_no)
+    span = bindparam("rows", type_=BigInteger) * session.c.every
+    is_over = session.c.ended.is_not(None) | (session.c.last_seen < bindparam("heard"))
+    fills_a_tile = session.c.last_step + 1 >= (func.coalesce(chain.c.sealed, 0) // span + 1) * span
+    is_long = session.c.next_seq - session.c.sealed_seq >= bindparam("most", type_=BigInteger)
+    return (
+        select(session.c.run_id, session.c.session)
+        .outerjoin(chain, and_(joined, chain.c.every == session.c.every))
+        .where(session.c.local_numels.is_(None), session.c.next_seq > session.c.sealed_seq)
+        .where(or_(is_over, fills_a_tile, is_long))
+    )
+
+
+_WAITING = _waiting()
 
 
 @dataclass(frozen=True)
@@ -45,14 +63,8 @@ def waiting(connection: Connection, now: float) -> list[tuple[int, str]]:
 
     What is put together of shards leaves the log by itself.
     """
-    joined = (chain.c.run_id == session.c.run_id) & (chain.c.launch_no == session.c.launch_no)
-    query = (
-        select(session.c.run_id, session.c.session)
-        .outerjoin(chain, and_(joined, chain.c.every == session.c.every))
-        .where(session.c.local_numels.is_(None), session.c.next_seq > session.c.sealed_seq)
-        .where(or_(session.c.ended.is_not(None), session.c.last_seen < now - OVER_S, _fills_a_tile(), _is_long()))
-    )
-    return [(row.run_id, row.session) for row in connection.execute(query)]
+    told = {"heard": now - OVER_S, "rows": tiles.ROWS, "most": MOST_BATCHES}
+    return [(row.run_id, row.session) for row in connection.execute(_WAITING, told)]
 
 
 def prepare(connection: Connection, log: Log, store: Tiles, run_id: int, session_id: str, now: float) -> Work | None:
@@ -116,15 +128,6 @@ def carry_out(connection: Connection, work: Work, now: float) -> bool:
     sealed = (batch.c.run_id == work.run_id) & (batch.c.session == work.session) & (batch.c.seq < work.sealed_seq)
     connection.execute(delete(batch).where(sealed))
     return True
-
-
-def _fills_a_tile() -> ColumnElement[bool]:
-    span = tiles.ROWS * session.c.every
-    return session.c.last_step + 1 >= (func.coalesce(chain.c.sealed, 0) // span + 1) * span
-
-
-def _is_long() -> ColumnElement[bool]:
-    return session.c.next_seq - session.c.sealed_seq >= MOST_BATCHES
 
 
 def _of_samples(known: dict[int, Chain], pieces: Sequence[Piece], launch_no: int) -> list[Chain]:
