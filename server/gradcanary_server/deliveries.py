@@ -275,11 +275,7 @@ def _failures(connection: Connection, claim: Claim) -> int:
 
 
 def _free(now: float | BindParameter[float]) -> Sequence[ColumnElement[bool]]:
-    return (
-        delivery.c.state == "pending",
-        delivery.c.next_attempt <= now,
-        _is_unclaimed(now),
-    )
+    return delivery.c.state == "pending", delivery.c.next_attempt <= now, _is_unclaimed(now)
 
 
 def _is_unclaimed(now: float | BindParameter[float]) -> ColumnElement[bool]:
