@@ -51,10 +51,11 @@ class Compactor(Loop):
         for key in waiting:
             self._repeat(self._seal, *key)
         moved = None if self._is_first else {run_id for run_id, _ in waiting}
-        with self._database.read() as connection:
-            unrolled = rolling.waiting(connection, moved)
-        for chain in unrolled:
-            self._repeat(self._roll, *chain)
+        if moved is None or moved:
+            with self._database.read() as connection:
+                unrolled = rolling.waiting(connection, moved)
+            for chain in unrolled:
+                self._repeat(self._roll, *chain)
         self._is_first = False
         self._tidy()
 
@@ -112,7 +113,10 @@ class Compactor(Loop):
         if work is None:
             return False
         with self._database.write() as connection:
-            sealing.carry_out(connection, work, self._database.now(connection))
+            now = self._database.now(connection)
+            is_written = sealing.carry_out(connection, work, now)
+        if is_written:
+            self._tiles.keep(run_id, now, work.made)
         return True
 
     def _roll(self, run_id: int, launch_no: int, every: int) -> bool:
@@ -122,5 +126,8 @@ class Compactor(Loop):
         if work is None:
             return False
         with self._database.write() as connection:
-            rolling.carry_out(connection, work, self._database.now(connection))
+            now = self._database.now(connection)
+            is_written = rolling.carry_out(connection, work, now)
+        if is_written:
+            self._tiles.keep(run_id, now, work.made)
         return True

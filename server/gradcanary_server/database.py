@@ -23,7 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from gradcanary_server.engines import BUSY_S, claimed, open_engine
+from gradcanary_server.engines import BUSY_S, begin_sqlite, claimed, open_engine
 from gradcanary_server.errors import RequestError, StoreError
 
 Record = Row[Any]
@@ -65,7 +65,6 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._engine = open_engine(url)
-        self._writing = self._engine.execution_options(gradcanary_write=True)
         self._dialect = self._engine.dialect.name
         self._writer = threading.Lock() if self._dialect == "sqlite" else None
 
@@ -75,12 +74,14 @@ class Database:
         with self._engine.connect() as connection:
             reader = connection.execution_options(**_SNAPSHOT[self._dialect])
             with reader.begin():
+                self._begin(reader, write=False)
                 yield reader
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """Yield a connection whose changes are on disk when the block ends, or undone when it raises."""
-        with self._queued(), self._writing.connect() as connection, connection.begin():
+        with self._queued(), self._engine.connect() as connection, connection.begin():
+            self._begin(connection, write=True)
             yield connection
 
     @contextmanager
@@ -162,6 +163,10 @@ class Database:
             raise StoreError(
                 f"The database cannot be reached ({_reason(error)}): see that it runs, and that --db is right."
             ) from error
+
+    def _begin(self, connection: Connection, *, write: bool) -> None:
+        if self._dialect == "sqlite":
+            begin_sqlite(connection, write=write)
 
     @contextmanager
     def _queued(self) -> Iterator[None]:

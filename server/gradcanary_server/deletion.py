@@ -23,6 +23,8 @@ BITE = 500
 
 HEAVY = (tile, batch, chain, fold_state, metric)
 
+_COUNT = select(func.count(), func.max(deleted_session.c.deleted))
+
 
 def delete_run(connection: Connection, name: str, now: float) -> None:
     """Delete a run; raises RequestError 404 where there is none."""
@@ -44,7 +46,7 @@ def check_deleted(connection: Connection, run_name: str, session_id: str) -> Non
 
 def count(connection: Connection) -> tuple[int, float]:
     """Return what another deletion changes: looking for what it left behind takes a look at every tile."""
-    row = connection.execute(select(func.count(), func.max(deleted_session.c.deleted))).one()
+    row = connection.execute(_COUNT).one()
     return row[0], row[1] or 0.0
 
 

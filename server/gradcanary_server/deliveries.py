@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, func, insert, or_, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    RowMapping,
+    bindparam,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from gradcanary_server import dossiers, endpoints, incident_rows, incidents, notifications, silences, veils
 from gradcanary_server.endpoints import Endpoint
@@ -34,6 +45,11 @@ class Key(NamedTuple):
     incident: int
     endpoint: int
     version: int
+
+
+# Made once: twice a second they are asked, and mostly for nothing.
+_UNSETTLED = select(incident).where(incident.c.settled.is_(False)).order_by(incident.c.incident_id)
+_HELD = _UNSETTLED.with_for_update(skip_locked=True)
 
 
 @dataclass(frozen=True)
@@ -94,10 +110,9 @@ def plan(
     ``holding`` the incidents until the transaction ends, without those that somebody changes at this moment: their
     turn comes in the next round.
     """
-    unsettled = select(incident).where(incident.c.settled.is_(False)).order_by(incident.c.incident_id)
-    if holding:
-        unsettled = unsettled.with_for_update(skip_locked=True)
-    rows = connection.execute(unsettled).mappings().all()
+    rows = connection.execute(_HELD if holding else _UNSETTLED).mappings().all()
+    if not rows:
+        return []
     targets = endpoints.enabled(connection)
     told = _by_target(connection)
     veiled = silences.veiled(connection, rows, silences.in_force(connection, now))
@@ -133,9 +148,7 @@ def carry_out(connection: Connection, step: Step, public_url: str, now: float) -
 
 def claimable(connection: Connection, now: float) -> list[Key]:
     """Return the messages whose next attempt is due, oldest first."""
-    query = select(delivery.c.incident_id, delivery.c.endpoint_id, delivery.c.version)
-    rows = connection.execute(query.where(*_free(now)).order_by(delivery.c.next_attempt, *delivery.primary_key))
-    return [Key(row.incident_id, row.endpoint_id, row.version) for row in rows]
+    return [Key(row.incident_id, row.endpoint_id, row.version) for row in connection.execute(_CLAIMABLE, {"now": now})]
 
 
 def claim(connection: Connection, key: Key, now: float) -> Claim | None:
@@ -261,15 +274,11 @@ def _failures(connection: Connection, claim: Claim) -> int:
     return connection.execute(since).scalar_one() or 0
 
 
-def _free(now: float) -> Sequence[ColumnElement[bool]]:
-    return (
-        delivery.c.state == "pending",
-        delivery.c.next_attempt <= now,
-        _is_unclaimed(now),
-    )
+def _free(now: float | BindParameter[float]) -> Sequence[ColumnElement[bool]]:
+    return delivery.c.state == "pending", delivery.c.next_attempt <= now, _is_unclaimed(now)
 
 
-def _is_unclaimed(now: float) -> ColumnElement[bool]:
+def _is_unclaimed(now: float | BindParameter[float]) -> ColumnElement[bool]:
     return or_(delivery.c.lease_until.is_(None), delivery.c.lease_until < now)
 
 
@@ -279,3 +288,10 @@ def _is(key: Key) -> Sequence[ColumnElement[bool]]:
         delivery.c.endpoint_id == key.endpoint,
         delivery.c.version == key.version,
     )
+
+
+_CLAIMABLE = (
+    select(delivery.c.incident_id, delivery.c.endpoint_id, delivery.c.version)
+    .where(*_free(bindparam("now")))
+    .order_by(delivery.c.next_attempt, *delivery.primary_key)
+)

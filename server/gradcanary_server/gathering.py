@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, select, update
 
 from gradcanary_server import roll_call, shards
 from gradcanary_server.assembly import Assembled, Holding, Part, assemble
@@ -41,15 +41,19 @@ class Waiting(Part):
         return self.last <= until
 
 
+_OVERDUE = (
+    select(batch.c.run_id, batch.c.launch_no)
+    .join(session, (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session))
+    .where(session.c.local_numels.is_not(None), session.c.next_seq > session.c.sealed_seq)
+    .where(batch.c.received <= bindparam("latest"))
+    .distinct()
+)
+
+
 def overdue(connection: Connection, now: float) -> list[tuple[int, int]]:
     """Return the launches, by run and number, in which something has waited for too long."""
-    joined = (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session)
-    waits = session.c.local_numels.is_not(None) & (session.c.next_seq > session.c.sealed_seq)
-    query = select(batch.c.run_id, batch.c.launch_no).join(session, joined).where(waits).distinct()
-    return [
-        (row.run_id, row.launch_no)
-        for row in connection.execute(query.where(batch.c.received <= now - roll_call.LAG_S))
-    ]
+    rows = connection.execute(_OVERDUE, {"latest": now - roll_call.LAG_S})
+    return [(row.run_id, row.launch_no) for row in rows]
 
 
 class Gathering:

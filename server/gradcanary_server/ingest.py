@@ -7,6 +7,7 @@ folded when all ranks have passed its steps, put together (:mod:`gradcanary_serv
 
 import hashlib
 import logging
+from collections.abc import Mapping
 
 import numpy as np
 from sqlalchemy import Connection, insert, select
@@ -26,7 +27,7 @@ from gradcanary_server import (
     spark,
 )
 from gradcanary_server.batches import Columns
-from gradcanary_server.database import Database, Record, change
+from gradcanary_server.database import Database, Record
 from gradcanary_server.encoding import encode
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.fold import fold
@@ -40,10 +41,11 @@ from gradcanary_server.observations import Change, Launch
 from gradcanary_server.requests import LIMITS
 from gradcanary_server.rule_versions import RuleVersions
 from gradcanary_server.rules import Rules
-from gradcanary_server.schema import batch, run
+from gradcanary_server.schema import batch
+
+Values = Mapping[str, object]  # columns of a row, by name
 
 _APPEND = insert(batch)
-
 logger = logging.getLogger(__name__)
 
 
@@ -86,9 +88,8 @@ class Ingest:
             settled = layers.of_launches(connection, row.run_id, launched.newer)
             layers.note_accumulators(connection, row.run_id, known.numbers, columns.accumulators, settled)
             piece = Piece(row.launch_no, session_id, seq, known.numbers, columns)
-            if row.draws:
-                self._draw(connection, run_row, row, launched, piece, now)
-            _note_progress(connection, row, seq, columns, launched.first_step, now)
+            of_run = self._draw(connection, run_row, row, launched, piece, now) if row.draws else {}
+            _note_progress(connection, row, seq, columns, launched.first_step, now, of_run)
             if row.local_numels is not None:
                 self._gather(connection, row.run_id, row.launch_no, now, piece)
             elif not row.draws:
@@ -160,8 +161,8 @@ class Ingest:
             raw, seq = wire.dump(encode(whole.columns)), row.next_seq
             _append(connection, row, seq, hashlib.sha256(raw).digest(), whole.columns, raw, now)
             piece = Piece(launch_no, row.session, seq, whole.numbers, whole.columns)
-            self._draw(connection, run_row, row, launched, piece, now)
-            _note_progress(connection, row, seq, whole.columns, launched.first_step, now)
+            of_run = self._draw(connection, run_row, row, launched, piece, now)
+            _note_progress(connection, row, seq, whole.columns, launched.first_step, now, of_run)
 
     def _listening(self, now: float) -> float:
         """Return since when this collector listens, by the database's clock: the first time that it is asked."""
@@ -171,48 +172,48 @@ class Ingest:
 
     def _draw(
         self, connection: Connection, run_row: Record, row: Record, launched: Launch, piece: Piece, now: float
-    ) -> None:
-        """Fold a batch that is the series of its launch, and keep the last values of its metrics."""
-        changed = self._fold(connection, run_row, row, launched, piece.columns, now)
+    ) -> Values:
+        """Fold a batch that is the series of its launch, keep the last of its metrics; return what its run has new."""
+        changed, of_run = self._fold(connection, run_row, row, launched, piece.columns, now)
         steps = [change.since_step for change in changed if change.rule == attribution.RULE and change.kind == "fired"]
         if row.rank == 0 and steps:
-            told = attribution.of_others(connection, self._log, row.run_id, row.launch_no, min(steps), max(steps))
-            for rank, each in [(row.rank, piece), *told]:
+            others = attribution.of_others(connection, self._log, row.run_id, row.launch_no, min(steps), max(steps))
+            for rank, each in [(row.rank, piece), *others]:
                 attribution.attribute(connection, row.run_id, row.launch_no, rank, [each])
-        metrics.note(
-            connection, row.run_id, row.launch_no, launched.newer, piece.columns.metrics, is_refused=row.rank == 0
-        )
+        told = (connection, row.run_id, row.launch_no, launched.newer, piece.columns.metrics)
+        metrics.note(*told, is_refused=row.rank == 0)
+        return of_run
 
     def _fold(
         self, connection: Connection, run_row: Record, row: Record, launched: Launch, columns: Columns, now: float
-    ) -> tuple[Change, ...]:
+    ) -> tuple[tuple[Change, ...], Values]:
         self.rule_versions.revise(connection, run_row, now)
         samples = fold_input.samples(columns, compile_rules(launched.layers, self._rules).groups)
         state, changes = fold(self._states.read(connection, row.run_id), launched, samples, self._rules)
         values: dict[str, object] = {"low": state.low_count()}
         is_present = state.progress.launch == launched.number  # one that was replaced says nothing of the present
         if is_present:
-            self._record(connection, run_row, row.launch_no, changes, columns, now)
+            self._record(connection, run_row, launched, changes, columns, now)
             self._states.write(connection, row.run_id, state)
             if len(columns.steps):
                 values["step"] = int(columns.steps[-1])
         if "absmax" in columns.values:
             line = spark.Spark.unpack(run_row.spark)
             values["spark"] = line.add(columns.steps, spark.levels(columns.values["absmax"])).pack()
-        change(connection, run, {"run_id": row.run_id}, values)
-        return changes if is_present else ()
+        return (changes if is_present else ()), values
 
     def _record(
         self,
         connection: Connection,
         run_row: Record,
-        launch_no: int,
+        launched: Launch,
         changes: tuple[Change, ...],
         columns: Columns,
         now: float,
     ) -> None:
-        reached = int(columns.steps[-1]) if len(columns.steps) else None
-        incidents.record(connection, run_row.run_id, launch_no, changes, now, self._rules.pace.reopen_s, reached)
+        has_others = launched.older or launched.newer  # on whose incidents the run may have ended
+        reached = int(columns.steps[-1]) if has_others and len(columns.steps) else None
+        incidents.record(connection, run_row.run_id, launched.number, changes, now, self._rules.pace.reopen_s, reached)
         if run_row.ended is not None:
             sessions.close_incidents(connection, run_row.run_id, now)  # a straggler must not reopen an ended run
 
@@ -256,6 +257,7 @@ def _launch(connection: Connection, run_row: Record, row: Record, known: KnownSe
         norm_below=mine.norm_below,
         layers=known.facts,
         newer=frozenset(each.launch_no for each in known_launches[place + 1 :]),
+        older=frozenset(each.launch_no for each in known_launches[:place]),
         facts=sessions.facts(run_row.facts),
     )
 
@@ -280,7 +282,9 @@ def _append(
     connection.execute(_APPEND, {**place, **told})
 
 
-def _note_progress(connection: Connection, row: Record, seq: int, columns: Columns, begins: int, now: float) -> None:
+def _note_progress(
+    connection: Connection, row: Record, seq: int, columns: Columns, begins: int, now: float, of_run: Values
+) -> None:
     values: dict[str, object] = {"next_seq": seq + 1, "dropped_steps": columns.dropped_steps}
     if len(columns.steps):
         values |= {"last_step": int(columns.steps[-1]), "every": columns.every}
@@ -293,4 +297,4 @@ def _note_progress(connection: Connection, row: Record, seq: int, columns: Colum
     if len(seen):
         values["phase"] = wire.PHASES[int(seen[-1])]
     # Metrics may be logged for any step: they say nothing of where the training is.
-    sessions.touch(connection, row, now, values, int(columns.steps[-1]) if len(columns.steps) else None)
+    sessions.touch(connection, row, now, values, int(columns.steps[-1]) if len(columns.steps) else None, of_run)

@@ -41,22 +41,21 @@ def note(
 
     Where there are too many it raises RequestError 422, or, unless ``is_refused``, keeps none of the new ones.
     """
+    latest = [(column.name, column.tags, _last(column, launch_no)) for column in columns if len(column.steps)]
+    told = [{"at_run_id": run_id, "at_series": _key(name, tags), **values} for name, tags, values in latest]
+    if not told or (not newer and connection.execute(_CHANGE, told).rowcount == len(told)):
+        return  # all of them known, as nearly always, and nobody else's
     rows = connection.execute(_KNOWN, {"run_id": run_id})
     known: dict[tuple[str, str], int] = {(row.name, row.tags): row.launch_no for row in rows}
     changed: list[dict[str, object]] = []
-    for column in columns:
-        if len(column.steps) == 0:
-            continue
-        at = int(column.steps.argmax())
-        step, value = int(column.steps[at]), float(column.values[at])
-        values = {"launch_no": launch_no, "last_step": step, "last": value if math.isfinite(value) else None}
-        key = (column.name, column.tags)
+    for name, tags, values in latest:
+        key = (name, tags)
         if key not in known:
             if len(known) >= MAX_SERIES and not is_refused:
                 continue
             if len(known) >= MAX_SERIES:
                 raise invalid(f"A run has at most {MAX_SERIES} metrics.", "metrics")
-            row = {"run_id": run_id, "series": _key(*key), "name": column.name, "tags": column.tags}
+            row = {"run_id": run_id, "series": _key(*key), "name": name, "tags": tags}
             connection.execute(insert(metric).values(**row, **values))
         elif known[key] not in newer:
             # Also when the step is lower: a resumed run went back, and its newest launch speaks.
@@ -72,6 +71,12 @@ def of_run(connection: Connection, run_id: int) -> list[Series]:
     # Sorted here: what PostgreSQL calls order depends on the locale it was set up with.
     in_order = sorted(rows, key=lambda row: (row.name, row.tags))
     return [Series(row.name, json.loads(row.tags), row.last) for row in in_order]
+
+
+def _last(column: MetricColumn, launch_no: int) -> dict[str, object]:
+    at = int(column.steps.argmax())
+    step, value = int(column.steps[at]), float(column.values[at])
+    return {"launch_no": launch_no, "last_step": step, "last": value if math.isfinite(value) else None}
 
 
 def _key(name: str, tags: str) -> bytes:

@@ -51,8 +51,8 @@ class LayerFacts:
 class Launch:
     """One start of a job; constant while the launch and its layer set are.
 
-    ``layers[i]`` belongs to column i of the samples; ``newer`` are the numbers of the launches that began later;
-    ``facts`` are what agents of the run have said until now.
+    ``layers[i]`` belongs to column i of the samples; ``newer`` and ``older`` are the numbers of the launches that
+    began later and before; ``facts`` are what agents of the run have said until now.
     """
 
     number: int
@@ -62,6 +62,7 @@ class Launch:
     norm_below: float | None
     layers: tuple[LayerFacts, ...]
     newer: frozenset[int] = frozenset()
+    older: frozenset[int] = frozenset()
     facts: tuple[Fact, ...] = ()
 
 

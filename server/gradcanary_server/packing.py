@@ -7,6 +7,7 @@ value.
 
 import json
 import struct
+import threading
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,6 +20,17 @@ _LENGTH = struct.Struct("<I")
 _CONSTANT, _SHUFFLED, _TURNED, _DIFFERENCES = "constant", "shuffled", "turned", "differences"
 
 
+class _Contexts(threading.local):
+    """What zstd works with: one for each thread, because to make one takes as long as to pack a tile's head."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=1)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_OF_THREAD = _Contexts()
+
+
 def pack(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
     """Return the arrays as bytes; one-dimensional int64 arrays, which are steps, as differences."""
     head, parts = [], []
@@ -27,12 +39,20 @@ def pack(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
         head.append([name, values.dtype.str, list(values.shape), how, len(raw)])
         parts.append(raw)
     text = json.dumps(head, separators=(",", ":")).encode()
-    return zstandard.ZstdCompressor(level=1).compress(b"".join([_LENGTH.pack(len(text)), text, *parts]))
+    return _OF_THREAD.compressor.compress(b"".join([_LENGTH.pack(len(text)), text, *parts]))
+
+
+def lean(arrays: Mapping[str, NDArray[np.generic]]) -> Arrays:
+    """Return the arrays as :func:`unpack` would: one of a single value takes the room of that value."""
+    return {
+        name: np.broadcast_to(values.reshape(-1)[0], values.shape) if _is_one(_bits(values)) else values
+        for name, values in arrays.items()
+    }
 
 
 def unpack(packed: bytes) -> Arrays:
     """Return what :func:`pack` was given; the arrays are read-only."""
-    raw = zstandard.ZstdDecompressor().decompress(packed)
+    raw = _OF_THREAD.decompressor.decompress(packed)
     (length,) = _LENGTH.unpack_from(raw)
     at = _LENGTH.size + length
     found: Arrays = {}
@@ -43,16 +63,24 @@ def unpack(packed: bytes) -> Arrays:
 
 
 def _encoded(values: NDArray[np.generic]) -> tuple[str, bytes]:
-    little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-    first = little.reshape(-1)[:1]
-    # By bytes: NaN equals itself there, and -0.0 is not 0.0.
-    if little.size and little.tobytes() == first.tobytes() * little.size:
-        return _CONSTANT, first.tobytes()
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    turned = np.ascontiguousarray(little.T)
+    if _is_one(_bits(turned)):
+        return _CONSTANT, turned.reshape(-1)[:1].tobytes()
     if little.dtype == np.int64 and little.ndim == 1:
         return _DIFFERENCES, _shuffled(np.diff(little, prepend=0))
     if little.ndim == 2:
-        return _TURNED, _shuffled(little.T)
+        return _TURNED, _shuffled(turned)
     return _SHUFFLED, _shuffled(little)
+
+
+def _bits(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    # NaN equals itself there, and -0.0 is not 0.0.
+    return values.view(f"u{values.itemsize}")
+
+
+def _is_one(bits: NDArray[np.generic]) -> bool:
+    return bits.size > 0 and bool(bits.flat[0] == bits.flat[-1] and (bits == bits.flat[0]).all())
 
 
 def _decoded(raw: bytes, dtype: np.dtype[np.generic], shape: tuple[int, ...], how: str) -> NDArray[np.generic]:

@@ -15,12 +15,16 @@ from gradcanary_server.schema import chain
 from gradcanary_server.sources import MetricSource, StatSource, TickSource, entries_of, named
 from gradcanary_server.tiles import METRICS, OF_METRICS, SHELF, STATE, STEPS, TOP, Chain, Place, Tiles
 
+OF_STATS = (MINIMUM, MEAN, MAXIMUM, COUNT)
+"""What a tile of a stat holds of its nodes."""
+
 
 @dataclass(frozen=True)
 class Work:
     """Tiles of one range to be written, none where nothing is in it, and the chain before and after."""
 
     run_id: int
+    made: list[tuple[Place, Arrays]]
     packed: list[tuple[Place, bytes]]
     before: Chain
     after: Chain
@@ -46,12 +50,13 @@ def prepare(connection: Connection, store: Tiles, run_id: int, launch_no: int, e
     return None
 
 
-def carry_out(connection: Connection, work: Work, now: float) -> None:
-    """Write it, unless the chain was moved meanwhile."""
+def carry_out(connection: Connection, work: Work, now: float) -> bool:
+    """Write it, unless the chain was moved meanwhile; tell whether it is."""
     if work.before not in tiles.chains(connection, work.run_id, held=True):
-        return
+        return False
     tiles.write(connection, work.run_id, work.packed, now)
     tiles.note(connection, work.run_id, work.after)
+    return True
 
 
 def _range(connection: Connection, store: Tiles, run_id: int, of: Chain, level: int, begin: int, whole: int) -> Work:
@@ -61,13 +66,13 @@ def _range(connection: Connection, store: Tiles, run_id: int, of: Chain, level: 
     number = whole // of.span(level) if first is None else min(whole // of.span(level), first // FACTOR)
     begin, end = number * of.span(level), (number + 1) * of.span(level)
     if begin >= whole:
-        return Work(run_id, [], of, _rolled(of, level, whole))
-    made = _metrics if of.every == OF_METRICS else _samples
-    packed = [
-        tiles.packed(Place(level, kind, of.launch_no, of.every, number, shelf, 0), arrays)
-        for kind, shelf, arrays in made(connection, store, run_id, of, level, begin, end)
+        return Work(run_id, [], [], of, _rolled(of, level, whole))
+    rolled = _metrics if of.every == OF_METRICS else _samples
+    made = [
+        (Place(level, kind, of.launch_no, of.every, number, shelf, 0), arrays)
+        for kind, shelf, arrays in rolled(connection, store, run_id, of, level, begin, end)
     ]
-    return Work(run_id, packed, of, _rolled(of, level, end))
+    return Work(run_id, made, [tiles.packed(*each) for each in made], of, _rolled(of, level, end))
 
 
 def _rolled(of: Chain, level: int, end: int) -> Chain:
@@ -87,13 +92,10 @@ def _samples(
         widths[place.kind, place.shelf] = max(width, widths.get((place.kind, place.shelf), 0))
     for (kind, shelf), width in widths.items():
         layers = (shelf * SHELF + np.arange(width)).astype(np.int32)
-        stat = wire.STATS[0] if kind == STATE else kind
-        planes = StatSource(store, connection, run_id, of, (), stat, layers)
+        stat, wanted = (wire.STATS[0], (NONFINITE,)) if kind == STATE else (kind, OF_STATS)
+        planes = StatSource(store, connection, run_id, of, (), stat, layers, wanted)
         found = planes.widened(planes.of_tiles(level - 1, begin, end), of.width(level))
-        if kind == STATE:
-            yield kind, shelf, {NONFINITE: found.planes[NONFINITE]}
-        else:
-            yield kind, shelf, {name: found.planes[name] for name in (MINIMUM, MEAN, MAXIMUM, COUNT)}
+        yield kind, shelf, {name: found.planes[name] for name in wanted}
 
 
 def _metrics(

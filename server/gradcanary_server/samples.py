@@ -61,6 +61,13 @@ def in_order(parts: Iterable[Iterator[Piece]]) -> Iterator[Piece]:
             sources.insert(place, (source, rest))
 
 
+def neighbours(numbers: NDArray[np.integer]) -> slice | NDArray[np.integer]:
+    """Return numbers that follow each other as a slice: to copy those columns is several times faster."""
+    if len(numbers) and (np.diff(numbers) == 1).all():
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return numbers
+
+
 def tiles_of(pieces: Sequence[Piece], chain: Chain, until: int) -> Iterator[tuple[Place, Arrays]]:
     """Yield the tiles of what a chain did not seal before a step."""
     mine = [inside(piece, chain.sealed, until) for piece in pieces if piece.columns.every == chain.every]
@@ -107,8 +114,9 @@ def _tiles_of_range(pieces: Sequence[Piece], chain: Chain, number: int) -> Itera
     part = int(head["steps"][0])
     yield Place(0, STEPS, chain.launch_no, chain.every, number, 0, part), head
     width = 1 + max(int(piece.numbers.max(initial=-1)) for piece in pieces)
+    columns = [neighbours(piece.numbers) for piece in pieces]
     for kind in (STATE, *wire.STATS):
-        plane = _plane(pieces, kind, width)
+        plane = _plane(pieces, columns, kind, width)
         if plane is None:
             continue
         empty = plane == ABSENT if kind == STATE else np.isnan(plane)
@@ -119,20 +127,22 @@ def _tiles_of_range(pieces: Sequence[Piece], chain: Chain, number: int) -> Itera
                 yield place, {"plane": plane[:, mine]}
 
 
-def _plane(pieces: Sequence[Piece], kind: str, width: int) -> NDArray[np.generic] | None:
-    """Return a plane by layer number, None where no piece has it."""
+def _plane(
+    pieces: Sequence[Piece], columns: Sequence[slice | NDArray[np.integer]], kind: str, width: int
+) -> NDArray[np.generic] | None:
+    """Return a plane by layer number, None where no piece has it; ``columns`` are those of each piece."""
+    if kind != STATE and not any(kind in piece.columns.values for piece in pieces):
+        return None
     steps = sum(len(piece.columns.steps) for piece in pieces)
-    blank: NDArray[np.generic] = np.full((steps, width), np.nan, np.float32)
-    if kind == STATE:
-        blank = np.full((steps, width), ABSENT, np.uint8)
-    at, is_there = 0, False
-    for piece in pieces:
+    nothing = np.uint8(ABSENT) if kind == STATE else np.float32(np.nan)
+    blank: NDArray[np.generic] = np.full((steps, width), nothing)
+    at = 0
+    for piece, mine in zip(pieces, columns, strict=True):
         plane = piece.columns.state if kind == STATE else piece.columns.values.get(kind)
         if plane is not None:
-            blank[at : at + len(plane), piece.numbers] = plane
-            is_there = True
+            blank[at : at + len(plane), mine] = plane
         at += len(piece.columns.steps)
-    return blank if is_there else None
+    return blank
 
 
 def _next(source: Iterator[Piece]) -> Piece | None:

@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, or_, select, update
+from sqlalchemy import BigInteger, Connection, Row, Select, and_, bindparam, delete, func, or_, select, update
 
 from gradcanary_server import tiles
 from gradcanary_server.log import Log, Piece
@@ -26,6 +26,24 @@ OVER_S = 6 * 3600.0
 """Without a word, after which a session is taken for ended: one that was killed never says so."""
 
 
+def _waiting() -> Select[int, str]:
+    """Return the query of :func:`waiting`, made once: it is asked every other second, and mostly for nothing."""
+    joined = (chain.c.run_id == session.c.run_id) & (chain.c.launch_no == session.c.launch_no)
+    span = bindparam("rows", type_=BigInteger) * session.c.every
+    is_over = session.c.ended.is_not(None) | (session.c.last_seen < bindparam("heard"))
+    fills_a_tile = session.c.last_step + 1 >= (func.coalesce(chain.c.sealed, 0) // span + 1) * span
+    is_long = session.c.next_seq - session.c.sealed_seq >= bindparam("most", type_=BigInteger)
+    return (
+        select(session.c.run_id, session.c.session)
+        .outerjoin(chain, and_(joined, chain.c.every == session.c.every))
+        .where(session.c.local_numels.is_(None), session.c.next_seq > session.c.sealed_seq)
+        .where(or_(is_over, fills_a_tile, is_long))
+    )
+
+
+_WAITING = _waiting()
+
+
 @dataclass(frozen=True)
 class Work:
     """What is to be written of a session that was sealed up to ``was``: tiles, and its chains before and after."""
@@ -34,6 +52,7 @@ class Work:
     session: str
     was: int
     sealed_seq: int
+    made: list[tuple[Place, Arrays]]
     packed: list[tuple[Place, bytes]]
     before: list[Chain]
     after: list[Chain]
@@ -44,14 +63,8 @@ def waiting(connection: Connection, now: float) -> list[tuple[int, str]]:
 
     What is put together of shards leaves the log by itself.
     """
-    joined = (chain.c.run_id == session.c.run_id) & (chain.c.launch_no == session.c.launch_no)
-    query = (
-        select(session.c.run_id, session.c.session)
-        .outerjoin(chain, and_(joined, chain.c.every == session.c.every))
-        .where(session.c.local_numels.is_(None), session.c.next_seq > session.c.sealed_seq)
-        .where(or_(session.c.ended.is_not(None), session.c.last_seen < now - OVER_S, _fills_a_tile(), _is_long()))
-    )
-    return [(row.run_id, row.session) for row in connection.execute(query)]
+    told = {"heard": now - OVER_S, "rows": tiles.ROWS, "most": MOST_BATCHES}
+    return [(row.run_id, row.session) for row in connection.execute(_WAITING, told)]
 
 
 def prepare(connection: Connection, log: Log, store: Tiles, run_id: int, session_id: str, now: float) -> Work | None:
@@ -71,19 +84,19 @@ def prepare(connection: Connection, log: Log, store: Tiles, run_id: int, session
     before = _of_samples(known, pieces, row.launch_no)
     ends = [(each, _until(each, pieces, is_over=is_over, is_full=is_full)) for each in before]
     after = {each.every: replace(each, sealed=max(each.sealed, end)) for each, end in ends}
-    packed = [tile for each in before for tile in tiles_of(pieces, each, after[each.every].sealed)]
+    made = [tile for each in before for tile in tiles_of(pieces, each, after[each.every].sealed)]
     sealed_seq = next((piece.seq for piece in pieces if _is_open(piece, after)), pieces[-1].seq + 1)
-    if not packed and sealed_seq == row.sealed_seq:
+    if not made and sealed_seq == row.sealed_seq:
         return None
     moved, whole = list(after.values()), [piece for piece in pieces if piece.seq < sealed_seq]
     if whole:
         of_metrics = known.get(OF_METRICS) or Chain(row.launch_no, OF_METRICS)
-        grown, made = metric_tiles(whole, of_metrics, row.sealed_seq)
-        packed += [*made, *_late_tiles(connection, store, run_id, of_metrics, whole)]
+        grown, points = metric_tiles(whole, of_metrics, row.sealed_seq)
+        made += [*points, *_late_tiles(connection, store, run_id, of_metrics, whole)]
         before.append(of_metrics)
         moved.append(grown)
-    written = [tiles.packed(*each) for each in packed]
-    return Work(run_id, session_id, row.sealed_seq, sealed_seq, written, before, moved)
+    packed = [tiles.packed(*each) for each in made]
+    return Work(run_id, session_id, row.sealed_seq, sealed_seq, made, packed, before, moved)
 
 
 def _told(connection: Connection, row: Row[Any], pieces: Sequence[Piece], now: float) -> Work | None:
@@ -92,18 +105,18 @@ def _told(connection: Connection, row: Row[Any], pieces: Sequence[Piece], now: f
     step = connection.execute(select(func.max(session.c.last_step)).where(mine)).scalar_one()
     known = np.inf if row.last_seen < now - OVER_S else -1 if step is None else step
     told = list(takewhile(lambda each: not len(each.columns.steps) or each.columns.steps[-1] <= known, pieces))
-    return Work(row.run_id, row.session, row.sealed_seq, told[-1].seq + 1, [], [], []) if told else None
+    return Work(row.run_id, row.session, row.sealed_seq, told[-1].seq + 1, [], [], [], []) if told else None
 
 
-def carry_out(connection: Connection, work: Work, now: float) -> None:
-    """Write it, unless somebody else has sealed the session or moved its chains meanwhile."""
+def carry_out(connection: Connection, work: Work, now: float) -> bool:
+    """Write it, unless somebody else has sealed the session or moved its chains meanwhile; tell whether it is."""
     there = {(each.launch_no, each.every): each for each in tiles.chains(connection, work.run_id, held=True)}
     if any(each != there.get(key := (each.launch_no, each.every), Chain(*key)) for each in work.before):
-        return
+        return False
     mine = (session.c.run_id == work.run_id) & (session.c.session == work.session)
     free = mine & (session.c.sealed_seq == work.was)
     if connection.execute(update(session).where(free).values(sealed_seq=work.sealed_seq)).rowcount != 1:
-        return
+        return False
     for place, _ in work.packed:
         if place.level > 0:
             of = Chain(place.launch_no, place.every)
@@ -114,15 +127,7 @@ def carry_out(connection: Connection, work: Work, now: float) -> None:
         tiles.note(connection, work.run_id, each)
     sealed = (batch.c.run_id == work.run_id) & (batch.c.session == work.session) & (batch.c.seq < work.sealed_seq)
     connection.execute(delete(batch).where(sealed))
-
-
-def _fills_a_tile() -> ColumnElement[bool]:
-    span = tiles.ROWS * session.c.every
-    return session.c.last_step + 1 >= (func.coalesce(chain.c.sealed, 0) // span + 1) * span
-
-
-def _is_long() -> ColumnElement[bool]:
-    return session.c.next_seq - session.c.sealed_seq >= MOST_BATCHES
+    return True
 
 
 def _of_samples(known: dict[int, Chain], pieces: Sequence[Piece], launch_no: int) -> list[Chain]:
@@ -172,8 +177,9 @@ def _late_tiles(
     connection: Connection, store: Tiles, run_id: int, of: Chain, pieces: Sequence[Piece]
 ) -> Iterator[tuple[Place, Arrays]]:
     """Yield those tiles of the pyramid of metrics that points of these batches come too late for, made again."""
-    told: dict[tuple[str, str], int] = {}
-    steps = np.concatenate([points_of(piece, told)[1] for piece in pieces]).astype(np.int64)
+    metrics = [metric for piece in pieces for metric in piece.columns.metrics]
+    steps = np.concatenate([np.empty(0, np.int64), *(metric.steps for metric in metrics)])
+    told = {key: number for number, key in enumerate(dict.fromkeys((each.name, each.tags) for each in metrics))}
     for level, whole in enumerate(of.rolled, start=1):
         span = of.span(level)
         for number in np.unique(steps[steps < whole] // span).tolist():

@@ -8,6 +8,7 @@ from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import cast
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -150,14 +151,19 @@ def close_incidents(connection: Connection, run_id: int, now: float) -> None:
 
 
 def touch(
-    connection: Connection, row: Record, now: float, values: Mapping[str, object], step: int | None = None
+    connection: Connection,
+    row: Record,
+    now: float,
+    values: Mapping[str, object],
+    step: int | None = None,
+    of_run: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Note that a session was heard of, and told of a step; one whose launch was replaced stays silent, and its run as
-    it is.
+    """Note that a session was heard of, and told of a step, and what is new ``of_run``; one whose launch was replaced
+    stays silent, and its run as it is.
     """
     told = {"last_seen": now, **absences.progress(row, now, step), **values}
     change(connection, session, {"run_id": row.run_id, "session": row.session}, told)
-    revise(connection, row.run_id, last_seen=now)
+    revise(connection, row.run_id, last_seen=now, **of_run)
     if "ended" not in values:
         absences.heard_again(connection, row, now, step)
 

@@ -2,18 +2,19 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from gradcanary_server import entries, nodes
-from gradcanary_server.batches import NO_PHASE, NONFINITE
+from gradcanary_server.batches import NO_PHASE, NONFINITE, Columns
 from gradcanary_server.entries import Entries
 from gradcanary_server.log import Piece
 from gradcanary_server.nodes import MINIMUM, Nodes, Plane, Ticks
 from gradcanary_server.packing import Arrays
-from gradcanary_server.samples import PHASE, inside
+from gradcanary_server.samples import PHASE, inside, neighbours
 from gradcanary_server.tiles import METRICS, SHELF, STATE, STEPS, Chain, Place, Tiles
 
 Numbered = Mapping[tuple[str, str], int]
@@ -53,6 +54,29 @@ class TickSource:
         return nodes.widened_ticks(part, width)
 
 
+@dataclass(frozen=True)
+class _Shelf:
+    """Which layers of a shelf are asked for: their places among those asked for, and their columns in its tiles."""
+
+    places: NDArray[np.intp]
+    columns: NDArray[np.int32]
+    runs: tuple[slice | NDArray[np.integer], slice | NDArray[np.integer]]
+
+    @classmethod
+    def of(cls, layers: NDArray[np.int32], mine: NDArray[np.bool_]) -> "_Shelf":
+        """Return those of the ``mine`` among the layers, int32[L]."""
+        places, columns = np.flatnonzero(mine), layers[mine] % SHELF
+        return cls(places, columns, (neighbours(places), neighbours(columns)))
+
+    def put(self, target: Plane, plane: NDArray[np.generic]) -> None:
+        """Fill their places of a plane; a layer that came later is not in older tiles."""
+        there = self.columns < plane.shape[1]
+        if there.all():
+            target[:, self.runs[0]] = plane[:, self.runs[1]]
+        else:
+            target[:, self.places[there]] = plane[:, self.columns[there]]
+
+
 class StatSource:
     """Reads one stat of some layers, int32[L], as the ``wanted`` planes of nodes."""
 
@@ -71,7 +95,7 @@ class StatSource:
         self._chain, self._pieces, self._stat, self._layers = chain, pieces, stat, layers
         self._wanted = wanted
         shelves = layers // SHELF
-        self._shelves = {int(shelf): np.flatnonzero(shelves == shelf) for shelf in np.unique(shelves)}
+        self._shelves = {int(shelf): _Shelf.of(layers, shelves == shelf) for shelf in np.unique(shelves)}
 
     def of_tiles(self, level: int, begin: int, end: int) -> Nodes:
         """Return the nodes that tiles of a level hold of these steps."""
@@ -117,7 +141,7 @@ class StatSource:
                 name = nodes.NONFINITE if place.kind == STATE else MINIMUM if stored == "plane" else stored
                 if name in whole.planes:
                     told = plane[rows] == NONFINITE if place.kind == STATE and place.level == 0 else plane[rows]
-                    _put(whole.planes[name][at], self._shelves[place.shelf], self._layers % SHELF, told)
+                    self._shelves[place.shelf].put(whole.planes[name][at], told)
 
     def _leaves(self, piece: Piece) -> Nodes:
         columns = piece.columns
@@ -189,7 +213,6 @@ class MetricSource:
 def points_of(piece: Piece, names: dict[tuple[str, str], int]) -> tuple[NDArray[np.generic], ...]:
     """Return the points of a batch's metrics: number of the series in ``names``, which grows; step, value, time."""
     columns = piece.columns
-    sampled = dict(zip(columns.steps.tolist(), columns.times.tolist(), strict=True))
     steps = [metric.steps for metric in columns.metrics]
     numbers = [names.setdefault((metric.name, metric.tags), len(names)) for metric in columns.metrics]
     whole = np.concatenate([np.empty(0, np.int64), *steps])
@@ -197,8 +220,16 @@ def points_of(piece: Piece, names: dict[tuple[str, str], int]) -> tuple[NDArray[
         np.repeat(np.array(numbers, np.int64), [len(each) for each in steps]),
         whole,
         np.concatenate([np.empty(0), *(metric.values for metric in columns.metrics)]),
-        np.array([sampled.get(step, np.nan) for step in whole.tolist()], np.float64),
+        _times(columns, whole),
     )
+
+
+def _times(columns: Columns, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return when these steps were, NaN where they were not sampled."""
+    if not len(columns.steps):
+        return np.full(len(steps), np.nan)
+    rows = np.minimum(np.searchsorted(columns.steps, steps), len(columns.steps) - 1)
+    return np.where(columns.steps[rows] == steps, columns.times[rows], np.nan)
 
 
 def named(names: Iterable[tuple[str, str]]) -> NDArray[np.uint8]:
@@ -228,19 +259,6 @@ def _ticks(level: int, head: Arrays, begin: int, end: int) -> Ticks:
 
 def _bits(phases: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.where(phases == NO_PHASE, 0, 1 << np.minimum(phases, 7)).astype(np.uint8)
-
-
-def _put(target: Plane, mine: NDArray[np.intp], columns: NDArray[np.int32], plane: NDArray[np.generic]) -> None:
-    """Fill the columns ``mine`` of a plane; a layer that came later is not in older tiles."""
-    there = mine[columns[mine] < plane.shape[1]]
-    target[:, _run(there)] = plane[:, _run(columns[there])]
-
-
-def _run(columns: NDArray[np.integer]) -> slice | NDArray[np.integer]:
-    """Return neighbours as a slice: copying those is several times faster."""
-    if len(columns) and (np.diff(columns) == 1).all():
-        return slice(int(columns[0]), int(columns[-1]) + 1)
-    return columns
 
 
 def _entries_of_piece(piece: Piece) -> tuple[list[tuple[str, str]], Entries]:

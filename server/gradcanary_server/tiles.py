@@ -10,12 +10,13 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, select
 
+from gradcanary_server.database import change
 from gradcanary_server.nodes import FACTOR
-from gradcanary_server.packing import Arrays, pack, unpack
+from gradcanary_server.packing import Arrays, lean, pack, unpack
 from gradcanary_server.schema import chain, tile
 
 ROWS = 256
@@ -71,8 +72,7 @@ class Chain:
         return level
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The key of a tile within its run."""
 
     level: int
@@ -99,16 +99,19 @@ _RANGE = (
 )
 _SHELVES = _RANGE.where(tile.c.shelf.in_(bindparam("shelves", expanding=True)))
 _RANGE_BODIES, _SHELVES_BODIES = _RANGE.add_columns(tile.c.body), _SHELVES.add_columns(tile.c.body)
-_BODY = _tiles(tile.c.body, of=("run_id", *Place.__annotations__))
+_BODY = _tiles(tile.c.body, of=("run_id", *Place._fields))
 _FIRST = _tiles(func.min(tile.c.number), of=(*_CHAIN, "kind")).where(tile.c.number >= bindparam("lowest"))
 _LAST = _tiles(func.max(tile.c.number), of=(*_CHAIN, "kind")).where(tile.c.number <= bindparam("highest"))
+
+_CHAINS = select(chain).where(chain.c.run_id == bindparam("run_id")).order_by(chain.c.launch_no, chain.c.every)
+_HELD_CHAINS = _CHAINS.with_for_update()
 
 Kept = tuple[int, Place, float]
 """A tile that was decoded: of which run, where, and when it was stored."""
 
 
 class Tiles:
-    """Reads tiles; decoded ones are kept.
+    """Reads tiles; decoded ones are kept, and those that were just made.
 
     A late metric has tiles made again at the same place, maybe by another collector: when one was stored is looked at.
     """
@@ -142,11 +145,11 @@ class Tiles:
             for row in connection.execute(bodies, values):
                 place = _place(of, level, row)
                 if place in missing:
-                    found[place] = self._keep((run_id, place, row.stored), row.body)
+                    found[place] = self._keep((run_id, place, row.stored), unpack(row.body))
         else:
             for place in missing:
-                body = connection.execute(_BODY, {"run_id": run_id, **vars(place)}).scalar_one()
-                found[place] = self._keep((run_id, place, stored[place]), body)
+                body = connection.execute(_BODY, {"run_id": run_id, **place._asdict()}).scalar_one()
+                found[place] = self._keep((run_id, place, stored[place]), unpack(body))
         return [(place, found[place]) for place in stored]
 
     def first(self, connection: Connection, run_id: int, of: Chain, kind: str, level: int, begin: int) -> int | None:
@@ -173,8 +176,12 @@ class Tiles:
                 self._decoded.move_to_end(key)
             return {key[1]: self._decoded[key] for key in known}
 
-    def _keep(self, key: Kept, body: bytes) -> Arrays:
-        arrays = unpack(body)
+    def keep(self, run_id: int, stored: float, made: Iterable[tuple[Place, Arrays]]) -> None:
+        """Keep tiles that were just written, so that what sums them up need not read them; they must be committed."""
+        for place, arrays in made:
+            self._keep((run_id, place, stored), lean(arrays))
+
+    def _keep(self, key: Kept, arrays: Arrays) -> Arrays:
         with self._lock:
             if key not in self._decoded:
                 self._decoded[key] = arrays
@@ -187,7 +194,7 @@ class Tiles:
 
 def write(connection: Connection, run_id: int, packed: Iterable[tuple[Place, bytes]], now: float) -> None:
     """Store tiles."""
-    rows = [{"run_id": run_id, "stored": now, "body": body, **vars(place)} for place, body in packed]
+    rows = [{"run_id": run_id, "stored": now, "body": body, **place._asdict()} for place, body in packed]
     if rows:
         connection.execute(insert(tile), rows)
 
@@ -199,21 +206,18 @@ def packed(place: Place, arrays: Arrays) -> tuple[Place, bytes]:
 
 def chains(connection: Connection, run_id: int, *, held: bool = False) -> list[Chain]:
     """Return the chains of a run by launch and interval; ``held``: nobody moves them until the transaction ends."""
-    query = select(chain).where(chain.c.run_id == run_id).order_by(chain.c.launch_no, chain.c.every)
-    if held:
-        query = query.with_for_update()
     return [
         Chain(row.launch_no, row.every, row.sealed, row.raw_from, tuple(json.loads(row.rolled)))
-        for row in connection.execute(query)
+        for row in connection.execute(_HELD_CHAINS if held else _CHAINS, {"run_id": run_id})
     ]
 
 
 def note(connection: Connection, run_id: int, of: Chain) -> None:
     """Store how far a chain is."""
     values = {"sealed": of.sealed, "raw_from": of.raw_from, "rolled": json.dumps(of.rolled)}
-    mine = (chain.c.run_id == run_id) & (chain.c.launch_no == of.launch_no) & (chain.c.every == of.every)
-    if connection.execute(update(chain).where(mine).values(**values)).rowcount == 0:
-        connection.execute(insert(chain).values(run_id=run_id, launch_no=of.launch_no, every=of.every, **values))
+    mine = {"run_id": run_id, "launch_no": of.launch_no, "every": of.every}
+    if change(connection, chain, mine, values) == 0:
+        connection.execute(insert(chain).values(**mine, **values))
 
 
 def discard(connection: Connection, run_id: int, of: Chain, level: int, begin: int, end: int) -> None:
