@@ -27,7 +27,7 @@ def lay(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / FILE
     if not file.exists():
-        shutil.copyfile(_template(), file)
+        shutil.copy(_template(), file)
     return file
 
 

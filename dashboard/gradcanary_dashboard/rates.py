@@ -36,10 +36,15 @@ class Rate:
         return f"group{'s' if len(self.groups) > 1 else ''} {', '.join(map(str, self.groups))}"
 
 
+def groups(metrics: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Return the parameter groups whose learning rates are among the metrics of a run."""
+    named = (_GROUP.fullmatch(metric["name"]) for metric in metrics if not metric["tags"])
+    return sorted({int(match[1]) for match in named if match})
+
+
 def names(metrics: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the metrics of a run that are learning rates, by group, as many as are drawn."""
-    found = {int(match[1]) for metric in metrics if not metric["tags"] and (match := _GROUP.fullmatch(metric["name"]))}
-    return [f"lr{group}" for group in sorted(found)[:MOST_GROUPS]]
+    return [f"lr{group}" for group in groups(metrics)[:MOST_GROUPS]]
 
 
 def read(answer: Mapping[str, Any], events: marks.Events) -> list[Rate]:
@@ -68,11 +73,14 @@ def figure(rates: Sequence[Rate], span: axes.Span, events: marks.Events) -> axes
     return {"data": [*lines, *marks.pointers(pointed, span, top)], "layout": drawn}
 
 
-def legend(rates: Sequence[Rate]) -> list[Any]:
-    """Return whose line has which colour, where there are several."""
-    if len(rates) < 2:
-        return ["of every parameter group"] if rates and len(rates[0].groups) > 1 else []
-    return [html.Span([html.Span(className="swatch", style={"background": rate.colour}), rate.name]) for rate in rates]
+def legend(rates: Sequence[Rate], known: Sequence[int]) -> list[Any]:
+    """Return whose line has which colour, and of how many of the ``known`` groups there is none."""
+    drawn = sum(len(rate.groups) for rate in rates)
+    left = [html.Span(f"{len(known) - drawn} more groups")] if 0 < drawn < len(known) else []
+    if len(rates) == 1 and not left:
+        return [f"of all {drawn} parameter groups"] if drawn > 1 else []
+    named = [(html.Span(className="swatch", style={"background": rate.colour}), rate.name) for rate in rates]
+    return [*(html.Span(list(each)) for each in named), *left]
 
 
 def _line(rate: Rate, floor: float) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "run-reset": not view.is_zoomed,
         "loss": curves.loss(data.loss, span, events),
         "rates": rates.figure(found, span, events),
-        "rates-note": rates.legend(found),
+        "rates-note": rates.legend(found, rates.groups(data.run["metrics"])),
         "agent": curves.agent(data.agent, span, events),
         "incidents": incident_cards.panel(data.incidents, view),
         "incident-tally": incident_cards.tally(data.incidents),

@@ -18,6 +18,9 @@ from gradcanary_server.scores import MAX_WEIGHT_IDLE
 JUMP = 3.0
 """A rate that is so many times what it was at the sample before was set; schedules move less, but for their steps."""
 
+REMEMBERED = 100
+"""Steps in which a learning rate that jumped may have done what is seen now."""
+
 
 def advance(progress: Progress, moment: Moment, launch: Launch, grace: Grace) -> Progress:
     """Return where the launch is at this step."""
@@ -33,7 +36,7 @@ def advance(progress: Progress, moment: Moment, launch: Launch, grace: Grace) ->
         return moved  # A scheduler does not move on in a skipped window, and that does not end a warm-up.
     step, given = np.array([moment.step]), moment.lr[None]
     lr, over = age(moved, step, given, launch, grace)
-    most, found = highest(moved, given), jumps(moved, step, given)
+    most, found = highest(moved, given), jumps(moved, step, given, over)
     return replace(moved, lr=lr, lr_most=most, jumps=found, grace_over=bool(over[0]))
 
 
@@ -54,17 +57,22 @@ def age(
     return tuple(known[-1].tolist()), np.logical_or.accumulate(is_over) | progress.grace_over
 
 
-def jumps(progress: Progress, steps: NDArray[np.int64], given: NDArray[np.float32]) -> tuple[Jump, ...]:
-    """Return the last jump of each group's learning rate after these steps, as :func:`age` has them."""
+def jumps(progress: Progress, steps: NDArray[np.int64], given: NDArray[np.float32], is_old: Mask) -> tuple[Jump, ...]:
+    """Return a jump of each group's learning rate after these steps, as :func:`age` has them: the last one, but for
+    those that follow within ``REMEMBERED`` steps, as the way back from a spike does.
+
+    ``is_old`` bool[n] tells at which steps grace is over: before, rates rise from nearly nothing.
+    """
     if progress.lr == tuple(given[-1].tolist()) and (given == given[-1]).all():
         return progress.jumps
     known = _known(progress, given)
     then, now = known[:-1], known[1:]
-    jumped = (np.maximum(then, now) >= JUMP * np.minimum(then, now)) & (then > 0)
+    jumped = (np.maximum(then, now) >= JUMP * np.minimum(then, now)) & (then > 0) & is_old[:, None]
     found = {jump.group: jump for jump in progress.jumps}
-    for group in np.flatnonzero(jumped.any(axis=0)).tolist():
-        row = int(np.flatnonzero(jumped[:, group])[-1])
-        found[group] = Jump(group, int(steps[row]), float(then[row, group]), float(now[row, group]))
+    for row, group in np.argwhere(jumped).tolist():
+        step = int(steps[row])
+        if group not in found or step - found[group].step > REMEMBERED:
+            found[group] = Jump(group, step, float(then[row, group]), float(now[row, group]))
     return tuple(found[group] for group in sorted(found))
 
 

@@ -100,7 +100,12 @@ def _fall(scene: Scene) -> tuple[str, list[str]]:
         evidence = look(scene)
         if evidence:
             return code, evidence
-    return ("rate_jump" if scene.incident.jumps else "unknown_fall"), []
+    return ("rate_jump" if any(map(_is_steep, scene.incident.jumps)) else "unknown_fall"), []
+
+
+def _is_steep(jump: Jump) -> bool:
+    """Tell whether a rate jumped as no schedule lets it: up, or down by more than the usual ten."""
+    return jump.after > jump.before or jump.after < 0.09 * jump.before
 
 
 def _told(jump: Jump) -> str:
@@ -177,7 +182,8 @@ def _explosion(scene: Scene) -> tuple[str, list[str]]:
 
 
 def _vanished(scene: Scene) -> tuple[str, list[str]]:
-    kinds = {member.evidence for member in scene.members.values()}
+    members = scene.members.values()
+    kinds = {member.evidence for member in members if member.until_step is None or not scene.incident.firing}
     if kinds == {"by_script"}:
         return "frozen_by_script", []
     if "never" in kinds:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from gradcanary_server.aging import REMEMBERED
 from gradcanary_server.fold_state import FoldState
 from gradcanary_server.moment import Floats
 from gradcanary_server.observations import Change, Jump
@@ -20,9 +21,6 @@ from gradcanary_server.tracks import (
     SCALE_DROP,
     SEVERITIES,
 )
-
-JUMPED_BEFORE = 100
-"""Steps in which a learning rate that jumped may have done what is seen now."""
 
 _STATS = {
     "accumulation_loss": "accumulation_error",
@@ -52,6 +50,7 @@ class Sight:
     """
 
     step: int
+    every: int = 1
     columns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     absmax: Floats = field(default_factory=lambda: np.zeros(0))
     siblings: Floats = field(default_factory=lambda: np.zeros(0))
@@ -128,7 +127,7 @@ def _severities(rule: str, state: FoldState) -> NDArray[np.int8]:
 def _run_fired(rule: str, severity: int, state: FoldState, sight: Sight) -> Change:
     track, value = (SCALE_DROP, sight.common) if rule == "scale_drop" else (NONFINITE_LOSS, None)
     since = int(state.of_run.since[track, 0])
-    found = _jumps(state, since)
+    found = _jumps(state, since, sight)
     return Change(sight.step, rule, None, "fired", SEVERITIES[severity], since, value, jumps=found)
 
 
@@ -147,13 +146,13 @@ def _fired(rule: str, layer: int, severity: int, state: FoldState, sight: Sight)
         baseline=None if rule in _STATS else state.baselines.absmax(layer),
         siblings=siblings,
         evidence=speaks.evidence,
-        jumps=_jumps(state, since),
+        jumps=_jumps(state, since, sight),
     )
 
 
-def _jumps(state: FoldState, since: int) -> tuple[Jump, ...]:
+def _jumps(state: FoldState, since: int, sight: Sight) -> tuple[Jump, ...]:
     """Return the learning rates that jumped shortly before a step, or at it."""
-    return tuple(jump for jump in state.progress.jumps if 0 <= since - jump.step <= JUMPED_BEFORE)
+    return tuple(jump for jump in state.progress.jumps if 0 <= since - jump.step <= max(REMEMBERED, 2 * sight.every))
 
 
 def _resolved(rule: str, layer: int, severity: int, sight: Sight) -> Change:

@@ -22,17 +22,18 @@ FEWEST = 10
 
 
 RISE = 10
-"""Times what a layer was at its best, or at first where that is not known yet: under it no absmax is a rise."""
+"""Times what a layer began with: under it no absmax is a rise."""
 
 
 def limits(baseline: Floats, began: NDArray[np.float32], rule: OfExplosion, *, is_relative: bool) -> Floats:
     """Return for each layer, float64[L], the absmax over which it explodes.
 
     1. The absolute limit. One that somebody gave is taken at its word; by the default nothing is a rise that is under
-       ten times the layer's own baseline (log10, NaN = none, then what it ``began`` with): errors summed over pixels,
-       features as they come have so large gradients.
-    2. ``rule.ratio`` times the larger of the same and the upper quartile of all baselines, where ``is_relative``: a
-       layer that was tiny is not exploding when it is as large as the others.
+       ten times what the layer ``began`` with (log10, NaN = nothing yet): errors summed over pixels, features as they
+       come have so large gradients. A baseline would rise with a slow explosion.
+    2. ``rule.ratio`` times the larger of the layer's own baseline (log10, NaN = none, then what it began with) and the
+       upper quartile of all, where ``is_relative``: a layer that was tiny is not exploding when it is as large as the
+       others.
 
     The smaller one counts; infinite where the rule is switched off.
     """
@@ -43,13 +44,14 @@ def limits(baseline: Floats, began: NDArray[np.float32], rule: OfExplosion, *, i
 def _limits(raw: bytes, raw_began: bytes, rule: OfExplosion, is_relative: bool) -> Floats:
     # Baselines rise a few times in the life of a run, and are asked for with each stretch of steps.
     baseline, began = np.frombuffer(raw, np.float64), np.frombuffer(raw_began, np.float32)
-    own = np.where(np.isnan(baseline), began.astype(np.float64), baseline)
-    usual = np.where(rule.absmax == Explosion.absmax, RISE * np.power(10.0, own), np.nan)
+    first = began.astype(np.float64)
+    usual = np.where(rule.absmax == Explosion.absmax, RISE * np.power(10.0, first), np.nan)
     absolute = np.where(rule.enabled, np.fmax(rule.absmax, usual), np.inf)
     known = baseline[~np.isnan(baseline)]
     if not is_relative or not len(known):
         return absolute
     quartile = np.partition(known, rank := int(QUARTILE * (len(known) - 1)))[rank]
+    own = np.where(np.isnan(baseline), first, baseline)
     relative = rule.ratio * np.power(10.0, np.fmax(own, quartile))
     return np.where(rule.enabled, np.minimum(absolute, relative), np.inf)
 

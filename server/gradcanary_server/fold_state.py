@@ -17,7 +17,7 @@ from gradcanary_server.errors import StoreError
 from gradcanary_server.observations import Jump
 from gradcanary_server.precision import Precision
 from gradcanary_server.scores import Scores
-from gradcanary_server.tracks import INFORMATION, RULES, RUN_TRACKS, TRACKS, Meaning
+from gradcanary_server.tracks import EXPLOSION, INFORMATION, RULES, RUN_TRACKS, TRACKS, Meaning
 
 VERSION = 3
 """Of what is packed. Older ones are read, and never written: version 1 had the first five tracks, and no duty; of
@@ -202,6 +202,9 @@ class FoldState:
         # A track keeps its number for ever, and new ones come behind: so a place among fewer is that among more.
         scores = reader.scores(TRACKS, layers, head["counting"][0])
         of_run = reader.scores(RUN_TRACKS, 1, head["counting"][1])
+        if version < 3:
+            # What explodes over a baseline did not begin so.
+            began.level[scores.firing[EXPLOSION] & ~np.isnan(level)] = -np.inf
         whole = (progress, present, alive, low, shapes, losses, baselines, duty, precision, scores, of_run)
         return cls(*whole, resolve_after, accepted, began)
 

@@ -60,7 +60,9 @@ def votes(
         NEVER: nobodys,
         UNUSED: unused & ~nobodys & view.unused.enabled,
     }
-    return {track: bad.astype(np.int8) - (moment.had & ~bad).astype(np.int8) for track, bad in found.items()}
+    # Where any layer has a gradient, it is not all of them that never had one.
+    good = dict.fromkeys(found, moment.had) | {NEVER: np.full(len(columns), moment.had.any())}
+    return {track: bad.astype(np.int8) - (good[track] & ~bad).astype(np.int8) for track, bad in found.items()}
 
 
 def restless(moments: Sampled, duty: Duty, view: LayerRules, firing: Mask) -> Mask:
@@ -69,6 +71,7 @@ def restless(moments: Sampled, duty: Duty, view: LayerRules, firing: Mask) -> Ma
     moves = np.zeros(len(moments.idle), np.bool_)
     if fires.any():
         moves |= (moments.had & fires).any(axis=1) | (~moments.untrained & firing[BY_SCRIPT]).any(axis=1)
+        moves |= moments.had.any(axis=1) & firing[NEVER].any()
     if not moments.idle.any():
         return moves
     spans, least = duties.runs(duty, view.columns, moments), needed(view, moments.every)

@@ -124,7 +124,6 @@ class Case:
             firing=self.incident.firing + (named and not is_rise),
             ever=self.incident.ever + (named and before is None),
             unheard=self.incident.unheard - was_unheard,
-            jumps=self.incident.jumps or change.jumps,
         )
 
     def resolve(self, change: Change, now: float, *, unheard: bool = False) -> None:
@@ -143,7 +142,7 @@ class Case:
         if self._open == 0 and self.incident.state == "open":
             self.incident = close(self.incident, change.step, now, self._resolution(change))
 
-    def reopen(self, origin: Origin) -> None:
+    def reopen(self, origin: Origin, jumps: tuple[Jump, ...]) -> None:
         """Continue a resolved incident; an acknowledgement held for what was known then, and ends here."""
         self.incident = replace(
             self.incident,
@@ -155,6 +154,7 @@ class Case:
             reopened=self.incident.reopened + 1,
             reopened_at=origin.now,
             acked=None,
+            jumps=jumps,
         )
 
     def _resolution(self, last: Change) -> str:
@@ -170,7 +170,7 @@ class Case:
         """Open what another launch ended on again, if this one did not recover from it."""
         mine = self.incident
         if mine.resolution == "run_finished" and mine.launch_no != origin.launch_no and self.is_firing:
-            self.reopen(origin)
+            self.reopen(origin, mine.jumps)
 
     def _put(self, layer: int | None, member: Member) -> None:
         self.members[layer] = member
@@ -201,7 +201,7 @@ def apply(
                 finished += [case] if case is not None and case.has_news else []
                 case = Case(_opened(change, origin))
             elif case.incident.state == "resolved":
-                case.reopen(origin)
+                case.reopen(origin, change.jumps)
             case.fire(change)
         elif case is not None:
             case.resolve(change, origin.now, unheard=change.layer in silenced)
@@ -232,6 +232,7 @@ def _opened(change: Change, origin: Origin) -> Incident:
         opened=origin.now,
         since_step=change.since_step,
         layers=origin.layers,
+        jumps=change.jumps,
     )
 
 

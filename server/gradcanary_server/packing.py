@@ -43,11 +43,18 @@ def pack(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
 
 
 def lean(arrays: Mapping[str, NDArray[np.generic]]) -> Arrays:
-    """Return the arrays as :func:`unpack` would: one of a single value takes the room of that value."""
-    return {
-        name: np.broadcast_to(values.reshape(-1)[0], values.shape) if _is_one(_bits(values)) else values
-        for name, values in arrays.items()
-    }
+    """Return the arrays as :func:`unpack` would: read-only, one of a single value takes the room of that value, and
+    none keeps an array alive of which it is a part."""
+    return {name: _lean(values) for name, values in arrays.items()}
+
+
+def _lean(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    if _is_one(_bits(values)):
+        return np.broadcast_to(values.reshape(-1)[0].copy(), values.shape)
+    alone = np.ascontiguousarray(values)
+    alone = alone.copy() if alone.base is not None else alone.view()
+    alone.flags.writeable = False
+    return alone
 
 
 def unpack(packed: bytes) -> Arrays:

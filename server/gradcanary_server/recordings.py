@@ -59,7 +59,7 @@ def lines(database: Database, archive: Archive, run: Record, state: str) -> Iter
         with database.read() as connection:
             points = _metrics(connection, archive, run.run_id, row.launch_no)
         bounded = [replace(of, begin=of.first, end=of.last + 1) for of in mine]
-        parts = [archive.samples(database, run.run_id, of) for of in bounded]
+        parts = [(of.begin, archive.samples(database, run.run_id, of)) for of in bounded]
         yield from _launch(in_order(parts), points, described)
 
 

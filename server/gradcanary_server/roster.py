@@ -81,6 +81,7 @@ def _begin(state: FoldState, launch: Launch) -> None:
         loss_level=known.loss_level,
         loss_first=known.loss_first,
         reach=known.reach,
+        calm_step=min(known.calm_step, launch.first_step),
         scale_severity=known.scale_severity,
         explosion_severity=known.explosion_severity,
     )

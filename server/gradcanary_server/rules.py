@@ -73,7 +73,7 @@ class Explosion:
     """Times the larger of the layer's own baseline and the upper quartile of all baselines. Healthy gradients stay
     within a decade of their medians; two decades are half again as far as a single bad batch was seen to go."""
     absmax: float = 1e4
-    """Whatever the baseline: float16 ends at 65504, and a step of SGD this long is none."""
+    """Whatever the baseline, unless the layer began so: float16 ends at 65504, and a step of SGD this long is none."""
     observations: int = 3
     """More than one, because an outlier in the data makes one; few, because a run is lost soon."""
     loss_ratio: float = 10.0

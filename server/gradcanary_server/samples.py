@@ -46,13 +46,23 @@ def inside(piece: Piece, begin: int, end: int) -> Piece:
     return Piece(piece.launch_no, piece.session, piece.seq, piece.numbers, kept)
 
 
-def in_order(parts: Iterable[Iterator[Piece]]) -> Iterator[Piece]:
-    """Yield the samples of several chains in the order of their steps; pieces are cut where they meet."""
-    sources = [(source, piece) for source in parts if (piece := _next(source)) is not None]
-    while sources:
+def in_order(parts: Iterable[tuple[int, Iterator[Piece]]]) -> Iterator[Piece]:
+    """Yield the samples of several chains in the order of their steps; pieces are cut where they meet.
+
+    Each chain comes with a step before which it has none: it is not looked into sooner.
+    """
+    waiting = sorted(parts, key=lambda part: part[0])
+    sources: list[tuple[Iterator[Piece], Piece]] = []
+    while waiting or sources:
+        while waiting and waiting[0][0] <= min((_first(piece) for _, piece in sources), default=FOR_EVER):
+            _, source = waiting.pop(0)
+            if (opened := _next(source)) is not None:
+                sources.append((source, opened))
+        if not sources:
+            break
         place = min(range(len(sources)), key=lambda number: _first(sources[number][1]))
         source, piece = sources.pop(place)
-        border = min((_first(other) for _, other in sources), default=FOR_EVER)
+        border = min([*(_first(other) for _, other in sources), *(begin for begin, _ in waiting[:1]), FOR_EVER])
         yield inside(piece, 0, border)
         rest: Piece | None = inside(piece, border, FOR_EVER)
         if rest is None or not len(rest.columns.steps):

@@ -156,7 +156,8 @@ def remember(progress: Progress, losses: Floats, more: Floats) -> tuple[Progress
     """
     whole = np.concatenate([losses, more[more != 0]])
     if progress.loss_first is None and len(losses) < RECENT <= len(whole):
-        progress = replace(progress, loss_first=level(whole[:RECENT]))
+        began = whole[:RECENT]
+        progress = replace(progress, loss_first=level(began[np.isfinite(began)]))
     return progress, whole[-LOSSES:]
 
 

@@ -72,7 +72,7 @@ class Stretches:
         lr, over = self._aged(begin, end)
         moved = {"last_step": int(steps[-1]), "skipped": 0, "skipped_since": -1, "lr": lr}
         moved["lr_most"] = highest(state.progress, moments.lr[begin:end])
-        moved["jumps"] = jumps(state.progress, steps, moments.lr[begin:end])
+        moved["jumps"] = jumps(state.progress, steps, moments.lr[begin:end], over)
         state.progress = replace(state.progress, **moved, grace_over=bool(over[-1]))  # type: ignore[arg-type]  # by name
         columns, seen = self._view.columns, moments.seen[begin:end]
         if "zero_fraction" in moments.values and (is_half := self._is_half()).any():

@@ -142,7 +142,7 @@ class Trial:
             if story is None or story.case.incident.resolution != "run_finished":
                 continue
             if story.case.incident.launch_no != self._launch and story.case.is_firing:
-                story.case.reopen(self._origin())
+                story.case.reopen(self._origin(), story.case.incident.jumps)
                 story.changed = self._now
 
     def _speak(self, story: Story, until: float) -> None:

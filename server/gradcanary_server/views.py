@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +123,8 @@ def samples(database: Database, archive: Archive, run_id: int) -> Iterator[Piece
     """Yield every sample of a run that is still there, in the order of steps."""
     with database.read() as connection:
         stretches = archive.stretches(connection, run_id, None, None)
-    return in_order(archive.samples(database, run_id, of) for of in stretches)
+    bounded = [replace(of, begin=max(of.begin, of.first), end=min(of.end, of.last + 1)) for of in stretches]
+    return in_order((of.begin, archive.samples(database, run_id, of)) for of in bounded)
 
 
 def matching(rows: Sequence[Record], expression: str | None) -> Sequence[Record]:

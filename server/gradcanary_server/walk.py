@@ -116,7 +116,7 @@ class Walk:
             self._settle(moment)
         self._count_nonfinite(moment)
         if moment.skipped:
-            return Sight(moment.step, view.columns, moment.absmax, self._no_siblings)
+            return Sight(moment.step, moment.every, view.columns, moment.absmax, self._no_siblings)
         low = (moment.absmax < view.enter) & view.enabled
         duty.observe(state.duty, view.columns, moment.step, moment)
         if moment.can_fall:
@@ -138,7 +138,7 @@ class Walk:
         state.low[view.columns] = np.where(moment.seen, low, state.low[view.columns])
         state.low[view.columns] &= ~state.scores.firing[COLLAPSE][:, view.columns].any(axis=0)
         common = None if np.isnan(shared) else float(shared)
-        return Sight(moment.step, view.columns, moment.absmax, siblings, common, moment.values)
+        return Sight(moment.step, moment.every, view.columns, moment.absmax, siblings, common, moment.values)
 
     def _count_nonfinite(self, moment: Moment) -> None:
         rule, progress = self._rules.nonfinite, self.state.progress

@@ -25,13 +25,13 @@ def test_groups_with_the_same_rates_share_a_line() -> None:
     drawn = rates.figure(found, SPAN, Events())
     assert [trace["hovertemplate"].split("<br>")[0] for trace in drawn["data"]] == ["group 0", "groups 2, 10"]
     assert drawn["layout"]["yaxis"]["type"] == "log"
-    assert len({trace["line"]["color"] for trace in drawn["data"]}) == len(rates.legend(found)) == 2
+    assert len({trace["line"]["color"] for trace in drawn["data"]}) == len(rates.legend(found, [0, 2, 10])) == 2
 
 
 def test_one_line_needs_no_legend_and_a_rate_of_zero_is_drawn() -> None:
     found = rates.read(answer(lr0=[1e-3, 5e-4, 1e-4, 0, 0, 0]), Events())
     drawn = rates.figure(found, SPAN, Events())
-    assert rates.legend(found) == []
+    assert rates.legend(found, [0]) == []
     assert [each["text"] for each in drawn["layout"]["annotations"]] == ["exact 0"]
 
 
@@ -47,3 +47,4 @@ def test_of_many_groups_some_are_drawn() -> None:
     many = answer(**{f"lr{group}": [1e-3 * (group + 1)] * 6 for group in range(40)})
     found = rates.read(many, Events())
     assert [each.name for each in found] == [f"group {group}" for group in range(len(rates.COLOURS))]
+    assert rates.legend(found, rates.groups(many["metrics"]))[-1].children == "35 more groups"

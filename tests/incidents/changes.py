@@ -3,8 +3,8 @@
 from gradcanary_server.observations import Change
 
 
-def fired(layer_no, step=359, since=340, severity="critical", rule="collapse", evidence="fall", value=6.1e-7):
-    return Change(step, rule, layer_no, "fired", severity, since, value, 3.1e-3, None, evidence)
+def fired(layer_no, step=359, since=340, severity="critical", rule="collapse", evidence="fall", value=6.1e-7, jumps=()):
+    return Change(step, rule, layer_no, "fired", severity, since, value, 3.1e-3, None, evidence, jumps=jumps)
 
 
 def resolved(layer_no, step=900, rule="collapse", resolution="recovered"):

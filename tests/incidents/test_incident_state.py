@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradcanary_server.incident_state import Origin, apply
+from gradcanary_server.observations import Jump
 
 SIX_HOURS = 21_600.0
 
@@ -53,6 +54,17 @@ def test_a_refire_within_six_hours_reopens_and_later_is_another_incident():
     [case] = moved(fired(1), resolved(1))
     [other] = moved(fired(1, step=2000), before=case, now=SIX_HOURS + 1)
     assert (other.incident.opened_step, other.incident.reopened) == (2000, 0)
+
+
+def test_learning_rates_that_jumped_are_those_before_it_began():
+    one, other = (Jump(0, step, 1e-3, 5e-6) for step in (330, 1970))
+    [case] = moved(fired(1, jumps=(one,)), fired(2, step=2000, since=1980, jumps=(other,)))
+    assert case.incident.jumps == (one,)
+    [case] = moved(resolved(1), resolved(2), before=case)
+    [again] = moved(fired(1, step=2000, since=1980, jumps=(other,)), before=case, now=SIX_HOURS)
+    assert (again.incident.reopened, again.incident.jumps) == (1, (other,))
+    [case] = moved(fired(1), fired(2, step=2000, since=1980, jumps=(other,)))
+    assert case.incident.jumps == ()
 
 
 def test_the_whole_run_is_a_member_and_no_layer():

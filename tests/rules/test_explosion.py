@@ -112,3 +112,11 @@ def test_clipping_under_an_explosion_raises_no_collapse_elsewhere():
 def test_the_rule_can_be_moved_and_switched_off():
     assert run(Trace(exploding(1e3)), rules=Rules(explosion=Explosion(enabled=False)))[1] == ()
     assert set(fired(run(Trace(exploding(30)), rules=Rules(explosion=Explosion(ratio=10)))[1], "explosion")) == {6}
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_slow_explosion_of_all_layers_is_told_though_baselines_rise_with_it(every):
+    absmax = healthy(1200, size=0.1)
+    absmax[200:] *= 1.025 ** np.arange(1000)[:, None]
+    found = fired(run(Trace(absmax, every=every))[1], "explosion")
+    assert len(found) == absmax.shape[1]

@@ -169,3 +169,20 @@ def test_a_schedule_is_no_jump(rates):
     absmax[300:, 2] *= 1e-3
     (change,) = run(Trace(absmax, lr=rates[:, None]))[1]
     assert change.jumps == ()
+
+
+@pytest.mark.parametrize("back", [301, 305])
+def test_a_rate_that_jumped_there_and_back_is_told_as_it_jumped_there(back):
+    absmax, rates = healthy(400), np.full((400, 1), 1e-4)
+    absmax[301:, 2] *= 1e-3
+    rates[300:back] = 0.1
+    (change,) = run(Trace(absmax, lr=rates))[1]
+    assert [(jump.step, jump.after > jump.before) for jump in change.jumps] == [(300, True)]
+
+
+def test_a_rate_that_jumped_a_sample_before_is_told_however_few_are_sampled():
+    absmax, rates = healthy(200), np.full((200, 1), 1e-4)
+    absmax[150:, 2] *= 1e-3
+    rates[149:] = 1e-2
+    (change,) = run(Trace(absmax, lr=rates, every=1000))[1]
+    assert [jump.step for jump in change.jumps] == [149_000]

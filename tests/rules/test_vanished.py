@@ -166,3 +166,13 @@ def test_rules_that_are_off_say_nothing():
     assert {each[0] for each in begun(run(Trace(nothing), rules=Rules(vanished=Vanished(enabled=False)))[1])} == {
         "unused"
     }
+
+
+def test_layers_that_stay_without_a_gradient_where_others_begin_are_unused_and_no_longer_the_whole_model():
+    absmax = healthy(400)
+    absmax[:60] = NO_GRADIENT
+    absmax[:, [2, 6]] = NO_GRADIENT
+    state, changes = run(Trace(absmax))
+    assert {change.layer for change in changes if change.evidence == "never"} == set(range(absmax.shape[1]))
+    assert [layer for layer in range(absmax.shape[1]) if "vanished" in state.verdict(layer).rules] == []
+    assert [layer for layer in range(absmax.shape[1]) if "unused" in state.verdict(layer).rules] == [2, 6]
