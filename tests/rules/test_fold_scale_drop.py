@@ -113,6 +113,16 @@ def test_a_loss_that_came_down_to_its_floor_explains_a_fall_that_went_step_by_st
     assert run(resumed, launch(number=2, first_step=500), state=state)[1] == ()
 
 
+@pytest.mark.parametrize("cut", [160, 175, 190, 220])
+def test_a_resume_on_the_way_down_changes_nothing(cut):
+    trace = learnt()
+    before = Trace(trace.absmax[:cut], loss=trace.loss[:cut])
+    after = Trace(trace.absmax[cut:], first=cut, loss=trace.loss[cut:])
+    state, first = run(before)
+    _, second = run(after, launch(number=2, first_step=cut), state=state)
+    assert severities((*first, *second)) == ["information"]
+
+
 @pytest.mark.parametrize(("moves", "severity"), [(1e-5, "information"), (0.1, "critical")])
 def test_a_loss_that_stands_still_explains_any_fall(moves, severity):
     """Batches that are all the same: gradients swing by decades where next to nothing is left to learn."""
