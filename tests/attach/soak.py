@@ -29,7 +29,7 @@ def cycle(target: Training) -> tuple[float, float]:
     finally:
         visit.end()
     joined_s = time.monotonic() - began
-    control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell", "page": visit.page})
+    control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell"})
     target.go_on(10)
     said = control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "detach"}, 60.0)
     assert said is not None

@@ -1,17 +1,21 @@
 """The way into a process: every Python that this machine has, and places that are no places to do anything."""
 
 import _thread
+import contextlib
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from targets import LOOP, mapped, program, until
 
 from gradcanary.attach import arrival, gate, injection, processes
@@ -51,16 +55,40 @@ def test_a_line_gets_into_a_python_with_threads(version: str, python: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    "held", ["raise SystemExit(3)", "1 / 0", "raise KeyboardInterrupt", "syntax error", None], ids=str
+    ("held", "raised"),
+    [
+        ("raise SystemExit(3)", SystemExit),
+        ("raise KeyboardInterrupt", KeyboardInterrupt),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGALRM)", TimeoutError),
+        ("1 / 0", None),
+        ("syntax error", None),
+        (None, None),
+    ],
+    ids=str,
 )
-def test_the_line_never_raises_and_leaves_no_name(tmp_path: Path, held: str | None) -> None:
-    """Whatever the gate holds, and whatever the process's own main module has made of the names."""
+def test_the_line_never_raises_and_leaves_no_name(
+    tmp_path: Path, held: str | None, raised: type[BaseException] | None, alarmed: None
+) -> None:
+    """Whatever the gate holds, and whatever the process's own main module has made of the names; what a signal raised
+    is raised behind it, and what failed is told."""
     file = tmp_path / "gate"
     if held is not None:
         file.write_text(held)
     names = {"__name__": "__main__", "open": None, "exec": None, "compile": 3, "Exception": None, "BaseException": None}
     before = {**names, "__builtins__": __builtins__}
-    exec(gate.LINE.format(gate=str(file)), before)
+    line = gate.LINE.format(gate=str(file), rescue=gate.RESCUE)
+    returned = []
+
+    def train() -> None:
+        exec(line, before)
+        returned.append(True)
+        for _ in range(20 if raised is None else 5000):
+            time.sleep(0.001)
+
+    with contextlib.nullcontext() if raised is None else pytest.raises(raised):
+        train()
+    assert returned == [True]
+    assert (tmp_path / "answer").exists() == (held is not None)
     assert before.keys() == names.keys() | {"__builtins__"}
 
 
@@ -79,9 +107,7 @@ def test_an_errand_is_done_between_the_calls_of_torch() -> None:
 
     def errand() -> None:
         for _ in range(10):
-            arrival.Errand(
-                PACKAGE, lambda: None, act, is_wanted=lambda: True, report=hindered.append, failed=failures.append
-            ).insist()
+            arrival.Errand(PACKAGE, act, report=hindered.append, failed=failures.append).insist()
 
     failures: list[Exception] = []
     found: list[str | None] = []
@@ -165,17 +191,34 @@ def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]]
     assert [each[: len(place)] if each and place else each for each in found] == [place] * len(found)
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_a_signal_that_comes_meanwhile_is_the_trainings_own(kind: type[BaseException]) -> None:
-    """A Ctrl-C in the middle of our work is not swallowed: it is raised where the training goes on."""
+class Late(Exception):
+    def __init__(self, number: int, *, why: str) -> None:
+        self.number, self.why = number, why
+
+
+@pytest.fixture
+def alarmed() -> Iterator[list[BaseException]]:
+    """Return what the process's own handler of an alarm raises, changed by putting something else in."""
+    raises: list[BaseException] = [TimeoutError("the process's own")]
+
+    def handle(*_: object) -> None:
+        raise raises[0]
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield raises
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), TimeoutError("late"), Late(3, why="slow")])
+def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException, alarmed: list[BaseException]) -> None:
+    """What its handler raises in the middle of our work is not swallowed: the same is raised where the training goes on."""
+    alarmed[0] = error
 
     def act() -> None:
-        raise kind
+        signal.raise_signal(signal.SIGALRM)
 
     told: list[Exception] = []
-    errand = arrival.Errand(
-        PACKAGE, lambda: None, act, is_wanted=lambda: True, report=lambda _: None, failed=told.append
-    )
+    errand = arrival.Errand(PACKAGE, act, failed=told.append)
 
     def train() -> None:
         errand.begin()
@@ -184,17 +227,16 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(kind: type[BaseExcep
             time.sleep(0.001)
 
     returned: list[bool] = []
-    with pytest.raises(kind):
+    with pytest.raises(type(error)) as raised:
         train()
     assert returned == [True]
+    assert (raised.value is error) == (type(error) is not KeyboardInterrupt)
     assert [str(each) for each in told] == ["a signal came in between, try again"]
 
 
 def test_a_failure_is_told_and_ends_the_errand() -> None:
     told: list[Exception] = []
-    errand = arrival.Errand(
-        PACKAGE, lambda: 1 / 0, lambda: None, is_wanted=lambda: True, report=lambda _: None, failed=told.append
-    )
+    errand = arrival.Errand(PACKAGE, lambda: None, prepare=lambda: 1 / 0, failed=told.append)
     _thread.start_new_thread(errand.insist, ())
     until(lambda: errand.is_over)
     assert [type(each) for each in told] == [ZeroDivisionError]
@@ -207,3 +249,21 @@ def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pyt
         gate.make_home(os.geteuid())
     subprocess.run(["chmod", "700", str(tmp_path / "home")], check=True)
     assert gate.make_home(os.geteuid()) == tmp_path / "home"
+
+
+def test_a_guest_comes_in_stays_and_leaves(tmp_path: Path) -> None:
+    """In one process: nothing waits while hooks are put on, nothing that fails ends who listens, forks have none."""
+    ended = warm.run(warm.TRAINING, [str(Path(__file__).with_name("guest.py")), str(tmp_path)], dict(os.environ))
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == {
+        "waits as it moves in": [],
+        "in a fork": 0,
+        "step": 0,
+        "a report that fails": None,
+        "answers after no file was to be had": True,
+        "left": "stays",
+        "GPUs asked in": ["MainThread"],
+        "hooks": 0,
+        "without a folder": "folderless",
+        "hooks after Ctrl-C": 0,
+    }

@@ -8,6 +8,7 @@ gradcanary: this file is handed over as text.
 
 from __future__ import annotations
 
+import _signal
 import _thread
 import ctypes
 import json
@@ -37,10 +38,15 @@ SOON_S, LATER_S = 0.001, 0.02
 """Between two tries: at first, and after a while. A try takes about 0.1 ms."""
 
 SAID_EACH_S = 0.3
-LONG_S = 10.0
-"""For which no other thread gets its turn; what is done meanwhile takes some milliseconds."""
+LONG_S = 0.05
+"""For which no other thread gets its turn; what is done meanwhile takes some milliseconds, and waits for nothing."""
 
-_HERE = os.path.abspath(sys._getframe().f_code.co_filename)  # noqa: SLF001, PTH100 -- as frames name it
+GIVEN_BACK_S = 60.0
+"""After which who asked will not tell any more where the line lies: he was killed."""
+
+_HERE = sys._getframe().f_code.co_filename  # noqa: SLF001 -- as frames name it; a path of the process's may be gone
+_ours = {_HERE, "<string>"}
+"""Files of the frames that lie between the process's own and us."""
 
 
 def hindrance(package: str) -> str | None:
@@ -48,6 +54,8 @@ def hindrance(package: str) -> str | None:
 
     ``package`` is the folder of gradcanary; who calls this from there is no hindrance.
     """
+    if _is_recorded():
+        return "a CUDA graph that is being recorded"
     torch = _folder("torch")
     mine = _thread.get_ident()
     for thread, innermost in sys._current_frames().items():  # noqa: SLF001 -- documented only by its name
@@ -71,10 +79,17 @@ def _interrupted(frame: FrameType | None, package: str) -> FrameType | None:
     ours = os.path.join(package, "attach")  # noqa: PTH118 -- likewise
     while frame is not None:
         file = frame.f_code.co_filename
-        if file not in (_HERE, "<string>", "<gradcanary>") and not file.startswith(ours):
+        if file not in _ours and not file.startswith(ours):
             return frame
         frame = frame.f_back
     return None
+
+
+def _is_recorded() -> bool:
+    cuda = sys.modules.get("torch.cuda")
+    with suppress(AttributeError):  # half imported
+        return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()
+    return False
 
 
 def _folder(module: str) -> str:
@@ -86,22 +101,27 @@ def _file(module: str) -> str:
     return getattr(sys.modules.get(module), "__file__", None) or ""
 
 
+def _nothing(*_: object) -> None:
+    """Do nothing: what an errand does where it was given no more."""
+
+
 class Errand:
     """Something to be done in the main thread where nothing is in the way: ``prepare`` what takes time and touches
-    nothing, then ``act``, while no other thread runs. ``is_wanted`` is asked before each try, ``report`` hears of what
-    is in the way."""
+    nothing, then ``act``, while no other thread runs, which waits for nothing, then ``settle`` what is left.
+    ``is_wanted`` is asked before each try, ``report`` hears of what is in the way."""
 
     def __init__(
         self,
         package: str,
-        prepare: Callable[[], object],
         act: Callable[[], object],
         *,
-        is_wanted: Callable[[], bool],
-        report: Callable[[str], object],
-        failed: Callable[[Exception], object],
+        prepare: Callable[[], object] = _nothing,
+        settle: Callable[[], object] = _nothing,
+        is_wanted: Callable[[], bool] = lambda: True,
+        report: Callable[[str], object] = _nothing,
+        failed: Callable[[Exception], object] = _nothing,
     ) -> None:
-        self._package, self._prepare, self._act = package, prepare, act
+        self._package, self._prepare, self._act, self._settle = package, prepare, act, settle
         self._is_wanted, self._report, self._failed = is_wanted, report, failed
         self._place: str | None = None
         self._is_queued = self.is_over = False
@@ -128,6 +148,7 @@ class Errand:
                 said = now
                 with suppress(Exception):
                     self._report(self._place or "")
+                with suppress(Exception):
                     self.is_over = self.is_over or not self._is_wanted()
         while self._is_queued:  # the interpreter still has the address of it
             time.sleep(0.1)
@@ -154,15 +175,20 @@ class Errand:
                     if self._place is None:
                         self.is_over = True
                         self._act()
-        except Exception as error:  # noqa: BLE001 -- it would end the training
+            if self.is_over:
+                self._settle()
+        except BaseException as error:  # noqa: BLE001 -- it would end the training
+            self._caught(error)
+
+    def _caught(self, error: BaseException) -> None:
+        if isinstance(error, Exception) and not _is_of_a_handler(error):
             self.is_over = True
+        else:  # Ctrl-C, or what another signal's handler raised
+            _thread.start_new_thread(_hand_back, (error, _thread.get_ident()))
+            error = RuntimeError("a signal came in between, try again")
+        if self.is_over:
             with suppress(Exception):
                 self._failed(error)
-        except BaseException as error:  # noqa: BLE001 -- Ctrl-C, or what another signal's handler raised
-            _thread.start_new_thread(_hand_back, (type(error), _thread.get_ident()))
-            if self.is_over:
-                with suppress(Exception):
-                    self._failed(RuntimeError("a signal came in between, try again"))
 
 
 @contextmanager
@@ -176,19 +202,45 @@ def _undisturbed() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def _hand_back(kind: type[BaseException], thread: int) -> None:
+def _is_of_a_handler(error: BaseException) -> bool:
+    """Say whether one of the process's own signal handlers raised it: an alarm is no failure of ours."""
+    handlers = (_signal.getsignal(number) for number in range(1, _signal.NSIG))
+    codes = [_code(handler) for handler in handlers if callable(handler)]
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code(handler: Any) -> object:  # noqa: ANN401 -- whatever the process took
+    called = getattr(handler, "func", handler)  # of a partial
+    return getattr(called if hasattr(called, "__code__") else type(called).__call__, "__code__", None)
+
+
+def _hand_back(error: BaseException, thread: int) -> None:
     """Raise in the main thread, once it has left this file, what was raised in here and is not ours."""
     while _is_here(sys._current_frames().get(thread)):  # noqa: SLF001 -- as above
         time.sleep(0.001)
-    if issubclass(kind, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt):
         _thread.interrupt_main()
     else:
+        kind = _kind_of(error.with_traceback(None))
         ctypes.pythonapi["PyThreadState_SetAsyncExc"](ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+
+def _kind_of(error: BaseException) -> type[BaseException]:
+    """Return a class that makes just this error: the interpreter takes none but a class, and calls it with nothing."""
+    kind = type(error)
+    with suppress(Exception):  # a class may forbid to be inherited from
+        kind = type(kind)(kind.__name__, (kind,), {"__new__": lambda *_: error, "__module__": kind.__module__})
+    return kind
 
 
 def _is_here(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_filename in (_HERE, "<gradcanary>"):
+        if frame.f_code.co_filename == _HERE:
             return True
         frame = frame.f_back
     return False
@@ -228,49 +280,84 @@ def answer(folder: str, said: dict[str, Any]) -> None:
     os.replace(written, os.path.join(folder, "answer"))  # noqa: PTH105, PTH118 -- likewise
 
 
-def enter(request: dict[str, Any]) -> None:
-    """Do what is asked for, now or as soon as it can be done."""
-    gate, folder, package, pid = request["gate"], request["folder"], request["package"], request["pid"]
-    guest: list[Any] = []
-    is_loaded = False
+def give_back(folder: str, thread: int) -> None:
+    """Give back the memory that holds the line, once that was run: who asked for it tells where it is."""
+    end = time.monotonic() + GIVEN_BACK_S
+    told = os.path.join(folder, "page")  # noqa: PTH118 -- likewise
+    with suppress(Exception):
+        while _is_here(sys._current_frames().get(thread)) or not os.path.exists(told):  # noqa: PTH110, SLF001 -- likewise
+            if not os.path.exists(folder) or time.monotonic() > end:  # noqa: PTH110 -- likewise
+                return
+            time.sleep(0.005)
+        with open(told, encoding="ascii") as file:  # noqa: PTH123 -- likewise
+            page, size = map(int, file.read().split())
+        if page:
+            unmap = ctypes.CDLL(None)["munmap"]
+            unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+            unmap(page, size)
+        os.unlink(told)  # noqa: PTH108 -- likewise
 
-    def prepare() -> None:
-        nonlocal is_loaded
+
+class Arrival:
+    """A request that has come in, from its first try until a guest has moved in, or it is not wanted any more."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._request = request
+        self._guest: Any = None
+        self._is_loaded = self._is_let_in = False
+
+    def prepare(self) -> None:
+        """Get all ready that takes time; last, take the request out of the gate: whoever is late finds none."""
         began = time.perf_counter()
-        is_loaded = load(package) or is_loaded
-        if not guest:
+        self._is_loaded = load(self._request["package"]) or self._is_loaded
+        if self._guest is None:
             from gradcanary.attach.resident import Guest
 
-            guest.append(Guest(request))
-        guest[0].prepare()
-        guest[0].held_s += time.perf_counter() - began
+            self._guest = Guest(self._request)
+        self._guest.prepare()
+        if not self._is_let_in:
+            os.unlink(self._request["gate"])  # noqa: PTH108 -- likewise
+            self._is_let_in = True
+        self._guest.held_s += time.perf_counter() - began
 
-    def is_wanted() -> bool:
+    def move_in(self) -> None:
+        self._guest.move_in()
+
+    def is_wanted(self) -> bool:
         # A fork has a copy of what is queued.
-        if os.getpid() == pid and os.path.exists(gate):  # noqa: PTH110 -- likewise
+        is_asked = self._is_let_in or os.path.exists(self._request["gate"])  # noqa: PTH110 -- likewise
+        if os.getpid() == self._request["pid"] and is_asked:
             return True
-        leave()
+        self.leave()
         return False
 
-    def leave() -> None:
-        if guest:
-            guest.pop().leave()
-        if is_loaded:
+    def leave(self) -> None:
+        """Be gone as if never asked in."""
+        if self._guest is not None:
+            self._guest.leave()
+            self._guest = None
+        if self._is_loaded:
             unload()
 
-    def report(place: str) -> None:
-        with open(os.path.join(folder, "place"), "w", encoding="utf-8") as file:  # noqa: PTH118, PTH123 -- likewise
+    def report(self, place: str) -> None:
+        with open(os.path.join(self._request["folder"], "place"), "w", encoding="utf-8") as file:  # noqa: PTH118, PTH123 -- likewise
             file.write(place)
 
-    def failed(error: Exception) -> None:
-        leave()
-        answer(folder, {"error": f"{type(error).__name__}: {error}"})
+    def failed(self, error: Exception) -> None:
+        self.leave()
+        answer(self._request["folder"], {"error": f"{type(error).__name__}: {error}"})
 
+
+def enter(request: dict[str, Any]) -> None:
+    """Do what is asked for, now or as soon as it can be done."""
+    _ours.add(os.path.join(request["folder"], "line.py"))  # noqa: PTH118 -- likewise
+    _thread.start_new_thread(give_back, (request["folder"], _thread.get_ident()))
+    came = Arrival(request)
     Errand(
-        package,
-        prepare,
-        lambda: guest[0].move_in(),
-        is_wanted=is_wanted,
-        report=report,
-        failed=failed,
+        request["package"],
+        came.move_in,
+        prepare=came.prepare,
+        is_wanted=came.is_wanted,
+        report=came.report,
+        failed=came.failed,
     ).begin()

@@ -67,9 +67,11 @@ NO_REMOTE = "Python {version} of process {pid} did not take the request: {said}"
 
 @dataclass(frozen=True)
 class Sent:
-    """A line that is queued: the address of the page that holds it, 0 = none, and how long the process stood still."""
+    """A line that is queued: address and size in bytes of the memory that holds it, 0 = none, and how long the process
+    stood still."""
 
     page: int
+    size: int
     stopped_s: float | None
 
 
@@ -81,7 +83,7 @@ def inject(process: processes.Process, line: str, folder: Path) -> Sent:
     """
     if process.version >= (3, 14):
         _ask(process, line, folder)
-        return Sent(0, None)
+        return Sent(0, 0, None)
     return _by_gdb(process, line, folder)
 
 
@@ -134,7 +136,7 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
     found = re.search(r"page (0x[0-9a-f]+) refused (-?\d+)", said)
     if found is not None and found[2] == "0":
         began, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
-        return Sent(int(found[1], 16), ended - began)
+        return Sent(int(found[1], 16), size, ended - began)
     if "ptrace: Operation not permitted" in said:
         raise AttachError(NOT_PERMITTED.format(pid=process.pid))
     raise AttachError(FAILED.format(pid=process.pid, said=_last(said)))

@@ -51,21 +51,17 @@ class Visit:
             "unnamed": naming.run_name(process.script, time.strftime("%Y%m%d"), launch),
         }
         self._gate = gate.Gate(request, process.uid)
-        self._sent = injection.Sent(0, None)
+        self._sent = injection.Sent(0, 0, None)
 
     @property
     def stopped_s(self) -> float | None:
         """How long the process stood still for gdb, None where it did not."""
         return self._sent.stopped_s
 
-    @property
-    def page(self) -> int:
-        """The address of the page in the process that is to be given back, 0 for none."""
-        return self._sent.page
-
     def ask(self) -> None:
         """Get the request into the process; raises AttachError."""
         self._sent = injection.inject(self.process, self._gate.line, self._gate.folder)
+        self._gate.note(self._sent.page, self._sent.size)
 
     def wait(self) -> None:
         """Wait until it is let in; raises AttachError where it is not."""
@@ -118,7 +114,7 @@ class Visit:
 
     def _tell(self) -> dict[str, Any] | None:
         try:
-            return control.ask(self._socket, {"do": "tell", "page": self.page})
+            return control.ask(self._socket, {"do": "tell"})
         except TimeoutError:  # a long call keeps all of its threads from running
             return None
 
