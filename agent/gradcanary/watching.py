@@ -92,16 +92,19 @@ def watch_when_training() -> None:
             Watch(settings, None, None, None, is_automatic=True)
 
 
-def made_late(settings: Settings, unnamed: str) -> Watch:
-    """Return a watch for a training that runs already; the run is called ``unnamed`` where nobody names it.
+def made_late(settings: Settings, unnamed: str, launch: str | None = None) -> Watch:
+    """Return a watch for a training that runs already; the run is called ``unnamed`` where nobody names it, and the
+    launch is ``launch``, or what the environment says.
 
     What ``gradcanary attach`` calls, and then :func:`begin_late`: until then it touches nothing. A ``watch()`` that the
     script comes to takes over, with its arguments.
     """
     global _unnamed_run
     with _lock:
-        _unnamed_run = _unnamed_run or naming.allowed(unnamed)
-        return Watch(replace(settings, step=None), None, None, None, is_automatic=True, is_late=True)
+        _unnamed_run = naming.allowed(unnamed)  # of all ranks, whoever of them was watched before
+        watch = Watch(replace(settings, step=None), None, None, None, is_automatic=True, is_late=True)
+        watch.launch = launch
+        return watch
 
 
 def begin_late(watch: Watch) -> None:
@@ -136,6 +139,8 @@ class Watch:
 
     run: str
     url: str
+    launch: str | None = None
+    """Known once it has begun."""
 
     def __init__(
         self,
@@ -254,7 +259,8 @@ class Watch:
             atexit.register(self._at_exit)
         else:  # a child of multiprocessing that was forked ends without atexit
             self._leave_exit = util.Finalize(None, self._at_exit, exitpriority=0).cancel
-        return _launch_of(self.run)
+        self.launch = self.launch or _launch_of(self.run)
+        return self.launch
 
     def _begin_late(self) -> None:
         try:

@@ -45,7 +45,7 @@ def request(folder: Path, name: str) -> dict[str, object]:
     settings = {"url": "http://127.0.0.1:9", "run": name, "every": None, "absmax_below": None, "token": None}
     return {
         "gate": str(home / "gate"), "folder": str(home), "package": PACKAGE, "pid": os.getpid(), "agent": __version__,
-        "socket": str(home / "socket"), "settings": settings, "for_s": None, "unnamed": name,
+        "socket": str(home / "socket"), "settings": settings, "for_s": None, "unnamed": name, "launch": None,
     }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def without_files(asked: dict[str, object]) -> bool:
     """Say whether it answers after a time in which the process may open no more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket(socket.AF_UNIX) as door:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) - 1, hard))
         door.connect(asked["socket"])
         time.sleep(0.1)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -22,7 +22,7 @@ def cycle(target: Training) -> tuple[float, float]:
     """Join and leave once; return for how long it stood still and until it was joined, in seconds."""
     began = time.monotonic()
     process = refusals.checked(target.pid)
-    visit = Visit(process, {"url": NOBODY, "run": "soak"}, None, print)
+    visit = Visit(process, {"url": NOBODY, "run": "soak"}, None, ("soak", None), print)
     try:
         visit.ask()
         visit.wait()

@@ -191,7 +191,7 @@ def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]]
     assert [each[: len(place)] if each and place else each for each in found] == [place] * len(found)
 
 
-class Late(Exception):
+class LateError(Exception):
     def __init__(self, number: int, *, why: str) -> None:
         self.number, self.why = number, why
 
@@ -209,9 +209,11 @@ def alarmed() -> Iterator[list[BaseException]]:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), TimeoutError("late"), Late(3, why="slow")])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(143), TimeoutError("late"), LateError(3, why="slow")]
+)
 def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException, alarmed: list[BaseException]) -> None:
-    """What its handler raises in the middle of our work is not swallowed: the same is raised where the training goes on."""
+    """What its handler raises in the middle of our work is not swallowed: it is raised where the training goes on."""
     alarmed[0] = error
 
     def act() -> None:

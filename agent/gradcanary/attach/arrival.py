@@ -8,18 +8,18 @@ gradcanary: this file is handed over as text.
 
 from __future__ import annotations
 
-import _signal
 import _thread
 import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import util
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 HARMLESS = (
     "utils/data/",
@@ -204,7 +204,7 @@ def _undisturbed() -> Iterator[None]:
 
 def _is_of_a_handler(error: BaseException) -> bool:
     """Say whether one of the process's own signal handlers raised it: an alarm is no failure of ours."""
-    handlers = (_signal.getsignal(number) for number in range(1, _signal.NSIG))
+    handlers = (signal.getsignal(number) for number in range(1, signal.NSIG))
     codes = [_code(handler) for handler in handlers if callable(handler)]
     traceback = error.__traceback__
     while traceback is not None:
@@ -232,9 +232,9 @@ def _hand_back(error: BaseException, thread: int) -> None:
 
 def _kind_of(error: BaseException) -> type[BaseException]:
     """Return a class that makes just this error: the interpreter takes none but a class, and calls it with nothing."""
-    kind = type(error)
+    kind, made = type(error), cast("Any", type(type(error)))
     with suppress(Exception):  # a class may forbid to be inherited from
-        kind = type(kind)(kind.__name__, (kind,), {"__new__": lambda *_: error, "__module__": kind.__module__})
+        kind = made(kind.__name__, (kind,), {"__new__": lambda *_: error, "__module__": kind.__module__})
     return kind
 
 

@@ -3,11 +3,15 @@ there. Who takes it away first, the process or the one who gave up waiting, has 
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ import gradcanary
 from gradcanary import naming
 from gradcanary.attach import arrival
 from gradcanary.attach.errors import AttachError
+from gradcanary.attach.processes import Process
 
 PACKAGE = Path(gradcanary.__file__).parent
 
@@ -71,6 +76,7 @@ MOMENT_S = 1.0
 ABANDONED_S = 86400.0
 """After which a request is one of somebody who was killed as he waited."""
 
+UNDER_WAY = "somebody is attaching to process {pid} just now, or it hangs: gradcanary ps tells when that is over"
 NOT_OURS = "{folder} is not a folder of yours alone: remove it, or have its owner do so, and try again"
 
 
@@ -89,7 +95,7 @@ def make_home(uid: int) -> Path:
         raise AttachError(NOT_OURS.format(folder=folder))
     for left in folder.iterdir():
         pid, _, started = left.name.partition("-")
-        if pid.isdigit() and naming.started(int(pid)) != started:
+        if pid.isdigit() and naming.started(int(pid)) != started.partition(".")[0]:
             left.unlink(missing_ok=True)
         elif pid == "request" and time.time() - left.lstat().st_mtime > ABANDONED_S:
             shutil.rmtree(left, ignore_errors=True)
@@ -99,6 +105,23 @@ def make_home(uid: int) -> Path:
 def socket_of(uid: int, pid: int, started: str) -> Path:
     """Return where an attached process listens; a later process of the same id listens elsewhere."""
     return home(uid) / f"{pid}-{started}"
+
+
+@contextmanager
+def held(process: Process) -> Iterator[None]:
+    """Have one process be attached to by nobody else meanwhile; raises AttachError where somebody does."""
+    path = make_home(process.uid) / f"{process.pid}-{process.started}.lock"
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AttachError(UNDER_WAY.format(pid=process.pid)) from None
+        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            raise AttachError(UNDER_WAY.format(pid=process.pid))
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 class Gate:

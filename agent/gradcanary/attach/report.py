@@ -41,6 +41,7 @@ def of(watch: Watch) -> dict[str, Any]:
         "run": watch.run,
         "url": watch.url,
         "agent": __version__,
+        "launch": watch.launch,
         "rank": observer.place.rank,
         "world_size": observer.place.world_size,
         "is_silent": observer.place.is_silent,

@@ -67,7 +67,7 @@ class Guest:
                 with contextlib.suppress(ImportError):
                     importlib.import_module(f"gradcanary.{name}")
             self._optimizers = report.optimizers()
-            self._watch = watching.made_late(self._settings, self._request["unnamed"])
+            self._watch = watching.made_late(self._settings, self._request["unnamed"], self._request["launch"])
         if self._thread is None:
             self._listener = _listen(Path(self._request["socket"]))
             _here = self
@@ -119,7 +119,7 @@ class Guest:
                     self._detach(watch)
                 else:
                     self._hear(watch)
-            except Exception:  # noqa: BLE001 -- too many open files, for a while
+            except Exception:  # noqa: BLE001, PERF203 -- too many open files, for a while
                 time.sleep(LOOKS_EACH_S)
 
     def _hear(self, watch: watching.Watch) -> None:
@@ -167,7 +167,7 @@ def _listen(path: Path) -> socket.socket:
     """Return a socket that nobody but this user can connect to; its folder is the user's own."""
     listener = socket.socket(socket.AF_UNIX)
     try:
-        path.unlink(missing_ok=True)
+        _check_free(path)
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(8)
@@ -175,6 +175,20 @@ def _listen(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _check_free(path: Path) -> None:
+    """Take away what an earlier guest left; raises RuntimeError where one listens there."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.settimeout(0)
+        try:
+            door.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            path.unlink(missing_ok=True)
+            return
+        except BlockingIOError:
+            pass
+    raise RuntimeError("somebody else is attaching to it just now")
 
 
 def _forked() -> None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gradcanary import naming
 from gradcanary.attach import control, gate, injection, processes, words
 from gradcanary.attach.errors import AttachError
 from gradcanary.version import __version__
@@ -36,19 +35,21 @@ class Visit:
         process: processes.Process,
         settings: dict[str, str | None],
         for_s: float | None,
+        names: tuple[str, str | None],
         say: Callable[[str], None],
     ) -> None:
+        """``names`` are those that all of a job get: the run's where nobody names it, and the launch's."""
         self.process, self._say = process, say
         self.is_over = False
         self._socket = gate.socket_of(process.uid, process.pid, process.started)
-        launch = naming.launch_id(process.environ, naming.started(process.parent))
         request = {
             "agent": __version__,
             "pid": process.pid,
             "socket": str(self._socket),
             "settings": settings,
             "for_s": for_s,
-            "unnamed": naming.run_name(process.script, time.strftime("%Y%m%d"), launch),
+            "unnamed": names[0],
+            "launch": names[1],
         }
         self._gate = gate.Gate(request, process.uid)
         self._sent = injection.Sent(0, 0, None)
