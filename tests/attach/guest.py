@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch.optim import optimizer as optimizers
 
+from gradcanary import naming
 from gradcanary.attach import arrival, control
 from gradcanary.version import __version__
 
@@ -45,7 +46,8 @@ def request(folder: Path, name: str) -> dict[str, object]:
     settings = {"url": "http://127.0.0.1:9", "run": name, "every": None, "absmax_below": None, "token": None}
     return {
         "gate": str(home / "gate"), "folder": str(home), "package": PACKAGE, "pid": os.getpid(), "agent": __version__,
-        "socket": str(home / "socket"), "settings": settings, "for_s": None, "unnamed": name, "launch": None,
+        "socket": str(home / "socket"), "settings": settings, "for_s": None, "unnamed": name, "asker": os.getpid(),
+        "asker_started": naming.started(os.getpid()), "launch": None,
     }  # fmt: skip
 
 
@@ -156,6 +158,9 @@ def main(folder: Path) -> None:
     seen["GPUs asked in"] = [*threads]
     seen["hooks"] = hooks()
     folderless = request(folder, "folderless")
+    abandoned = request(folder, "abandoned")
+    arrival.enter({**abandoned, "asker_started": "0"})
+    seen["let in for one who was killed"] = (Path(abandoned["folder"]) / "socket").exists()
     answer, resident.answer = resident.answer, lambda *_: (_ for _ in ()).throw(FileNotFoundError("no folder"))
     arrival.enter(folderless)
     seen["without a folder"] = told(folderless, {"do": "detach"})["detached"]

@@ -18,7 +18,7 @@ import torch
 import warm
 from targets import LOOP, mapped, program, until
 
-from gradcanary.attach import arrival, gate, injection, processes
+from gradcanary.attach import arrival, gate, injection, processes, refusals
 
 PACKAGE = str(gate.PACKAGE)
 
@@ -246,7 +246,15 @@ def test_a_failure_is_told_and_ends_the_errand() -> None:
 
 def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "home", lambda _: tmp_path / "home")
+    (tmp_path / "home").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(gate.AttachError, match="cannot be made: File exists"):
+        gate.make_home(os.geteuid())
+    (tmp_path / "home").unlink()
     (tmp_path / "home").mkdir(mode=0o755)
+    itself = processes.find(os.getpid())
+    assert itself is not None
+    with pytest.raises(gate.AttachError, match="is not a folder of yours alone"):
+        refusals.said_by(itself)
     with pytest.raises(gate.AttachError, match="is not a folder of yours alone"):
         gate.make_home(os.geteuid())
     subprocess.run(["chmod", "700", str(tmp_path / "home")], check=True)
@@ -266,6 +274,7 @@ def test_a_guest_comes_in_stays_and_leaves(tmp_path: Path) -> None:
         "left": "stays",
         "GPUs asked in": ["MainThread"],
         "hooks": 0,
+        "let in for one who was killed": False,
         "without a folder": "folderless",
         "hooks after Ctrl-C": 0,
     }

@@ -105,6 +105,8 @@ def detach(arguments: argparse.Namespace) -> int:
     """Have a process, or all ranks of its job, be left; returns the exit status."""
     refusals.check_system()
     found = [process for pid in _job(arguments.pid) if (process := processes.find(pid)) is not None]
+    for process in found:
+        gate.check_home(process.uid)
     paths = [(process, gate.socket_of(process.uid, process.pid, process.started)) for process in found]
     attached = [(process, path) for process, path in paths if path.exists()]
     if not attached:
@@ -172,8 +174,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 -- the command line speaks
+    print(words.plain(text), flush=True)  # noqa: T201 -- the command line speaks
 
 
 def _complain(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 -- likewise
+    print(words.plain(text), file=sys.stderr, flush=True)  # noqa: T201 -- likewise

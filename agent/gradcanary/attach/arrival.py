@@ -325,10 +325,16 @@ class Arrival:
 
     def is_wanted(self) -> bool:
         # A fork has a copy of what is queued.
-        is_asked = self._is_let_in or os.path.exists(self._request["gate"])  # noqa: PTH110 -- likewise
+        is_asked = self._is_let_in or (os.path.exists(self._request["gate"]) and self._is_waited_for())  # noqa: PTH110 -- likewise
         if os.getpid() == self._request["pid"] and is_asked:
             return True
         self.leave()
+        return False
+
+    def _is_waited_for(self) -> bool:
+        """Say whether who asks is alive: one that was killed has left the gate open."""
+        with suppress(OSError), open(f"/proc/{self._request['asker']}/stat", encoding="utf-8") as file:  # noqa: PTH123 -- likewise
+            return file.read().rpartition(")")[2].split()[19] == self._request["asker_started"]
         return False
 
     def leave(self) -> None:

@@ -77,6 +77,7 @@ ABANDONED_S = 86400.0
 """After which a request is one of somebody who was killed as he waited."""
 
 UNDER_WAY = "somebody is attaching to process {pid} just now, or it hangs: gradcanary ps tells when that is over"
+NOT_MADE = "{folder} cannot be made: {why}. Remove what is there, or have its owner do so, and try again"
 NOT_OURS = "{folder} is not a folder of yours alone: remove it, or have its owner do so, and try again"
 
 
@@ -89,10 +90,11 @@ def make_home(uid: int) -> Path:
     """Return that folder, made, without what processes that have ended left in it; raises AttachError where somebody
     else has one of that name."""
     folder = home(uid)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
-        raise AttachError(NOT_OURS.format(folder=folder))
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise AttachError(NOT_MADE.format(folder=folder, why=error.strerror)) from error
+    check_home(uid)
     for left in folder.iterdir():
         pid, _, started = left.name.partition("-")
         if pid.isdigit() and naming.started(int(pid)) != started.partition(".")[0]:
@@ -100,6 +102,17 @@ def make_home(uid: int) -> Path:
         elif pid == "request" and time.time() - left.lstat().st_mtime > ABANDONED_S:
             shutil.rmtree(left, ignore_errors=True)
     return folder
+
+
+def check_home(uid: int) -> None:
+    """Raise AttachError where somebody else could have put a socket there; one that is not there holds none."""
+    folder = home(uid)
+    try:
+        found = folder.lstat()
+    except OSError:
+        return
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
+        raise AttachError(NOT_OURS.format(folder=folder))
 
 
 def socket_of(uid: int, pid: int, started: str) -> Path:

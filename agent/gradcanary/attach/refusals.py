@@ -139,5 +139,7 @@ def forbidden(pid: int, scope: int) -> str:
 
 
 def said_by(process: Process) -> dict[str, Any] | None:
-    """Return what an attached process says of itself, None of one that is not; raises TimeoutError where it hangs."""
+    """Return what an attached process says of itself, None of one that is not; raises TimeoutError where it hangs,
+    AttachError where somebody else could answer in its place."""
+    gate.check_home(process.uid)
     return control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell"})

@@ -171,7 +171,7 @@ def _listen(path: Path) -> socket.socket:
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(8)
-    except OSError:
+    except BaseException:
         listener.close()
         raise
     return listener

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gradcanary import naming
 from gradcanary.attach import control, gate, injection, processes, words
 from gradcanary.attach.errors import AttachError
 from gradcanary.version import __version__
@@ -45,6 +47,8 @@ class Visit:
         request = {
             "agent": __version__,
             "pid": process.pid,
+            "asker": os.getpid(),
+            "asker_started": naming.started(os.getpid()),
             "socket": str(self._socket),
             "settings": settings,
             "for_s": for_s,

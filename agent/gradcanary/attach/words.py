@@ -85,6 +85,11 @@ def table(rows: list[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join([*(word.ljust(width) for word, width in zip(row[:-1], widths, strict=True)), row[-1]])
 
 
+def plain(text: str) -> str:
+    """Return it without what would steer a terminal: names of layers and runs are another process's."""
+    return "\n".join(UNPRINTABLE.sub(" ", line) for line in text.split("\n"))
+
+
 def typed(command: tuple[str, ...]) -> str:
     """Return a command as it would be typed, shortened and in one line."""
     text = " ".join(UNPRINTABLE.sub(" ", shlex.join(command)).split())
