@@ -161,7 +161,7 @@ def _job(pid: int) -> list[int]:
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
-    """Return what was given here; the rest is the process's own to know. Raises ValueError on what is wrong."""
+    """Return what was given here; the rest is the process's own to know. Raises AttachError on what is wrong."""
     typed = {
         "url": arguments.url,
         "run": arguments.name,
@@ -169,7 +169,10 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
         "absmax_below": arguments.absmax_below,
         "token": None,
     }
-    Settings.resolve(os.environ, spelled="--{}", **typed)
+    try:
+        Settings.resolve(os.environ, spelled="--{}", **typed)
+    except ValueError as error:
+        raise AttachError(str(error).replace("--absmax_below", "--absmax-below")) from error
     return {name: value or os.environ.get(f"GRADCANARY_{name.upper()}") for name, value in typed.items()}
 
 

@@ -83,7 +83,9 @@ NOT_OURS = "{folder} is not a folder of yours alone: remove it, or have its owne
 
 def home(uid: int) -> Path:
     """Return the folder of a user's attached processes; both sides have to find it, whatever their TMPDIR is."""
-    return Path(f"/tmp/gradcanary-{uid}")  # noqa: S108 -- made for its user alone, and checked
+    # A /tmp may be shared by containers, in which ids mean other processes.
+    space = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 -- follows the link
+    return Path(f"/tmp/gradcanary-{uid}-{space}")  # noqa: S108 -- made for its user alone, and checked
 
 
 def make_home(uid: int) -> Path:

@@ -30,6 +30,10 @@ SETTLE_S = 0.05
 
 TRIES = 3
 
+OTHER = """\
+the agent in this process is {mine}, yours {yours}. Attach with that version, from an environment of its own:
+python -m venv agent-{mine} and pip install gradcanary=={mine} there"""
+
 _here: Guest | None = None
 
 
@@ -39,7 +43,7 @@ class Guest:
     def __init__(self, request: dict[str, Any]) -> None:
         """Check the request; raises ValueError on a wrong setting, or where this is not the agent of who asks."""
         if request["agent"] != __version__:
-            raise ValueError(f"the agent in this process is {__version__}, yours {request['agent']}")
+            raise ValueError(OTHER.format(mine=__version__, yours=request["agent"]))
         self._request = request
         given = {name: value for name, value in request["settings"].items() if value is not None}
         self._settings = Settings.resolve(os.environ, spelled="--{}", **given)

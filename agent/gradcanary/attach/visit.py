@@ -25,6 +25,8 @@ IN_C = "its main thread, which is in one long call and runs no Python"
 NO_PLACE = "a moment in which hooks may be put on; it is in {place}"
 TOO_LONG = "process {pid} was not let in within {minutes:.0f} minutes: it waited for {what}. The request was withdrawn"
 GONE = "process {pid} ended meanwhile"
+SILENT = "  it is attached, and does not answer yet: what it trains will be on the page; gradcanary ps tells its run"
+LEFT = "  it was attached, and has been left again already"
 LET_IN = "process {pid} is attached already: it goes on being watched, until gradcanary detach {pid}"
 REFUSED = "process {pid} was not attached and goes on as it was: {why}"
 
@@ -91,15 +93,18 @@ class Visit:
         """Yield what it trains, once that is known, or as much of it as is known after a while."""
         began = said = time.monotonic()
         told = self._tell()
-        while not _is_known(told) and time.monotonic() - began < WINDOW_S and processes.is_same(self.process):
+        while not _is_known(told) and time.monotonic() - began < WINDOW_S and self._is_there():
             time.sleep(0.1)
             if time.monotonic() - said >= SAID_EACH_S:
                 said = time.monotonic()
                 what = "its next whole step"
                 self._say(WAITING.format(pid=self.process.pid, what=what, seconds=said - began).partition(" (")[0])
             told = self._tell() or told
-        if told is None:
+        if told is None and not processes.is_same(self.process):
             raise AttachError(GONE.format(pid=self.process.pid))
+        if told is None:
+            yield SILENT if self._is_there() else LEFT
+            return
         yield from words.described(told, self.process.pid, self.stopped_s)
 
     def title(self) -> str:
@@ -116,6 +121,9 @@ class Visit:
         """Withdraw what was not let in, and leave no file."""
         self._gate.close()
         self._gate.clear()
+
+    def _is_there(self) -> bool:
+        return processes.is_same(self.process) and self._socket.exists()
 
     def _tell(self) -> dict[str, Any] | None:
         try:

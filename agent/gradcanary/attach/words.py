@@ -10,7 +10,6 @@ from gradcanary.arguments import UNPRINTABLE
 
 MOST_NAMED = 20
 _SOURCES = {
-    "given": "as GRADCANARY_STEP says",
     "framework": "as the framework counts",
     "optimizer": "as the optimizer counts",
     "relative": "counted from now on: nothing here counts steps",
