@@ -18,7 +18,7 @@ import torch
 import warm
 from targets import LOOP, mapped, program, until
 
-from gradcanary.attach import arrival, gate, injection, processes, refusals
+from gradcanary.attach import errand, gate, injection, processes, refusals
 
 PACKAGE = str(gate.PACKAGE)
 
@@ -105,14 +105,14 @@ def test_an_errand_is_done_between_the_calls_of_torch() -> None:
             places.append(frame.f_code.co_filename)
             frame = frame.f_back
 
-    def errand() -> None:
+    def ask() -> None:
         for _ in range(10):
-            arrival.Errand(PACKAGE, act, report=hindered.append, failed=failures.append).insist()
+            errand.Errand(PACKAGE, act, report=hindered.append, failed=failures.append).insist()
 
     failures: list[Exception] = []
     found: list[str | None] = []
-    handle = optimizer.register_step_pre_hook(lambda *_: found.append(arrival.hindrance(PACKAGE)))
-    thread = threading.Thread(target=errand)
+    handle = optimizer.register_step_pre_hook(lambda *_: found.append(errand.hindrance(PACKAGE)))
+    thread = threading.Thread(target=ask)
     thread.start()
     while thread.is_alive():
         weight.square().sum().backward()
@@ -121,7 +121,7 @@ def test_an_errand_is_done_between_the_calls_of_torch() -> None:
     thread.join()
     handle.remove()
     assert failures == []
-    assert sum(place.endswith("arrival.py") for place in places) >= 10
+    assert sum(place.endswith("errand.py") for place in places) >= 10
     assert not [place for place in places if f"{os.sep}torch{os.sep}" in place]
     assert {str(place) for place in found} == {"torch/optim/optimizer.py:wrapper"}
 
@@ -186,7 +186,7 @@ def under_no_grad(look: Callable[[], None]) -> None:
 )
 def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]], None], place: str | None) -> None:
     found: list[str | None] = []
-    call(lambda: found.append(arrival.hindrance(PACKAGE)))
+    call(lambda: found.append(errand.hindrance(PACKAGE)))
     assert found
     assert [each[: len(place)] if each and place else each for each in found] == [place] * len(found)
 
@@ -220,10 +220,10 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException
         signal.raise_signal(signal.SIGALRM)
 
     told: list[Exception] = []
-    errand = arrival.Errand(PACKAGE, act, failed=told.append)
+    asked = errand.Errand(PACKAGE, act, failed=told.append)
 
     def train() -> None:
-        errand.begin()
+        asked.begin()
         returned.append(True)
         for _ in range(5000):
             time.sleep(0.001)
@@ -238,9 +238,9 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException
 
 def test_a_failure_is_told_and_ends_the_errand() -> None:
     told: list[Exception] = []
-    errand = arrival.Errand(PACKAGE, lambda: None, prepare=lambda: 1 / 0, failed=told.append)
-    _thread.start_new_thread(errand.insist, ())
-    until(lambda: errand.is_over)
+    asked = errand.Errand(PACKAGE, lambda: None, prepare=lambda: 1 / 0, failed=told.append)
+    _thread.start_new_thread(asked.insist, ())
+    until(lambda: asked.is_over)
     assert [type(each) for each in told] == [ZeroDivisionError]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import gradcanary
 from gradcanary import naming
-from gradcanary.attach import arrival
+from gradcanary.attach import arrival, errand
 from gradcanary.attach.errors import AttachError
 from gradcanary.attach.processes import Process
 
@@ -122,6 +122,14 @@ def socket_of(uid: int, pid: int, started: str) -> Path:
     return home(uid) / f"{pid}-{started}"
 
 
+def _text() -> str:
+    """Return the two modules that the process runs as one: it may have no gradcanary to import one of them from."""
+    first, second = (Path(module.__file__).read_text(encoding="utf-8") for module in (errand, arrival))
+    of_the_first = ("from __future__ import", "from gradcanary.attach.errand import")
+    kept = [line for line in second.splitlines() if not line.startswith(of_the_first)]
+    return "\n".join([first, *kept])
+
+
 @contextmanager
 def held(process: Process) -> Iterator[None]:
     """Have one process be attached to by nobody else meanwhile; raises AttachError where somebody does."""
@@ -146,8 +154,7 @@ class Gate:
         self.folder = Path(tempfile.mkdtemp(prefix="request-", dir=make_home(uid)))
         self.file = self.folder / "gate"
         asked = {**request, "gate": str(self.file), "folder": str(self.folder), "package": str(PACKAGE)}
-        source = Path(arrival.__file__).read_text(encoding="utf-8")
-        self.file.write_text(f"{source}\n\nenter(json.loads({json.dumps(asked)!r}))\n", encoding="utf-8")
+        self.file.write_text(f"{_text()}\n\nenter(json.loads({json.dumps(asked)!r}))\n", encoding="utf-8")
 
     @property
     def line(self) -> str:

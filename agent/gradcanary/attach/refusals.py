@@ -74,6 +74,8 @@ def _check_owner(process: Process) -> None:
         raise AttachError(GONE.format(pid=process.pid))
     if process.uid != os.geteuid():
         raise AttachError(NOT_YOURS.format(pid=process.pid, owner=process.uid))
+    if not process.is_readable:
+        raise AttachError(NOT_PERMITTED.format(pid=process.pid))
     if processes.is_elsewhere(process.pid):
         raise AttachError(ELSEWHERE.format(pid=process.pid))
 
@@ -88,8 +90,6 @@ def _check_state(process: Process) -> None:
 
 
 def _check_python(process: Process) -> None:
-    if not process.is_readable:
-        raise AttachError(NOT_PERMITTED.format(pid=process.pid))
     if not process.is_cpython:
         raise AttachError(PYPY.format(pid=process.pid))
     if process.version == (0, 0):

@@ -17,7 +17,8 @@ from typing import Any
 
 from gradcanary import watching
 from gradcanary.attach import control, report
-from gradcanary.attach.arrival import Errand, answer
+from gradcanary.attach.arrival import answer
+from gradcanary.attach.errand import Errand
 from gradcanary.settings import Settings
 from gradcanary.version import __version__
 
