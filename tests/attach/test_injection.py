@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -189,6 +190,21 @@ def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]]
     call(lambda: found.append(errand.hindrance(PACKAGE)))
     assert found
     assert [each[: len(place)] if each and place else each for each in found] == [place] * len(found)
+
+
+def test_an_import_is_no_place() -> None:
+    """That of the frame behind our own, which are those of a text that was handed over."""
+    found: list[str | None] = []
+    names = {"found": found, "hindrance": errand.hindrance, "package": PACKAGE}
+    look = eval(compile("lambda *_: found.append(hindrance(package))", "<string>", "eval"), names)
+    finder = type("Finder", (), {"find_spec": look})
+    sys.meta_path.insert(0, finder)
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("gradcanary_nothing")
+    finally:
+        sys.meta_path.remove(finder)
+    assert found == ["an import"]
 
 
 class LateError(Exception):

@@ -110,7 +110,8 @@ class Arrival:
     def _is_waited_for(self) -> bool:
         """Say whether who asks is alive: one that was killed has left the gate open."""
         with suppress(OSError), open(f"/proc/{self._request['asker']}/stat", encoding="utf-8") as file:  # noqa: PTH123 -- likewise
-            return file.read().rpartition(")")[2].split()[19] == self._request["asker_started"]
+            started: str = self._request["asker_started"]
+            return file.read().rpartition(")")[2].split()[19] == started
         return False
 
     def leave(self) -> None:

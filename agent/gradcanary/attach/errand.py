@@ -3,7 +3,7 @@
 So it may be anywhere: inside an optimizer's step, where a hook that is added or taken away would raise in the user's
 own call, or inside ``threading`` with one of its locks taken. Nothing is done before no thread is in such a
 place; until then the same is asked again, each few milliseconds. Nothing here raises, and nothing here is of
-gradcanary: this file is handed over as text.
+gradcanary: this file is handed over as text, and :mod:`gradcanary.attach.arrival` behind it.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def hindrance(package: str) -> str | None:
 
 def _interrupted(frame: FrameType | None, package: str) -> FrameType | None:
     """Return the frame of the process's own that we were called in."""
-    ours = os.path.join(package, "attach")  # noqa: PTH118 -- likewise
+    attach = os.path.join(package, "attach")  # noqa: PTH118 -- likewise
     while frame is not None:
         file = frame.f_code.co_filename
-        if file not in ours and not file.startswith(ours):
+        if file not in ours and not file.startswith(attach):
             return frame
         frame = frame.f_back
     return None

@@ -17,7 +17,6 @@ from typing import Any
 
 import gradcanary
 from gradcanary import naming
-from gradcanary.attach import arrival, errand
 from gradcanary.attach.errors import AttachError
 from gradcanary.attach.processes import Process
 
@@ -124,7 +123,9 @@ def socket_of(uid: int, pid: int, started: str) -> Path:
 
 def _text() -> str:
     """Return the two modules that the process runs as one: it may have no gradcanary to import one of them from."""
-    first, second = (Path(module.__file__).read_text(encoding="utf-8") for module in (errand, arrival))
+    first, second = (
+        (PACKAGE / "attach" / f"{module}.py").read_text(encoding="utf-8") for module in ("errand", "arrival")
+    )
     of_the_first = ("from __future__ import", "from gradcanary.attach.errand import")
     kept = [line for line in second.splitlines() if not line.startswith(of_the_first)]
     return "\n".join([first, *kept])
