@@ -123,9 +123,8 @@ def socket_of(uid: int, pid: int, started: str) -> Path:
 
 def _text() -> str:
     """Return the two modules that the process runs as one: it may have no gradcanary to import one of them from."""
-    first, second = (
-        (PACKAGE / "attach" / f"{module}.py").read_text(encoding="utf-8") for module in ("errand", "arrival")
-    )
+    files = (PACKAGE / "attach" / "errand.py", PACKAGE / "attach" / "arrival.py")
+    first, second = (file.read_text(encoding="utf-8") for file in files)
     of_the_first = ("from __future__ import", "from gradcanary.attach.errand import")
     kept = [line for line in second.splitlines() if not line.startswith(of_the_first)]
     return "\n".join([first, *kept])
