@@ -103,7 +103,7 @@ def made_late(settings: Settings, unnamed: str, launch: str | None = None) -> Wa
     with _lock:
         _unnamed_run = naming.allowed(unnamed)  # of all ranks, whoever of them was watched before
         watch = Watch(replace(settings, step=None), None, None, None, is_automatic=True, is_late=True)
-        watch.launch = launch
+        watch._launch = launch  # noqa: SLF001 -- one module: these are for attach, and not for scripts
         return watch
 
 
@@ -115,6 +115,11 @@ def begin_late(watch: Watch) -> None:
 def is_open(watch: Watch) -> bool:
     """Say whether a watch was not closed, in this process."""
     return watch._is_ours()  # noqa: SLF001 -- likewise
+
+
+def launch_of(watch: Watch) -> str | None:
+    """Return the launch of a watch, known once it has begun where nobody gave it."""
+    return watch._launch  # noqa: SLF001 -- likewise
 
 
 def take_off(watch: Watch) -> None:
@@ -139,8 +144,7 @@ class Watch:
 
     run: str
     url: str
-    launch: str | None = None
-    """Known once it has begun."""
+    _launch: str | None = None
 
     def __init__(
         self,
@@ -259,8 +263,8 @@ class Watch:
             atexit.register(self._at_exit)
         else:  # a child of multiprocessing that was forked ends without atexit
             self._leave_exit = util.Finalize(None, self._at_exit, exitpriority=0).cancel
-        self.launch = self.launch or _launch_of(self.run)
-        return self.launch
+        self._launch = self._launch or _launch_of(self.run)
+        return self._launch
 
     def _begin_late(self) -> None:
         try:
