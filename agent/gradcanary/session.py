@@ -38,7 +38,7 @@ class Session:
         self.sender: Sender | None = None
         self._settings, self._run, self._begin, self._on_alert = settings, run, begin, on_alert
         self._pid = os.getpid()
-        self._is_on = True
+        self._is_on, self.is_settled = True, False
         self._ring: Ring[Record] = Ring(capacity_for(0))
         self._transfers = Transfers(self._ring, self.guard.catch)
         self.observer = Observer(settings, self.guard, put=self._put)
@@ -122,21 +122,30 @@ class Session:
 
     def close(self, end: wire.End, timeout_s: float) -> None:
         """Detach, send what is left, and end."""
+        began = time.monotonic()
         self.take_off()
+        self.settle(min(timeout_s, FINISH_S))
         if self.sender is None:
             return
-        began = time.monotonic()
-        self.guard.wrap("bringing the last values here", self._transfers.finish)(min(timeout_s, FINISH_S))
         left_s = max(timeout_s - (time.monotonic() - began), 0.0)
         self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
         self.guard.say_caught()
 
     def take_off(self) -> None:
-        """Detach: from now on nothing of the training leads here."""
+        """Detach: from now on nothing of the training leads here. Waits for nothing."""
         if self._is_on:
-            self._is_on = False
             self.guard.wrap("detaching", self._hooks.detach)()
+            self._is_on = False
+
+    def settle(self, timeout_s: float) -> None:
+        """Hand over the last window, and wait, for so long at most, for values on their way here from a GPU.
+
+        In the training's thread: a question of another one would break a CUDA graph that is being recorded.
+        """
+        if not self.is_settled:
             self.guard.wrap("the last window", self.observer.close)()
+            self.guard.wrap("bringing the last values here", self._transfers.finish)(timeout_s)
+            self.is_settled = True
 
     def forked(self) -> None:
         """In a forked child: leave no hook, and nothing to send with; the parent goes on."""

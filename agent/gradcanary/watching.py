@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
@@ -91,26 +92,51 @@ def watch_when_training() -> None:
             Watch(settings, None, None, None, is_automatic=True)
 
 
-def watch_late(settings: Settings, unnamed: str) -> Watch:
-    """Watch a training that runs already, from its next step on; the run is called ``unnamed`` where nobody names it.
+def made_late(settings: Settings, unnamed: str, launch: str | None = None) -> Watch:
+    """Return a watch for a training that runs already; the run is called ``unnamed`` where nobody names it, and the
+    launch is ``launch``, or what the environment says.
 
-    What ``gradcanary attach`` calls. A ``watch()`` that the script comes to takes over, with its arguments.
+    What ``gradcanary attach`` calls, and then :func:`begin_late`: until then it touches nothing. A ``watch()`` that the
+    script comes to takes over, with its arguments.
     """
     global _unnamed_run
     with _lock:
-        _unnamed_run = _unnamed_run or naming.allowed(unnamed)
-        return Watch(settings, None, None, None, is_automatic=True, is_late=True)
+        _unnamed_run = naming.allowed(unnamed)  # of all ranks, whoever of them was watched before
+        watch = Watch(replace(settings, step=None), None, None, None, is_automatic=True, is_late=True)
+        watch._launch = launch  # noqa: SLF001 -- one module: these are for attach, and not for scripts
+        return watch
+
+
+def begin_late(watch: Watch) -> None:
+    """Watch from the next step on. Waits for nothing: no other thread gets its turn meanwhile."""
+    watch._begin_late()  # noqa: SLF001 -- one module: these are for attach, and not for scripts
 
 
 def is_open(watch: Watch) -> bool:
     """Say whether a watch was not closed, in this process."""
-    return watch._is_ours()  # noqa: SLF001 -- one module: these are for attach, and not for scripts
+    return watch._is_ours()  # noqa: SLF001 -- likewise
+
+
+def launch_of(watch: Watch) -> str | None:
+    """Return the launch of a watch, known once it has begun where nobody gave it."""
+    return watch._launch  # noqa: SLF001 -- likewise
 
 
 def take_off(watch: Watch) -> None:
-    """Leave no hook and no replaced function behind; what is left to be sent is for ``close()``."""
+    """Leave no hook and no replaced function behind; the last window, and what is left to be sent, come after."""
     if is_open(watch):
         watch._session.take_off()  # noqa: SLF001 -- likewise
+
+
+def settle(watch: Watch, timeout_s: float) -> None:
+    """Hand over the last window, in the training's thread; ``timeout_s`` is for values that are on their way here."""
+    if is_open(watch):
+        watch._session.settle(timeout_s)  # noqa: SLF001 -- likewise
+
+
+def is_settled(watch: Watch) -> bool:
+    """Say whether nothing of the training is needed any more to close the watch."""
+    return not is_open(watch) or watch._session.is_settled  # noqa: SLF001 -- likewise
 
 
 class Watch:
@@ -118,6 +144,7 @@ class Watch:
 
     run: str
     url: str
+    _launch: str | None = None
 
     def __init__(
         self,
@@ -134,17 +161,18 @@ class Watch:
         self.run = _run_of(settings)
         self.url = f"{settings.url}/runs/{self.run}"
         self._settings = settings
-        self._is_automatic = is_automatic
+        self._is_automatic, self._is_late = is_automatic, is_late
         self._is_closed = False
         self._pid = os.getpid()
         self._leave_exit: Callable[[], object] = lambda: atexit.unregister(self._at_exit)
         self._session = Session(settings, self.run, self._begin, on_alert)
-        self._session.attach(model, optimizer, waits=is_automatic, is_late=is_late)
+        if not is_late:
+            self._session.attach(model, optimizer, waits=is_automatic)
+            _open.append(self)
         if settings.run not in (None, self.run):
             self._session.guard.say(
                 f"the run is called {self.run!r}: a name has up to {naming.MAX_RUN} letters, digits, '.', '_' and '-'"
             )
-        _open.append(self)
 
     @property
     def incidents(self) -> tuple[Alert, ...]:
@@ -235,7 +263,16 @@ class Watch:
             atexit.register(self._at_exit)
         else:  # a child of multiprocessing that was forked ends without atexit
             self._leave_exit = util.Finalize(None, self._at_exit, exitpriority=0).cancel
-        return _launch_of(self.run)
+        self._launch = self._launch or _launch_of(self.run)
+        return self._launch
+
+    def _begin_late(self) -> None:
+        try:
+            self._session.attach(None, None, waits=True, is_late=True)
+            _open.append(self)
+        except BaseException:  # a signal's: half a watch is none
+            self._session.take_off()
+            raise
 
     def _gives_way(self, settings: Settings, *others: object) -> bool:
         """Tell whether it was automatic, and a ``watch()`` with these arguments asks for anything else."""
@@ -243,12 +280,14 @@ class Watch:
         return self._is_automatic and (asks or self._session.sender is None)
 
     def _lives_on(self) -> bool:
-        """In a forked child: tell whether the watch is one of the child, too; one that waits is."""
-        if self._session.sender is None:
+        """In a forked child: tell whether the watch is one of the child, too; one that waits is, but for a late one,
+        which only the process that was asked for has."""
+        lives = self._session.sender is None and not self._is_late
+        if lives:
             self._pid = os.getpid()
         else:
             self._session.forked()
-        return self._session.sender is None
+        return lives
 
     def _is_ours(self) -> bool:
         return not self._is_closed and os.getpid() == self._pid

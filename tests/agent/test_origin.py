@@ -94,7 +94,8 @@ def test_a_window_that_is_joined_in_its_middle_feeds_nobody(seen: int, monkeypat
 
     passes(seen)
     with recording() as collector:
-        watch = watching.watch_late(Settings.resolve({}, url=collector.url), "late")
+        watch = watching.made_late(Settings.resolve({}, url=collector.url, step=500), "late")
+        watching.begin_late(watch)
         passes(2 - seen)
         step()
         for _ in range(2):

@@ -22,14 +22,14 @@ def cycle(target: Training) -> tuple[float, float]:
     """Join and leave once; return for how long it stood still and until it was joined, in seconds."""
     began = time.monotonic()
     process = refusals.checked(target.pid)
-    visit = Visit(process, {"url": NOBODY, "run": "soak"}, None, print)
+    visit = Visit(process, {"url": NOBODY, "run": "soak"}, None, ("soak", None), print)
     try:
         visit.ask()
         visit.wait()
     finally:
         visit.end()
     joined_s = time.monotonic() - began
-    control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell", "page": visit.page})
+    control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell"})
     target.go_on(10)
     said = control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "detach"}, 60.0)
     assert said is not None

@@ -8,7 +8,7 @@ import pytest
 from targets import Training, Typed, training, until
 
 from gradcanary import wire
-from gradcanary.attach import visit
+from gradcanary.attach import injection, visit
 from gradcanary.version import __version__
 
 LOW = [f"blocks.{number}.linear.{kind}" for number in (2, 4, 5) for kind in ("weight", "bias")]
@@ -120,10 +120,16 @@ def test_it_may_be_joined_again_and_leaves_by_itself(
 def test_another_version_of_the_agent_is_refused(
     joined: Training, typed: Typed, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the memory that held the line is given back."""
+    inject, pages = injection.inject, []
+    monkeypatch.setattr(injection, "inject", lambda *words: pages.append(inject(*words)) or pages[-1])
     monkeypatch.setattr(visit, "__version__", "9.9")
     status, _, err = typed("attach", joined.pid)
     assert status == 1
     assert f"the agent in this process is {__version__}, yours 9.9" in err
+    assert f"pip install gradcanary=={__version__}" in err
+    (sent,) = pages
+    assert f"{sent.page:x}-{sent.page + sent.size:x} " not in Path(f"/proc/{joined.pid}/maps").read_text()
     assert joined.is_as(untouched)
 
 

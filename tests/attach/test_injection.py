@@ -1,20 +1,25 @@
 """The way into a process: every Python that this machine has, and places that are no places to do anything."""
 
 import _thread
+import contextlib
+import importlib
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from targets import LOOP, mapped, program, until
 
-from gradcanary.attach import arrival, gate, injection, processes
+from gradcanary.attach import errand, gate, injection, processes, refusals
 
 PACKAGE = str(gate.PACKAGE)
 
@@ -51,16 +56,40 @@ def test_a_line_gets_into_a_python_with_threads(version: str, python: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    "held", ["raise SystemExit(3)", "1 / 0", "raise KeyboardInterrupt", "syntax error", None], ids=str
+    ("held", "raised"),
+    [
+        ("raise SystemExit(3)", SystemExit),
+        ("raise KeyboardInterrupt", KeyboardInterrupt),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGALRM)", TimeoutError),
+        ("1 / 0", None),
+        ("syntax error", None),
+        (None, None),
+    ],
+    ids=str,
 )
-def test_the_line_never_raises_and_leaves_no_name(tmp_path: Path, held: str | None) -> None:
-    """Whatever the gate holds, and whatever the process's own main module has made of the names."""
+def test_the_line_never_raises_and_leaves_no_name(
+    tmp_path: Path, held: str | None, raised: type[BaseException] | None, alarmed: None
+) -> None:
+    """Whatever the gate holds, and whatever the process's own main module has made of the names; what a signal raised
+    is raised behind it, and what failed is told."""
     file = tmp_path / "gate"
     if held is not None:
         file.write_text(held)
     names = {"__name__": "__main__", "open": None, "exec": None, "compile": 3, "Exception": None, "BaseException": None}
     before = {**names, "__builtins__": __builtins__}
-    exec(gate.LINE.format(gate=str(file)), before)
+    line = gate.LINE.format(gate=str(file), rescue=gate.RESCUE)
+    returned = []
+
+    def train() -> None:
+        exec(line, before)
+        returned.append(True)
+        for _ in range(20 if raised is None else 5000):
+            time.sleep(0.001)
+
+    with contextlib.nullcontext() if raised is None else pytest.raises(raised):
+        train()
+    assert returned == [True]
+    assert (tmp_path / "answer").exists() == (held is not None)
     assert before.keys() == names.keys() | {"__builtins__"}
 
 
@@ -77,16 +106,14 @@ def test_an_errand_is_done_between_the_calls_of_torch() -> None:
             places.append(frame.f_code.co_filename)
             frame = frame.f_back
 
-    def errand() -> None:
+    def ask() -> None:
         for _ in range(10):
-            arrival.Errand(
-                PACKAGE, lambda: None, act, is_wanted=lambda: True, report=hindered.append, failed=failures.append
-            ).insist()
+            errand.Errand(PACKAGE, act, report=hindered.append, failed=failures.append).insist()
 
     failures: list[Exception] = []
     found: list[str | None] = []
-    handle = optimizer.register_step_pre_hook(lambda *_: found.append(arrival.hindrance(PACKAGE)))
-    thread = threading.Thread(target=errand)
+    handle = optimizer.register_step_pre_hook(lambda *_: found.append(errand.hindrance(PACKAGE)))
+    thread = threading.Thread(target=ask)
     thread.start()
     while thread.is_alive():
         weight.square().sum().backward()
@@ -95,7 +122,7 @@ def test_an_errand_is_done_between_the_calls_of_torch() -> None:
     thread.join()
     handle.remove()
     assert failures == []
-    assert sum(place.endswith("arrival.py") for place in places) >= 10
+    assert sum(place.endswith("errand.py") for place in places) >= 10
     assert not [place for place in places if f"{os.sep}torch{os.sep}" in place]
     assert {str(place) for place in found} == {"torch/optim/optimizer.py:wrapper"}
 
@@ -160,50 +187,110 @@ def under_no_grad(look: Callable[[], None]) -> None:
 )
 def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]], None], place: str | None) -> None:
     found: list[str | None] = []
-    call(lambda: found.append(arrival.hindrance(PACKAGE)))
+    call(lambda: found.append(errand.hindrance(PACKAGE)))
     assert found
     assert [each[: len(place)] if each and place else each for each in found] == [place] * len(found)
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_a_signal_that_comes_meanwhile_is_the_trainings_own(kind: type[BaseException]) -> None:
-    """A Ctrl-C in the middle of our work is not swallowed: it is raised where the training goes on."""
+def test_an_import_is_no_place() -> None:
+    """That of the frame behind our own, which are those of a text that was handed over."""
+    found: list[str | None] = []
+    names = {"found": found, "hindrance": errand.hindrance, "package": PACKAGE}
+    look = eval(compile("lambda *_: found.append(hindrance(package))", "<string>", "eval"), names)
+    finder = type("Finder", (), {"find_spec": look})
+    sys.meta_path.insert(0, finder)
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("gradcanary_nothing")
+    finally:
+        sys.meta_path.remove(finder)
+    assert found == ["an import"]
+
+
+class LateError(Exception):
+    def __init__(self, number: int, *, why: str) -> None:
+        self.number, self.why = number, why
+
+
+@pytest.fixture
+def alarmed() -> Iterator[list[BaseException]]:
+    """Return what the process's own handler of an alarm raises, changed by putting something else in."""
+    raises: list[BaseException] = [TimeoutError("the process's own")]
+
+    def handle(*_: object) -> None:
+        raise raises[0]
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield raises
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(143), TimeoutError("late"), LateError(3, why="slow")]
+)
+def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException, alarmed: list[BaseException]) -> None:
+    """What its handler raises in the middle of our work is not swallowed: it is raised where the training goes on."""
+    alarmed[0] = error
 
     def act() -> None:
-        raise kind
+        signal.raise_signal(signal.SIGALRM)
 
     told: list[Exception] = []
-    errand = arrival.Errand(
-        PACKAGE, lambda: None, act, is_wanted=lambda: True, report=lambda _: None, failed=told.append
-    )
+    asked = errand.Errand(PACKAGE, act, failed=told.append)
 
     def train() -> None:
-        errand.begin()
+        asked.begin()
         returned.append(True)
         for _ in range(5000):
             time.sleep(0.001)
 
     returned: list[bool] = []
-    with pytest.raises(kind):
+    with pytest.raises(type(error)) as raised:
         train()
     assert returned == [True]
+    assert (raised.value is error) == (type(error) is not KeyboardInterrupt)
     assert [str(each) for each in told] == ["a signal came in between, try again"]
 
 
 def test_a_failure_is_told_and_ends_the_errand() -> None:
     told: list[Exception] = []
-    errand = arrival.Errand(
-        PACKAGE, lambda: 1 / 0, lambda: None, is_wanted=lambda: True, report=lambda _: None, failed=told.append
-    )
-    _thread.start_new_thread(errand.insist, ())
-    until(lambda: errand.is_over)
+    asked = errand.Errand(PACKAGE, lambda: None, prepare=lambda: 1 / 0, failed=told.append)
+    _thread.start_new_thread(asked.insist, ())
+    until(lambda: asked.is_over)
     assert [type(each) for each in told] == [ZeroDivisionError]
 
 
 def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "home", lambda _: tmp_path / "home")
+    (tmp_path / "home").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(gate.AttachError, match="cannot be made: File exists"):
+        gate.make_home(os.geteuid())
+    (tmp_path / "home").unlink()
     (tmp_path / "home").mkdir(mode=0o755)
+    itself = processes.find(os.getpid())
+    assert itself is not None
+    with pytest.raises(gate.AttachError, match="is not a folder of yours alone"):
+        refusals.said_by(itself)
     with pytest.raises(gate.AttachError, match="is not a folder of yours alone"):
         gate.make_home(os.geteuid())
     subprocess.run(["chmod", "700", str(tmp_path / "home")], check=True)
     assert gate.make_home(os.geteuid()) == tmp_path / "home"
+
+
+def test_a_guest_comes_in_stays_and_leaves(tmp_path: Path) -> None:
+    """In one process: nothing waits while hooks are put on, nothing that fails ends who listens, forks have none."""
+    ended = warm.run(warm.TRAINING, [str(Path(__file__).with_name("guest.py")), str(tmp_path)], dict(os.environ))
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == {
+        "waits as it moves in": [],
+        "in a fork": 0,
+        "step": 0,
+        "a report that fails": None,
+        "answers after no file was to be had": True,
+        "left": "stays",
+        "GPUs asked in": ["MainThread"],
+        "hooks": 0,
+        "let in for one who was killed": False,
+        "without a folder": "folderless",
+        "hooks after Ctrl-C": 0,
+    }

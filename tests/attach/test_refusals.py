@@ -1,10 +1,13 @@
 """What cannot be attached to is told why and what to do, before it is touched; what fails later leaves no trace."""
 
+import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +15,17 @@ from pathlib import Path
 import pytest
 from targets import LOOP, Typed, mapped, program, until
 
-from gradcanary.attach import injection, processes, visit
+from gradcanary.attach import actions, control, gate, injection, processes, resident, visit
 from gradcanary.attach.errors import AttachError
 
+# A rank that starts another program, which has its environment.
+STARTS = """
+import subprocess, sys
+held = "import mmap, sys; f = open(sys.argv[1]); m = mmap.mmap(f.fileno(), 0, prot=1); print(flush=True); input()"
+words = [sys.executable, "-S", "-c", held, sys.argv[1]]
+other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+other.stdout.readline()
+"""
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 FREE_ID = 2**22 - 1
 
@@ -52,6 +63,29 @@ def refused(typed: Typed, pid: int) -> str:
     assert err.startswith("gradcanary attach: ")
     assert "Traceback" not in err
     return err
+
+
+@contextlib.contextmanager
+def answering(pid: int, said: dict[str, object] | None) -> Iterator[None]:
+    """Listen in place of an attached process; one that says nothing lets everybody wait."""
+    process = processes.find(pid)
+    assert process is not None
+    path = gate.socket_of(process.uid, pid, process.started)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while said is not None:
+                    with listener.accept()[0] as door:
+                        control.read(door)
+                        control.write(door, said)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+    path.unlink()
 
 
 def test_no_process_and_itself(typed: Typed) -> None:
@@ -142,7 +176,7 @@ def test_without_gdb(typed: Typed, python: "subprocess.Popen[str]", monkeypatch:
 
 @pytest.mark.parametrize(("option", "value"), [("--every", "7"), ("--url", "nowhere"), ("--absmax-below", "-1")])
 def test_wrong_settings(typed: Typed, python: "subprocess.Popen[str]", option: str, value: str) -> None:
-    assert f"{option.replace('-b', '_b')} is '{value}'" in refused(typed, f"{python.pid} {option}={value}".split())
+    assert f"{option} is '{value}'" in refused(typed, f"{python.pid} {option}={value}".split())
 
 
 def test_what_fails_inside_is_told_and_undone(typed: Typed, python: "subprocess.Popen[str]") -> None:
@@ -150,9 +184,14 @@ def test_what_fails_inside_is_told_and_undone(typed: Typed, python: "subprocess.
     assert f"process {python.pid} was not attached and goes on as it was: No module named 'torch'" in why
 
 
-def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path) -> None:
-    """By any of them, or by who started them; here they have no torch, and each says so."""
-    words = (sys.executable, "-S", "-c", LOOP, str(mapped(tmp_path)))
+def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By any of them, or by who started them; here they have no torch, and each says so. What they start is no rank."""
+    asks: list[dict[str, object]] = []
+    made = gate.Gate.__init__
+    monkeypatch.setattr(
+        gate.Gate, "__init__", lambda self, request, uid: asks.append(request) or made(self, request, uid)
+    )
+    words = (sys.executable, "-S", "-c", STARTS + LOOP, str(mapped(tmp_path)))
     job = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "job.example", "MASTER_PORT": "29500"}
     with (
         program(*words, env={**job, "RANK": "1"}) as second,
@@ -163,10 +202,52 @@ def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path) -> None:
         assert status == 1
         asked = [int(line.split()[3]) for line in err.splitlines() if "No module named 'torch'" in line]
         assert asked == [first.pid, second.pid]
+        assert asks[0]["launch"]
+        assert [(each["unnamed"], each["launch"]) for each in asks[:1]] * 2 == [
+            (each["unnamed"], each["launch"]) for each in asks
+        ]
+        with answering(first.pid, {"run": "half", "url": "http://half", "launch": "l1"}):
+            status, _, err = typed("attach", first.pid)
+            assert f"process {first.pid} is attached already, as run half" in err
+            assert f"process {second.pid} was not attached and goes on as it was" in err
+            assert asks[-1]["launch"] == "l1"
+        monkeypatch.setattr(actions, "DETACH_S", 0.1)
+        monkeypatch.setattr(control, "PATIENCE_S", 0.1)
+        with answering(first.pid, None), answering(second.pid, {"detached": "half", "thread": 1}):
+            status, out, err = typed("detach", second.pid)
+            assert (status, out) == (1, f"left process {second.pid}, run half is finished\n")
+            assert f"process {first.pid} has not come to a place yet" in err
         rows = {int(line.split()[0]): line.split()[2] for line in typed("ps")[1].splitlines()[1:]}
         assert [rows[each.pid] for each in (first, second, other)] == ["0", "1", "0"]
         started = {each.pid for each in processes.ranks_of(processes.find(os.getpid()))}
-        assert started >= {first.pid, second.pid, other.pid}
+        assert started == {first.pid, second.pid, other.pid}
+        (started_by_it,) = (each for each in processes.all_of(os.geteuid()) if each.parent == second.pid)
+        assert processes.ranks_of(started_by_it) == []
+
+
+def test_of_a_launcher_that_has_torch_what_it_started_is_meant(python: "subprocess.Popen[str]") -> None:
+    itself = processes.find(os.getpid())
+    assert itself is not None
+    assert processes.ranks_of(itself) == []
+    launcher = replace(itself, command=("python", "/usr/bin/accelerate", "launch", "train.py"))
+    assert python.pid in [each.pid for each in processes.ranks_of(launcher)]
+
+
+def test_two_who_attach_at_once(typed: Typed, python: "subprocess.Popen[str]") -> None:
+    process = processes.find(python.pid)
+    assert process is not None
+    with gate.held(process):
+        assert f"somebody is attaching to process {python.pid} just now" in refused(typed, python.pid)
+    path = gate.socket_of(process.uid, process.pid, process.started)
+    with contextlib.ExitStack() as held:
+        door = held.enter_context(socket.socket(socket.AF_UNIX))
+        held.callback(path.unlink)
+        door.bind(str(path))
+        door.listen(0)
+        held.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
+        assert f"somebody is attaching to process {python.pid} just now, or it hangs" in refused(typed, python.pid)
+        with pytest.raises(RuntimeError, match="somebody else is attaching"):
+            resident._listen(path)
 
 
 def test_ps_where_nothing_trains(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +292,23 @@ def test_a_gdb_that_hangs_lets_go(
     assert processes.state(python.pid) in "RS"
 
 
+def test_a_gdb_whose_asker_is_killed_lets_go(python: "subprocess.Popen[str]", tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from gradcanary.attach import injection, processes
+injection.PATIENCE_S = injection.LETTING_GO_S = 0.5
+lines = injection.SCRIPT.splitlines()
+lines[-4] = "set $refused = ((int (*)(int)) &sleep)(100)"
+injection.SCRIPT = "\\n".join(lines) + "\\n"
+print(flush=True)
+injection.inject(processes.find({python.pid}), "pass", Path({str(tmp_path)!r}))
+"""
+    with program(sys.executable, "-c", code) as asker:
+        until(lambda: processes.state(python.pid) == "t")
+        asker.kill()
+        until(lambda: processes.state(python.pid) in "RS")
+
+
 def test_a_gdb_that_is_forbidden_or_fails_says_so(
     typed: Typed, python: "subprocess.Popen[str]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +324,7 @@ def test_a_gdb_that_is_forbidden_or_fails_says_so(
     ("said", "why"),
     [
         ("RuntimeError: Remote debugging is not enabled in the remote process", "PYTHON_DISABLE_REMOTE_DEBUG"),
-        ("PermissionError: Cannot get task for PID 7 (kern_return_t: 5)", "SYS_PTRACE"),
+        ("PermissionError: [Errno 1] Operation not permitted", "SYS_PTRACE"),
         ("RuntimeError: Can't determine the Python version", "Can't determine the Python version"),
     ],
 )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 
+from gradcanary import naming
 from gradcanary.attach import control, gate, processes, refusals, words
-from gradcanary.attach.errors import AttachError
+from gradcanary.attach.errors import AlreadyAttachedError, AttachError
 from gradcanary.attach.visit import Visit
 from gradcanary.settings import Settings
 
@@ -24,12 +28,52 @@ def attach(arguments: argparse.Namespace) -> int:
     """Attach to a process, or to all ranks of its job, and tell what was found there; returns the exit status."""
     refusals.check_system()
     settings = _settings(arguments)
-    return _join([refusals.checked(pid) for pid in _job(arguments.pid)], settings, arguments.for_s)
+    with ExitStack() as held:
+        found, launch = _checked(_job(arguments.pid), held)
+        return _join(found, settings, arguments.for_s, launch)
 
 
-def _join(found: list[processes.Process], settings: dict[str, str | None], for_s: float | None) -> int:
+def _checked(pids: list[int], held: ExitStack) -> tuple[list[processes.Process], str | None]:
+    """Return those of a job that can be attached to, held for us alone, and the launch of those that are."""
+    found, launch = [], None
+    for pid in pids:
+        try:
+            process = refusals.checked(pid)
+            held.enter_context(gate.held(process))
+            found.append(refusals.checked(pid))
+        except AlreadyAttachedError as error:  # noqa: PERF203 -- of a few processes
+            if len(pids) == 1:
+                raise
+            launch = launch or error.launch
+            _complain(f"gradcanary attach: {error}")
+    return found, launch
+
+
+def _names(first: processes.Process, launch: str | None) -> tuple[str, str | None]:
+    """Return the name of the run, where nobody gives one, and of the launch: the same for all of a job.
+
+    The name is the same at each attach. The launch is a new one, but where the environment names one for all machines.
+    """
+    environ, started = first.environ, time.localtime(time.time() - processes.age_s(first))
+    is_named = "GRADCANARY_LAUNCH" in environ or "SLURM_JOB_ID" in environ
+    if is_named:
+        key = naming.launch_id(environ, "")
+    elif "RANK" in environ:
+        key = f"{environ.get('MASTER_ADDR')} {environ.get('MASTER_PORT')} {naming.started(first.parent)}"
+    else:
+        key = f"{first.pid} {first.started}"
+    name = naming.run_name(first.script, time.strftime("%Y%m%d", started), key)
+    return name, launch or (None if is_named else naming.session_id())
+
+
+def _join(
+    found: list[processes.Process], settings: dict[str, str | None], for_s: float | None, launch: str | None
+) -> int:
     """Attach to all of a job: ask each, then wait for all; those that are in stay in, whatever the others do."""
-    visits = [Visit(process, settings, for_s, _complain) for process in found]
+    if not found:
+        return 1
+    names = _names(found[0], launch)
+    visits = [Visit(process, settings, for_s, names, _complain) for process in found]
     try:
         for step in (Visit.ask, Visit.wait, _tell):
             for visit in [each for each in visits if not each.is_over]:
@@ -61,19 +105,28 @@ def detach(arguments: argparse.Namespace) -> int:
     """Have a process, or all ranks of its job, be left; returns the exit status."""
     refusals.check_system()
     found = [process for pid in _job(arguments.pid) if (process := processes.find(pid)) is not None]
+    for process in found:
+        gate.check_home(process.uid)
     paths = [(process, gate.socket_of(process.uid, process.pid, process.started)) for process in found]
     attached = [(process, path) for process, path in paths if path.exists()]
     if not attached:
         raise AttachError(NOT_ATTACHED.format(pid=arguments.pid))
-    for process, path in attached:
-        try:
-            said = control.ask(path, {"do": "detach"}, DETACH_S)
-        except TimeoutError as error:
-            raise AttachError(LATER.format(pid=process.pid)) from error
-        if said is None:
-            raise AttachError(NOT_ATTACHED.format(pid=process.pid))
-        processes.wait_for_thread(process.pid, said["thread"])
-        _print(f"left process {process.pid}, run {said['detached']} is finished")
+    end = time.monotonic() + DETACH_S
+    return max([_left(process, path, max(end - time.monotonic(), control.PATIENCE_S)) for process, path in attached])
+
+
+def _left(process: processes.Process, path: Path, timeout_s: float) -> int:
+    """Have one be left; returns 1 where it was not (yet), and says so."""
+    try:
+        said = control.ask(path, {"do": "detach"}, timeout_s)
+    except TimeoutError:
+        _complain(f"gradcanary detach: {LATER.format(pid=process.pid)}")
+        return 1
+    if said is None:
+        _complain(f"gradcanary detach: {NOT_ATTACHED.format(pid=process.pid)}")
+        return 1
+    processes.wait_for_thread(process.pid, said["thread"])
+    _print(f"left process {process.pid}, run {said['detached']} is finished")
     return 0
 
 
@@ -108,7 +161,7 @@ def _job(pid: int) -> list[int]:
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
-    """Return what was given here; the rest is the process's own to know. Raises ValueError on what is wrong."""
+    """Return what was given here; the rest is the process's own to know. Raises AttachError on what is wrong."""
     typed = {
         "url": arguments.url,
         "run": arguments.name,
@@ -116,13 +169,16 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
         "absmax_below": arguments.absmax_below,
         "token": None,
     }
-    Settings.resolve(os.environ, spelled="--{}", **typed)
+    try:
+        Settings.resolve(os.environ, spelled="--{}", **typed)
+    except ValueError as error:
+        raise AttachError(str(error).replace("--absmax_below", "--absmax-below")) from error
     return {name: value or os.environ.get(f"GRADCANARY_{name.upper()}") for name, value in typed.items()}
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 -- the command line speaks
+    print(words.plain(text), flush=True)  # noqa: T201 -- the command line speaks
 
 
 def _complain(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 -- likewise
+    print(words.plain(text), file=sys.stderr, flush=True)  # noqa: T201 -- likewise

@@ -1,9 +1,7 @@
-"""What runs first inside a process that is attached to, in its main thread, between any two of its bytecodes.
+"""What comes into a process that is attached to: it has the gradcanary of who asks there, and lets a guest in.
 
-So it may be anywhere: inside an optimizer's step, where a hook that is added or taken away would raise in the user's
-own call, or inside ``threading`` with one of its locks taken. Nothing is done before no thread is in such a
-place; until then the same is asked again, each few milliseconds. Nothing here raises, and nothing here is of
-gradcanary: this file is handed over as text.
+Handed over as text, behind that of :mod:`gradcanary.attach.errand`, whose names it uses; nothing here is of gradcanary
+before that is loaded.
 """
 
 from __future__ import annotations
@@ -14,184 +12,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import util
-from types import FrameType
 from typing import Any
 
-HARMLESS = (
-    "utils/data/",
-    "utils/_contextlib.py",
-    "amp/autocast_mode.py",
-    "multiprocessing/",
-    "distributed/run.py",
-    "distributed/elastic/",
-    "distributed/launcher/",
-    "_inductor/compile_worker/",
-    "_inductor/async_compile.py",
-)
-"""Parts of torch that hold no hook: what loads data, wraps whole functions, or starts processes and waits for them."""
+from gradcanary.attach.errand import Errand, is_here, ours
 
-SOON_S, LATER_S = 0.001, 0.02
-"""Between two tries: at first, and after a while. A try takes about 0.1 ms."""
-
-SAID_EACH_S = 0.3
-LONG_S = 10.0
-"""For which no other thread gets its turn; what is done meanwhile takes some milliseconds."""
-
-_HERE = os.path.abspath(sys._getframe().f_code.co_filename)  # noqa: SLF001, PTH100 -- as frames name it
-
-
-def hindrance(package: str) -> str | None:
-    """Return the place because of which hooks must not be touched now, None if there is none.
-
-    ``package`` is the folder of gradcanary; who calls this from there is no hindrance.
-    """
-    torch = _folder("torch")
-    mine = _thread.get_ident()
-    for thread, innermost in sys._current_frames().items():  # noqa: SLF001 -- documented only by its name
-        frame: FrameType | None = innermost
-        if thread == mine:
-            frame = _interrupted(innermost, package)
-            if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-                return "an import"
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if file.startswith(torch) and not file[len(torch) :].startswith(HARMLESS):
-                return f"torch/{file[len(torch) :]}:{frame.f_code.co_name}"
-            if thread == mine and (file.startswith(package) or file == _file("threading")):
-                return f"{os.path.basename(file)}:{frame.f_code.co_name}"  # noqa: PTH119 -- without an import
-            frame = frame.f_back
-    return None
-
-
-def _interrupted(frame: FrameType | None, package: str) -> FrameType | None:
-    """Return the frame of the process's own that we were called in."""
-    ours = os.path.join(package, "attach")  # noqa: PTH118 -- likewise
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file not in (_HERE, "<string>", "<gradcanary>") and not file.startswith(ours):
-            return frame
-        frame = frame.f_back
-    return None
-
-
-def _folder(module: str) -> str:
-    file = _file(module)
-    return os.path.join(os.path.dirname(file), "") if file else "/nowhere/"  # noqa: PTH118, PTH120 -- likewise
-
-
-def _file(module: str) -> str:
-    return getattr(sys.modules.get(module), "__file__", None) or ""
-
-
-class Errand:
-    """Something to be done in the main thread where nothing is in the way: ``prepare`` what takes time and touches
-    nothing, then ``act``, while no other thread runs. ``is_wanted`` is asked before each try, ``report`` hears of what
-    is in the way."""
-
-    def __init__(
-        self,
-        package: str,
-        prepare: Callable[[], object],
-        act: Callable[[], object],
-        *,
-        is_wanted: Callable[[], bool],
-        report: Callable[[str], object],
-        failed: Callable[[Exception], object],
-    ) -> None:
-        self._package, self._prepare, self._act = package, prepare, act
-        self._is_wanted, self._report, self._failed = is_wanted, report, failed
-        self._place: str | None = None
-        self._is_queued = self.is_over = False
-
-    def begin(self) -> None:
-        """In the main thread: do it at once, or go on trying from a thread that has no Python object of its own."""
-        self._try()
-        if not self.is_over:
-            _thread.start_new_thread(self.insist, ())
-
-    def insist(self) -> None:
-        """In any other thread: have the main thread try until it is done, or not wanted any more."""
-        call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._called)
-        queue = ctypes.pythonapi["Py_AddPendingCall"]  # by index: by name it would be shared with others
-        began = said = time.monotonic()
-        while not self.is_over:
-            if not self._is_queued:
-                self._is_queued = True
-                if queue(call, None) != 0:
-                    self._is_queued = False
-            now = time.monotonic()
-            time.sleep(SOON_S if now - began < 2 else LATER_S)
-            if now - said > SAID_EACH_S:
-                said = now
-                with suppress(Exception):
-                    self._report(self._place or "")
-                    self.is_over = self.is_over or not self._is_wanted()
-        while self._is_queued:  # the interpreter still has the address of it
-            time.sleep(0.1)
-        time.sleep(0.1)
-
-    def _called(self, _argument: object) -> int:
-        try:
-            if not self.is_over:
-                self._try()
-        finally:
-            self._is_queued = False
-        return 0
-
-    def _try(self) -> None:
-        try:
-            if not self._is_wanted():
-                self.is_over = True
-                return
-            self._place = hindrance(self._package)
-            if self._place is None:
-                self._prepare()
-                with _undisturbed():
-                    self._place = hindrance(self._package)
-                    if self._place is None:
-                        self.is_over = True
-                        self._act()
-        except Exception as error:  # noqa: BLE001 -- it would end the training
-            self.is_over = True
-            with suppress(Exception):
-                self._failed(error)
-        except BaseException as error:  # noqa: BLE001 -- Ctrl-C, or what another signal's handler raised
-            _thread.start_new_thread(_hand_back, (type(error), _thread.get_ident()))
-            if self.is_over:
-                with suppress(Exception):
-                    self._failed(RuntimeError("a signal came in between, try again"))
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Give no other thread its turn, unless something is waited for."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(LONG_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)
-
-
-def _hand_back(kind: type[BaseException], thread: int) -> None:
-    """Raise in the main thread, once it has left this file, what was raised in here and is not ours."""
-    while _is_here(sys._current_frames().get(thread)):  # noqa: SLF001 -- as above
-        time.sleep(0.001)
-    if issubclass(kind, KeyboardInterrupt):
-        _thread.interrupt_main()
-    else:
-        ctypes.pythonapi["PyThreadState_SetAsyncExc"](ctypes.c_ulong(thread), ctypes.py_object(kind))
-
-
-def _is_here(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename in (_HERE, "<gradcanary>"):
-            return True
-        frame = frame.f_back
-    return False
+GIVEN_BACK_S = 60.0
+"""After which who asked will not tell any more where the line lies: he was killed."""
 
 
 def load(package: str) -> bool:
@@ -228,49 +56,91 @@ def answer(folder: str, said: dict[str, Any]) -> None:
     os.replace(written, os.path.join(folder, "answer"))  # noqa: PTH105, PTH118 -- likewise
 
 
-def enter(request: dict[str, Any]) -> None:
-    """Do what is asked for, now or as soon as it can be done."""
-    gate, folder, package, pid = request["gate"], request["folder"], request["package"], request["pid"]
-    guest: list[Any] = []
-    is_loaded = False
+def give_back(folder: str, thread: int) -> None:
+    """Give back the memory that holds the line, once that was run: who asked for it tells where it is."""
+    end = time.monotonic() + GIVEN_BACK_S
+    told = os.path.join(folder, "page")  # noqa: PTH118 -- likewise
+    with suppress(Exception):
+        while is_here(sys._current_frames().get(thread)) or not os.path.exists(told):  # noqa: PTH110, SLF001 -- likewise
+            if not os.path.exists(folder) or time.monotonic() > end:  # noqa: PTH110 -- likewise
+                return
+            time.sleep(0.005)
+        with open(told, encoding="ascii") as file:  # noqa: PTH123 -- likewise
+            page, size = map(int, file.read().split())
+        if page:
+            unmap = ctypes.CDLL(None)["munmap"]
+            unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+            unmap(page, size)
+        os.unlink(told)  # noqa: PTH108 -- likewise
 
-    def prepare() -> None:
-        nonlocal is_loaded
+
+class Arrival:
+    """A request that has come in, from its first try until a guest has moved in, or it is not wanted any more."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._request = request
+        self._guest: Any = None
+        self._is_loaded = self._is_let_in = False
+
+    def prepare(self) -> None:
+        """Get all ready that takes time; last, take the request out of the gate: whoever is late finds none."""
         began = time.perf_counter()
-        is_loaded = load(package) or is_loaded
-        if not guest:
+        self._is_loaded = load(self._request["package"]) or self._is_loaded
+        if self._guest is None:
             from gradcanary.attach.resident import Guest
 
-            guest.append(Guest(request))
-        guest[0].prepare()
-        guest[0].held_s += time.perf_counter() - began
+            self._guest = Guest(self._request)
+        self._guest.prepare()
+        if not self._is_let_in:
+            os.unlink(self._request["gate"])  # noqa: PTH108 -- likewise
+            self._is_let_in = True
+        self._guest.held_s += time.perf_counter() - began
 
-    def is_wanted() -> bool:
+    def move_in(self) -> None:
+        self._guest.move_in()
+
+    def is_wanted(self) -> bool:
         # A fork has a copy of what is queued.
-        if os.getpid() == pid and os.path.exists(gate):  # noqa: PTH110 -- likewise
+        is_asked = self._is_let_in or (os.path.exists(self._request["gate"]) and self._is_waited_for())  # noqa: PTH110 -- likewise
+        if os.getpid() == self._request["pid"] and is_asked:
             return True
-        leave()
+        self.leave()
         return False
 
-    def leave() -> None:
-        if guest:
-            guest.pop().leave()
-        if is_loaded:
+    def _is_waited_for(self) -> bool:
+        """Say whether who asks is alive: one that was killed has left the gate open."""
+        with suppress(OSError), open(f"/proc/{self._request['asker']}/stat", encoding="utf-8") as file:  # noqa: PTH123 -- likewise
+            started: str = self._request["asker_started"]
+            return file.read().rpartition(")")[2].split()[19] == started
+        return False
+
+    def leave(self) -> None:
+        """Be gone as if never asked in."""
+        if self._guest is not None:
+            self._guest.leave()
+            self._guest = None
+        if self._is_loaded:
             unload()
 
-    def report(place: str) -> None:
-        with open(os.path.join(folder, "place"), "w", encoding="utf-8") as file:  # noqa: PTH118, PTH123 -- likewise
+    def report(self, place: str) -> None:
+        with open(os.path.join(self._request["folder"], "place"), "w", encoding="utf-8") as file:  # noqa: PTH118, PTH123 -- likewise
             file.write(place)
 
-    def failed(error: Exception) -> None:
-        leave()
-        answer(folder, {"error": f"{type(error).__name__}: {error}"})
+    def failed(self, error: Exception) -> None:
+        self.leave()
+        answer(self._request["folder"], {"error": f"{type(error).__name__}: {error}"})
 
+
+def enter(request: dict[str, Any]) -> None:
+    """Do what is asked for, now or as soon as it can be done."""
+    ours.add(os.path.join(request["folder"], "line.py"))  # noqa: PTH118 -- likewise
+    _thread.start_new_thread(give_back, (request["folder"], _thread.get_ident()))
+    came = Arrival(request)
     Errand(
-        package,
-        prepare,
-        lambda: guest[0].move_in(),
-        is_wanted=is_wanted,
-        report=report,
-        failed=failed,
+        request["package"],
+        came.move_in,
+        prepare=came.prepare,
+        is_wanted=came.is_wanted,
+        report=came.report,
+        failed=came.failed,
     ).begin()

@@ -45,9 +45,14 @@ def _time(text: str) -> float:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    import signal
+
     from gradcanary.attach import actions
     from gradcanary.attach.errors import AttachError
 
+    for number in (signal.SIGHUP, signal.SIGTERM):  # what was asked for is withdrawn then, as after Ctrl-C
+        if arguments.action == "attach" and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     try:
         return {"attach": actions.attach, "detach": actions.detach, "ps": actions.ps}[arguments.action](arguments)
     except (AttachError, ValueError) as error:

@@ -24,6 +24,8 @@ def ask(path: Path, asked: dict[str, Any], timeout_s: float = PATIENCE_S) -> dic
             return read(door)
         except TimeoutError:
             raise
+        except BlockingIOError as error:  # as many wait there as may
+            raise TimeoutError from error
         except (OSError, ValueError):
             return None
 

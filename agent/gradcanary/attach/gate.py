@@ -3,18 +3,22 @@ there. Who takes it away first, the process or the one who gave up waiting, has 
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gradcanary
 from gradcanary import naming
-from gradcanary.attach import arrival
 from gradcanary.attach.errors import AttachError
+from gradcanary.attach.processes import Process
 
 PACKAGE = Path(gradcanary.__file__).parent
 
@@ -29,40 +33,118 @@ try:
         {{"__name__": "gradcanary_arrival", "__file__": "<gradcanary>"}},
     )
 except __import__("builtins").BaseException:
-    pass
+    try:
+        __import__("builtins").exec({rescue!r}, {{"gate": {gate!r}}})
+    except __import__("builtins").BaseException:
+        pass
 """
+
+# Where not even what the gate holds could be run: say so, and hand back what a signal's handler raised meanwhile.
+RESCUE = """\
+import sys
+error = sys.exc_info()[1]
+import _signal, os, time
+codes = [getattr(_signal.getsignal(number), "__code__", 0) for number in range(1, _signal.NSIG)]
+raised = error.__traceback__
+while raised and raised.tb_frame.f_code not in codes:
+    raised = raised.tb_next
+is_signal = bool(raised) or not isinstance(error, Exception)
+def is_here(frame):
+    return frame is not None and (frame.f_globals is globals() or is_here(frame.f_back))
+def hand_back(thread, kind):
+    while is_here(sys._current_frames().get(thread)):
+        time.sleep(0.001)
+    time.sleep(0.001)
+    ctypes.pythonapi["PyThreadState_SetAsyncExc"](ctypes.c_ulong(thread), ctypes.py_object(kind))
+if is_signal:
+    import _thread, ctypes
+    kind = type(error)
+    kind = type(kind)(kind.__name__, (kind,), {"__new__": lambda *_: error})
+    _thread.start_new_thread(hand_back, (_thread.get_ident(), kind))
+if os.path.exists(gate):
+    import json
+    why = "Signal: a signal came in between, try again" if is_signal else f"{type(error).__name__}: {error}"
+    folder = os.path.dirname(gate)
+    with open(folder + "/answer.new", "w", encoding="utf-8") as file:
+        json.dump({"error": why}, file)
+    os.replace(folder + "/answer.new", folder + "/answer")
+"""
+
+MOMENT_S = 1.0
 
 ABANDONED_S = 86400.0
 """After which a request is one of somebody who was killed as he waited."""
 
+UNDER_WAY = "somebody is attaching to process {pid} just now, or it hangs: gradcanary ps tells when that is over"
+NOT_MADE = "{folder} cannot be made: {why}. Remove what is there, or have its owner do so, and try again"
 NOT_OURS = "{folder} is not a folder of yours alone: remove it, or have its owner do so, and try again"
 
 
 def home(uid: int) -> Path:
     """Return the folder of a user's attached processes; both sides have to find it, whatever their TMPDIR is."""
-    return Path(f"/tmp/gradcanary-{uid}")  # noqa: S108 -- made for its user alone, and checked
+    # A /tmp may be shared by containers, in which ids mean other processes.
+    space = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 -- follows the link
+    return Path(f"/tmp/gradcanary-{uid}-{space}")  # noqa: S108 -- made for its user alone, and checked
 
 
 def make_home(uid: int) -> Path:
     """Return that folder, made, without what processes that have ended left in it; raises AttachError where somebody
     else has one of that name."""
     folder = home(uid)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
-        raise AttachError(NOT_OURS.format(folder=folder))
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise AttachError(NOT_MADE.format(folder=folder, why=error.strerror)) from error
+    check_home(uid)
     for left in folder.iterdir():
         pid, _, started = left.name.partition("-")
-        if pid.isdigit() and naming.started(int(pid)) != started:
+        if pid.isdigit() and naming.started(int(pid)) != started.partition(".")[0]:
             left.unlink(missing_ok=True)
         elif pid == "request" and time.time() - left.lstat().st_mtime > ABANDONED_S:
             shutil.rmtree(left, ignore_errors=True)
     return folder
 
 
+def check_home(uid: int) -> None:
+    """Raise AttachError where somebody else could have put a socket there; one that is not there holds none."""
+    folder = home(uid)
+    try:
+        found = folder.lstat()
+    except OSError:
+        return
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
+        raise AttachError(NOT_OURS.format(folder=folder))
+
+
 def socket_of(uid: int, pid: int, started: str) -> Path:
     """Return where an attached process listens; a later process of the same id listens elsewhere."""
     return home(uid) / f"{pid}-{started}"
+
+
+def _text() -> str:
+    """Return the two modules that the process runs as one: it may have no gradcanary to import one of them from."""
+    files = (PACKAGE / "attach" / "errand.py", PACKAGE / "attach" / "arrival.py")
+    first, second = (file.read_text(encoding="utf-8") for file in files)
+    of_the_first = ("from __future__ import", "from gradcanary.attach.errand import")
+    kept = [line for line in second.splitlines() if not line.startswith(of_the_first)]
+    return "\n".join([first, *kept])
+
+
+@contextmanager
+def held(process: Process) -> Iterator[None]:
+    """Have one process be attached to by nobody else meanwhile; raises AttachError where somebody does."""
+    path = make_home(process.uid) / f"{process.pid}-{process.started}.lock"
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AttachError(UNDER_WAY.format(pid=process.pid)) from None
+        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            raise AttachError(UNDER_WAY.format(pid=process.pid))
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 class Gate:
@@ -72,13 +154,18 @@ class Gate:
         self.folder = Path(tempfile.mkdtemp(prefix="request-", dir=make_home(uid)))
         self.file = self.folder / "gate"
         asked = {**request, "gate": str(self.file), "folder": str(self.folder), "package": str(PACKAGE)}
-        source = Path(arrival.__file__).read_text(encoding="utf-8")
-        self.file.write_text(f"{source}\n\nenter(json.loads({json.dumps(asked)!r}))\n", encoding="utf-8")
+        self.file.write_text(f"{_text()}\n\nenter(json.loads({json.dumps(asked)!r}))\n", encoding="utf-8")
 
     @property
     def line(self) -> str:
         """The line of Python for the process: it never raises, and does nothing once the gate is closed."""
-        return LINE.format(gate=str(self.file))
+        return LINE.format(gate=str(self.file), rescue=RESCUE)
+
+    def note(self, page: int, size: int) -> None:
+        """Tell the process where the line lies in its memory, for it to give that back; 0 for nowhere."""
+        written = self.folder / "page.new"
+        written.write_text(f"{page} {size}", encoding="ascii")
+        written.replace(self.folder / "page")
 
     def close(self) -> bool:
         """Withdraw the request; False where it was let in before."""
@@ -104,5 +191,8 @@ class Gate:
             return ""
 
     def clear(self) -> None:
-        """Leave nothing of it. What the process may still be about to read is only missed."""
+        """Leave nothing of it. A process that has answered is given a moment to read where the line lies."""
+        end = time.monotonic() + MOMENT_S
+        while self.answer() is not None and (self.folder / "page").exists() and time.monotonic() < end:
+            time.sleep(0.005)
         shutil.rmtree(self.folder, ignore_errors=True)

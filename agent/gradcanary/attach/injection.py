@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,9 @@ shell cat /proc/uptime
 printf "page %#lx refused %d\\n", $page, $refused
 """
 
+# Ends gdb where who waits for it was killed. It is of gdb's own group, so that its id is not used again meanwhile.
+WATCHDOG = 'gdb=$$; (sleep {late}; for s in INT TERM KILL; do kill -$s $gdb; sleep {step}; done) & exec "$@"'
+
 NO_GDB = """\
 gdb is not installed, and Python {version} can only be reached with it (3.14 and newer need nothing). Install it:
 apt-get install gdb, dnf install gdb, or conda install -c conda-forge gdb"""
@@ -67,9 +71,11 @@ NO_REMOTE = "Python {version} of process {pid} did not take the request: {said}"
 
 @dataclass(frozen=True)
 class Sent:
-    """A line that is queued: the address of the page that holds it, 0 = none, and how long the process stood still."""
+    """A line that is queued: address and size in bytes of the memory that holds it, 0 = none, and how long the process
+    stood still."""
 
     page: int
+    size: int
     stopped_s: float | None
 
 
@@ -81,7 +87,7 @@ def inject(process: processes.Process, line: str, folder: Path) -> Sent:
     """
     if process.version >= (3, 14):
         _ask(process, line, folder)
-        return Sent(0, None)
+        return Sent(0, 0, None)
     return _by_gdb(process, line, folder)
 
 
@@ -130,11 +136,12 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
     words = [word for option, value in options for word in ("-iex", f"set {option} {value}")]
     # The names in its binary are read before the process is stopped; what else debuggers know of it is not read.
     command = [gdb, "-nx", "-nh", "-batch", "-readnever", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
-    said = _run(command, process, folder / "said")
+    watched = ["/bin/sh", "-c", WATCHDOG.format(late=PATIENCE_S + LETTING_GO_S, step=LETTING_GO_S), "sh", *command]
+    said = _run(watched, process, folder / "said")
     found = re.search(r"page (0x[0-9a-f]+) refused (-?\d+)", said)
     if found is not None and found[2] == "0":
         began, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
-        return Sent(int(found[1], 16), ended - began)
+        return Sent(int(found[1], 16), size, ended - began)
     if "ptrace: Operation not permitted" in said:
         raise AttachError(NOT_PERMITTED.format(pid=process.pid))
     raise AttachError(FAILED.format(pid=process.pid, said=_last(said)))
@@ -148,7 +155,7 @@ def _run(command: list[str], process: processes.Process, said: Path) -> str:
     with said.open("wb") as file:
         gdb = subprocess.Popen(  # noqa: S603 -- what this is made of
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-            env={**os.environ, "LC_ALL": "C", "SHELL": "/bin/sh"},
+            env={**_without_python(os.environ), "LC_ALL": "C", "SHELL": "/bin/sh"},
         )  # fmt: skip
     is_late = True
     try:
@@ -159,12 +166,20 @@ def _run(command: list[str], process: processes.Process, said: Path) -> str:
     finally:  # Ctrl-C does not keep it from its end, which is near
         if is_late:
             _let_go(gdb, process)
+        if gdb.poll() is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(gdb.pid, signal.SIGTERM)  # its watchdog
     text = said.read_text(encoding="utf-8", errors="replace")
     if is_late:
         raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, said=_last(text)))
     if gdb.returncode < 0:
         _resume(process.pid)
     return text
+
+
+def _without_python(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return it without what would lead gdb's own Python to the modules of another one."""
+    return {name: value for name, value in environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
 
 
 def _let_go(gdb: subprocess.Popen[bytes], process: processes.Process) -> None:

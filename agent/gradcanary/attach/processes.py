@@ -20,6 +20,12 @@ _WORKERS = ("pt_data_worker", "pt_data_pin")
 """What torch calls a process of a DataLoader, as ``comm``; older versions call it nothing."""
 
 
+_LAUNCHERS = (
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "deepspeed.launcher.launch"),
+    *("accelerate", "accelerate-launch", "accelerate.commands.launch"),
+)
+
+
 @dataclass(frozen=True)
 class Process:
     """A process as it was found; ``version`` is that of its Python, (0, 0) where it has none.
@@ -168,12 +174,40 @@ def wait_for_thread(pid: int, thread: int, timeout_s: float = 2.0) -> None:
 
 def ranks_of(process: Process) -> list[Process]:
     """Return the processes of its distributed job on this machine by rank; a launcher's are those that it started."""
-    others = [each for each in all_of(process.uid) if "RANK" in each.environ]
+    every = list(all_of(process.uid))
+    ranks = outermost([each for each in every if "RANK" in each.environ])
     if "RANK" in process.environ and "WORLD_SIZE" in process.environ:
-        mine = [each for each in others if _job(each) == _job(process) and not is_forked(each, others)]
+        mine = [each for each in ranks if _job(each) == _job(process)]
+        mine = mine if any(each.pid == process.pid for each in mine) else []
     else:
-        mine = [each for each in others if each.parent == process.pid]
-    return sorted(mine, key=lambda each: int(each.environ["RANK"]) if each.environ["RANK"].isdigit() else 0)
+        mine = [each for each in ranks if process.pid in ancestors(each)]
+        if not mine and is_launcher(process):
+            mine = outermost([each for each in every if process.pid in ancestors(each)])
+    return sorted(mine, key=lambda each: int(rank) if (rank := each.environ.get("RANK", "")).isdigit() else 0)
+
+
+def outermost(found: list[Process]) -> list[Process]:
+    """Return those that none of the others has started: what a rank starts has its environment, and is no rank."""
+    pids = {each.pid for each in found}
+    return [each for each in found if pids.isdisjoint(ancestors(each))]
+
+
+def ancestors(process: Process) -> set[int]:
+    """Return who started it, who started that, and so on."""
+    found: set[int] = set()
+    pid = process.parent
+    while pid > 1 and pid not in found:
+        found.add(pid)
+        try:
+            pid = int(_stat(pid)[1])
+        except (OSError, IndexError):
+            break
+    return found
+
+
+def is_launcher(process: Process) -> bool:
+    """Say whether it only starts others: some launchers load torch themselves."""
+    return any(os.path.basename(word) in _LAUNCHERS for word in process.command[:4])  # noqa: PTH119 -- may be no path
 
 
 def _job(process: Process) -> tuple[str | None, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from typing import Any
 
 from gradcanary.attach import control, gate, processes, words
-from gradcanary.attach.errors import AttachError
+from gradcanary.attach.errors import AlreadyAttachedError, AttachError
 from gradcanary.attach.injection import NO_GDB, NOT_PERMITTED
 from gradcanary.attach.processes import Process
 
@@ -46,8 +47,6 @@ the kernel forbids attaching to any process until the next boot (ptrace_scope is
 Start the training with: gradcanary run ..."""
 ATTACHED = "process {pid} is attached already, as run {run}: {url}\nEnd that with: gradcanary detach {pid}"
 
-UNDER_WAY = "somebody is attaching to process {pid} just now, or it hangs: gradcanary ps tells when that is over"
-
 
 def check_system() -> None:
     """Raise AttachError where processes cannot be looked at."""
@@ -75,6 +74,8 @@ def _check_owner(process: Process) -> None:
         raise AttachError(GONE.format(pid=process.pid))
     if process.uid != os.geteuid():
         raise AttachError(NOT_YOURS.format(pid=process.pid, owner=process.uid))
+    if not process.is_readable:
+        raise AttachError(NOT_PERMITTED.format(pid=process.pid))
     if processes.is_elsewhere(process.pid):
         raise AttachError(ELSEWHERE.format(pid=process.pid))
 
@@ -89,8 +90,6 @@ def _check_state(process: Process) -> None:
 
 
 def _check_python(process: Process) -> None:
-    if not process.is_readable:
-        raise AttachError(NOT_PERMITTED.format(pid=process.pid))
     if not process.is_cpython:
         raise AttachError(PYPY.format(pid=process.pid))
     if process.version == (0, 0):
@@ -107,9 +106,11 @@ def _check_attached(process: Process) -> None:
     try:
         said = said_by(process)
     except TimeoutError as error:
-        raise AttachError(UNDER_WAY.format(pid=process.pid)) from error
+        raise AttachError(gate.UNDER_WAY.format(pid=process.pid)) from error
     if said is not None:
-        raise AttachError(ATTACHED.format(pid=process.pid, run=said["run"], url=said["url"]))
+        raise AlreadyAttachedError(
+            ATTACHED.format(pid=process.pid, run=said["run"], url=said["url"]), said.get("launch")
+        )
 
 
 def _check_way_in(process: Process) -> None:
@@ -137,6 +138,8 @@ def forbidden(pid: int, scope: int) -> str:
     return SCOPE.format(pid=pid, scope=scope) if scope else NOT_PERMITTED.format(pid=pid)
 
 
-def said_by(process: Process) -> dict[str, str] | None:
-    """Return what an attached process says of itself, None of one that is not; raises TimeoutError where it hangs."""
+def said_by(process: Process) -> dict[str, Any] | None:
+    """Return what an attached process says of itself, None of one that is not; raises TimeoutError where it hangs,
+    AttachError where somebody else could answer in its place."""
+    gate.check_home(process.uid)
     return control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell"})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradcanary import watching
 from gradcanary.frameworks import chosen, unwrapped
 from gradcanary.groups import elements, parameters
 from gradcanary.layers import living
@@ -41,6 +42,7 @@ def of(watch: Watch) -> dict[str, Any]:
         "run": watch.run,
         "url": watch.url,
         "agent": __version__,
+        "launch": watching.launch_of(watch),
         "rank": observer.place.rank,
         "world_size": observer.place.world_size,
         "is_silent": observer.place.is_silent,

@@ -7,7 +7,7 @@ waits is the thread's.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import importlib
 import os
 import socket
 import threading
@@ -17,13 +17,23 @@ from typing import Any
 
 from gradcanary import watching
 from gradcanary.attach import control, report
-from gradcanary.attach.arrival import Errand, answer
+from gradcanary.attach.arrival import answer
+from gradcanary.attach.errand import Errand
 from gradcanary.settings import Settings
 from gradcanary.version import __version__
 
 LOOKS_EACH_S = 1.0
 END_S = 5.0
 """For what is left to be sent as it leaves."""
+
+SETTLE_S = 0.05
+"""For what a GPU has still to bring here, in the training's thread: no other may ask it."""
+
+TRIES = 3
+
+OTHER = """\
+the agent in this process is {mine}, yours {yours}. Attach with that version, from an environment of its own:
+python -m venv agent-{mine} and pip install gradcanary=={mine} there"""
 
 _here: Guest | None = None
 
@@ -34,7 +44,7 @@ class Guest:
     def __init__(self, request: dict[str, Any]) -> None:
         """Check the request; raises ValueError on a wrong setting, or where this is not the agent of who asks."""
         if request["agent"] != __version__:
-            raise ValueError(f"the agent in this process is {__version__}, yours {request['agent']}")
+            raise ValueError(OTHER.format(mine=__version__, yours=request["agent"]))
         self._request = request
         given = {name: value for name, value in request["settings"].items() if value is not None}
         self._settings = Settings.resolve(os.environ, spelled="--{}", **given)
@@ -43,8 +53,8 @@ class Guest:
         self._thread: threading.Thread | None = None
         self._moved = threading.Event()
         self._watch: watching.Watch | None = None
+        self._has_begun = False
         self._optimizers: list[dict[str, Any]] = []
-        self._page = 0
         self._is_leaving = False
         self.held_s = 0.0
         """For how long the main thread was held to let it in, but for gdb."""
@@ -53,63 +63,80 @@ class Guest:
 
     def prepare(self) -> None:
         """Do what takes time: nothing of the training is touched yet."""
+        global _here
         if watching.opened():
             (first, *_) = watching.opened()
             raise RuntimeError(f"it is watched already, as run {first.run}: {first.url}")
-        if self._listener is None:
+        if self._watch is None:
+            for name in ("session", "spool"):  # all that its first step would import; a Python may have no SQLite
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(f"gradcanary.{name}")
             self._optimizers = report.optimizers()
+            self._watch = watching.made_late(self._settings, self._request["unnamed"], self._request["launch"])
+        if self._thread is None:
             self._listener = _listen(Path(self._request["socket"]))
-            self._thread = threading.Thread(target=self._stay, name="gradcanary-control", daemon=True)
-            self._thread.start()
+            _here = self
+            thread = threading.Thread(target=self._stay, name="gradcanary-control", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def move_in(self) -> None:
-        """Take the request out of the gate and begin to watch, or find that it was withdrawn."""
-        global _here
-        try:
-            os.unlink(self._request["gate"])  # noqa: PTH108 -- a name, as it was handed over
-        except OSError:
-            self.leave()
-            return
-        self._watch = watching.watch_late(self._settings, self._request["unnamed"])
-        _here = self
+        """Begin to watch; nothing here waits, so that all stacks are as they were when they were looked at."""
+        assert self._watch is not None  # noqa: S101 -- it was made before
+        watching.begin_late(self._watch)
+        self._has_begun = True
         self._moved.set()
 
     def leave(self) -> None:
         """Be gone as if never asked in."""
         self._is_leaving = True
         self._moved.set()
+        if self._thread is None:
+            self._clear()
 
     def _move_out(self) -> None:
         if self._watch is not None:
             watching.take_off(self._watch)
 
+    def _settle(self) -> None:
+        if self._watch is not None:
+            watching.settle(self._watch, SETTLE_S)
+
     # -- in the thread -------------------------------------------------------------------------------------------
 
     def _stay(self) -> None:
-        try:
-            self._moved.wait()
-            if not self._is_leaving and self._watch is not None:
-                answer(self._request["folder"], {"run": self._watch.run})
-                self._serve(self._watch)
-            elif self._watch is not None:  # a signal came right behind it
-                self._detach(self._watch)
-        finally:
-            self._clear()
+        self._moved.wait()
+        watch = self._watch
+        if watch is not None and self._has_begun:
+            if self._is_leaving:  # a signal came right behind it
+                self._detach(watch)
+            with contextlib.suppress(OSError):  # who asked may have gone
+                answer(self._request["folder"], {"run": watch.run})
+            self._serve(watch)
+        self._clear()
 
     def _serve(self, watch: watching.Watch) -> None:
+        """Listen as long as it is watched, whatever fails: nobody else could end that."""
         end = None if self._for_s is None else time.monotonic() + self._for_s
+        while watching.is_open(watch):
+            try:
+                if end is not None and time.monotonic() >= end:
+                    self._detach(watch)
+                else:
+                    self._hear(watch)
+            except Exception:  # noqa: BLE001, PERF203 -- too many open files, for a while
+                time.sleep(LOOKS_EACH_S)
+
+    def _hear(self, watch: watching.Watch) -> None:
         assert self._listener is not None  # noqa: S101 -- it was made before the thread
         self._listener.settimeout(LOOKS_EACH_S)
-        while not self._is_leaving and watching.is_open(watch):
-            door = None
-            with contextlib.suppress(TimeoutError):
-                door, _ = self._listener.accept()
-            if door is not None:
-                with door, contextlib.suppress(OSError, ValueError):
-                    door.settimeout(control.PATIENCE_S)
-                    self._attend(door, watch)
-            if end is not None and time.monotonic() >= end:
-                self._detach(watch)
+        try:
+            door, _ = self._listener.accept()
+        except TimeoutError:
+            return
+        with door, contextlib.suppress(OSError, ValueError):
+            door.settimeout(control.PATIENCE_S)
+            self._attend(door, watch)
 
     def _attend(self, door: socket.socket, watch: watching.Watch) -> None:
         asked = control.read(door)
@@ -117,22 +144,14 @@ class Guest:
             self._detach(watch)
             control.write(door, {"detached": watch.run, "thread": threading.get_native_id()})
             return
-        if isinstance(asked.get("page"), int):
-            self._page = asked["page"]
         control.write(
             door, {**report.of(watch), "alive": self._optimizers, "for_s": self._for_s, "held_s": self.held_s}
         )
 
     def _detach(self, watch: watching.Watch) -> None:
-        self._is_leaving = True
-        Errand(
-            self._request["package"],
-            lambda: None,
-            self._move_out,
-            is_wanted=lambda: True,
-            report=lambda _: None,
-            failed=lambda _: None,
-        ).insist()
+        for _ in range(TRIES):  # again only where a signal's exception came in between
+            if not watching.is_settled(watch):
+                Errand(self._request["package"], self._move_out, settle=self._settle).insist()
         watch.close(timeout_s=END_S)
 
     def _clear(self) -> None:
@@ -141,8 +160,6 @@ class Guest:
             with contextlib.suppress(OSError):
                 os.unlink(self._request["socket"])  # noqa: PTH108 -- likewise
             self._listener.close()
-        if self._page:  # once: the next who asks for memory may get the same address
-            _unmap(self._page)
         _here = None if _here is self else _here
 
     def forked(self) -> None:
@@ -155,22 +172,28 @@ def _listen(path: Path) -> socket.socket:
     """Return a socket that nobody but this user can connect to; its folder is the user's own."""
     listener = socket.socket(socket.AF_UNIX)
     try:
-        path.unlink(missing_ok=True)
+        _check_free(path)
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(8)
-    except OSError:
+    except BaseException:
         listener.close()
         raise
     return listener
 
 
-def _unmap(page: int) -> None:
-    """Give back the memory that gdb asked for; the line in it has been read long ago."""
-    with contextlib.suppress(Exception):
-        unmap = ctypes.CDLL(None)["munmap"]
-        unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-        unmap(page, 4096)
+def _check_free(path: Path) -> None:
+    """Take away what an earlier guest left; raises RuntimeError where one listens there."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.settimeout(0)
+        try:
+            door.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            path.unlink(missing_ok=True)
+            return
+        except BlockingIOError:
+            pass
+    raise RuntimeError("somebody else is attaching to it just now")
 
 
 def _forked() -> None:

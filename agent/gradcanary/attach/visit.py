@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +25,8 @@ IN_C = "its main thread, which is in one long call and runs no Python"
 NO_PLACE = "a moment in which hooks may be put on; it is in {place}"
 TOO_LONG = "process {pid} was not let in within {minutes:.0f} minutes: it waited for {what}. The request was withdrawn"
 GONE = "process {pid} ended meanwhile"
+SILENT = "  it is attached, and does not answer yet: what it trains will be on the page; gradcanary ps tells its run"
+LEFT = "  it was attached, and has been left again already"
 LET_IN = "process {pid} is attached already: it goes on being watched, until gradcanary detach {pid}"
 REFUSED = "process {pid} was not attached and goes on as it was: {why}"
 
@@ -36,36 +39,36 @@ class Visit:
         process: processes.Process,
         settings: dict[str, str | None],
         for_s: float | None,
+        names: tuple[str, str | None],
         say: Callable[[str], None],
     ) -> None:
+        """``names`` are those that all of a job get: the run's where nobody names it, and the launch's."""
         self.process, self._say = process, say
         self.is_over = False
         self._socket = gate.socket_of(process.uid, process.pid, process.started)
-        launch = naming.launch_id(process.environ, naming.started(process.parent))
         request = {
             "agent": __version__,
             "pid": process.pid,
+            "asker": os.getpid(),
+            "asker_started": naming.started(os.getpid()),
             "socket": str(self._socket),
             "settings": settings,
             "for_s": for_s,
-            "unnamed": naming.run_name(process.script, time.strftime("%Y%m%d"), launch),
+            "unnamed": names[0],
+            "launch": names[1],
         }
         self._gate = gate.Gate(request, process.uid)
-        self._sent = injection.Sent(0, None)
+        self._sent = injection.Sent(0, 0, None)
 
     @property
     def stopped_s(self) -> float | None:
         """How long the process stood still for gdb, None where it did not."""
         return self._sent.stopped_s
 
-    @property
-    def page(self) -> int:
-        """The address of the page in the process that is to be given back, 0 for none."""
-        return self._sent.page
-
     def ask(self) -> None:
         """Get the request into the process; raises AttachError."""
         self._sent = injection.inject(self.process, self._gate.line, self._gate.folder)
+        self._gate.note(self._sent.page, self._sent.size)
 
     def wait(self) -> None:
         """Wait until it is let in; raises AttachError where it is not."""
@@ -90,15 +93,18 @@ class Visit:
         """Yield what it trains, once that is known, or as much of it as is known after a while."""
         began = said = time.monotonic()
         told = self._tell()
-        while not _is_known(told) and time.monotonic() - began < WINDOW_S and processes.is_same(self.process):
+        while not _is_known(told) and time.monotonic() - began < WINDOW_S and self._is_there():
             time.sleep(0.1)
             if time.monotonic() - said >= SAID_EACH_S:
                 said = time.monotonic()
                 what = "its next whole step"
                 self._say(WAITING.format(pid=self.process.pid, what=what, seconds=said - began).partition(" (")[0])
             told = self._tell() or told
-        if told is None:
+        if told is None and not processes.is_same(self.process):
             raise AttachError(GONE.format(pid=self.process.pid))
+        if told is None:
+            yield SILENT if self._is_there() else LEFT
+            return
         yield from words.described(told, self.process.pid, self.stopped_s)
 
     def title(self) -> str:
@@ -116,9 +122,12 @@ class Visit:
         self._gate.close()
         self._gate.clear()
 
+    def _is_there(self) -> bool:
+        return processes.is_same(self.process) and self._socket.exists()
+
     def _tell(self) -> dict[str, Any] | None:
         try:
-            return control.ask(self._socket, {"do": "tell", "page": self.page})
+            return control.ask(self._socket, {"do": "tell"})
         except TimeoutError:  # a long call keeps all of its threads from running
             return None
 

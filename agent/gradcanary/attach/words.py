@@ -10,7 +10,6 @@ from gradcanary.arguments import UNPRINTABLE
 
 MOST_NAMED = 20
 _SOURCES = {
-    "given": "as GRADCANARY_STEP says",
     "framework": "as the framework counts",
     "optimizer": "as the optimizer counts",
     "relative": "counted from now on: nothing here counts steps",
@@ -83,6 +82,11 @@ def table(rows: list[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     for row in rows:
         yield "  ".join([*(word.ljust(width) for word, width in zip(row[:-1], widths, strict=True)), row[-1]])
+
+
+def plain(text: str) -> str:
+    """Return it without what would steer a terminal: names of layers and runs are another process's."""
+    return "\n".join(UNPRINTABLE.sub(" ", line) for line in text.split("\n"))
 
 
 def typed(command: tuple[str, ...]) -> str:

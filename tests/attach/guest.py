@@ -1,0 +1,173 @@
+"""A training that lets a guest in, without gdb, and tells what it saw: ``guest.py FOLDER``, printed as JSON.
+
+Everything happens in its main thread's loop as it would after a request from outside.
+"""
+
+import json
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.optim import optimizer as optimizers
+
+from gradcanary import naming
+from gradcanary.attach import arrival, control
+from gradcanary.version import __version__
+
+PACKAGE = str(Path(arrival.__file__).parents[1])
+seen: dict[str, object] = {}
+waits: list[str] = []
+is_moving = False
+
+
+def audited(event: str, arguments: tuple[object, ...]) -> None:
+    is_ours = is_moving and threading.current_thread() is threading.main_thread()
+    if is_ours and event.startswith(("open", "import", "os.", "socket.")):
+        waits.append(f"{event} {arguments}")
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def request(folder: Path, name: str) -> dict[str, object]:
+    home = folder / name
+    home.mkdir()
+    (home / "gate").touch()
+    settings = {"url": "http://127.0.0.1:9", "run": name, "every": None, "absmax_below": None, "token": None}
+    return {
+        "gate": str(home / "gate"), "folder": str(home), "package": PACKAGE, "pid": os.getpid(), "agent": __version__,
+        "socket": str(home / "socket"), "settings": settings, "for_s": None, "unnamed": name, "asker": os.getpid(),
+        "asker_started": naming.started(os.getpid()), "launch": None,
+    }  # fmt: skip
+
+
+def hooks() -> int:
+    both = (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks)
+    return sum(map(len, both)) + (torch.autograd.backward.__module__ != "torch.autograd")
+
+
+def let_in(asked: dict[str, object]) -> None:
+    """Have it come in; what it does as it moves in is listened to."""
+    move_in = arrival.Arrival.move_in
+
+    def listened(came: arrival.Arrival) -> None:
+        global is_moving
+        is_moving = True
+        try:
+            move_in(came)
+        finally:
+            is_moving = False
+
+    arrival.Arrival.move_in = listened
+    arrival.enter(asked)
+    until(lambda: (Path(asked["folder"]) / "answer").exists())
+    arrival.Arrival.move_in = move_in
+
+
+def told(asked: dict[str, object], said: dict[str, object]) -> dict[str, object] | None:
+    """Ask it something, from a thread: the main one has to be free to take hooks off."""
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(control.ask(Path(asked["socket"]), said, 20.0)))
+    thread.start()
+    until(lambda: not thread.is_alive())
+    return answers[0]
+
+
+def forked() -> int:
+    """Return how many watches and hooks a fork has."""
+    ours, theirs = os.pipe()
+    if not os.fork():
+        from gradcanary import watching
+
+        os.write(theirs, b"%d" % (len(watching.opened()) + hooks()))
+        os._exit(0)
+    found = int(os.read(ours, 10))
+    os.close(ours)
+    os.close(theirs)
+    os.wait()
+    return found
+
+
+def without_files(asked: dict[str, object]) -> bool:
+    """Say whether it answers after a time in which the process may open no more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as door:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) - 1, hard))
+        door.connect(asked["socket"])
+        time.sleep(0.1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        door.settimeout(10)
+        control.write(door, {"do": "tell"})
+        return control.read(door)["run"] == asked["settings"]["run"]
+
+
+def interrupted(folder: Path) -> None:
+    """A Ctrl-C that falls into the moment in which hooks are put on leaves none."""
+    from gradcanary.hooks import Hooks
+
+    attach = Hooks.attach
+
+    def half(*arguments: object) -> None:
+        Hooks.attach = attach
+        attach(*arguments)
+        raise KeyboardInterrupt
+
+    Hooks.attach = half
+    try:
+        let_in(request(folder, "interrupted"))
+        until(lambda: False)
+    except KeyboardInterrupt:
+        until(lambda: "gradcanary-control" not in [each.name for each in threading.enumerate()])
+        seen["hooks after Ctrl-C"] = hooks()
+
+
+def main(folder: Path) -> None:
+    sys.addaudithook(audited)
+    weight = torch.nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.AdamW([weight])
+    os.environ["GRADCANARY_STEP"] = "7"
+    asked = request(folder, "stays")
+    let_in(asked)
+    seen["waits as it moves in"] = waits
+    from gradcanary.attach import report, resident
+    from gradcanary.transfers import Transfers
+
+    resident.LOOKS_EACH_S = 0.02
+    seen["in a fork"] = forked()
+    weight.square().sum().backward()
+    optimizer.step()
+    seen["step"] = told(asked, {"do": "tell"})["step"]
+    (Path(asked["folder"]) / "answer").unlink()
+    of, report.of = report.of, lambda _: {}["none"]
+    seen["a report that fails"] = told(asked, {"do": "tell"})
+    report.of = of
+    seen["answers after no file was to be had"] = without_files(asked)
+    finish, threads = Transfers.finish, []
+    Transfers.finish = lambda *arguments: (threads.append(threading.current_thread().name), finish(*arguments))
+    seen["left"] = told(asked, {"do": "detach"})["detached"]
+    seen["GPUs asked in"] = [*threads]
+    seen["hooks"] = hooks()
+    folderless = request(folder, "folderless")
+    abandoned = request(folder, "abandoned")
+    arrival.enter({**abandoned, "asker_started": "0"})
+    seen["let in for one who was killed"] = (Path(abandoned["folder"]) / "socket").exists()
+    answer, resident.answer = resident.answer, lambda *_: (_ for _ in ()).throw(FileNotFoundError("no folder"))
+    arrival.enter(folderless)
+    seen["without a folder"] = told(folderless, {"do": "detach"})["detached"]
+    resident.answer = answer
+    interrupted(folder)
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
