@@ -71,7 +71,7 @@ def test_a_collector_that_is_killed_again_and_again_has_everything(absent, undis
     assert files(spool_folder) == []
 
 
-@pytest.mark.parametrize(("limit", "flush", "thinned"), [(120_000, 0.4, 10), (40_000, 0.05, 100)])
+@pytest.mark.parametrize(("limit", "flush", "thinned"), [(120_000, 0.4, 10), (24_000, 0.4, 100)])
 def test_a_spool_half_full_is_thinned_and_the_collector_shows_what_is_missing(
     absent, undisturbed, limit, flush, thinned
 ):

@@ -159,7 +159,7 @@ def test_what_is_silenced_is_told_once_when_that_is_over(stage):
     assert unsilence(collector, listed["id"]).status_code == 204
     assert (story.revision(), story.incident()["silenced"]) == (revision + 1, None)
     assert story.wait(1).type == "gradient.collapse.opened"
-    again = silence(collector, run="quiet-1", seconds=QUIET_S + 2).json()
+    again = silence(collector, run="quiet-1", seconds=QUIET_S + 8).json()
     assert (again["incidents"], story.revision()) == ([incident["id"]], revision + 2)
     story.tell(AT + 230)
     assert story.incident()["resolution"] == "recovered"
