@@ -82,6 +82,7 @@ def test_a_spool_half_full_is_thinned_and_the_collector_shows_what_is_missing(
         trained.go_on()
         assert trained.ended() == undisturbed[1]
     found, complete, present = kept(absent), undisturbed[0], arrived(absent)
+    assert set(range(0, STEPS, thinned)) <= set(present)
     assert thinned / 10 < max(after - before for before, after in pairwise(present)) <= thinned
     assert found["dropped"] == [STEPS - len(present)] != [0]
     missing = {step for gap in found["gaps"] for step in range(gap["from_step"], gap["to_step"] + 1)} - set(present)
