@@ -11,7 +11,7 @@ INSTALL := pip install --quiet --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 SUBSET ?=
 WORKERS ?= 4
-BENCHMARKS ?= agent_overhead agent_budget accumulator_memory endurance ingest_cost fold_speed big_run
+BENCHMARKS ?= agent_overhead agent_budget accumulator_memory endurance ingest_cost fold_speed big_run pages
 
 .PHONY: demo test test-gpu check detection loops benchmarks browser clean
 
@@ -72,9 +72,10 @@ $(VENV)/.browser: $(VENV)/.development tests/browser/ensure_chromium.sh tests/at
 	@tests/attach/ensure_gdb.sh
 	touch $@
 
-$(VENV)-benchmarks/.benchmarks: pyproject.toml
+$(VENV)-benchmarks/.benchmarks: pyproject.toml tests/browser/ensure_chromium.sh
 	$(PYTHON) -m venv $(VENV)-benchmarks
 	$(VENV)-benchmarks/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)-benchmarks/bin/$(INSTALL) '$(TORCH)'
 	$(VENV)-benchmarks/bin/$(INSTALL) --editable '.[all]' --group benchmarks
+	@tests/browser/ensure_chromium.sh $(VENV)-benchmarks/bin/playwright
 	touch $@

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import chromium
 import httpx
 import pytest
 import scenes
@@ -106,7 +106,7 @@ def proxy() -> Iterator[Proxy]:
 def browser_type_launch_args(proxy: Proxy) -> dict[str, Any]:
     """Start Debian's Chromium where there is one, else Playwright's own; loopback too goes through the proxy."""
     through = [f"--proxy-server=http://127.0.0.1:{proxy.server_port}", "--proxy-bypass-list=<-loopback>"]
-    found = shutil.which("chromium")
+    found = chromium.installed()
     return {"args": [*FLAGS, *through], **({"executable_path": found} if found else {})}
 
 

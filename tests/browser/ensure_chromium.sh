@@ -4,11 +4,11 @@ set -u
 playwright=$1
 
 starts() {
-    "$(dirname "$playwright")/python" - 2>/dev/null <<'EOP'
-import shutil
+    PYTHONPATH=$(dirname "$0") "$(dirname "$playwright")/python" - 2>/dev/null <<'EOP'
+import chromium
 from playwright.sync_api import sync_playwright
 with sync_playwright() as playwright:
-    playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"]).close()
+    playwright.chromium.launch(executable_path=chromium.installed(), args=["--no-sandbox"]).close()
 EOP
 }
 
@@ -18,7 +18,13 @@ if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
 if command -v apt-get >/dev/null 2>&1 && $as_root true 2>/dev/null; then
     echo "installing Debian's Chromium for the browser tests"
     export DEBIAN_FRONTEND=noninteractive
-    $as_root apt-get update -qq && $as_root apt-get install -y -qq chromium >/dev/null && starts && exit 0
+    # Without what it recommends: printers, notifications, a power manager.
+    install="$as_root apt-get install -y -qq --no-install-recommends"
+    $as_root apt-get update -qq
+    for package in chromium-headless-shell chromium; do
+        # A page without any font has no text to look at.
+        $install "$package" fonts-liberation >/dev/null && starts && exit 0
+    done
 fi
 
 echo "downloading Playwright's Chromium for the browser tests"

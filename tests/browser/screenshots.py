@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,8 @@ from pathlib import Path
 TESTS = Path(__file__).parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "agent")]
 
-import scenes  # noqa: E402 -- found through the path above
+import chromium  # noqa: E402 -- found through the path above
+import scenes  # noqa: E402 -- likewise
 from playwright.sync_api import Browser, sync_playwright  # noqa: E402 -- likewise
 
 RUN = "sdxl-lora-bottles-0412"
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--run", default=RUN, help="the run to photograph there")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    with chromium() as browser:
+    with started() as browser:
         if arguments.url is not None:
             photograph(browser, arguments.url, {"runs": "/", "run": f"/runs/{arguments.run}"}, arguments.folder)
             return
@@ -82,11 +82,11 @@ def photograph(browser: Browser, url: str, pages: dict[str, str], folder: Path) 
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Browser]:
+def started() -> Iterator[Browser]:
     """Start Debian's Chromium where there is one, else Playwright's own."""
     with sync_playwright() as playwright:
         flags = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        browser = playwright.chromium.launch(executable_path=chromium.installed(), args=flags)
         yield browser
         browser.close()
 
