@@ -15,19 +15,27 @@ TAKEN = wire.dump(wire.Reply("stored", 0, LIMITS, ()))
 
 
 class Recorded:
-    """The hellos, batches and ends of one session as JSON objects, and what they say."""
+    """The hellos, batches, heartbeats and ends of one session as JSON objects, and what they say."""
 
     def __init__(self) -> None:
         self.url = ""
         self.hellos: list[dict[str, Any]] = []
         self.batches: list[dict[str, Any]] = []
+        self.heartbeats: list[dict[str, Any]] = []
         self.ends: list[dict[str, Any]] = []
         self.runs: set[str] = set()
 
     def keep(self, path: str, body: dict[str, Any]) -> None:
         self.runs.add(path.split("/")[4])
         kind = path.rpartition("/sessions/")[2].partition("/")[2].partition("/")[0]
-        {"": self.hellos, "batches": self.batches, "end": self.ends}.get(kind, []).append(body)
+        {"": self.hellos, "batches": self.batches, "heartbeat": self.heartbeats, "end": self.ends}.get(kind, []).append(
+            body
+        )
+
+    @property
+    def dropped_steps(self) -> int:
+        """What was last said to be lost: by a batch, or by a heartbeat where no batch came after the loss."""
+        return max(told["dropped_steps"] for told in (*self.batches, *self.heartbeats))
 
     @property
     def layers(self) -> list[dict[str, Any]]:
