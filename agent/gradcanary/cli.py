@@ -172,6 +172,7 @@ def _test_rules(arguments: argparse.Namespace) -> int:
         raise UsageError("gradcanary test-rules: give a run of the collector with --run, or a CSV file")
     try:
         from gradcanary.settings import Settings
+        from gradcanary.transport import trusted
         from gradcanary_server import trials
         from gradcanary_server.errors import CollectorError
 
@@ -179,8 +180,10 @@ def _test_rules(arguments: argparse.Namespace) -> int:
             if arguments.trace is not None:
                 return 0 if trials.on_file(arguments.rules, arguments.trace, print) else 1
             settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
-            return 0 if trials.on_run(arguments.rules, arguments.name, settings.url, settings.token, print) else 1
-        except (CollectorError, ValueError) as error:
+            tls = trusted(os.environ) if settings.url.startswith("https:") else None
+            asked = (arguments.rules, arguments.name, settings.url, settings.token, print, tls)
+            return 0 if trials.on_run(*asked) else 1
+        except (CollectorError, ValueError, OSError) as error:
             raise UsageError(f"gradcanary test-rules: {error}") from error
     except ModuleNotFoundError as error:
         raise UsageError(NO_EXTRAS.format(command="test-rules", missing=error.name)) from error
