@@ -35,7 +35,7 @@ class Keyring:
         self._keys: Mapping[str, Key] = {}
         self._read_at = self._forgotten_at = float("-inf")
         self._ahead = 0.0  # of this process's clock: the database's
-        self._noted: dict[int, float] = {}
+        self._noted: dict[int, float] = {}  # when that was last tried
         self._unknown = Buckets(*UNKNOWN)
         self._lock = threading.Lock()
 
@@ -67,8 +67,10 @@ class Keyring:
         return key.expires is None or key.expires > self._now()
 
     def _is_due(self, key: Key) -> bool:
-        noted = self._noted.get(key.token_id, key.noted or 0.0)
-        return self._now() - max(noted, key.noted or 0.0) >= NOTED_S
+        tried = self._noted.get(key.token_id)
+        if tried is not None and self._clock() - tried < NOTED_S:
+            return False
+        return key.noted is None or self._now() - key.noted >= NOTED_S
 
     def _now(self) -> float:
         return self._clock() + self._ahead
@@ -76,7 +78,7 @@ class Keyring:
     def _read(self) -> None:
         asked = self._clock()
         with self._lock:
-            if self._read_at >= asked:
+            if self._read_at > asked:
                 return  # another thread did it meanwhile
             began = self._clock()
             with self._database.read() as connection:
@@ -87,7 +89,7 @@ class Keyring:
 
     def _note(self, key: Key) -> None:
         """Store that a token is in use; where that cannot be done now it is left, and not tried at each request."""
-        self._noted[key.token_id] = self._now()
+        self._noted[key.token_id] = self._clock()
         try:
             with self._database.write() as connection:
                 tokens.note_use(connection, key.token_id, self._database.now(connection))
