@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 Scope = Literal["ingest", "read", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
-PUBLIC = ("/healthz", "/sign-in", "/sign-out")
+PUBLIC = ("/healthz", "/readyz", "/sign-in", "/sign-out")
 """Answered to everybody: they tell nothing about a run."""
 
 SAFE = ("GET", "HEAD", "OPTIONS")
