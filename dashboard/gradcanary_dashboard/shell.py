@@ -54,10 +54,11 @@ _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 def policy(app: Dash) -> str:
     """Return what the document may load, as a Content-Security-Policy: scripts of ours and the inline ones by hash."""
+    # Plotly writes the style of each of its elements as an attribute.
     own = [base64.b64encode(sha256(each.encode()).digest()).decode() for each in _SCRIPT.findall(INDEX)]
     scripts = " ".join(["'self'", *app.csp_hashes(), *(f"'sha256-{each}'" for each in own)])
     return (
-        f"default-src 'none'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        f"default-src 'none'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
 
