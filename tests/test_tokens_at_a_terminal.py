@@ -13,10 +13,12 @@ import httpx
 import pytest
 import trustme
 from collectors import Collector
+from starlette.testclient import TestClient
 from streams import Session, Stream, collapsed
 
 from gradcanary import cli, wire
 from gradcanary.transport import Transport, UnreachableError
+from gradcanary_dashboard.app import create_app
 
 LAYERS, AT = 12, 130
 WEBHOOK_SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -177,14 +179,27 @@ def test_a_token_is_revoked_while_the_collector_runs(guarded, typed):
     assert (status, "no token 99" in error) == (2, True)
 
 
+def shown_of(client):
+    """Return what the list of runs is filled with now, as its page says it: with that there is no news."""
+    runs, incidents = (client.get(f"/api/v1/{each}") for each in ("runs", "incidents"))
+    version = f"{runs.headers['etag']} {hashlib.sha256(incidents.content).hexdigest()}"
+    return {"path": "/", "shown": json.dumps({"version": version})}
+
+
 def test_its_pages_ask_it_over_tls_as_whoever_reads_them(guarded, run, admin):
     with guarded.client(admin) as client:
-        runs, incidents = (client.get(f"/api/v1/{each}") for each in ("runs", "incidents"))
-        version = f"{runs.headers['etag']} {hashlib.sha256(incidents.content).hexdigest()}"
-        news = {"path": "/", "shown": json.dumps({"version": version})}
+        news = shown_of(client)
         assert client.get("/_news", params=news).status_code == 204
         news["shown"] = json.dumps({"version": "old"})
         assert client.get("/_news", params=news).status_code == 200
+
+
+def test_pages_of_their_own_ask_it_with_their_token(guarded, run, admin):
+    with guarded.client(admin) as client:
+        news = shown_of(client)
+    for token, status in ((admin, 204), (None, 200)):  # whoever is not let in has no idea of what is new
+        with TestClient(create_app(guarded.url, token=token, trusted=guarded.context)) as pages:
+            assert pages.get("/_news", params=news).status_code == status
 
 
 def test_whom_a_proxy_speaks_for_is_believed(guarded, admin):

@@ -30,11 +30,10 @@ def mount(
 
     ``public_url`` is the address that people use, ``signs_in`` whether they have to, ``trusted`` whose TLS is believed.
     """
-    collector = Collector(collector_url, trusted=trusted, as_reader=True)
-    return _mount(server, collector, public_url or collector_url, signs_in=signs_in)
+    return _mount(server, Collector(collector_url, as_reader=signs_in, public_url=public_url, trusted=trusted))
 
 
-def _mount(server: FastAPI, collector: Collector, shown_url: str, *, signs_in: bool) -> Dash:
+def _mount(server: FastAPI, collector: Collector) -> Dash:
     news.register(server, collector)
     others = list(server.user_middleware)
     app = Dash(
@@ -50,8 +49,8 @@ def _mount(server: FastAPI, collector: Collector, shown_url: str, *, signs_in: b
     )
     # Every callback answers by HTTP; with the capability each tab would open a WebSocket that nothing uses.
     app.backend.websocket_capability = False
-    app.layout = shell.layout(shown_url, signs_in=signs_in)
-    callbacks.register(app, collector, shown_url)
+    app.layout = shell.layout(collector.public_url, signs_in=collector.as_reader)
+    callbacks.register(app, collector)
 
     # Ours and Dash's come last, behind the collector's own: Dash reads bodies before it knows whether anybody may ask,
     # and who lets people in has to see which page they want.
@@ -104,5 +103,5 @@ def _is_small(headers: Headers, method: str) -> bool:
 def create_app(collector_url: str, *, token: str | None = None, trusted: ssl.SSLContext | None = None) -> FastAPI:
     """Return a server that holds the dashboard and nothing else; it reads with one token for all who ask it."""
     server = FastAPI(openapi_url=None)
-    _mount(server, Collector(collector_url, token=token, trusted=trusted), collector_url, signs_in=False)
+    _mount(server, Collector(collector_url, token=token, trusted=trusted))
     return server

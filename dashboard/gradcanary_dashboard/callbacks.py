@@ -22,10 +22,10 @@ Contents = Mapping[str, Any]
 Handler = Callable[..., Contents]
 
 
-def register(app: Dash, collector: Collector, shown_url: str) -> None:
-    """Register every callback of the dashboard on the app; ``shown_url`` is the collector's for those who read it."""
-    _register_pages(app, collector, shown_url)
-    _register_refreshes(app, collector, shown_url)
+def register(app: Dash, collector: Collector) -> None:
+    """Register every callback of the dashboard on the app."""
+    _register_pages(app, collector)
+    _register_refreshes(app, collector)
     _register_browser(app)
 
 
@@ -55,7 +55,7 @@ def threaded(
     return decorate
 
 
-def _register_pages(app: Dash, collector: Collector, shown_url: str) -> None:
+def _register_pages(app: Dash, collector: Collector) -> None:
     outputs = {
         "main": Output("main", "children"),
         "title": Output("title", "data"),
@@ -67,7 +67,7 @@ def _register_pages(app: Dash, collector: Collector, shown_url: str) -> None:
         place = place_of(pathname or "/")
         try:
             if place is None:
-                return {"main": runs_page.frame(_runs(collector, shown_url, "", {})), "title": "Runs", "outage": None}
+                return {"main": runs_page.frame(_runs(collector, "", {})), "title": "Runs", "outage": None}
             contents = _of_run(collector, place, search, {})
             return {"main": _frame(place, contents), "title": contents.get("name", place.run), "outage": None}
         except NotFoundError:
@@ -90,9 +90,9 @@ def _unknown(collector: Collector, place: Place) -> list[Any]:
     return layer_page.unknown(place)
 
 
-def _register_refreshes(app: Dash, collector: Collector, shown_url: str) -> None:
+def _register_refreshes(app: Dash, collector: Collector) -> None:
     def of_runs(wanted: str | None, shown: Shown) -> Contents:
-        return _runs(collector, shown_url, wanted or "", shown)
+        return _runs(collector, wanted or "", shown)
 
     def of_run(search: str | None, name: str, shown: Shown) -> Contents:
         return _of_run(collector, Place(name), search, shown)
@@ -132,13 +132,13 @@ def _healing(shown: Shown, ask: Callable[[], Contents]) -> Contents:
     return {"outage": None, "shown": json.dumps({**shown, "down": False})}
 
 
-def _runs(collector: Collector, shown_url: str, wanted: str, shown: Shown) -> Contents:
+def _runs(collector: Collector, wanted: str, shown: Shown) -> Contents:
     """Return the runs page's contents, nothing when it shows them already."""
     version = news.runs_version(collector)
     if (shown.get("version"), shown.get("wanted")) == (version, wanted):
         return {}
     runs, incidents = collector.runs().body["runs"], collector.incidents().body["incidents"]
-    contents = runs_page.fill(runs, incidents, wanted, shown_url)
+    contents = runs_page.fill(runs, incidents, wanted, collector.public_url, asks_token=collector.as_reader)
     return {**contents, "shown": json.dumps({"version": version, "wanted": wanted})}
 
 

@@ -47,8 +47,9 @@ class Answer:
 class Collector:
     """One collector; safe to share between threads, all tabs share its remembered answers.
 
-    Questions are asked with a ``token``, or ``as_reader``: as whoever asks for the page (``reading_as``). The collector
-    decides each time: a remembered answer is only given to whom it says that nothing changed.
+    ``public_url`` is the address that people use. Questions are asked with a ``token``, or ``as_reader``: as whoever asks
+    for the page (``reading_as``). The collector decides each time: a remembered answer is only given to whom it says that
+    nothing changed.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class Collector:
         *,
         token: str | None = None,
         as_reader: bool = False,
+        public_url: str | None = None,
         trusted: ssl.SSLContext | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._own = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._as_reader = as_reader
+        self.as_reader = as_reader
+        self.public_url = public_url or self.url
         # trust_env: a proxy of the environment must not come between a page and the collector it was given.
         # The expiry: uvicorn drops a connection that is idle for 5 s; one that is about to go must not be used again.
         limits = httpx.Limits(keepalive_expiry=2.0)
@@ -101,7 +104,7 @@ class Collector:
         request = self._http.build_request(
             "GET", path, params={key: value for key, value in query.items() if value is not None}
         )
-        request.headers.update(_reader.get() if self._as_reader else self._own)
+        request.headers.update(_reader.get() if self.as_reader else self._own)
         key = str(request.url)
         known = self._recall(key)
         if known is not None:
