@@ -47,9 +47,9 @@ class Answer:
 class Collector:
     """One collector; safe to share between threads, all tabs share its remembered answers.
 
-    ``public_url`` is the address that people use. Questions are asked with a ``token``, or ``as_reader``: as whoever asks
-    for the page (``reading_as``). The collector decides each time: a remembered answer is only given to whom it says that
-    nothing changed.
+    ``public_url`` is the address that people use. Questions are asked with a ``token``, or ``as_reader``: as whoever
+    asks for the page (``reading_as``). The collector decides each time: a remembered answer is only given to whom it
+    says that nothing changed.
     """
 
     def __init__(
