@@ -51,7 +51,7 @@ class Gate:
 
     async def admit(self, request: Request) -> Asker | None:
         """Return who asks, None for what everybody may see; raises RequestError."""
-        method, path = request.method, request.url.path
+        method, path = request.method, path_of(request)
         if method not in rights.SAFE and not rights.is_own(request.headers, self.settings.public_url):
             raise RequestError(403, "cross_site", "A page of another site may not change anything here.")
         if not self.settings.auth:
@@ -119,6 +119,9 @@ class Access:
         self.gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # nothing here is asked that way
+            return
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -133,14 +136,14 @@ class Access:
             return
         request.state.asker = asker
         noting = send
-        if asker is not None and rights.is_write(request.method, request.url.path):
+        if asker is not None and rights.is_write(request.method, path_of(request)):
             noting = self._noting(request, asker, send)
         await self.app(scope, receive, noting)
 
     def _noting(self, request: Request, asker: Asker, send: Send) -> Send:
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < 400:
-                what = f"{request.method} {request.url.path.removeprefix('/api/v1')}"
+                what = f"{request.method} {path_of(request).removeprefix('/api/v1')}"
                 about = getattr(request.state, "about", "")
                 await run_in_threadpool(self.gate.note, asker, address_of(request), what, about)
             await send(message)
@@ -150,7 +153,17 @@ class Access:
 
 def cookie_name(request: Request) -> str:
     """Return the name of the cookie of a visit; with this prefix no neighbouring host can set it."""
-    return "__Host-gradcanary" if request.url.scheme == "https" else "gradcanary"
+    return "__Host-gradcanary" if is_tls(request) else "gradcanary"
+
+
+def is_tls(request: Request) -> bool:
+    """Tell whether a request came over TLS, to us or to a proxy that is believed."""
+    return bool(request.scope["scheme"] == "https")
+
+
+def path_of(request: Request) -> str:
+    """Return the path by which routes are chosen; that of ``request.url`` is put together with what Host says."""
+    return str(request.scope["path"])
 
 
 def address_of(request: Request) -> str:
@@ -183,7 +196,7 @@ def _too_many(message: str, wait_s: float) -> RequestError:
 
 
 def _refused(request: Request, error: RequestError) -> Response:
-    path = request.url.path
+    path = path_of(request)
     if error.status == 401 and rights.is_navigation(request.method, path, request.headers):
         asked = f"{path}?{request.url.query}" if request.url.query else path
         return RedirectResponse("/sign-in" if asked == "/" else f"/sign-in?next={quote(asked, safe='/')}", 303)

@@ -8,7 +8,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 ALWAYS = {
     # Pages say what they load; anything else is no document and loads nothing.
     "content-security-policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     # Not no-referrer, for which browsers send "Origin: null" with a form.
     "referrer-policy": "same-origin",

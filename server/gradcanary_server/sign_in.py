@@ -12,7 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from gradcanary_server import bodies, rights, tokens
-from gradcanary_server.access import Gate, address_of, cookie_name
+from gradcanary_server.access import Gate, address_of, cookie_name, is_tls
 from gradcanary_server.errors import RequestError
 from gradcanary_server.rights import Asker
 
@@ -100,10 +100,9 @@ async def sign_in(request: Request) -> Response:
     except RequestError as error:
         return _page(wanted, error)
     answer = RedirectResponse(wanted, 303)
-    is_tls = request.url.scheme == "https"
     # Lax: a link in a message about an incident opens the page. Writes are guarded by where they come from.
     answer.set_cookie(
-        cookie_name(request), cookie, max_age=int(tokens.VISIT_S), httponly=True, samesite="lax", secure=is_tls
+        cookie_name(request), cookie, max_age=int(tokens.VISIT_S), httponly=True, samesite="lax", secure=is_tls(request)
     )
     return answer
 
@@ -116,7 +115,7 @@ async def sign_out(request: Request) -> Response:
     if cookie:
         await run_in_threadpool(_end, gate, cookie, address_of(request))
     answer = RedirectResponse("/sign-in", 303)
-    answer.delete_cookie(name, httponly=True, samesite="lax", secure=request.url.scheme == "https")
+    answer.delete_cookie(name, httponly=True, samesite="lax", secure=is_tls(request))
     return answer
 
 

@@ -1,5 +1,6 @@
 """A collector that asks for tokens, and one that does not: who gets what over HTTP. On both databases."""
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -94,6 +95,13 @@ def test_a_right_one_in_the_address_is_none_either(app, admin):
     secret = admin["authorization"].removeprefix("Bearer ")
     for query in (f"token={secret}", f"access_token={secret}"):
         assert app.get(f"/api/v1/runs?{query}").status_code == 401
+
+
+@pytest.mark.parametrize("host", ["x/sign-in?", "x/healthz#", "x/sign-in?a=", "evil.example"])
+def test_a_name_that_holds_a_path_changes_nothing(app, host):
+    for path in ("/api/v1/runs", "/api/v1/tokens", "/_news"):
+        assert app.get(path, headers={"host": host}).status_code in (400, 401)
+    assert app.delete(RUN, headers={"host": host}).status_code in (400, 401)
 
 
 def test_each_scope_does_what_it_is_for(app, admin, made):
@@ -294,6 +302,19 @@ def test_every_answer_says_what_browsers_may_do_with_it(app, admin):
 def test_only_a_name_of_its_own_is_bound_to_tls(app):
     for url, is_bound in (("https://testserver", True), ("https://testserver:8787", False), ("https://[::1]", True)):
         assert ("strict-transport-security" in app.get(f"{url}/healthz").headers) == is_bound
+
+
+def test_nobody_comes_in_by_a_websocket(app):
+    async def inside(_scope, _receive, _send):
+        pytest.fail("this is behind the gate")
+
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+
+    asyncio.run(access.Access(inside, app.app.state.gate)({"type": "websocket"}, None, send))
+    assert sent == ["websocket.close"]
 
 
 def test_pages_are_asked_for_in_a_few_bytes(app, admin):

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 from sqlalchemy import func, select, text, update
+from sqlalchemy.exc import DBAPIError
 
 from gradcanary_server import audit, keyring, token_commands, tokens
 from gradcanary_server.errors import CollectorError, RequestError
@@ -62,6 +63,13 @@ def test_a_token_is_told_once_and_not_kept(store, make):
             assert secret.removeprefix("gc_ingest_") not in str(rows)
         first = tokens.every(connection)[0]
     assert (first.id, first.name, first.scope) == (made.id, "laptop", "ingest")
+
+
+def test_what_a_statement_was_given_is_not_in_its_error(store):
+    with pytest.raises(DBAPIError) as failed, store.database.write() as connection:
+        connection.execute(text("SELECT nonsense FROM token WHERE name = :given"), {"given": "gc_read_x"})
+    assert "nonsense" in str(failed.value)
+    assert "gc_read_x" not in str(failed.value)
 
 
 def test_whose_it_is(ring, make):
