@@ -1,7 +1,7 @@
 """Who may do what, and which requests are a browser's on behalf of a stranger's page: pure, on what a request says.
 
-An *ingest* token sends measurements, a *read* token sees everything but tokens, addresses of endpoints and the audit
-log, an *admin* token does all of it. What is not named here takes an admin token.
+An *ingest* token sends measurements, a *read* token sees everything but tokens and the audit log, an *admin* token does
+all of it. What is not named here takes an admin token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
 
 _INGEST = re.compile(r"/api/v1/runs/[^/]+/sessions/[^/]+(/.*)?", re.DOTALL)
-_SECRETIVE = re.compile(r"/api/v1/(tokens|audit|endpoints)(/.*)?", re.DOTALL)
+_SECRETIVE = re.compile(r"/api/v1/(tokens|audit)(/.*)?", re.DOTALL)
 _QUESTION = "/_dash-update-component"
 """A page asks for its contents with POST; it changes nothing."""
 
