@@ -27,8 +27,12 @@ PER_TOKEN = (600.0, 300.0)
 """Requests at once and a second, of one token in one process: more than a process can serve. A script that runs wild
 leaves something to the others."""
 
-PER_STRANGER = (10.0, 0.1)
-"""Secrets that open nothing, at once and a second, of one address."""
+PER_STRANGER = (100.0, 10.0)
+"""Requests with secrets that open nothing, at once and a second, of one address: jobs with a revoked token try each
+minute, and are to hear why."""
+
+PER_GUESSER = (10.0, 0.1)
+"""Of these, at the sign-in page."""
 
 WRITTEN = (20.0, 0.1)
 """Of these, what is written into the audit log: at once and a second, of all addresses together."""
@@ -46,7 +50,8 @@ class Gate:
         self.settings = settings
         self.keyring = Keyring(database)
         self._used = Buckets(*PER_TOKEN)
-        self._strange = Buckets(*PER_STRANGER)
+        self._strangers = Buckets(*PER_STRANGER)
+        self._guessers = Buckets(*PER_GUESSER)
         self._written = Buckets(*WRITTEN)
 
     async def admit(self, request: Request) -> Asker | None:
@@ -65,12 +70,13 @@ class Gate:
             raise RequestError(403, "forbidden", _beyond(asker, needed))
         return asker
 
-    async def recognise(self, secret: str, address: str) -> Asker:
+    async def recognise(self, secret: str, address: str, *, is_typed: bool = False) -> Asker:
         """Return whose secret it is; raises RequestError 401, or 429 after too many that are nobody's."""
         asker = self.keyring.recall(secret) or await run_in_threadpool(self.keyring.look, secret)
         if asker is not None:
             return asker
-        wait_s = self._strange.take(neighbourhood(address), time.monotonic())
+        bucket = self._guessers if is_typed else self._strangers
+        wait_s = bucket.take(neighbourhood(address), time.monotonic())
         if wait_s:
             raise _too_many("Too many tokens from this address that open nothing.", wait_s)
         if not self._written.take(None, time.monotonic()):

@@ -95,7 +95,7 @@ async def sign_in(request: Request) -> Response:
     if not gate.settings.auth:
         return RedirectResponse(wanted, 303)
     try:
-        asker = await gate.recognise(form.get("token", "").strip(), address_of(request))
+        asker = await gate.recognise(form.get("token", "").strip(), address_of(request), is_typed=True)
         cookie = await run_in_threadpool(_begin, gate, asker, address_of(request))
     except RequestError as error:
         return _page(wanted, error)

@@ -254,13 +254,17 @@ def test_one_token_leaves_something_to_the_others(app, made, monkeypatch):
     assert app.get("/api/v1/runs", headers=other).status_code == 200
 
 
-def test_who_guesses_is_slowed_down_and_others_at_the_address_are_not(app, admin):
-    wrong = [app.get("/api/v1/runs", headers={"authorization": f"Bearer gc_read_{each}"}) for each in range(12)]
-    assert [each.status_code for each in wrong] == [401] * 10 + [429] * 2
+def test_who_guesses_is_slowed_down_and_others_at_the_address_are_not(app, admin, monkeypatch):
+    monkeypatch.setattr(access, "PER_STRANGER", (3.0, 0.01))
+    gate = app.app.state.gate
+    gate.__dict__.update(access.Gate(gate.database, gate.settings).__dict__)
+    wrong = [app.get("/api/v1/runs", headers={"authorization": f"Bearer gc_read_{each}"}) for each in range(5)]
+    assert [each.status_code for each in wrong] == [401] * 3 + [429] * 2
     assert int(wrong[-1].headers["retry-after"]) >= 1
-    page = app.post("/sign-in", data={"token": "gc_read_x"}, headers=OURS)
-    assert (page.status_code, "Too many" in page.text) == (429, True)
-    assert int(page.headers["retry-after"]) >= 1
+    pages = [app.post("/sign-in", data={"token": f"gc_read_{each}"}, headers=OURS) for each in range(12)]
+    assert [each.status_code for each in pages] == [401] * 10 + [429] * 2
+    assert "Too many" in pages[-1].text
+    assert int(pages[-1].headers["retry-after"]) >= 1
     assert app.get("/api/v1/runs", headers=admin).status_code == 200
     assert app.post("/sign-in", data={"token": admin["authorization"][7:]}, headers=OURS).status_code == 303
 
