@@ -86,12 +86,11 @@ def create(connection: Connection, name: str, scope: str, days: float | None, no
 
 
 def revoke(connection: Connection, number: int, now: float) -> Token:
-    """End a token and its visits and return it; raises RequestError 404 where none of that number holds."""
+    """End a token, and so its visits, and return it; raises RequestError 404 where none of that number holds."""
     mine = token.c.token_id == number
     row = connection.execute(update(token).where(mine, _holding(now)).values(revoked=now).returning(*_COLUMNS)).first()
     if row is None:
         raise RequestError(404, "unknown_token", f"There is no token {number} here that still holds.", "token")
-    connection.execute(delete(visit).where(visit.c.token_id == number))
     return Token(*row)
 
 

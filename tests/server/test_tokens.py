@@ -118,15 +118,17 @@ def test_it_ends_when_it_is_revoked_here_at_once_and_elsewhere_soon(store, ring,
         revoke(store, made.id)
 
 
-def test_it_ends_with_its_days(store, ring, make, clock):
+def test_it_ends_with_its_days(store, ring, make, clock, monkeypatch):
+    monkeypatch.setattr(keyring, "FRESH_S", 10 * DAY)
     _, secret = make(days=1.0)
     assert ring.look(secret) is not None
     assert ring.recall(secret) is not None
     clock.now += DAY + 1  # the keyring's; the database's is where it was
     assert ring.recall(secret) is None
+    assert ring.look(secret) is None
     with store.database.write() as connection:
         connection.execute(update(token_table).values(expires=store.database.now(connection) - 1))
-    assert ring.look(secret) is None
+    assert Keyring(store.database).look(secret) is None
 
 
 def test_its_use_is_noted_once_a_minute(store, ring, make, clock):
