@@ -75,6 +75,7 @@ def _add(
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text)
     command.add_argument("--url", help=f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})")
+    command.add_argument("--token", help="for the collector (default: GRADCANARY_TOKEN)")
     command.set_defaults(run=lambda arguments: _run(run, arguments))
     return command
 
@@ -85,7 +86,7 @@ def _run(command: Callable[[argparse.Namespace, Collector], int], arguments: arg
 
     known = {name: os.environ[name] for name in ("GRADCANARY_URL", "GRADCANARY_TOKEN") if name in os.environ}
     try:
-        settings = Settings.resolve(known, spelled="--{}", url=arguments.url)
+        settings = Settings.resolve(known, spelled="--{}", url=arguments.url, token=arguments.token)
         return command(arguments, Collector(settings.url, settings.token))
     except CollectorError as error:
         print(f"gradcanary: {error}", file=sys.stderr)  # noqa: T201 -- the command line speaks on stderr

@@ -138,7 +138,7 @@ def _runs(collector: Collector, wanted: str, shown: Shown) -> Contents:
     if (shown.get("version"), shown.get("wanted")) == (version, wanted):
         return {}
     runs, incidents = collector.runs().body["runs"], collector.incidents().body["incidents"]
-    contents = runs_page.fill(runs, incidents, wanted, collector.url)
+    contents = runs_page.fill(runs, incidents, wanted, collector.public_url, asks_token=collector.as_reader)
     return {**contents, "shown": json.dumps({"version": version, "wanted": wanted})}
 
 

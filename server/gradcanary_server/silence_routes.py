@@ -95,6 +95,7 @@ def _add(request: Request, wish: Wish) -> dict[str, Any]:
         now = database.now(connection)
         until = _until(wish.until, now)
         made = silences.add(connection, Silence(0, wish.run, wish.rule, wish.match, now, until, wish.by, wish.note))
+        request.state.about = f"{made.id}: {made.rule or 'every rule'} in {made.glob}"
         return _shown(made, _revise(connection, made))
 
 
