@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradcanary import launching, on_call
+from gradcanary import endpoint_commands, launching, on_call
 from gradcanary.attach import commands as attaching
 from gradcanary.settings import DEFAULT_URL
 from gradcanary.version import __version__
@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_sync(commands)
     on_call.add(commands)
+    endpoint_commands.add(commands)
     _add_test_rules(commands)
     return top
 
@@ -68,7 +69,10 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     store.add_argument("--data", type=Path, help="folder of the SQLite database (default: the user's data folder)")
     store.add_argument("--db", metavar="URL", help="postgresql://USER@HOST/NAME, or sqlite:///FILE")
     command.add_argument("--rules", type=Path, metavar="FILE", help="rules.yaml with other thresholds")
-    command.add_argument("--webhook", metavar="URL", help="send incidents of warning and above to this address")
+    text = "send incidents of warning, or SEVERITY, and above to this address; may be given several times"
+    command.add_argument("--webhook", action="append", default=[], metavar="[SEVERITY=]URL", help=text)
+    text = "tell Slack, e-mail, ntfy and others, by an address of apprise; safer in the file GRADCANARY_NOTIFY_FILE"
+    command.add_argument("--notify", action="append", default=[], metavar="[SEVERITY=]URL", help=text)
     command.set_defaults(run=_up)
 
 
@@ -194,7 +198,8 @@ def _serve(arguments: argparse.Namespace) -> int:
                 data=arguments.data or platformdirs.user_data_path("gradcanary"),
                 db=arguments.db,
                 rules=arguments.rules,
-                webhook=arguments.webhook,
+                webhooks=arguments.webhook,
+                notify=arguments.notify,
                 url=url,
             )
             app = create_app(settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from gradcanary_dashboard.errors import NotFoundError, RefusedError, Unreachable
 API = "/api/v1"
 KEPT_ANSWERS = 64
 """Answers remembered for a conditional request: a heatmap is about half a megabyte."""
+
+ENDPOINTS_FOR_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Collector:
             verify=self.url.startswith("https:"),  # to read the authorities takes a fifth of the start
         )
         self._remembered: OrderedDict[str, Answer] = OrderedDict()
+        self._endpoints: tuple[float, Answer | None] = (0.0, None)
         self._lock = threading.Lock()
 
     def runs(self) -> Answer:
@@ -61,6 +65,16 @@ class Collector:
     def incident(self, number: int) -> Answer:
         """Return one incident with everything known about it."""
         return self._get(f"/incidents/{number}")
+
+    def endpoints(self) -> Answer:
+        """Return who is told of incidents, as it was 10 s ago at most: it is asked with the runs, and changes seldom."""
+        with self._lock:
+            asked, answer = self._endpoints
+        if answer is None or time.monotonic() - asked > ENDPOINTS_FOR_S:
+            answer = self._get("/endpoints")
+            with self._lock:
+                self._endpoints = (time.monotonic(), answer)
+        return answer
 
     def close(self) -> None:
         """Close the connections."""

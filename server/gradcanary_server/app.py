@@ -9,12 +9,24 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Match
 
-from gradcanary_server import answers, incident_routes, ingest_routes, read_routes, rules, rules_file, silence_routes
+from gradcanary_server import (
+    answers,
+    endpoint_routes,
+    incident_routes,
+    ingest_routes,
+    json_schemas,
+    operator_endpoints,
+    read_routes,
+    rules,
+    rules_file,
+    silence_routes,
+)
+from gradcanary_server.addresses import Guard
 from gradcanary_server.archive import Archive
 from gradcanary_server.compactor import Compactor
+from gradcanary_server.courier import Courier
 from gradcanary_server.database import Database
 from gradcanary_server.deliverer import Deliverer
-from gradcanary_server.endpoints import disable_others, ensure_operator_endpoint
 from gradcanary_server.errors import RequestError
 from gradcanary_server.ingest import Ingest
 from gradcanary_server.layers import KnownSets
@@ -32,8 +44,8 @@ METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 def create_app(settings: Settings) -> FastAPI:
     """Return the collector: ingest, read API, incidents and delivery on one store.
 
-    Raises CollectorError when the store or the rules cannot be opened. ``app.state`` holds ``settings``,
-    ``database`` and, once started, ``new_webhook_secret`` (None unless ``settings.webhook`` is a new endpoint).
+    Raises CollectorError when the store, the rules or the operator's endpoints cannot be opened. ``app.state`` holds
+    ``settings``, ``database`` and, once started, ``told``: who is told, and each secret that was made just now.
     """
     app = FastAPI(title="gradcanary", lifespan=_lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     _fill(app, settings)
@@ -41,8 +53,15 @@ def create_app(settings: Settings) -> FastAPI:
     # The last one added is the first one asked.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, *settings.hosts], www_redirect=False)
     answers.install(app)
-    for router in (ingest_routes.router, read_routes.router, incident_routes.router, silence_routes.router):
-        app.include_router(router)
+    for routes in (
+        ingest_routes,
+        read_routes,
+        incident_routes,
+        silence_routes,
+        endpoint_routes,
+        json_schemas,
+    ):
+        app.include_router(routes.router)
     app.add_api_route("/healthz", healthz, methods=["GET"])
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
     app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS)
@@ -59,7 +78,9 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.ingest = Ingest(state.database, state.rules, sets, log, settings.public_url)
     state.compactor = Compactor(state.database, log, tiles, state.ingest.settle, settings.raw_days)
     state.watchdog = Watchdog(state.database, state.archive, state.rules)
-    state.new_webhook_secret = None
+    state.operators = operator_endpoints.read(settings)
+    state.courier = Courier(state.operators.channels, Guard(settings.webhook_networks))
+    state.told = ()
 
 
 @asynccontextmanager
@@ -68,9 +89,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     with database.claimed():
         await run_in_threadpool(database.migrate)
         await run_in_threadpool(app.state.ingest.rule_versions.begin)
-        app.state.new_webhook_secret = await run_in_threadpool(_ensure_endpoint, database, app.state.settings)
+        app.state.told = await run_in_threadpool(operator_endpoints.settle, database, app.state.operators)
         found = app.state.rules
-        deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted)
+        deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted, app.state.courier)
         deliverer.start()
         app.state.compactor.start()
         app.state.watchdog.start()
@@ -81,15 +102,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await run_in_threadpool(app.state.compactor.stop)
             await run_in_threadpool(deliverer.stop)
             await run_in_threadpool(database.close)
-
-
-def _ensure_endpoint(database: Database, settings: Settings) -> str | None:
-    with database.set_up() as connection:
-        now = database.now(connection)
-        disable_others(connection, settings.webhook, now)
-        if settings.webhook is None:
-            return None
-        return ensure_operator_endpoint(connection, settings.webhook, settings.webhook_secret, now)
 
 
 def healthz() -> dict[str, str]:

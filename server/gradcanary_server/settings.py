@@ -1,9 +1,11 @@
 """What the operator decides, from the command line and the environment."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradcanary_server import addresses
+from gradcanary_server.addresses import Network
 from gradcanary_server.errors import SettingsError
 
 MAX_DAYS = 36_500
@@ -18,8 +20,10 @@ class Settings:
     data: Path
     db: str
     rules: Path | None = None
-    webhook: str | None = None
-    webhook_secret: str | None = None
+    webhooks: tuple[str, ...] = ()
+    webhook_secret: str | None = field(default=None, repr=False)
+    webhook_networks: tuple[Network, ...] = ()
+    notify: tuple[str, ...] = field(default=(), repr=False)
     public_url: str = DEFAULT_PUBLIC_URL
     hosts: tuple[str, ...] = ()
     raw_days: float | None = None
@@ -32,12 +36,15 @@ class Settings:
         data: Path,
         db: str | None = None,
         rules: Path | None = None,
-        webhook: str | None = None,
+        webhooks: Sequence[str] = (),
+        notify: Sequence[str] = (),
         url: str = DEFAULT_PUBLIC_URL,
     ) -> "Settings":
         """Return the settings of these arguments; secrets come from ``GRADCANARY_WEBHOOK_SECRET`` or its ``_FILE``.
 
         ``GRADCANARY_HOSTS`` lists host names, with commas, under which the collector may be asked beside loopback ones;
+        ``GRADCANARY_WEBHOOK_NETWORKS`` networks (10.0.0.0/8) where receivers of endpoints made over HTTP may be;
+        ``GRADCANARY_NOTIFY_FILE`` names a file with a ``--notify`` in each line;
         ``GRADCANARY_RAW_DAYS`` is how long single samples are kept, after which the pyramid alone is (default: ever).
         """
         data = data.expanduser().absolute()
@@ -45,8 +52,10 @@ class Settings:
             data=data,
             db=db or f"sqlite:///{data / 'gradcanary.db'}",
             rules=rules,
-            webhook=webhook,
+            webhooks=tuple(webhooks),
             webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
+            webhook_networks=_networks(environ.get("GRADCANARY_WEBHOOK_NETWORKS", "")),
+            notify=(*notify, *_lines(environ, "GRADCANARY_NOTIFY_FILE")),
             public_url=url.rstrip("/"),
             raw_days=_days(environ.get("GRADCANARY_RAW_DAYS")),
             hosts=tuple(name.strip() for name in environ.get("GRADCANARY_HOSTS", "").split(",") if name.strip()),
@@ -59,11 +68,29 @@ def _secret(environ: Mapping[str, str], key: str) -> str | None:
         return environ.get(key) or None
     if environ.get(key):
         raise SettingsError(f"{key} and {key}_FILE are both set: set one of them.")
+    return _text(path, f"{key}_FILE", "with the secret").strip() or None
+
+
+def _lines(environ: Mapping[str, str], key: str) -> list[str]:
+    """Return the lines of a file, without empty ones and those that begin with #."""
+    path = environ.get(key)
+    lines = (line.strip() for line in _text(path, key, "with an address in each line").splitlines()) if path else ()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _text(path: str, key: str, holding: str) -> str:
     try:
-        return Path(path).read_text("utf-8").strip() or None
+        return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{key}={path!r} cannot be read ({error}): name a text file {holding}.") from error
+
+
+def _networks(given: str) -> tuple[Network, ...]:
+    try:
+        return addresses.networks(given)
+    except ValueError as error:
         raise SettingsError(
-            f"{key}_FILE={path!r} cannot be read ({error}): name a text file with the secret."
+            f"GRADCANARY_WEBHOOK_NETWORKS={given!r} must be networks with commas, 10.0.0.0/8 for example ({error})."
         ) from error
 
 

@@ -100,6 +100,7 @@ def test_a_card_says_what_happened_and_who_was_told() -> None:
         deliveries=[
             {
                 "endpoint": 1,
+                "name": "on call",
                 "version": 1,
                 "kind": "opened",
                 "state": "pending",

@@ -43,9 +43,9 @@ def test_an_endpoint_that_is_not_given_any_more_is_told_no_more(store):
     ensure(store, "http://127.0.0.1:9/old")
     ensure(store, "http://127.0.0.1:9/new")
     with store.database.write() as connection:
-        endpoints.disable_others(connection, "http://127.0.0.1:9/new", 2.0)
+        endpoints.disable_others(connection, ["http://127.0.0.1:9/new"], 2.0)
         assert [target.url for target in endpoints.enabled(connection)] == ["http://127.0.0.1:9/new"]
-        endpoints.disable_others(connection, None, 3.0)
+        endpoints.disable_others(connection, [], 3.0)
         assert endpoints.enabled(connection) == []
     assert [row["disabled"] for row in store.rows(select(endpoint).order_by(endpoint.c.endpoint_id))] == [2.0, 3.0]
 
@@ -83,7 +83,7 @@ def test_a_weak_secret_is_refused(store, secret):
 
 
 def test_signatures_hold_in_every_time_zone():
-    message = Message("msg_1_1", "http://x", SECRET, '{"type":"é"}'.encode())
+    message = Message("msg_1_1", "http://x", (SECRET,), '{"type":"é"}'.encode())
     for hours in (-9, 0, 5):
         moment = datetime.now(timezone(timedelta(hours=hours)))
         assert Webhook(SECRET).verify(message.body, webhooks.signed(message, moment)) == {"type": "é"}
