@@ -67,7 +67,7 @@ class Collector:
         return self._get(f"/incidents/{number}")
 
     def endpoints(self) -> Answer:
-        """Return who is told of incidents, as it was 10 s ago at most: it is asked with the runs, and changes seldom."""
+        """Return who is told of incidents, as it was 10 s ago at most: asked with the runs, it changes seldom."""
         with self._lock:
             asked, answer = self._endpoints
         if answer is None or time.monotonic() - asked > ENDPOINTS_FOR_S:

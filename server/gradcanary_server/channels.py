@@ -141,9 +141,15 @@ def _open(url: str, number: int) -> Channel:
     # What apprise logs names topics and hosts: what matters of it is told by _notify, masked.
     logging.getLogger("apprise").propagate = False
     logging.getLogger("apprise").addHandler(logging.NullHandler())
+    # Without pictures from elsewhere; a limit of apprise's own would move the work to threads that it waits for.
     asset = apprise.AppriseAsset(
-        app_id="gradcanary", app_desc="gradcanary", app_url="", async_mode=False, service_timeout=0
-    )  # in our thread
+        app_id="gradcanary",
+        app_desc="gradcanary",
+        app_url="",
+        image_url_mask="",
+        async_mode=False,
+        service_timeout=0,
+    )
     target = apprise.Apprise.instantiate(url, asset=asset)
     if target is None:
         scheme = re.match(r"[a-z0-9+]{1,20}://", url, re.IGNORECASE)
