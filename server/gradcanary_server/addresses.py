@@ -48,17 +48,25 @@ class Guard:
         """Return the addresses of a host, each of which may be sent to.
 
         Raises AddressError if one may not: of mixed answers the next lookup could begin with that one. OSError where
-        the name is not known.
+        the name is not known, or has none.
         """
-        found = await asyncio.wait_for(asyncio.to_thread(_look_up, host, port), LOOKUP_S)
+        try:
+            found = await asyncio.wait_for(asyncio.to_thread(_look_up, host, port), LOOKUP_S)
+        except asyncio.TimeoutError as error:
+            raise OSError(f"the name {host} was not found within {LOOKUP_S:g} s") from error
         texts = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        if not texts:
+            raise OSError(f"the name {host} has no address")
         for text in texts:
             self.check(ipaddress.ip_address(text))
         return texts
 
 
 def _look_up(host: str, port: int) -> list[Any]:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # what is no name at all, by the rules of names in other scripts
+        raise OSError(f"{host!r} is no name of a host") from error
 
 
 def networks(text: str) -> tuple[Network, ...]:

@@ -109,9 +109,9 @@ def rendered(message: Mapping[str, Any]) -> tuple[str, str, str]:
     what = message["type"].rpartition(".")[2]
     title = f"gradcanary: {data['rule']} in {data['run']} (incident {data['incident']})"
     lines = (
-        f"{what}, {data['severity']}: {data['summary']}",
+        f"{what}, {data['severity']}: {_tame(data['summary'])}",
         data["url"],
-        f"Likely cause: {data['likely_cause']}",
+        f"Likely cause: {_tame(data['likely_cause'])}",
         f"Fix: {data['fix']}",
     )
     kind = {"critical": "failure", "warning": "warning"}.get(data["severity"], "info")
@@ -131,6 +131,11 @@ def masked(text: str, url: str) -> str:
 def shown(url: str) -> str:
     """Return an address of apprise as it may be shown: its scheme."""
     return f"{url.partition('://')[0]}://{HIDDEN}"
+
+
+def _tame(text: str) -> str:
+    """Return a text that calls nobody: a layer may be named @everyone, or <!channel>."""
+    return text.replace("@", "@\u200b").replace("<!", "<\u200b!")
 
 
 def _open(url: str, number: int) -> Channel:

@@ -162,10 +162,11 @@ def _next(
     last = sent[-1] if sent else None
     heard = next((message.told for message in reversed(sent) if message.told is not None), None)
     view = veils.view(what, veil, heard)
+    if last is not None and last.lease_until is not None and last.lease_until >= now:
+        return "waiting"  # how that ends decides what is to be said
     if last is not None and last.state == "pending":
         is_old = now >= last.sealed + pace.interval_s or view is None
-        is_free = last.lease_until is None or last.lease_until < now
-        return Expire(last.key) if is_old and is_free else "waiting"
+        return Expire(last.key) if is_old else "waiting"
     if view is None:
         return "waiting" if veils.is_owed(what, heard) else None
     what, hidden = view

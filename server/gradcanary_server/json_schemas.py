@@ -48,11 +48,12 @@ def show_schema(request: Request, name: str) -> JSONResponse:
     if name not in KINDS:
         raise RequestError(404, "unknown_schema", f"A schema is one of {', '.join(KINDS)}.", "name")
     head = {"$schema": DIALECT, "$id": _url(request, name)}
-    return JSONResponse({**head, **_made(name)}, media_type="application/schema+json")
+    return JSONResponse({**head, **schema(name)}, media_type="application/schema+json")
 
 
 @cache
-def _made(name: str) -> dict[str, Any]:
+def schema(name: str) -> dict[str, Any]:
+    """Return a schema by name, without its address."""
     return TypeAdapter(KINDS[name][1]).json_schema()
 
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gradcanary_server.tracks import RULES
-
-KINDS = ("opened", "grew", "reopened", "resolved", "reminder")
-
-_OF_RUN = ("scale_drop", "clip_before_unscale", "silent", "stalled")
-"""Rules that are not about single layers."""
+from gradcanary_server import rules
+from gradcanary_server.pace import Kind
 
 Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"}, description="RFC 3339, UTC")]
 Step = Annotated[int, Field(ge=0)]
-Type = Annotated[
-    str, Field(pattern=rf"^gradient\.({'|'.join(dict.fromkeys([*RULES, *_OF_RUN]))})\.({'|'.join(KINDS)})$")
-]
+Type = Annotated[str, Field(pattern=rf"^gradient\.({'|'.join(rules.NAMES)})\.({'|'.join(get_args(Kind))})$")]
 
 
 class Counts(TypedDict):

@@ -100,6 +100,12 @@ def test_a_certificate_is_held_against_the_name_that_was_looked_up(named, receiv
     assert "CERTIFICATE_VERIFY_FAILED" in str(attempt(f"https://127.0.0.1:{receiver.port}/hook").error)
 
 
+def test_what_is_no_name_or_not_known_is_said(named):
+    assert "no name of a host" in str(attempt(f"http://{'a' * 64}.example/").error)
+    named([])
+    assert "no address" in str(attempt(f"http://{NAME}/").error)
+
+
 def test_redirects_lead_nowhere(receiver_factory, pair):
     _, inside = pair
     moved = receiver_factory(status(307, Location=inside.url), status(301, Location="http://169.254.169.254/"))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -59,6 +60,11 @@ def notify(channel, body=None):
 
 def posted(receiver):
     return [json.loads(each.body) for each in receiver.got]
+
+
+def test_a_layers_name_calls_nobody():
+    body = json.loads(message(summary="@everyone <!channel> fell", likely_cause="@here"))
+    assert not re.search("@everyone|<!channel|@here", channels.rendered(body)[1])
 
 
 def test_an_incident_as_text(receiver_factory):

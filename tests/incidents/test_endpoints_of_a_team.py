@@ -37,7 +37,8 @@ def team(new_db, tmp_path_factory):
 def ask(team):
     """Ask the collector and return the answer; endpoints that a test makes end with it."""
     made = []
-    with httpx.Client(base_url=f"{team.url}/api/v1", timeout=30) as client:
+    json_only = {"content-type": "application/json"}
+    with httpx.Client(base_url=f"{team.url}/api/v1", timeout=30, headers=json_only) as client:
 
         def run(method, path, **body):
             answer = client.request(method, path, json=body if method in ("POST", "PATCH") and body else None)
@@ -217,6 +218,15 @@ def test_what_is_not_there_or_cannot_be_is_said(ask, receiver_factory):
     ):
         answer = ask(method, path, **body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (code, word), (method, path)
+
+
+def test_a_page_of_somebody_elses_can_send_no_message(team, ask, receiver_factory):
+    receiver = receiver_factory()
+    number = ask("POST", "/endpoints", url=receiver.url).json()["id"]
+    for path in (f"endpoints/{number}/test", f"endpoints/{number}/rotate", f"deliveries/1-{number}-1/redeliver"):
+        form = httpx.post(f"{team.url}/api/v1/{path}", headers={"content-type": "text/plain"}, content="{}")
+        assert form.status_code == 415
+    assert receiver.got == []
 
 
 def test_endpoints_at_the_terminal(typed, receiver_factory):

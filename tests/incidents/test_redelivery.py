@@ -120,6 +120,7 @@ def test_who_asks_twice_and_comes_back_late_writes_nothing(told):
     connection, now = told
     expire(connection, now)
     late = attempts.reclaim(connection, FIRST, now + 1000)
+    assert seal(connection, now + 1000) == [], "while it is under way nothing else is said"
     after = now + 1001 + attempts.LEASE_S
     again(connection, after)
     attempts.conclude(connection, late, NO, 5, after, 0.0)
