@@ -140,7 +140,7 @@ def test_the_log_comes_in_pages(told, monkeypatch):
             "body": b"",
         }
         numbers = {"told_ever": 1, "told_reopened": 0, "told_severity": "critical", "next_attempt": now, "attempts": 0}
-        connection.execute(delivery.insert().values(**row, **numbers, sealed=now + version // 2, fence=0))
+        connection.execute(delivery.insert().values(**row, **numbers, sealed=now + version // 3, fence=0))
     seen, before = [], None
     while True:
         page = endpoint_views.log(connection, 1, before)
