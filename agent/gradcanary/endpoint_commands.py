@@ -18,10 +18,11 @@ Command = Callable[[argparse.Namespace, "Collector"], int]
 
 def add(commands: on_call.Commands) -> None:
     """Add the command to a command line; without a word behind it, it lists."""
-    text = "list who is told of incidents, or change it: add, test, rotate, set, remove, deliveries, redeliver"
+    text = "list who is told of incidents and how that goes, or change it"
     top = on_call.add_command(commands, "endpoints", text, _list)
     top.add_argument("--json", action="store_true", help="as the collector answers it")
     words = top.add_subparsers(title="what to do", metavar="WORD")
+    _add_json(_word(words, "list", "list them, as without a word", _list, None))
     _add_making(words)
     _word(words, "test", "send a test message now, and say how that went", _test)
     _word(words, "rotate", "make another secret, shown once; for a day messages are signed with both", _rotate)
@@ -29,7 +30,7 @@ def add(commands: on_call.Commands) -> None:
     _word(words, "remove", "tell it nothing any more, and forget its address and secret", _remove)
     log = _word(words, "deliveries", "list what was sent to it, newest first", _deliveries)
     log.add_argument("--before", metavar="CURSOR", help="older ones: what the list before says at its end")
-    log.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as the collector answers it")
+    _add_json(log)
     again = _word(words, "redeliver", "send a message once more, the same bytes under the same id", _redeliver, None)
     again.add_argument("delivery", metavar="DELIVERY", help="as 'gradcanary endpoints deliveries ID' lists it")
 
@@ -57,6 +58,10 @@ def _word(
     if endpoint is not None:
         command.add_argument("endpoint", type=int, metavar=endpoint, help="as 'gradcanary endpoints' lists it")
     return command
+
+
+def _add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as the collector answers it")
 
 
 def _list(arguments: argparse.Namespace, collector: Collector) -> int:

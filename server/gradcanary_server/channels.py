@@ -82,13 +82,16 @@ async def notify(channel: Channel, body: bytes) -> None:
     answer.set_running_or_notify_cancel()
 
     def work() -> None:
+        failure: Exception | None = None
         try:
             _notify(channel, body)
-            answer.set_result(None)
         except Exception as error:  # noqa: BLE001 -- whoever waits is told
-            answer.set_exception(error)
-        finally:
-            channel.free.release()
+            failure = error
+        channel.free.release()  # before anybody hears of the end, who may send the next one
+        if failure is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(failure)
 
     threading.Thread(target=work, name="gradcanary-notify", daemon=True).start()
     try:
