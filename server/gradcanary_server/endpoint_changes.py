@@ -17,9 +17,10 @@ MOST = 50
 MAX_ID = 2**31 - 1
 
 
-def find(connection: Connection, number: int) -> RowMapping:
-    """Return an endpoint that was not deleted; raises RequestError 404."""
+def find(connection: Connection, number: int, *, holding: bool = False) -> RowMapping:
+    """Return an endpoint that was not deleted, and hold it for a change where asked to; raises RequestError 404."""
     mine = select(endpoint).where(endpoint.c.endpoint_id == number, endpoint.c.deleted.is_(None))
+    mine = mine.with_for_update(key_share=True) if holding else mine
     found = connection.execute(mine).mappings().one_or_none() if 0 <= number <= MAX_ID else None
     if found is None:
         raise RequestError(404, "unknown_endpoint", f"There is no endpoint {number} here.", "endpoint")
@@ -42,13 +43,12 @@ def add(connection: Connection, url: str, name: str, min_severity: str, secret: 
     return int(_execute(connection, made.returning(endpoint.c.endpoint_id)).scalar_one())
 
 
-def change(connection: Connection, known: RowMapping, wished: dict[str, Any], enabled: bool | None, now: float) -> None:
-    """Write what somebody wishes of an endpoint; raises RequestError 409 where only the operator can say so."""
-    number = known["endpoint_id"]
+def change(connection: Connection, number: int, wished: dict[str, Any], enabled: bool | None, now: float) -> None:
+    """Write what somebody wishes of an endpoint; raises RequestError 404, 409 where only the operator can say so."""
+    known = find(connection, number, holding=True)
     said = [name for name in ("url", "min_severity") if name in wished and wished[name] != known[name]]
     if said and known["origin"] == "operator":
         raise _of_operator(f"Its {said[0].replace('_', ' ')} is given on the command line, as [SEVERITY=]URL.", said[0])
-    endpoints.hold(connection, number)
     if "url" in wished and wished["url"] != known["url"]:
         wished = {**wished, "failing_since": None}
     if wished:
@@ -59,8 +59,12 @@ def change(connection: Connection, known: RowMapping, wished: dict[str, Any], en
         endpoints.enable(connection, known, now)
 
 
-def rotate(connection: Connection, known: RowMapping, now: float, *, is_given: bool) -> str:
-    """Give an endpoint another secret and return it; ``is_given``: the operator's is in the environment."""
+def rotate(connection: Connection, number: int, now: float, *, is_given: bool) -> str:
+    """Give an endpoint another secret and return it; ``is_given``: the operator's is in the environment.
+
+    Raises RequestError 404, and 409 where it has none or this is not the place.
+    """
+    known = find(connection, number, holding=True)
     if known["kind"] == "apprise":
         raise RequestError(
             409, "not_signed", "Messages through apprise are not signed: there is no secret.", "endpoint"
@@ -68,18 +72,19 @@ def rotate(connection: Connection, known: RowMapping, now: float, *, is_given: b
     if is_given and known["origin"] == "operator":
         raise _of_operator("Its secret is that of GRADCANARY_WEBHOOK_SECRET: change it there.", "secret")
     made = signing.new_secret()
-    endpoints.hold(connection, known["endpoint_id"])
-    mine = update(endpoint).where(endpoint.c.endpoint_id == known["endpoint_id"])
+    mine = update(endpoint).where(endpoint.c.endpoint_id == number)
     connection.execute(mine.values(**endpoints.rotated(known["secret"], made, now)))
     return made
 
 
-def remove(connection: Connection, known: RowMapping, now: float) -> None:
-    """Delete an endpoint, its address and its secrets; what it was told stays with the incidents."""
+def remove(connection: Connection, number: int, now: float) -> None:
+    """Delete an endpoint, its address and its secrets; what it was told stays with the incidents.
+
+    Raises RequestError 404, and 409 where the command line names it.
+    """
+    known = find(connection, number, holding=True)
     if known["origin"] == "operator" and known["disabled"] is None:
         raise _of_operator("It is given on the command line: start without it, then it can be removed.", "endpoint")
-    number = known["endpoint_id"]
-    endpoints.hold(connection, number)
     endpoints.disable(connection, number, now, "it was removed", "api")
     gone = {"url": f"deleted:{number}", "secret": "", "previous_secret": None, "previous_until": None, "deleted": now}
     connection.execute(update(endpoint).where(endpoint.c.endpoint_id == number).values(**gone, last_error=None))

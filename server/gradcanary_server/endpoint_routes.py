@@ -103,7 +103,7 @@ def remove_endpoint(request: Request, number: int) -> None:
     """Delete an endpoint: it is told nothing more; what it was told stays with the incidents."""
     database = _database(request)
     with database.write() as connection:
-        endpoint_changes.remove(connection, endpoint_changes.find(connection, number), database.now(connection))
+        endpoint_changes.remove(connection, number, database.now(connection))
 
 
 @router.post("/endpoints/{number}/rotate", response_model=None)
@@ -154,8 +154,7 @@ def _change(request: Request, number: int, wished: EndpointChange) -> dict[str, 
     columns = {name: getattr(wished, name) for name in ("url", "name", "min_severity")}
     given = {name: value for name, value in columns.items() if value is not None}
     with database.write() as connection:
-        known = endpoint_changes.find(connection, number)
-        endpoint_changes.change(connection, known, given, wished.enabled, database.now(connection))
+        endpoint_changes.change(connection, number, given, wished.enabled, database.now(connection))
     return _shown(request, number)
 
 
@@ -163,9 +162,8 @@ def _rotate(request: Request, number: int) -> dict[str, Any]:
     database = _database(request)
     is_given = request.app.state.settings.webhook_secret is not None
     with database.write() as connection:
-        known = endpoint_changes.find(connection, number)
         now = database.now(connection)
-        secret = endpoint_changes.rotate(connection, known, now, is_given=is_given)
+        secret = endpoint_changes.rotate(connection, number, now, is_given=is_given)
     until = notifications.timestamp(now + endpoints.ROTATION_S)
     return {**_shown(request, number), "secret": secret, "old_secret_until": until}
 

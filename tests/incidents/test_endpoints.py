@@ -65,16 +65,15 @@ def test_endpoints_made_over_http_are_not_the_command_lines(store):
 def test_what_the_command_line_says_is_said_there(store):
     ensure(store, "http://127.0.0.1:9/hook")
     with store.database.write() as connection:
-        known = endpoint_changes.find(connection, 1)
         for wished in ({"min_severity": "critical"}, {"url": "http://8.8.8.8/"}):
             with pytest.raises(RequestError, match="command line"):
-                endpoint_changes.change(connection, known, wished, None, 1.0)
+                endpoint_changes.change(connection, 1, wished, None, 1.0)
         with pytest.raises(RequestError, match="start without it"):
-            endpoint_changes.remove(connection, known, 1.0)
+            endpoint_changes.remove(connection, 1, 1.0)
         with pytest.raises(RequestError, match="GRADCANARY_WEBHOOK_SECRET"):
-            endpoint_changes.rotate(connection, known, 1.0, is_given=True)
-        endpoint_changes.change(connection, known, {"name": "nights", "min_severity": "warning"}, False, 1.0)
-        endpoint_changes.remove(connection, endpoint_changes.find(connection, 1), 2.0)
+            endpoint_changes.rotate(connection, 1, 1.0, is_given=True)
+        endpoint_changes.change(connection, 1, {"name": "nights", "min_severity": "warning"}, False, 1.0)
+        endpoint_changes.remove(connection, 1, 2.0)
     [row] = store.rows(select(endpoint))
     assert (row["url"], row["secret"], row["name"], row["disabled"]) == ("deleted:1", "", "nights", 2.0)
     assert ensure(store, "http://127.0.0.1:9/hook") is not None, "given again it is another endpoint"
