@@ -11,7 +11,7 @@ from typing import Any
 from dash import ClientsideFunction, Dash, Input, Output, State, no_update
 from dash.exceptions import PreventUpdate
 
-from gradcanary_dashboard import layer_data, layer_page, news, run_data, run_page, runs_page, shell
+from gradcanary_dashboard import layer_data, layer_page, news, run_data, run_page, runs_page, shell, silent_endpoints
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.news import Shown
@@ -138,7 +138,8 @@ def _runs(collector: Collector, wanted: str, shown: Shown) -> Contents:
     if (shown.get("version"), shown.get("wanted")) == (version, wanted):
         return {}
     runs, incidents = collector.runs().body["runs"], collector.incidents().body["incidents"]
-    contents = runs_page.fill(runs, incidents, wanted, collector.public_url, asks_token=collector.as_reader)
+    unheard = silent_endpoints.load(collector)
+    contents = runs_page.fill(runs, incidents, wanted, collector.public_url, unheard, asks_token=collector.as_reader)
     return {**contents, "shown": json.dumps({"version": version, "wanted": wanted})}
 
 
