@@ -32,7 +32,8 @@ class Window:
     ``steps_before`` counts the steps of all optimizers until it began; ``claims`` are of gradients before a reduction;
     ``unsynced`` counts passes in which no shard was reduced, so that no hook was called. ``copies`` are the weights of
     some layers before the step, by position, None until they are made; ``is_seen`` is False of one that was looked away
-    from; ``summed`` are the positions whose sum the script has said to be complete.
+    from; ``summed`` are the positions whose sum the script has said to be complete; ``rested`` are those whose hooks
+    were not called in all of its passes.
     """
 
     def __init__(self, layers: int) -> None:
@@ -60,6 +61,7 @@ class Window:
         self.copies: dict[int, Tensor] | None = None
         self.is_seen = True
         self.summed: set[int] = set()
+        self.rested: Sequence[int] = ()
 
     @property
     def micro_steps(self) -> int:
