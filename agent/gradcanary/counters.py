@@ -15,8 +15,8 @@ from gradcanary.shards import is_shard
 if TYPE_CHECKING:
     from gradcanary.observer import Observer
 
-LOOKED_AT = 16
-"""About so many hooks are looked at before a window that is not sampled."""
+LOOKED_AT = 4
+"""About so many hooks are looked at before a window that is not sampled: each costs as much as two calls of one."""
 
 SEARCHES = 64
 """Backward passes, some maybe of other models, in which a gathered parameter is looked for: where all are wrapped

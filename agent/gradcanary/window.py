@@ -129,9 +129,13 @@ class Sentinel:
         """Remember the gradient as it is now."""
         self.layer = layer
         storage = None if gradient is None else _storage_of(gradient)
-        # While there is a weak reference, no other storage comes to lie at its address.
-        self._memory = None if storage is None else StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # untyped in torch
-        self._address = _address(gradient, storage)
+        address = _address(gradient, storage)
+        if storage is None:
+            self._memory = None
+        elif self._memory is None or address != self._address:
+            # While there is a weak reference, no other storage comes to lie at its address.
+            self._memory = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # untyped in torch
+        self._address = address
         self._version = 0 if gradient is None else gradient._version  # noqa: SLF001 -- documented only by its name
         self._was_view = gradient is not None and gradient._is_view()  # noqa: SLF001 -- likewise
 

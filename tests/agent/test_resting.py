@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from collectors import Collector
 from recorded import Recorded, recording
+from scripted import until
 from test_loops import assert_identical, reading, watching
 from torch import Tensor, nn
 
@@ -129,6 +131,28 @@ def test_no_gradient_is_said_only_of_layers_whose_hooks_were_called(collector: R
         *("partial", "no_gradient", "no_gradient"),  # was there in 75 and 76: from its first lapse on it is awake
     ]
     assert [state(3, step) for step in (50, 60, 70)] == ["measured", "partial", "measured"]
+
+
+def test_a_layer_that_vanishes_is_found_and_one_that_is_routed_is_not(module_collector: Collector) -> None:
+    torch.manual_seed(0)
+    model, vanished_at = Routed(6), 525
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with gradcanary.watch(model, optimizer, url=module_collector.url, run="vanishes") as watch:
+        for step in range(vanished_at + 80):
+            optimizer.zero_grad()
+            without = ({1} if step % 7 != 3 else set()) | ({2} if step >= vanished_at else set())
+            model(torch.randn(8, 4), without).square().mean().backward()
+            optimizer.step()
+            if step == vanished_at:
+                assert at_rest(model)
+        until(lambda: watch.incidents)
+    (incident,) = module_collector.get("/api/v1/incidents", run="vanishes").json()["incidents"]
+    found = module_collector.get(f"/api/v1/incidents/{incident['id']}").json()
+    assert (incident["rule"], {layer["name"] for layer in found["layers"]}) == (
+        "vanished",
+        {"layers.2.weight", "layers.2.bias"},
+    )
+    assert {layer["since_step"] for layer in found["layers"]} == {vanished_at + 15}  # the first sample that tells
 
 
 def test_what_others_hook_meanwhile_is_called_after_ours_and_stays(collector: Recorded) -> None:

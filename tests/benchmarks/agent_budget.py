@@ -1,11 +1,13 @@
 """What the agent costs where it chooses the interval itself, from 10 to 5,000 tensors and 0.1M to 100M parameters.
 
-python tests/benchmarks/agent_budget.py [--rounds 7] [--steps 3] [--only NAME ...]
+python tests/benchmarks/agent_budget.py [--rounds 7] [--steps 3] [--look 20] [--only NAME ...]
 The first 1,000 steps of a launch are all sampled; what counts is what comes after them. They are not trained here: with
-a shorter grace and shorter looks, of ``LOOK`` steps, the same code looks at the same training and settles for an
-interval N. Then rounds measure, each turn between two of the training unwatched, steps of which each is sampled and
-steps of which none is; a step of the default costs the latter and 1/N of the difference. CPU time is that of the whole
-process. Memory is what the resident set grew by from before ``watch()`` to ten sampled steps later.
+a shorter grace and shorter looks the same code looks at the same training, at each step and at each tenth, until it
+knows whether hooks are to rest; what a sample and another step took in the last of these looks tells the interval N
+that it would settle for. Then rounds measure, each turn between two of the training unwatched, steps of which each is
+sampled and steps of which none is, with hooks at rest if that is what it came to; a step of the default costs the
+latter and 1/N of the difference. CPU time is that of the whole process. Memory is what the resident set grew by from
+before ``watch()`` to ten sampled steps later.
 Exit status 1 where the median of a default is over the budget by more than its own unwatched turns differ.
 """
 
@@ -16,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import ratios
@@ -30,12 +32,12 @@ from torch import Tensor, nn  # noqa: E402 -- likewise
 from trainings import Gpt, Loop  # noqa: E402 -- likewise
 
 import gradcanary  # noqa: E402 -- likewise
-from gradcanary import meter  # noqa: E402 -- likewise
-from gradcanary.budget import INTERVALS  # noqa: E402 -- likewise
+from gradcanary import meter, resting  # noqa: E402 -- likewise
+from gradcanary.budget import INTERVALS, Look, Pace, paced  # noqa: E402 -- likewise
 
 NOBODY = "http://127.0.0.1:9"
 LOOK = 20
-"""Steps of a look at the first interval; ten times as many would take an hour for the larger models."""
+"""Steps of a look; ten times as many would take an hour for the larger models."""
 
 AT_DEFAULT, THREADS = 1.01, 1
 SAMPLED, OTHERS, UNHEARD = "each step sampled", "none sampled", "each sampled, no collector"
@@ -90,7 +92,10 @@ class Found:
     noise: list[float] = field(default_factory=list)
     ratios: dict[str, list[float]] = field(default_factory=dict)
     every: int = 1
+    rests: bool = False
     share: float = 0.0
+    hooks_s: float = 0.0
+    sender_s: float = 0.0
     grown_mib: float = 0.0
     threads: int = 0
 
@@ -101,41 +106,78 @@ class Found:
 
 
 @contextmanager
-def quick_looks() -> Iterator[None]:
-    """Have the agent decide at once, after short looks."""
-    kept = meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over
-    meter.GRACE_STEPS, meter.LOOK_STEPS = 2 * LOOK, LOOK  # the first look has the start in it
-    meter.Look.is_over = lambda look, every: look.steps >= max(LOOK, every)
+def quick_looks(steps: int, looks: list[Look]) -> Iterator[None]:
+    """Have the agent decide at once, after short looks that are kept, and sample each tenth step at the least."""
+
+    def paced_(pace: Pace, look: Look, budget: float) -> Pace:
+        looks.append(look)
+        found = paced(pace, look, budget)
+        return replace(found, every=min(found.every, INTERVALS[1]))
+
+    kept = meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN
+    meter.GRACE_STEPS, meter.LOOK_STEPS, resting.SEEN = 2 * steps, steps, 1  # the first look has the start in it
+    meter.Look.is_over, meter.paced = lambda look, every: look.steps >= max(steps, every), paced_
     yield
-    meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over = kept
+    meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN = kept
 
 
-def settled(loop: Training, url: str, found: Found) -> None:
-    """Have the agent choose its interval, and note what it comes to hold meanwhile."""
+def at_interval(look: Look, every: int) -> Look:
+    """Return a look at another interval, where a sample and a step take what they took in this one."""
+    others = look.steps - look.samples
+    step_s = look.other_s / others if others else 0.0
+    sample_s = (look.sampled_s + look.sender_s) / look.samples - step_s
+    plain_s = look.elapsed_s - look.sampled_s - look.other_s
+    return Look(
+        steps=INTERVALS[-1],
+        samples=INTERVALS[-1] // every,
+        elapsed_s=INTERVALS[-1] * (plain_s / look.steps + step_s + sample_s / every),
+        sampled_s=INTERVALS[-1] // every * (sample_s + step_s),
+        other_s=(INTERVALS[-1] - INTERVALS[-1] // every) * step_s,
+        rounds=look.rounds,
+    )
+
+
+def settled(loop: Training, url: str, look_steps: int, found: Found) -> None:
+    """Find out what the agent would settle for, and note what it comes to hold meanwhile."""
     loop.step()
     resident, threads = psutil.Process().memory_info().rss, threading.active_count()
-    with quick_looks(), gradcanary.watch(loop.model, loop.optimizer, url=url, run="settles") as watch:
+    looks: list[Look] = []
+    with (
+        quick_looks(look_steps, looks),
+        gradcanary.watch(loop.model, loop.optimizer, url=url, run="settles") as watch,
+    ):
         measured = watch._session.observer.meter
-        for number in range(3 * LOOK + 2 * INTERVALS[2]):
+        number = 0
+        while not looks or (measured.every > 1 and len(looks) < 2 + measured.rests):
             loop.step()
+            number += 1
             if number == 10:
                 found.grown_mib = (psutil.Process().memory_info().rss - resident) / 2**20
                 found.threads = threading.active_count() - threads
-            if number >= 4 * LOOK and measured.every <= INTERVALS[1]:
-                break
-        found.every, found.share = measured.every, measured.share()
+        pace = Pace(measured.every, rests=measured.rests)
+    last = looks[-1]
+    found.hooks_s, found.sender_s = last.other_s / max(last.steps - last.samples, 1), last.sender_s / last.steps
+    for _ in range(2 * len(INTERVALS)):
+        pace = paced(pace, at_interval(last, pace.every), AT_DEFAULT - 1)
+    found.every, found.rests, found.share = pace.every, pace.rests, at_interval(last, pace.every).share
 
 
-def measured(loop: Training, url: str, rounds: int, steps: int) -> Found:
+def measured(loop: Training, url: str, rounds: int, steps: int, look_steps: int) -> Found:
     """Return what watching costs a training."""
     found = Found()
-    settled(loop, url, found)
+    settled(loop, url, look_steps, found)
 
     def way(to: str, every: int) -> Callable[[], gradcanary.Watch]:
-        return lambda: gradcanary.watch(loop.model, loop.optimizer, url=to, run="costs", every=every, step=1)
+        def begin() -> gradcanary.Watch:
+            watch = gradcanary.watch(loop.model, loop.optimizer, url=to, run="costs", every=every, step=1)
+            watch._session.observer.meter._pace = Pace(every, rests=found.rests)
+            return watch
+
+        return begin
 
     ways = {SAMPLED: way(url, 1), OTHERS: way(url, 1000), UNHEARD: way(NOBODY, 1)}
     found.ratios = {name: [] for name in ways}
+    resting.SEEN = 1
     for _ in range(rounds):
         before = turn(loop, nullcontext, steps)
         for name, begin in ways.items():
@@ -148,8 +190,9 @@ def measured(loop: Training, url: str, rounds: int, steps: int) -> Found:
 
 
 def turn(loop: Training, begin: Callable[[], object], steps: int) -> float:
-    """Return the seconds of CPU per step; the first step warms up."""
+    """Return the seconds of CPU per step; the first two steps warm up, and hooks rest after them."""
     with begin():
+        loop.step()
         loop.step()
         return loop.cpu_s(steps)
 
@@ -161,8 +204,9 @@ def show(name: str, loop: Training, found: Found) -> bool:
     ways = " | ".join(ratios.told(found.ratios[way]) for way in (SAMPLED, OTHERS, UNHEARD))
     print(
         f"| {name}: {size} | {statistics.median(found.cpu_s) * 1e3:.1f} ms | {ratios.told(found.noise)} | {ways} | "
-        f"{found.every} | {found.share:.2%} | {ratios.told(found.default())} | {found.grown_mib:.0f} MiB | "
-        f"{found.threads} |",
+        f"{found.every}{', at rest' if found.rests else ''} | {found.share:.2%} | "
+        f"{found.hooks_s * 1e3:.2f} + {found.sender_s * 1e3:.2f} ms | {ratios.told(found.default())} | "
+        f"{found.grown_mib:.0f} MiB | {found.threads} |",
         flush=True,
     )
     noise = statistics.median(abs(each - 1) for each in found.noise)
@@ -174,12 +218,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ratios.ROUNDS)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--look", type=int, default=LOOK)
     parser.add_argument("--only", nargs="+", choices=TRAININGS, default=list(TRAININGS))
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {arguments.rounds} rounds\n")
     print(
         f"| training | CPU per step | nothing | {SAMPLED} | {OTHERS} | {UNHEARD} | N | its own share | "
-        "default after 1,000 steps | memory | threads |\n|---|---|---|---|---|---|---|---|---|---|---|",
+        "hooks of a step not sampled + sender | default after 1,000 steps | memory | threads |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
         flush=True,
     )
     are_met = {}
@@ -188,7 +234,9 @@ def main() -> int:
         with collector(Path(folder) / "data") as receiver:
             for name in arguments.only:
                 loop = TRAININGS[name]()
-                are_met[name] = show(name, loop, measured(loop, receiver.url, arguments.rounds, arguments.steps))
+                are_met[name] = show(
+                    name, loop, measured(loop, receiver.url, arguments.rounds, arguments.steps, arguments.look)
+                )
                 del loop
     print()
     for name, is_met in are_met.items():
