@@ -291,7 +291,7 @@ class Observer:
 
     def _find_origin(self, *, even_unknown: bool) -> None:
         if self.origin is None and (even_unknown or self.main() is not None):
-            self.origin = origin_of(self.main(), self.settings.step, is_late=self.is_late)
+            self.origin = origin_of(self.main(), self.settings.step, self.guard.catch, is_late=self.is_late)
             self.step = self.origin.first_step
 
     def _close_window(self, track: Track) -> None:
