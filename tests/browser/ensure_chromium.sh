@@ -18,13 +18,9 @@ if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
 if command -v apt-get >/dev/null 2>&1 && $as_root true 2>/dev/null; then
     echo "installing Debian's Chromium for the browser tests"
     export DEBIAN_FRONTEND=noninteractive
-    # Without what it recommends: printers, notifications, a power manager.
+    # Without what it recommends: printers, notifications, a power manager. A page without any font has no text to look at.
     install="$as_root apt-get install -y -qq --no-install-recommends"
-    $as_root apt-get update -qq
-    for package in chromium-headless-shell chromium; do
-        # A page without any font has no text to look at.
-        $install "$package" fonts-liberation >/dev/null && starts && exit 0
-    done
+    $as_root apt-get update -qq && $install chromium fonts-liberation >/dev/null && starts && exit 0
 fi
 
 echo "downloading Playwright's Chromium for the browser tests"
