@@ -9,7 +9,16 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Match
 
-from gradcanary_server import answers, incident_routes, ingest_routes, read_routes, rules, rules_file, silence_routes
+from gradcanary_server import (
+    answers,
+    incident_routes,
+    ingest_routes,
+    read_routes,
+    rules,
+    rules_file,
+    run_routes,
+    silence_routes,
+)
 from gradcanary_server.archive import Archive
 from gradcanary_server.compactor import Compactor
 from gradcanary_server.database import Database
@@ -41,8 +50,8 @@ def create_app(settings: Settings) -> FastAPI:
     # The last one added is the first one asked.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, *settings.hosts], www_redirect=False)
     answers.install(app)
-    for router in (ingest_routes.router, read_routes.router, incident_routes.router, silence_routes.router):
-        app.include_router(router)
+    for routes in (ingest_routes, read_routes, run_routes, incident_routes, silence_routes):
+        app.include_router(routes.router)
     app.add_api_route("/healthz", healthz, methods=["GET"])
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
     app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS)
