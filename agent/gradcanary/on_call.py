@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gradcanary.collector import Collector
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 -- argparse has no public name for it
+    Command = Callable[[argparse.Namespace, Collector], int]
 
 MOST_PAGES = 10
 """Of a hundred incidents each; who has more says --run, --state or --since."""
@@ -32,14 +33,14 @@ def add(commands: Commands) -> None:
     _add_incidents(commands)
     _add_ack(commands)
     _add_silence(commands)
-    command = _add(commands, "silences", "list the silences in force", _silences)
+    command = add_command(commands, "silences", "list the silences in force", _silences)
     command.add_argument("--json", action="store_true", help="as the collector answers it")
-    command = _add(commands, "unsilence", "end a silence now: what is still true is told", _unsilence)
+    command = add_command(commands, "unsilence", "end a silence now: what is still true is told", _unsilence)
     command.add_argument("silence", type=int, metavar="ID", help="of a silence, as 'gradcanary silences' lists it")
 
 
 def _add_incidents(commands: Commands) -> None:
-    command = _add(commands, "incidents", "list incidents, the worst first, or tell one in full", _incidents)
+    command = add_command(commands, "incidents", "list incidents, the worst first, or tell one in full", _incidents)
     command.add_argument("incident", type=int, nargs="?", metavar="ID", help="tell this one in full")
     command.add_argument("--run", dest="name", metavar="NAME", help="of this run only")
     command.add_argument("--state", choices=("open", "resolved"), help="of this state only")
@@ -48,7 +49,7 @@ def _add_incidents(commands: Commands) -> None:
 
 
 def _add_ack(commands: Commands) -> None:
-    command = _add(commands, "ack", "say that somebody knows of an incident: no reminders, no growth", _ack)
+    command = add_command(commands, "ack", "say that somebody knows of an incident: no reminders, no growth", _ack)
     command.add_argument("incident", type=int, metavar="ID")
     command.add_argument("--note", default="", help="for those who read it later")
     command.add_argument("--by", default=None, help="who knows (default: your user name)")
@@ -58,7 +59,7 @@ def _add_ack(commands: Commands) -> None:
 
 
 def _add_silence(commands: Commands) -> None:
-    command = _add(commands, "silence", "tell nobody of an incident, or of some layers, for a while", _silence)
+    command = add_command(commands, "silence", "tell nobody of an incident, or of some layers, for a while", _silence)
     command.add_argument("incident", type=int, nargs="?", metavar="ID", help="its rule, in its run")
     command.add_argument("--run", dest="name", metavar="NAME", help="a run, or several by * and ?; '*' is every run")
     command.add_argument("--rule", help="of this rule only")
@@ -70,16 +71,19 @@ def _add_silence(commands: Commands) -> None:
     command.add_argument("--by", default=None, help="who asks for it (default: your user name)")
 
 
-def _add(
-    commands: Commands, name: str, text: str, run: Callable[[argparse.Namespace, Collector], int]
+def add_command(
+    commands: Commands, name: str, text: str, run: Command, *, is_below: bool = False
 ) -> argparse.ArgumentParser:
+    """Add a command that asks a collector, and return its parser; ``is_below`` one that asks, too."""
     command = commands.add_parser(name, help=text, description=text)
-    command.add_argument("--url", help=f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})")
-    command.set_defaults(run=lambda arguments: _run(run, arguments))
+    default = argparse.SUPPRESS if is_below else None  # else None would replace what was given above
+    words = f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})"
+    command.add_argument("--url", default=default, help=words)
+    command.set_defaults(run=lambda arguments: run_command(run, arguments))
     return command
 
 
-def _run(command: Callable[[argparse.Namespace, Collector], int], arguments: argparse.Namespace) -> int:
+def run_command(command: Command, arguments: argparse.Namespace) -> int:
     """Carry out a command; return 1 where the collector fails, 2 where it refuses what was typed."""
     from gradcanary.collector import Collector, CollectorError  # not for each command, a training's start among them
 
@@ -98,7 +102,7 @@ def _run(command: Callable[[argparse.Namespace, Collector], int], arguments: arg
 def _incidents(arguments: argparse.Namespace, collector: Collector) -> int:
     if arguments.incident is not None:
         found = collector.ask("GET", f"/incidents/{arguments.incident}")
-        return _say(_json(found) if arguments.json else incident_words.told(found))
+        return say(as_json(found) if arguments.json else incident_words.told(found))
     listed: list[Any] = []
     before: int | None = None
     for _ in range(MOST_PAGES):
@@ -109,9 +113,9 @@ def _incidents(arguments: argparse.Namespace, collector: Collector) -> int:
         if before is None:
             break
     worst = incident_words.worst_first(listed)
-    _say(_json({"incidents": worst, "next": before}) if arguments.json else incident_words.listed(worst, _width()))
+    say(as_json({"incidents": worst, "next": before}) if arguments.json else incident_words.listed(worst, width()))
     if before is not None and not arguments.json:
-        _say("There are older ones: choose with --run, --state or --since.")
+        say("There are older ones: choose with --run, --state or --since.")
     return 0
 
 
@@ -119,7 +123,7 @@ def _ack(arguments: argparse.Namespace, collector: Collector) -> int:
     body = {"by": _by(arguments), "note": arguments.note, "new_baseline": arguments.new_baseline}
     found = collector.ask("POST", f"/incidents/{arguments.incident}/ack", body)
     said = f"#{found['id']} {found['rule']} in {found['run']}: {incident_words.state(found)}"
-    return _say(f"{said}. {found['summary']}")
+    return say(f"{said}. {found['summary']}")
 
 
 def _silence(arguments: argparse.Namespace, collector: Collector) -> int:
@@ -135,17 +139,17 @@ def _silence(arguments: argparse.Namespace, collector: Collector) -> int:
     made = collector.ask("POST", "/silences", {**body, "by": _by(arguments), "note": arguments.note})
     hides = incident_words.hides(made) or "no incident that is open now"
     until = incident_words.minute(made["until"])
-    return _say(f"Silence {made['id']} until {until} UTC hides {hides}. End it: gradcanary unsilence {made['id']}")
+    return say(f"Silence {made['id']} until {until} UTC hides {hides}. End it: gradcanary unsilence {made['id']}")
 
 
 def _silences(arguments: argparse.Namespace, collector: Collector) -> int:
     found = collector.ask("GET", "/silences")
-    return _say(_json(found) if arguments.json else incident_words.silences(found["silences"], _width()))
+    return say(as_json(found) if arguments.json else incident_words.silences(found["silences"], width()))
 
 
 def _unsilence(arguments: argparse.Namespace, collector: Collector) -> int:
     collector.ask("DELETE", f"/silences/{arguments.silence}")
-    return _say(f"Silence {arguments.silence} is over.")
+    return say(f"Silence {arguments.silence} is over.")
 
 
 def _by(arguments: argparse.Namespace) -> str:
@@ -180,16 +184,17 @@ def _rfc3339(moment: datetime) -> str:
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _width() -> int | None:
+def width() -> int | None:
     """Return how wide lines may be; in a file or a pipe they are whole."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _json(found: object) -> str:
+def as_json(found: object) -> str:
+    """Return what the collector answered as text."""
     return json.dumps(found, indent=2)
 
 
-def _say(text: str) -> int:
+def say(text: str) -> int:
     """Print a text, whatever the terminal can write, and return the status of success."""
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding))  # noqa: T201 -- the answer
