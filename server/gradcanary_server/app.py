@@ -13,6 +13,8 @@ from gradcanary_server import (
     answers,
     incident_routes,
     ingest_routes,
+    loops,
+    operations_routes,
     read_routes,
     rules,
     rules_file,
@@ -35,6 +37,9 @@ from gradcanary_server.watchdog import Watchdog
 LOOPBACK = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 """Names a browser may ask for: any other one leads here through a stranger's DNS (rebinding)."""
 
+STOP_S = 4.5
+"""How long the loops may take to end; a delivery that is under way has 3 s of it."""
+
 METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 
 
@@ -50,9 +55,8 @@ def create_app(settings: Settings) -> FastAPI:
     # The last one added is the first one asked.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, *settings.hosts], www_redirect=False)
     answers.install(app)
-    for routes in (ingest_routes, read_routes, run_routes, incident_routes, silence_routes):
+    for routes in (ingest_routes, read_routes, run_routes, incident_routes, silence_routes, operations_routes):
         app.include_router(routes.router)
-    app.add_api_route("/healthz", healthz, methods=["GET"])
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
     app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS)
     return app
@@ -69,6 +73,8 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.compactor = Compactor(state.database, log, tiles, state.ingest.settle, settings.raw_days)
     state.watchdog = Watchdog(state.database, state.archive, state.rules)
     state.new_webhook_secret = None
+    state.loops = []
+    state.registry = operations_routes.registry(state.database, state.rules, state.loops)
 
 
 @asynccontextmanager
@@ -80,15 +86,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.new_webhook_secret = await run_in_threadpool(_ensure_endpoint, database, app.state.settings)
         found = app.state.rules
         deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted)
-        deliverer.start()
-        app.state.compactor.start()
-        app.state.watchdog.start()
+        app.state.loops[:] = deliverer, app.state.compactor, app.state.watchdog
+        for loop in app.state.loops:
+            loop.start()
         try:
             yield
         finally:
-            await run_in_threadpool(app.state.watchdog.stop)
-            await run_in_threadpool(app.state.compactor.stop)
-            await run_in_threadpool(deliverer.stop)
+            await run_in_threadpool(loops.stop_all, app.state.loops, STOP_S)
             await run_in_threadpool(database.close)
 
 
@@ -99,11 +103,6 @@ def _ensure_endpoint(database: Database, settings: Settings) -> str | None:
         if settings.webhook is None:
             return None
         return ensure_operator_endpoint(connection, settings.webhook, settings.webhook_secret, now)
-
-
-def healthz() -> dict[str, str]:
-    """Answer as long as the process serves requests."""
-    return {"status": "ok"}
 
 
 def unknown_path(request: Request, rest: str) -> None:

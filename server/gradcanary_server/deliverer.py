@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 
 import httpx
 
-from gradcanary_server import deliveries, webhooks
-from gradcanary_server.database import Database, Outage
+from gradcanary_server import deliveries, meters, webhooks
+from gradcanary_server.database import Database
 from gradcanary_server.deliveries import Claim
 from gradcanary_server.loops import Loop
 from gradcanary_server.pace import Pace
@@ -35,12 +35,11 @@ class Deliverer(Loop):
     """Delivers the incidents of one store from a daemon thread of this process, but those of ``muted`` rules."""
 
     def __init__(self, database: Database, pace: Pace, public_url: str, muted: frozenset[str] = frozenset()) -> None:
-        super().__init__("deliverer")
+        super().__init__("deliverer", logger)
         self._database = database
         self._pace = pace
         self._muted = muted
         self._public_url = public_url
-        self._outage = Outage(logger)
         self._in_flight: dict[int, asyncio.Task[None]] = {}
 
     def stop(self, timeout_s: float | None = STOP_S + 2 * WAKE_S) -> None:
@@ -56,10 +55,11 @@ class Deliverer(Loop):
                 try:
                     self._seal()
                     self._send(client)
-                    self._outage.end()
+                    self._done()
                 except Exception as error:  # a message later is worth more than a reason to stop now
                     if not self._outage.explains(error):
                         logger.exception("a round of deliveries failed; the next one is in %s s", WAKE_S)
+                self._beat()
                 await self._pause()
             await self._wind_down()
 
@@ -121,6 +121,7 @@ class Deliverer(Loop):
         self._conclude(claim, result, round((time.perf_counter() - begun) * 1000))
 
     def _conclude(self, claim: Claim, result: int | TransportError, took_ms: int) -> None:
+        meters.ATTEMPTS.labels("failed" if isinstance(result, TransportError) else "delivered").inc()
         if isinstance(result, TransportError):
             logger.warning("message %s was not delivered: %s", claim.message.id, result)
         jitter = random.uniform(-1.0, 1.0)  # noqa: S311 -- spreads retries, keeps no secret

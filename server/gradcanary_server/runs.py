@@ -66,6 +66,13 @@ def page(connection: Connection, chosen: Choice, now: float, silent: Silent = SI
     return seen, "{}~{}".format(*shown[-1]) if len(found) > chosen.limit else None
 
 
+def unended(connection: Connection, most: int, now: float, silent: Silent = SILENT) -> list[Seen]:
+    """Return the runs that did not end and are not in the archive: the ones heard of last, so many at most."""
+    query = select(run).where(run.c.ended.is_(None), run.c.archived.is_(False))
+    rows = connection.execute(query.order_by(run.c.last_seen.desc(), run.c.run_id.desc()).limit(most)).all()
+    return _seen(connection, rows, now, silent)
+
+
 def _place(text: str) -> tuple[float, int]:
     heard, _, number = text.partition("~")
     try:
