@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradcanary import launching, on_call, run_commands
+from gradcanary import launching, on_call, run_commands, store_commands
 from gradcanary.attach import commands as attaching
 from gradcanary.settings import DEFAULT_URL
 from gradcanary.version import __version__
@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     _add_sync(commands)
     on_call.add(commands)
     run_commands.add(commands)
+    store_commands.add(commands)
     _add_test_rules(commands)
     return top
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table, and_, delete, exists, func, select, tu
 from gradcanary_server import run_names, tiles
 from gradcanary_server.database import insert_new
 from gradcanary_server.errors import RequestError, unknown_run
-from gradcanary_server.schema import batch, chain, deleted_session, fold_state, metric, run, session, tile
+from gradcanary_server.schema import HEAVY, deleted_session, run, session, tile
 from gradcanary_server.tiles import OF_METRICS
 
 REMEMBERED_S = 30 * 86_400.0
@@ -21,8 +21,6 @@ REMEMBERED_S = 30 * 86_400.0
 
 BITE = 500
 """Rows of measurements that one transaction takes away."""
-
-HEAVY = (tile, batch, chain, fold_state, metric)
 
 _COUNT = select(func.count(), func.max(deleted_session.c.deleted))
 

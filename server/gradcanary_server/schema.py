@@ -320,3 +320,6 @@ attempt = Table(
         ondelete="CASCADE",
     ),
 )
+
+HEAVY = (batch, chain, tile, fold_state, metric)
+"""The tables of measurements: every key leads with ``run_id``, and no foreign key leads into or out of them."""

@@ -43,7 +43,7 @@ class Settings:
         data = data.expanduser().absolute()
         return cls(
             data=data,
-            db=db or f"sqlite:///{data / 'gradcanary.db'}",
+            db=db or address(data),
             rules=rules,
             webhook=webhook,
             webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
@@ -51,6 +51,11 @@ class Settings:
             raw_days=_days(environ.get("GRADCANARY_RAW_DAYS")),
             hosts=tuple(name.strip() for name in environ.get("GRADCANARY_HOSTS", "").split(",") if name.strip()),
         )
+
+
+def address(data: Path) -> str:
+    """Return the address of the SQLite store in a collector's folder."""
+    return f"sqlite:///{data.expanduser().absolute() / 'gradcanary.db'}"
 
 
 def _secret(environ: Mapping[str, str], key: str) -> str | None:
