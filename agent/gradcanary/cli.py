@@ -201,8 +201,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             )
             app = create_app(settings)
             mount(app, url)
-            with contextlib.suppress(KeyboardInterrupt):
-                Server(app, url).run([listener])
+            Server(app, url).run([listener])
         except CollectorError as error:
             raise UsageError(f"gradcanary: {error}") from error
     return 0

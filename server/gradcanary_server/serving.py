@@ -1,16 +1,23 @@
 """The process of ``gradcanary up``: uvicorn, which opens and closes the app in the open."""
 
 import contextlib
+import logging
+import signal
 import socket
 from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
 
+from gradcanary_server import log_lines
 from gradcanary_server.settings import Settings
 
 GRACE_S = 5
-"""For the requests that are under way when it ends."""
+"""For the requests that are under way when it ends; with the loops' time (app.STOP_S) it is over within 10 s."""
+
+logger = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
@@ -18,10 +25,26 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, url: str) -> None:
         """``url`` is where requests are taken, which is said once they are."""
-        super().__init__(uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=GRACE_S))
+        log_lines.begin(app.state.settings.log)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
         self._app = app
         self._url = url
         self._lifetime = contextlib.AsyncExitStack()
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until Ctrl-C or SIGTERM, by which it ends as it should."""
+        signal.signal(signal.SIGTERM, _interrupt)  # uvicorn gives the signal again once all is done
+        with contextlib.suppress(KeyboardInterrupt):
+            super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the app, then listen; raises CollectorError where the app cannot be opened."""
@@ -31,11 +54,18 @@ class Server(uvicorn.Server):
             state = self._app.state
             lines = (*told(state.settings, state.new_webhook_secret), f"gradcanary is listening on {self._url}")
             print("\n".join(lines), flush=True)  # noqa: T201 -- what the operator waits for
+            logger.info("serving at %s", self._url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what is under way, then close the app."""
+        logger.info("stopping: what is under way is finished, nothing new is taken")
         await super().shutdown(sockets)
         await self._lifetime.aclose()
+        logger.info("stopped")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def told(settings: Settings, new_webhook_secret: str | None) -> Iterator[str]:

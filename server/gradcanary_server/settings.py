@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradcanary_server import log_lines
 from gradcanary_server.errors import SettingsError
 
 MAX_DAYS = 36_500
@@ -23,6 +24,7 @@ class Settings:
     public_url: str = DEFAULT_PUBLIC_URL
     hosts: tuple[str, ...] = ()
     raw_days: float | None = None
+    log: str = "text"
 
     @classmethod
     def from_env(
@@ -38,7 +40,8 @@ class Settings:
         """Return the settings of these arguments; secrets come from ``GRADCANARY_WEBHOOK_SECRET`` or its ``_FILE``.
 
         ``GRADCANARY_HOSTS`` lists host names, with commas, under which the collector may be asked beside loopback ones;
-        ``GRADCANARY_RAW_DAYS`` is how long single samples are kept, after which the pyramid alone is (default: ever).
+        ``GRADCANARY_RAW_DAYS`` is how long single samples are kept, after which the pyramid alone is (default: ever);
+        ``GRADCANARY_LOG`` is ``text`` or ``json``: how the process writes what happens to it.
         """
         data = data.expanduser().absolute()
         return cls(
@@ -49,6 +52,7 @@ class Settings:
             webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
             public_url=url.rstrip("/"),
             raw_days=_days(environ.get("GRADCANARY_RAW_DAYS")),
+            log=_log(environ.get("GRADCANARY_LOG")),
             hosts=tuple(name.strip() for name in environ.get("GRADCANARY_HOSTS", "").split(",") if name.strip()),
         )
 
@@ -82,3 +86,10 @@ def _days(given: str | None) -> float | None:
     if not 0 < days < MAX_DAYS:
         raise SettingsError(f"GRADCANARY_RAW_DAYS={given!r} must be a number of days over 0.")
     return days
+
+
+def _log(given: str | None) -> str:
+    kind = given or "text"
+    if kind not in log_lines.KINDS:
+        raise SettingsError(f"GRADCANARY_LOG={given!r} must be {' or '.join(log_lines.KINDS)}.")
+    return kind
