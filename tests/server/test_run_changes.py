@@ -117,6 +117,9 @@ def test_a_silence_of_a_run_goes_with_its_name(module_collector, change):
     change("hushed", name="loud")
     found = module_collector.get("/api/v1/silences").json()["silences"]
     assert [(each["run"], len(each["incidents"])) for each in found] == [("loud", 1), ("hush*", 0)]
+    again = {"run": "hushed", "until": until.isoformat(), "by": "ada"}
+    made = httpx.post(f"{module_collector.url}/api/v1/silences", json=again).json()
+    assert (made["run"], len(made["incidents"])) == ("loud", 1), "by the name that a message of before has"
 
 
 @pytest.mark.parametrize(
