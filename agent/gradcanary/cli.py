@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradcanary import launching, on_call, run_commands, store_commands
+from gradcanary import launching, on_call, run_commands
 from gradcanary.attach import commands as attaching
 from gradcanary.settings import DEFAULT_URL
 from gradcanary.version import __version__
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     _add_sync(commands)
     on_call.add(commands)
     run_commands.add(commands)
-    store_commands.add(commands)
+    _add_upkeep(commands)
     _add_test_rules(commands)
     return top
 
@@ -66,12 +66,30 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     command = commands.add_parser("up", help="serve the collector and the dashboard on one port")
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 picks a free one (default: %(default)s)")
-    store = command.add_mutually_exclusive_group()
-    store.add_argument("--data", type=Path, help="folder of the SQLite database (default: the user's data folder)")
-    store.add_argument("--db", metavar="URL", help="postgresql://USER@HOST/NAME, or sqlite:///FILE")
+    _add_store(command)
     command.add_argument("--rules", type=Path, metavar="FILE", help="rules.yaml with other thresholds")
     command.add_argument("--webhook", metavar="URL", help="send incidents of warning and above to this address")
     command.set_defaults(run=_up)
+
+
+def _add_store(command: argparse.ArgumentParser) -> None:
+    store = command.add_mutually_exclusive_group()
+    store.add_argument("--data", type=Path, help="folder of the SQLite database (default: the user's data folder)")
+    store.add_argument("--db", metavar="URL", help="postgresql://USER@HOST/NAME, or sqlite:///FILE")
+
+
+def _add_upkeep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "copy the SQLite store to a file, while the collector runs; for PostgreSQL, tell how"
+    backup = commands.add_parser("backup", help=text, description=text)
+    backup.add_argument("file", type=Path, metavar="FILE", help="a new one, in a folder that is there")
+    _add_store(backup)
+    backup.set_defaults(run=_keep_up, upkeep="backup")
+    text = "bring a store's tables to this version's shape, as 'up' does when it starts"
+    migrate = commands.add_parser("migrate", help=text, description=text)
+    _add_store(migrate)
+    words = "and spread the measurements over the nodes of a Citus cluster, by run"
+    migrate.add_argument("--citus", action="store_true", help=words)
+    migrate.set_defaults(run=_keep_up, upkeep="migrate")
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -168,6 +186,28 @@ def _test_rules(arguments: argparse.Namespace) -> int:
             raise UsageError(f"gradcanary test-rules: {error}") from error
     except ModuleNotFoundError as error:
         raise UsageError(NO_EXTRAS.format(command="test-rules", missing=error.name)) from error
+
+
+def _keep_up(arguments: argparse.Namespace) -> int:
+    try:
+        import platformdirs
+
+        from gradcanary_server import upkeep
+        from gradcanary_server.errors import CollectorError
+        from gradcanary_server.settings import address
+
+        url = arguments.db or address(arguments.data or platformdirs.user_data_path("gradcanary"))
+        try:
+            if arguments.upkeep == "backup":
+                said = upkeep.backup(url, arguments.file)
+            else:
+                said = upkeep.migrate(url, with_citus=arguments.citus)
+        except CollectorError as error:
+            raise UsageError(f"gradcanary: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UsageError(NO_EXTRAS.format(command=arguments.upkeep, missing=error.name)) from error
+    print(said)  # noqa: T201 -- the answer
+    return 0
 
 
 def _up(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
@@ -42,8 +43,7 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until Ctrl-C or SIGTERM, by which it ends as it should."""
-        signal.signal(signal.SIGTERM, _interrupt)  # uvicorn gives the signal again once all is done
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
             super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -62,6 +62,19 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         await self._lifetime.aclose()
         logger.info("stopped")
+
+
+@contextlib.contextmanager
+def _interrupted_by(number: signal.Signals) -> Iterator[None]:
+    """Let a signal be as Ctrl-C: uvicorn, which takes it first, gives it again once all is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no other one hears of signals
+        return
+    before = signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
