@@ -1,5 +1,6 @@
 """``gradcanary up`` says in a sentence why it does not start, and never with a traceback."""
 
+import contextlib
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import warm
 
 from gradcanary import cli
 from gradcanary_server import log_lines
+from gradcanary_server.listening import Listener
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -29,16 +31,61 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return said.err
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
-def test_a_host_that_others_reach_is_refused_with_the_reason(capsys, host):
-    said = refused(capsys, "up", "--host", host, "--port", "9999")
-    assert f"--host {host} would let everybody" in said
-    assert "ssh -L 9999:127.0.0.1:9999" in said
+@pytest.mark.parametrize("host", ["203.0.113.5", "no-such-host.invalid", "", "127.0.0.1.9"])
+def test_a_host_that_is_not_ours_is_refused(capsys, tmp_path, host):
+    said = refused(capsys, "up", "--host", host, "--port", "0", "--data", str(tmp_path))
+    assert "is no address of this machine" in said or f"cannot listen on {host}:0" in said
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_loopback_is_not(host):
-    assert cli._is_loopback(host)
+@pytest.mark.parametrize("words", [("--host", "0.0.0.0"), ("--auth",)])
+def test_nobody_listens_for_others_without_asking_for_tokens(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.setenv("GRADCANARY_AUTH", "off")
+    said = refused(capsys, "up", *words, "--port", "0", "--data", str(tmp_path))
+    assert "GRADCANARY_AUTH=off cannot be" in said
+    assert "listen on 127.0.0.1" in said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost"])
+def test_loopback_is_this_machine(host):
+    with contextlib.closing(Listener(host, 0, is_tls=False)) as listener:
+        assert listener.is_loopback
+        assert listener.url == listener.public_url
+        assert listener.own_url.startswith("http://127.")
+
+
+def test_everywhere_is_not():
+    with contextlib.closing(Listener("0.0.0.0", 0, is_tls=True)) as listener:
+        assert not listener.is_loopback
+        assert listener.own_url.startswith("https://127.0.0.1:")
+        assert listener.public_url == f"https://{socket.gethostname()}:{listener.own_url.rsplit(':', 1)[1]}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("GRADCANARY_AUTH", "yes", "must be on or off"),
+        ("GRADCANARY_PROXIES", "10.0.0.1,*", "must be addresses and networks"),
+        ("GRADCANARY_PROXIES", "10.0.0.1/8", "has host bits set"),
+        ("GRADCANARY_PUBLIC_URL", "gradcanary.example", "must be scheme, host and port"),
+        ("GRADCANARY_PUBLIC_URL", "https://x.example/path", "must be scheme, host and port"),
+        ("GRADCANARY_PUBLIC_URL", "https://x.example:x", "must be scheme, host and port"),
+    ],
+)
+def test_a_variable_that_cannot_work_is_named(capsys, tmp_path, monkeypatch, variable, value, says):
+    monkeypatch.setenv(variable, value)
+    said = refused(capsys, "up", "--port", "0", "--data", str(tmp_path))
+    assert f"{variable}={value!r}" in said
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    "words", [("--tls-cert", "x.pem"), ("--tls-key", "x.pem"), ("--tls-cert", "a", "--tls-key", "b")]
+)
+def test_tls_takes_a_certificate_and_its_key(capsys, tmp_path, words):
+    said = refused(capsys, "up", "--port", "0", "--data", str(tmp_path), *words)
+    assert "--tls-cert" in said
+    assert "--tls-key" in said
 
 
 def test_a_port_in_use_is_named_with_what_to_do(capsys, tmp_path):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ipaddress
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +20,7 @@ NO_EXTRAS = """\
 gradcanary: {command} needs the collector and the dashboard, and {missing} is not installed.
 Install them with, in a clone of gradcanary: pip install '.[all]'"""
 
-NOT_LOOPBACK = """\
-gradcanary: --host {host} would let everybody who reaches this machine read and write runs: this version has no
-access tokens yet, so the collector listens on loopback only. Leave --host away, and reach it from another machine
-through a tunnel: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE"""
+SCOPES = ("ingest", "read", "admin")
 
 
 class UsageError(Exception):
@@ -51,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"gradcanary {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_up(commands)
+    _add_token(commands)
     _add_run(commands)
     attaching.add(commands)
     _add_demo(commands)
@@ -69,7 +65,25 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     _add_store(command)
     command.add_argument("--rules", type=Path, metavar="FILE", help="rules.yaml with other thresholds")
     command.add_argument("--webhook", metavar="URL", help="send incidents of warning and above to this address")
+    command.add_argument("--auth", action="store_true", help="ask for access tokens on loopback, too: behind a proxy")
+    command.add_argument("--tls-cert", type=Path, metavar="FILE", help="speak TLS with this certificate chain, PEM")
+    command.add_argument("--tls-key", type=Path, metavar="FILE", help="and this key")
     command.set_defaults(run=_up)
+
+
+def _add_token(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "make, list and revoke access tokens, in the store itself; the collector may be running"
+    actions = commands.add_parser("token", help=text, description=text).add_subparsers(required=True, metavar="ACTION")
+    create = actions.add_parser("create", help="make a token and print it, once")
+    create.add_argument("--scope", required=True, choices=SCOPES, help="send measurements; look; everything")
+    create.add_argument("--name", required=True, help="where or by whom it is used")
+    create.add_argument("--days", type=float, metavar="N", help="it holds for so long (default: until it is revoked)")
+    listing = actions.add_parser("list", help="list tokens, without their secrets")
+    revoke = actions.add_parser("revoke", help="end a token, and the visits of browsers that signed in with it")
+    revoke.add_argument("token", type=int, metavar="ID", help="as 'gradcanary token list' says")
+    for name, command in (("create", create), ("show", listing), ("revoke", revoke)):
+        _add_store(command)
+        command.set_defaults(run=_token, action=name)
 
 
 def _add_store(command: argparse.ArgumentParser) -> None:
@@ -174,6 +188,7 @@ def _test_rules(arguments: argparse.Namespace) -> int:
         raise UsageError("gradcanary test-rules: give a run of the collector with --run, or a CSV file")
     try:
         from gradcanary.settings import Settings
+        from gradcanary.transport import trusted
         from gradcanary_server import trials
         from gradcanary_server.errors import CollectorError
 
@@ -181,8 +196,10 @@ def _test_rules(arguments: argparse.Namespace) -> int:
             if arguments.trace is not None:
                 return 0 if trials.on_file(arguments.rules, arguments.trace, print) else 1
             settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
-            return 0 if trials.on_run(arguments.rules, arguments.name, settings.url, settings.token, print) else 1
-        except (CollectorError, ValueError) as error:
+            tls = trusted(os.environ) if settings.url.startswith("https:") else None
+            asked = (arguments.rules, arguments.name, settings.url, settings.token, print, tls)
+            return 0 if trials.on_run(*asked) else 1
+        except (CollectorError, ValueError, OSError) as error:
             raise UsageError(f"gradcanary test-rules: {error}") from error
     except ModuleNotFoundError as error:
         raise UsageError(NO_EXTRAS.format(command="test-rules", missing=error.name)) from error
@@ -211,8 +228,6 @@ def _keep_up(arguments: argparse.Namespace) -> int:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    if not _is_loopback(arguments.host):
-        raise UsageError(NOT_LOOPBACK.format(host=arguments.host, port=arguments.port or DEFAULT_PORT))
     try:
         return _serve(arguments)
     except ModuleNotFoundError as error:
@@ -220,59 +235,61 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    import platformdirs
-
     from gradcanary_dashboard.app import mount
     from gradcanary_server.app import create_app
     from gradcanary_server.errors import CollectorError
+    from gradcanary_server.listening import Listener, only
     from gradcanary_server.serving import Server
     from gradcanary_server.settings import Settings
 
-    with contextlib.closing(_listen(arguments.host, arguments.port)) as listener:
-        url = f"http://{_in_url(arguments.host)}:{listener.getsockname()[1]}"
-        try:
+    try:
+        with contextlib.closing(Listener(arguments.host, arguments.port, is_tls=bool(arguments.tls_cert))) as listener:
             settings = Settings.from_env(
                 os.environ,
-                data=arguments.data or platformdirs.user_data_path("gradcanary"),
+                data=_data(arguments),
                 db=arguments.db,
                 rules=arguments.rules,
                 webhook=arguments.webhook,
-                url=url,
+                url=listener.public_url,
+                auth=arguments.auth,
+                reached_by_others=not listener.is_loopback,
+                tls_cert=arguments.tls_cert,
+                tls_key=arguments.tls_key,
             )
             app = create_app(settings)
-            mount(app, url)
-            Server(app, url).run([listener])
-        except CollectorError as error:
-            raise UsageError(f"gradcanary: {error}") from error
+            trusted = None if settings.tls is None else only(settings.tls.chain)
+            mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
+            Server(app, listener.url).run([listener.socket])
+    except CollectorError as error:
+        raise UsageError(f"gradcanary: {error}") from error
     return 0
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _token(arguments: argparse.Namespace) -> int:
     try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise UsageError(
-            f"gradcanary: cannot listen on {host}:{port} ({error.strerror}). Is another collector running? "
-            "Stop it, or choose another port with --port."
-        ) from error
-    return listener
+        from gradcanary_server import token_commands
+        from gradcanary_server.errors import CollectorError
+        from gradcanary_server.settings import Settings
+
+        db = Settings.from_env({}, data=_data(arguments), db=arguments.db).db
+        try:
+            if arguments.action == "create":
+                token_commands.create(db, arguments.scope, arguments.name, arguments.days, print)
+            elif arguments.action == "revoke":
+                token_commands.revoke(db, arguments.token, print)
+            else:
+                token_commands.show(db, print)
+        except CollectorError as error:
+            raise UsageError(f"gradcanary token: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UsageError(NO_EXTRAS.format(command="token", missing=error.name)) from error
+    return 0
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _data(arguments: argparse.Namespace) -> Path:
+    import platformdirs
 
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return arguments.data or platformdirs.user_data_path("gradcanary")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
+import os
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from gradcanary.transport import TIMEOUT_S, Answer
+from gradcanary.transport import Answer, connect, trusted
+
+TOKEN = "Give a token with --token or GRADCANARY_TOKEN, which ps does not show."  # noqa: S105 -- what to do for one
 
 
 class CollectorError(Exception):
@@ -36,6 +38,8 @@ class Collector:
                 f"the collector at {self.url} does not answer ({error or type(error).__name__}): "
                 "start it with 'gradcanary up', or say where it is with --url or GRADCANARY_URL"
             ) from error
+        if answer.status in (401, 403) and answer.message:
+            raise CollectorError(f"{answer.message} {TOKEN}", is_refusal=True)
         if 400 <= answer.status < 500 and answer.message:
             raise CollectorError(answer.message, is_refusal=True)
         try:
@@ -50,7 +54,8 @@ class Collector:
         headers = {"content-type": "application/json"}
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"
-        connection = _connect(parts.scheme == "https", parts.hostname or "", parts.port)
+        context = trusted(os.environ) if parts.scheme == "https" else None
+        connection = connect(parts.hostname or "", parts.port, context)
         try:
             content = None if body is None else json.dumps(body).encode()
             connection.request(method, f"{parts.path.rstrip('/')}/api/v1{path}", content, headers)
@@ -58,9 +63,3 @@ class Collector:
             return Answer(response.status, response.read(), None)
         finally:
             connection.close()
-
-
-def _connect(is_tls: bool, host: str, port: int | None) -> http.client.HTTPConnection:
-    if is_tls:
-        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=ssl.create_default_context())
-    return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)

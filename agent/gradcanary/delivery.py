@@ -59,6 +59,7 @@ class Delivery:
         self.is_refused = False
         self.is_deleted = False
         self.is_there = False
+        self.is_barred = False
         self.failures = 0
         self.retry_at = 0.0
         self.asked_until = 0.0
@@ -166,7 +167,9 @@ class Delivery:
             self.is_deleted = True
             return True
         if status in (401, 403):
-            self._guard.say(f"the collector refuses our token: set GRADCANARY_TOKEN; {self._meanwhile}")
+            why = answer.message or f"it answers {status}"
+            self._guard.say(f"the collector refuses our token: set GRADCANARY_TOKEN ({why}); {self._meanwhile}")
+            self.is_barred = True
             return False
         if status == 426:
             self._guard.say(f"the collector does not speak this agent's protocol: {answer.message}; {self._meanwhile}")
@@ -186,6 +189,7 @@ class Delivery:
             self._guard.say(f"{self._url} does not answer as a collector does; {self._meanwhile}")
             return False
         self.is_there = True
+        self.is_barred = False
         self.failures = 0
         self.limits = reply.limits
         self._heard(reply)

@@ -79,6 +79,7 @@ def add_command(
     default = argparse.SUPPRESS if is_below else None  # else None would replace what was given above
     words = f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})"
     command.add_argument("--url", default=default, help=words)
+    command.add_argument("--token", default=default, help="for the collector (default: GRADCANARY_TOKEN)")
     command.set_defaults(run=lambda arguments: run_command(run, arguments))
     return command
 
@@ -89,7 +90,7 @@ def run_command(command: Command, arguments: argparse.Namespace) -> int:
 
     known = {name: os.environ[name] for name in ("GRADCANARY_URL", "GRADCANARY_TOKEN") if name in os.environ}
     try:
-        settings = Settings.resolve(known, spelled="--{}", url=arguments.url)
+        settings = Settings.resolve(known, spelled="--{}", url=arguments.url, token=arguments.token)
         return command(arguments, Collector(settings.url, settings.token))
     except CollectorError as error:
         print(f"gradcanary: {error}", file=sys.stderr)  # noqa: T201 -- the command line speaks on stderr

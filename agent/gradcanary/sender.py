@@ -81,6 +81,11 @@ class Sender:
         """Whether the collector takes what is sent, None as long as nothing was."""
         return False if self._delivery.failures else self._delivery.is_there or None
 
+    @property
+    def is_barred(self) -> bool:
+        """Whether the collector refuses the token."""
+        return self._delivery.is_barred
+
     def start(self) -> None:
         """Begin to send."""
         self._thread.start()

@@ -56,7 +56,8 @@ def _read(read: Callable[[Any], Any], given: object, where: str) -> object:
     try:
         return read(given)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{where} is {given!r}: {error}") from error
+        said = "not usable" if read is _token else repr(given)  # what goes into a log must not open anything
+        raise ValueError(f"{where} is {said}: {error}") from error
 
 
 def _url(given: str) -> str:

@@ -6,8 +6,10 @@ import contextlib
 import gzip
 import http.client
 import json
+import os
 import socket
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
 from urllib.parse import quote, urlsplit
@@ -55,6 +57,7 @@ class Transport:
         self._port = parts.port or (443 if self._is_tls else 80)
         self._base = f"{parts.path.rstrip('/')}/api/v1/runs/{quote(run)}/sessions/{quote(session)}"
         self._token = token
+        self._trusted: ssl.SSLContext | None = None
         self._connection: http.client.HTTPConnection | None = None
         self.is_aborted = False
 
@@ -108,10 +111,28 @@ class Transport:
         return Answer(response.status, content, _seconds(response.getheader("retry-after")))
 
     def _connect(self) -> http.client.HTTPConnection:
-        if self._is_tls:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=context)
-        return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        if self._is_tls and self._trusted is None:
+            self._trusted = trusted(os.environ)  # once: to read the authorities takes longer than to connect
+        return connect(self._host, self._port, self._trusted)
+
+
+def trusted(environ: Mapping[str, str]) -> ssl.SSLContext:
+    """Return whom TLS is believed: the authority of ``GRADCANARY_CA_FILE``, else those of the system.
+
+    Raises OSError that names the file.
+    """
+    authority = environ.get("GRADCANARY_CA_FILE")
+    try:
+        return ssl.create_default_context(cafile=authority or None)
+    except OSError as error:
+        raise OSError(f"GRADCANARY_CA_FILE={authority!r} is no certificate in PEM: {error}") from error
+
+
+def connect(host: str, port: int | None, context: ssl.SSLContext | None) -> http.client.HTTPConnection:
+    """Return a connection that opens with its first request, over TLS where there is a context for it."""
+    if context is None:
+        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
 
 
 def _seconds(header: str | None) -> float | None:

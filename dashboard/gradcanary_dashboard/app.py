@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import ssl
+
 from dash import Dash
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gradcanary_dashboard import callbacks, news, shell
+from gradcanary_dashboard import callbacks, client, news, shell
 from gradcanary_dashboard.client import Collector
 
+MAX_BODY = 2**20
+"""Bytes that a page says of itself; a few thousand are usual."""
 
-def mount(server: FastAPI, collector_url: str) -> Dash:
-    """Put the pages onto a server at ``/``; they ask the collector at ``collector_url`` over HTTP."""
-    collector = Collector(collector_url)
+
+def mount(
+    server: FastAPI,
+    collector_url: str,
+    *,
+    public_url: str | None = None,
+    signs_in: bool = False,
+    trusted: ssl.SSLContext | None = None,
+) -> Dash:
+    """Put the pages onto a collector's server at ``/``; they ask it at ``collector_url`` over HTTP, as whoever reads.
+
+    ``public_url`` is the address that people use, ``signs_in`` whether they have to, ``trusted`` whose TLS is believed.
+    """
+    return _mount(server, Collector(collector_url, as_reader=signs_in, public_url=public_url, trusted=trusted))
+
+
+def _mount(server: FastAPI, collector: Collector) -> Dash:
     news.register(server, collector)
+    others = list(server.user_middleware)
     app = Dash(
         "gradcanary_dashboard",
         server=server,  # type: ignore[arg-type]  # Dash takes a FastAPI app; its annotation still says Flask
@@ -27,30 +49,59 @@ def mount(server: FastAPI, collector_url: str) -> Dash:
     )
     # Every callback answers by HTTP; with the capability each tab would open a WebSocket that nothing uses.
     app.backend.websocket_capability = False
-    app.layout = shell.layout(collector_url)
+    app.layout = shell.layout(collector.public_url, signs_in=collector.as_reader)
     callbacks.register(app, collector)
 
-    server.add_middleware(RunDocuments)
+    # Ours and Dash's come last, behind the collector's own: Dash reads bodies before it knows whether anybody may ask,
+    # and who lets people in has to see which page they want.
+    dashs = server.user_middleware[: len(server.user_middleware) - len(others)]
+    server.user_middleware[:] = [*others, Middleware(Documents, policy=shell.policy(app)), *dashs]
     return app
 
 
-class RunDocuments:
-    """Answer the address of a run's page with the document of ``/``.
+class Documents:
+    """Answer the address of a run's page with the document of ``/``, and say of each document what it may load.
 
     Dash's own route for paths below ``/`` skips its set-up: the first request of a process would fail on a deep link.
+    What a page asks the collector is asked with the credentials of the reader.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, policy: str) -> None:
         self.app = app
+        self.policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"].startswith("/runs/"):
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if scope["method"] in ("GET", "HEAD") and scope["path"].startswith("/runs/"):
             scope = {**scope, "path": "/", "raw_path": b"/"}
-        await self.app(scope, receive, send)
+
+        if scope["path"].startswith("/_dash-") and not _is_small(Headers(scope=scope), scope["method"]):
+            await Response("This is more than a page says.", 413)(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if headers.get("content-type", "").startswith("text/html"):
+                    headers.setdefault("content-security-policy", self.policy)
+                    headers.setdefault("x-content-type-options", "nosniff")
+                    headers.setdefault("referrer-policy", "same-origin")
+            await send(message)
+
+        with client.reading_as(Headers(scope=scope)):
+            await self.app(scope, receive, sending)
 
 
-def create_app(collector_url: str) -> FastAPI:
-    """Return a server that holds the dashboard and nothing else."""
+def _is_small(headers: Headers, method: str) -> bool:
+    """Tell whether a body is one that pages send: Dash reads each of them whole."""
+    size = headers.get("content-length", "")
+    return method in ("GET", "HEAD") or (size.isdecimal() and int(size) <= MAX_BODY)
+
+
+def create_app(collector_url: str, *, token: str | None = None, trusted: ssl.SSLContext | None = None) -> FastAPI:
+    """Return a server that holds the dashboard and nothing else; it reads with one token for all who ask it."""
     server = FastAPI(openapi_url=None)
-    mount(server, collector_url)
+    _mount(server, Collector(collector_url, token=token, trusted=trusted))
     return server

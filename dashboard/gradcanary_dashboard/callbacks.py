@@ -144,7 +144,9 @@ def _runs(collector: Collector, wanted: str, shown: Shown) -> Contents:
     has_older = listed["next"] is not None
     if has_older and wanted.strip():
         listed = collector.runs(named=wanted.strip()[:MAX_NAME]).body
-    contents = runs_page.fill(listed["runs"], incidents, wanted, collector.url, has_older=has_older)
+    found, asks_token = listed["runs"], collector.as_reader
+    address = collector.public_url
+    contents = runs_page.fill(found, incidents, wanted, address, asks_token=asks_token, has_older=has_older)
     return {**contents, "shown": json.dumps({"version": version, "wanted": wanted})}
 
 

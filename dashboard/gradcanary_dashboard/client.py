@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import ssl
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
-from gradcanary_dashboard.errors import NotFoundError, RefusedError, UnreachableError
+from gradcanary_dashboard.errors import DeniedError, NotFoundError, RefusedError, UnreachableError
 
 API = "/api/v1"
 KEPT_ANSWERS = 64
 """Answers remembered for a conditional request: a heatmap is about half a megabyte."""
+
+
+CREDENTIALS = ("authorization", "cookie")
+_reader: ContextVar[Mapping[str, str]] = ContextVar("reader", default={})  # noqa: B039 -- never changed
+
+
+@contextmanager
+def reading_as(headers: Mapping[str, str]) -> Iterator[None]:
+    """Ask, inside the block and in the threads that it starts, with the credentials of whoever sent these headers."""
+    mark = _reader.set({name: headers[name] for name in CREDENTIALS if name in headers})
+    try:
+        yield
+    finally:
+        _reader.reset(mark)
 
 
 @dataclass(frozen=True)
@@ -28,10 +45,27 @@ class Answer:
 
 
 class Collector:
-    """One collector; safe to share between threads, all tabs share its remembered answers."""
+    """One collector; safe to share between threads, all tabs share its remembered answers.
 
-    def __init__(self, url: str, timeout_s: float = 10.0) -> None:
+    ``public_url`` is the address that people use. Questions are asked with a ``token``, or ``as_reader``: as whoever
+    asks for the page (``reading_as``). The collector decides each time: a remembered answer is only given to whom it
+    says that nothing changed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float = 10.0,
+        *,
+        token: str | None = None,
+        as_reader: bool = False,
+        public_url: str | None = None,
+        trusted: ssl.SSLContext | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
+        self._own = {} if token is None else {"authorization": f"Bearer {token}"}
+        self.as_reader = as_reader
+        self.public_url = public_url or self.url
         # trust_env: a proxy of the environment must not come between a page and the collector it was given.
         # The expiry: uvicorn drops a connection that is idle for 5 s; one that is about to go must not be used again.
         limits = httpx.Limits(keepalive_expiry=2.0)
@@ -40,7 +74,7 @@ class Collector:
             timeout=timeout_s,
             trust_env=False,
             limits=limits,
-            verify=self.url.startswith("https:"),  # to read the authorities takes a fifth of the start
+            verify=trusted or self.url.startswith("https:"),  # to read the authorities takes a fifth of the start
         )
         self._remembered: OrderedDict[str, Answer] = OrderedDict()
         self._lock = threading.Lock()
@@ -70,6 +104,7 @@ class Collector:
         request = self._http.build_request(
             "GET", path, params={key: value for key, value in query.items() if value is not None}
         )
+        request.headers.update(_reader.get() if self.as_reader else self._own)
         key = str(request.url)
         known = self._recall(key)
         if known is not None:
@@ -83,6 +118,8 @@ class Collector:
         return self._read(key, response)
 
     def _read(self, key: str, response: httpx.Response) -> Answer:
+        if response.status_code in (401, 403):
+            raise DeniedError(_reason(response))
         if response.status_code == 404:
             raise NotFoundError(f"The collector at {self.url} knows no {response.request.url.path.removeprefix(API)}.")
         if response.status_code == 422:

@@ -2,6 +2,7 @@
 
 DashboardError
 ├── UnreachableError  nobody answered, or the answer was no JSON of the collector: try again later
+├── DeniedError       the collector does not let the reader in, or not that far: the message says why
 ├── NotFoundError     the collector knows no such run, layer or incident
 └── RefusedError      the collector does not take the question: the message says why
 """
@@ -15,6 +16,10 @@ class DashboardError(Exception):
 
 class UnreachableError(DashboardError):
     """The collector did not give a usable answer."""
+
+
+class DeniedError(DashboardError):
+    """The collector wants a token, or another one."""
 
 
 class NotFoundError(DashboardError):

@@ -49,6 +49,7 @@ def fill(
     wanted: str,
     collector_url: str,
     *,
+    asks_token: bool = False,
     has_older: bool = False,
 ) -> dict[str, Any]:
     """Return the contents: the open incidents and a card per run whose name holds ``wanted``, or the empty state.
@@ -56,7 +57,7 @@ def fill(
     ``has_older``: there are runs that are found by a part of their names only.
     """
     if not runs and not has_older:
-        return {"runs-head": "runs-head hidden", "runs": [empty(collector_url)]}
+        return {"runs-head": "runs-head hidden", "runs": [empty(collector_url, asks_token=asks_token)]}
     shown = [run for run in runs if wanted.strip().casefold() in run["run"].casefold()]
     cards = [_card(run, [incident for incident in incidents if incident["run"] == run["run"]]) for run in shown]
     none = html.P(["No run has ", html.Code(wanted), " in its name."], className="dim")
@@ -65,7 +66,10 @@ def fill(
     return {"runs-head": "runs-head", "runs": [*_banner(incidents), listed]}
 
 
-def empty(collector_url: str) -> html.Div:
+TOKEN = "A token of yours, made where the collector runs: gradcanary token create --scope ingest --name JOBS"  # noqa: S105
+
+
+def empty(collector_url: str, *, asks_token: bool) -> html.Div:
     """Return what stands here before the first run: the lines that bring one, with this collector's address."""
     added = [html.Span(f"+ {line}\n", className="added") for line in ("import gradcanary", "gradcanary.watch()")]
     loop = html.Span("  for batch in loader:  # your training loop, unchanged", className="dim")
@@ -79,7 +83,10 @@ def empty(collector_url: str) -> html.Div:
             html.H2("In the training script, before the loop"),
             parts.code("import gradcanary\ngradcanary.watch()\n", [*added, loop]),
             html.H2("So that it finds this collector"),
-            parts.code(f"export GRADCANARY_URL={collector_url}"),
+            parts.code(
+                f"export GRADCANARY_URL={collector_url}" + (" GRADCANARY_TOKEN=gc_ingest_..." if asks_token else "")
+            ),
+            *([html.P(TOKEN, className="dim")] if asks_token else []),
             html.P(
                 [html.Span(className="beat"), f"Listening on {collector_url} · no agent seen yet"],
                 className="listening",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import re
+from hashlib import sha256
 from typing import Any
 
-from dash import dcc, html
+from dash import Dash, dcc, html
 
 from gradcanary_dashboard import parts
 
@@ -46,14 +49,28 @@ INDEX = """<!DOCTYPE html>
 </html>""".replace("PLOTLY", PLOTLY)
 
 
-def layout(collector_url: str) -> html.Div:
-    """Return the frame of all pages."""
+_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+
+
+def policy(app: Dash) -> str:
+    """Return what the document may load, as a Content-Security-Policy: scripts of ours and the inline ones by hash."""
+    # Plotly writes the style of each of its elements as an attribute.
+    own = [base64.b64encode(sha256(each.encode()).digest()).decode() for each in _SCRIPT.findall(INDEX)]
+    scripts = " ".join(["'self'", *app.csp_hashes(), *(f"'sha256-{each}'" for each in own)])
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
+
+
+def layout(collector_url: str, *, signs_in: bool = False) -> html.Div:
+    """Return the frame of all pages; with the way out where people sign in."""
     gone = "The dashboard does not answer. This page goes on by itself when it is back."
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
             html.A("Skip to the content", href="#main", className="skip"),
-            _header(),
+            _header(signs_in=signs_in),
             html.Div(id="outage", role="alert"),
             html.Div([parts.icon("warning"), gone], id="offline", role="alert", hidden=True),
             html.Main(id="main", tabIndex=-1),
@@ -64,12 +81,14 @@ def layout(collector_url: str) -> html.Div:
     )
 
 
-def _header() -> html.Header:
+def _header(*, signs_in: bool) -> html.Header:
     link = html.Span([html.Span(className="dot"), html.Span("connected", className="word")], id="link")
     words = parts.attributes(aria_label="Switch between light and dark")
     theme = html.Button(parts.icon("theme"), id="theme", type="button", **words)
     brand = dcc.Link([parts.icon("pulse"), "gradcanary"], href="/", className="brand")
-    return html.Header([brand, html.Div([link, theme], className="tools")], className="top")
+    out = html.Form(html.Button("Sign out", type="submit"), action="/sign-out", method="post", className="sign-out")
+    tools = [link, theme, *([out] if signs_in else [])]
+    return html.Header([brand, html.Div(tools, className="tools")], className="top")
 
 
 def outage(message: str) -> list[Any]:

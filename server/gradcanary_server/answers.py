@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from gradcanary_server.database import unavailable
 from gradcanary_server.errors import RequestError
+from gradcanary_server.headers import ALWAYS
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 logger = logging.getLogger(__name__)
@@ -31,8 +32,9 @@ def install(app: FastAPI) -> None:
 def answer(error: RequestError) -> JSONResponse:
     """Return the response for an error."""
     body = {"error": {"code": error.code, "message": error.message, "field": error.field}}
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return JSONResponse(body, error.status, headers)
+    retry = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    # Here, too: the answer to what nobody foresaw does not come by the middleware.
+    return JSONResponse(body, error.status, {**ALWAYS, **retry})
 
 
 async def _refused(_request: Request, error: Exception) -> JSONResponse:

@@ -19,14 +19,19 @@ from gradcanary_server import (
     rules,
     rules_file,
     run_routes,
+    sign_in,
     silence_routes,
+    token_routes,
+    tokens,
 )
+from gradcanary_server.access import Access, Gate
 from gradcanary_server.archive import Archive
 from gradcanary_server.compactor import Compactor
 from gradcanary_server.database import Database
 from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.endpoints import disable_others, ensure_operator_endpoint
 from gradcanary_server.errors import RequestError
+from gradcanary_server.headers import SecurityHeaders
 from gradcanary_server.ingest import Ingest
 from gradcanary_server.layers import KnownSets
 from gradcanary_server.log import Log
@@ -47,16 +52,21 @@ def create_app(settings: Settings) -> FastAPI:
     """Return the collector: ingest, read API, incidents and delivery on one store.
 
     Raises CollectorError when the store or the rules cannot be opened. ``app.state`` holds ``settings``,
-    ``database`` and, once started, ``new_webhook_secret`` (None unless ``settings.webhook`` is a new endpoint).
+    ``database`` and, once started, ``new_webhook_secret`` (None unless ``settings.webhook`` is a new endpoint) and
+    ``new_tokens`` by scope (empty unless tokens are asked for and nobody had one to administer with).
     """
     app = FastAPI(title="gradcanary", lifespan=_lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     _fill(app, settings)
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
-    # The last one added is the first one asked.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, *settings.hosts], www_redirect=False)
+    app.add_middleware(Access, gate=app.state.gate)
+    # The last one added is the first one asked. A stranger's DNS brings no token along: with them every name is fine.
+    names = ["*"] if settings.auth else [*LOOPBACK, *settings.hosts]
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
+    app.add_middleware(SecurityHeaders)
     answers.install(app)
-    for routes in (ingest_routes, read_routes, run_routes, incident_routes, silence_routes, operations_routes):
-        app.include_router(routes.router)
+    routed = (ingest_routes, read_routes, run_routes, incident_routes, silence_routes, token_routes, sign_in)
+    for each in (*routed, operations_routes):
+        app.include_router(each.router)
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
     app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS)
     return app
@@ -72,7 +82,9 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.ingest = Ingest(state.database, state.rules, sets, log, settings.public_url)
     state.compactor = Compactor(state.database, log, tiles, state.ingest.settle, settings.raw_days)
     state.watchdog = Watchdog(state.database, state.archive, state.rules)
+    state.gate = Gate(state.database, settings)
     state.new_webhook_secret = None
+    state.new_tokens = {}
     state.loops = []
     state.registry = operations_routes.registry(state.database, state.rules, state.loops)
 
@@ -84,6 +96,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(database.migrate)
         await run_in_threadpool(app.state.ingest.rule_versions.begin)
         app.state.new_webhook_secret = await run_in_threadpool(_ensure_endpoint, database, app.state.settings)
+        if app.state.settings.auth:
+            app.state.new_tokens = await run_in_threadpool(_ensure_tokens, database)
         found = app.state.rules
         deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted)
         app.state.loops[:] = deliverer, app.state.compactor, app.state.watchdog
@@ -103,6 +117,11 @@ def _ensure_endpoint(database: Database, settings: Settings) -> str | None:
         if settings.webhook is None:
             return None
         return ensure_operator_endpoint(connection, settings.webhook, settings.webhook_secret, now)
+
+
+def _ensure_tokens(database: Database) -> dict[str, str]:
+    with database.set_up() as connection:
+        return tokens.ensure_first(connection, database.now(connection))
 
 
 def unknown_path(request: Request, rest: str) -> None:

@@ -17,7 +17,7 @@ MAX_INFLATED = 16 * 2**20
 async def read(request: Request, *, gzip: bool = False) -> bytes:
     """Return the body, inflated where ``gzip`` is allowed and used; raises RequestError 400, 413 or 415."""
     encoding = _encoding(request, gzip=gzip)
-    raw = await _collect(request, MAX_GZIP if encoding == "gzip" else LIMITS.max_body)
+    raw = await collect(request, MAX_GZIP if encoding == "gzip" else LIMITS.max_body)
     return inflate(raw) if encoding == "gzip" else raw
 
 
@@ -35,18 +35,8 @@ def inflate(raw: bytes) -> bytes:
     return inflated
 
 
-def _encoding(request: Request, *, gzip: bool) -> str:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise RequestError(415, "unsupported_media_type", "A body is application/json.", "Content-Type")
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in (("identity", "gzip") if gzip else ("identity",)):
-        allowed = "plain or gzip" if gzip else "not compressed"
-        raise RequestError(415, "unsupported_encoding", f"This body is {allowed}.", "Content-Encoding")
-    return encoding
-
-
-async def _collect(request: Request, limit: int) -> bytes:
+async def collect(request: Request, limit: int) -> bytes:
+    """Return the body as it comes, of so many bytes at most; raises RequestError 400 or 413."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit, "bytes")
@@ -61,6 +51,17 @@ async def _collect(request: Request, limit: int) -> bytes:
     except ClientDisconnect as error:
         raise RequestError(400, "cut_short", "The sender hung up in the middle of the body.") from error
     return b"".join(parts)
+
+
+def _encoding(request: Request, *, gzip: bool) -> str:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise RequestError(415, "unsupported_media_type", "A body is application/json.", "Content-Type")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in (("identity", "gzip") if gzip else ("identity",)):
+        allowed = "plain or gzip" if gzip else "not compressed"
+        raise RequestError(415, "unsupported_encoding", f"This body is {allowed}.", "Content-Encoding")
+    return encoding
 
 
 def _too_large(limit: int, unit: str) -> RequestError:

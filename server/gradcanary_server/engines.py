@@ -100,6 +100,7 @@ def _shown(url: str) -> str:
 
 
 def _open_postgresql(url: URL) -> Engine:
+    # Errors are logged, and among the parameters of a statement may be a secret: they are hidden, here and below.
     # Of a pool, only a connection that answers is used: a restart of the server is not seen by any request after it.
     try:
         engine = create_engine(
@@ -108,6 +109,7 @@ def _open_postgresql(url: URL) -> Engine:
             max_overflow=12,
             pool_timeout=BUSY_S,
             pool_pre_ping=True,
+            hide_parameters=True,
             use_native_hstore=False,
             connect_args={key: value for key, value in _REACH.items() if key not in url.query},
         )
@@ -130,7 +132,7 @@ def _open_sqlite(url: URL) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise StoreError(f"--db {url}: name a file, sqlite:///FILE; readers need their own connections to it.")
     _create_private(Path(str(url.database)))
-    engine = create_engine(url, pool_size=8, max_overflow=64, pool_use_lifo=True)
+    engine = create_engine(url, pool_size=8, max_overflow=64, pool_use_lifo=True, hide_parameters=True)
     event.listen(engine, "connect", _prepare_sqlite)
     return engine
 

@@ -63,7 +63,7 @@ class Reader:
         parts = [self._request.url.path, self._request.url.query, repr(self.rules)]
         parts += [f"{each.row.run_id} {each.row.revision} {each.state}" for each in seen]
         tag = f'W/"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:32]}"'
-        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
         if tag in self._request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return JSONResponse(build(), headers=headers)

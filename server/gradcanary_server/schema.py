@@ -270,6 +270,42 @@ rule_set = Table(
     Column("since", Double, nullable=False),
 )
 
+token = Table(
+    "token",
+    metadata,
+    Column("token_id", Integer, primary_key=True),
+    Column("name", String(100), nullable=False),
+    Column("scope", String(10), nullable=False),  # ingest | read | admin
+    Column("secret_hash", String(64), nullable=False, unique=True),  # tokens.digest()
+    Column("created", Double, nullable=False),
+    Column("expires", Double),
+    Column("last_used", Double),  # to the minute
+    Column("revoked", Double),
+    sqlite_autoincrement=True,  # a number is never used again: somebody may revoke the wrong one
+)
+
+visit = Table(
+    "visit",
+    metadata,
+    Column("secret_hash", String(64), primary_key=True),  # of what the browser's cookie holds
+    Column("token_id", ForeignKey("token.token_id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("created", Double, nullable=False),
+    Column("expires", Double, nullable=False),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("audit_id", Integer, primary_key=True),
+    Column("at", Double, nullable=False, index=True),
+    Column("who", String(200), nullable=False),  # a token's name, else from where it was done
+    Column("token_id", Integer),  # no foreign key: a record outlives the token
+    Column("address", String(100), nullable=False),
+    Column("what", String(200), nullable=False),
+    Column("on_what", String(500), nullable=False),
+    sqlite_autoincrement=True,
+)
+
 endpoint = Table(
     "endpoint",
     metadata,

@@ -5,7 +5,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import NoReturn
 
@@ -26,17 +26,23 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, url: str) -> None:
         """``url`` is where requests are taken, which is said once they are."""
-        log_lines.begin(app.state.settings.log)
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=GRACE_S,
-            )
+        settings: Settings = app.state.settings
+        log_lines.begin(settings.log)
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=GRACE_S,
+            server_header=False,
+            # Nobody's, unless the operator says whose: else whoever is on this machine could say who he is.
+            proxy_headers=bool(settings.proxies),
+            forwarded_allow_ips=list(settings.proxies),
+            ssl_certfile=None if settings.tls is None else settings.tls.chain,
+            ssl_keyfile=None if settings.tls is None else settings.tls.key,
         )
+        super().__init__(config)
         self._app = app
         self._url = url
         self._lifetime = contextlib.AsyncExitStack()
@@ -52,7 +58,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             state = self._app.state
-            lines = (*told(state.settings, state.new_webhook_secret), f"gradcanary is listening on {self._url}")
+            lines = (*told(state.settings, state.new_webhook_secret), *admitted(state.settings, state.new_tokens))
+            lines = (*lines, f"gradcanary is listening on {self._url}")
             print("\n".join(lines), flush=True)  # noqa: T201 -- what the operator waits for
             logger.info("serving at %s", self._url)
 
@@ -92,3 +99,18 @@ def told(settings: Settings, new_webhook_secret: str | None) -> Iterator[str]:
         yield f"incidents are told to {settings.webhook}"
     if new_webhook_secret is not None:
         yield f"webhook secret (shown once): {new_webhook_secret}"
+
+
+def admitted(settings: Settings, new_tokens: Mapping[str, str]) -> Iterator[str]:
+    """Yield how one gets in; the secrets of tokens that were made just now are said here and never again."""
+    if not settings.auth:
+        if settings.hosts:
+            yield f"whoever comes through {', '.join(settings.hosts)} is asked for no token: --auth"
+        return
+    admin, ingest = new_tokens.get("admin"), new_tokens.get("ingest", "TOKEN")
+    if admin is not None:
+        yield f"token to administer and to sign in at {settings.public_url} (shown once): {admin}"
+    else:
+        yield f"people sign in at {settings.public_url} with a token: gradcanary token create --scope read --name YOU"
+    shown = " (shown once)" if new_tokens else ", with one of gradcanary token create --scope ingest --name JOBS"
+    yield f"where trainings run{shown}: export GRADCANARY_URL={settings.public_url} GRADCANARY_TOKEN={ingest}"

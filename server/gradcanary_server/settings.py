@@ -1,8 +1,13 @@
 """What the operator decides, from the command line and the environment."""
 
+from __future__ import annotations
+
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gradcanary_server import log_lines
 from gradcanary_server.errors import SettingsError
@@ -13,8 +18,16 @@ DEFAULT_PUBLIC_URL = "http://127.0.0.1:8787"
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """The files, PEM, with which TLS is spoken: the certificate with those that lead to its authority, and its key."""
+
+    chain: Path
+    key: Path
+
+
+@dataclass(frozen=True)
 class Settings:
-    """Where data lives, which rules hold, who is told; ``db`` is an SQLAlchemy URL."""
+    """Where data lives, which rules hold, who is told, who is let in; ``db`` is an SQLAlchemy URL."""
 
     data: Path
     db: str
@@ -25,6 +38,9 @@ class Settings:
     hosts: tuple[str, ...] = ()
     raw_days: float | None = None
     log: str = "text"
+    auth: bool = False
+    proxies: tuple[str, ...] = ()
+    tls: Certificate | None = None
 
     @classmethod
     def from_env(
@@ -36,12 +52,21 @@ class Settings:
         rules: Path | None = None,
         webhook: str | None = None,
         url: str = DEFAULT_PUBLIC_URL,
-    ) -> "Settings":
-        """Return the settings of these arguments; secrets come from ``GRADCANARY_WEBHOOK_SECRET`` or its ``_FILE``.
+        auth: bool = False,
+        reached_by_others: bool = False,
+        tls_cert: Path | None = None,
+        tls_key: Path | None = None,
+    ) -> Settings:
+        """Return the settings of these arguments and variables; raises SettingsError.
 
-        ``GRADCANARY_HOSTS`` lists host names, with commas, under which the collector may be asked beside loopback ones;
-        ``GRADCANARY_RAW_DAYS`` is how long single samples are kept, after which the pyramid alone is (default: ever);
-        ``GRADCANARY_LOG`` is ``text`` or ``json``: how the process writes what happens to it.
+        ``GRADCANARY_WEBHOOK_SECRET`` or its ``_FILE``: what messages are signed with.
+        ``GRADCANARY_RAW_DAYS``: how long single samples are kept, after which the pyramid alone is (default: ever).
+        ``GRADCANARY_HOSTS``: names, with commas, under which a collector that asks for no tokens may be asked, beside
+        loopback ones.
+        ``GRADCANARY_AUTH=on``: tokens are asked for, as by ``auth``, and as always where it is ``reached_by_others``.
+        ``GRADCANARY_PROXIES``: addresses and networks whose ``X-Forwarded-For`` and ``-Proto`` are believed.
+        ``GRADCANARY_PUBLIC_URL``: the address that people use, where it is not the one that this machine knows.
+        ``GRADCANARY_LOG``: ``text`` or ``json``, how the process writes what happens to it.
         """
         data = data.expanduser().absolute()
         return cls(
@@ -50,10 +75,13 @@ class Settings:
             rules=rules,
             webhook=webhook,
             webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
-            public_url=url.rstrip("/"),
+            public_url=_public_url(environ.get("GRADCANARY_PUBLIC_URL") or url),
             raw_days=_days(environ.get("GRADCANARY_RAW_DAYS")),
             log=_log(environ.get("GRADCANARY_LOG")),
-            hosts=tuple(name.strip() for name in environ.get("GRADCANARY_HOSTS", "").split(",") if name.strip()),
+            hosts=_listed(environ.get("GRADCANARY_HOSTS")),
+            auth=_auth(environ.get("GRADCANARY_AUTH"), asked=auth, needed=reached_by_others),
+            proxies=_proxies(environ.get("GRADCANARY_PROXIES")),
+            tls=_certificate(tls_cert, tls_key),
         )
 
 
@@ -74,6 +102,55 @@ def _secret(environ: Mapping[str, str], key: str) -> str | None:
         raise SettingsError(
             f"{key}_FILE={path!r} cannot be read ({error}): name a text file with the secret."
         ) from error
+
+
+def _listed(given: str | None) -> tuple[str, ...]:
+    return tuple(each.strip() for each in (given or "").split(",") if each.strip())
+
+
+def _auth(given: str | None, *, asked: bool, needed: bool) -> bool:
+    if given not in (None, "", "on", "off"):
+        raise SettingsError(f"GRADCANARY_AUTH={given!r} must be on or off.")
+    if given == "off" and (asked or needed):
+        why = "--auth asks for tokens" if asked else "other machines reach this --host, and are asked for tokens"
+        raise SettingsError(f"GRADCANARY_AUTH=off cannot be: {why}. Leave it away, or listen on 127.0.0.1.")
+    return asked or needed or given == "on"
+
+
+def _proxies(given: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(str(ip_network(each)) for each in _listed(given))
+    except ValueError as error:
+        raise SettingsError(
+            f"GRADCANARY_PROXIES={given!r} must be addresses and networks, such as 10.0.0.7,10.1.0.0/24 ({error})."
+        ) from error
+
+
+def _public_url(given: str) -> str:
+    try:
+        parts = urlsplit(given.rstrip("/"))
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or parts.path or parts.query or parts.fragment or parts.username or not given.isprintable():
+        raise SettingsError(f"GRADCANARY_PUBLIC_URL={given!r} must be scheme, host and port: https://HOST[:PORT].")
+    return given.rstrip("/")
+
+
+def _certificate(chain: Path | None, key: Path | None) -> Certificate | None:
+    if chain is None and key is None:
+        return None
+    if chain is None or key is None:
+        raise SettingsError("--tls-cert and --tls-key go together: the certificate's file and its key's, PEM.")
+    try:
+        # A key with a password would ask for it at a terminal that may not be there.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key, password="")
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"--tls-cert {chain} and --tls-key {key} cannot be used ({error}): name a certificate and its key, PEM, "
+            "the key without a password."
+        ) from error
+    return Certificate(chain.absolute(), key.absolute())
 
 
 def _days(given: str | None) -> float | None:

@@ -97,6 +97,7 @@ def _add(request: Request, wish: Wish) -> dict[str, Any]:
         named = run_names.find(connection, wish.run)  # perhaps by a name that it had: of a message from before
         glob = wish.run if named is None else named.name
         made = silences.add(connection, Silence(0, glob, wish.rule, wish.match, now, until, wish.by, wish.note))
+        request.state.about = f"{made.id}: {made.rule or 'every rule'} in {made.glob}"
         return _shown(made, _revise(connection, made))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -22,15 +23,20 @@ OVER = ("finished", "crashed")
 Tell = Callable[[str], None]
 
 
-def on_run(rules: Path, run: str, url: str, token: str | None, tell: Tell) -> bool:
+def on_run(
+    rules: Path, run: str, url: str, token: str | None, tell: Tell, trusted: ssl.SSLContext | None = None
+) -> bool:
     """Try rules on what a collector has of a run and tell how it went; True where no message would have been sent.
 
+    ``trusted``: whose TLS is believed, None for the authorities of the system.
     Raises RulesError, and TraceError where the collector does not answer or has no such run.
     """
     mine = rules_file.load(rules)
     headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
     try:
-        with httpx.Client(base_url=f"{url}/api/v1/", headers=headers, timeout=TIMEOUT_S) as client:
+        with httpx.Client(
+            base_url=f"{url}/api/v1/", headers=headers, timeout=TIMEOUT_S, verify=trusted or True
+        ) as client:
             told = client.get("rules")
             _check(told, url)
             name = f"the rules of the collector, version {told.json()['rules_version']}"
@@ -81,7 +87,8 @@ def _check(answer: httpx.Response, url: str) -> None:
         said = answer.json()["error"]["message"]
     except (ValueError, TypeError, KeyError):
         said = f"status {answer.status_code}"
-    raise TraceError(f"The collector at {url} answered: {said}")
+    token = " Give a token with --token or GRADCANARY_TOKEN." if answer.status_code in (401, 403) else ""
+    raise TraceError(f"The collector at {url} answered: {said}{token}")
 
 
 def _lines(answer: httpx.Response) -> Iterator[bytes]:

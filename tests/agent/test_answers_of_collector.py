@@ -13,6 +13,7 @@ import warm
 from scripted import Says, Told, Training, collector_that, once, refusal, reply, until
 
 import gradcanary
+from gradcanary.attach import report, words
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +201,18 @@ def test_what_only_a_person_changes_is_said_once_and_tried_again(status, word, c
         trained(collector.url, 5, pause=lambda: until(lambda: collector.of("batches")))
         assert collector.steps() == list(range(5))
     assert capsys.readouterr().err.count(word) == 1
+
+
+def test_who_attached_hears_of_a_token_that_is_refused():
+    with collector_that(once("hello", Says(401, refusal("x", "Revoked.")), times=99)) as collector:
+        training = Training()
+        with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="barred") as watch:
+            training.steps(5)
+            until(lambda: report.of(watch)["is_barred"])
+            said = {**report.of(watch), "alive": [], "held_s": 0.1, "for_s": None}
+        told = [line for line in words.described(said, 1, None) if line.startswith("  collector")]
+    assert len(told) == 1
+    assert "refuses the token" in told[0]
 
 
 def test_a_collector_that_comes_later_gets_everything(capsys):

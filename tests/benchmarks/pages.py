@@ -135,7 +135,8 @@ def zoomed(page: Page) -> float:
     plots.await_figures(page)
     page.evaluate(LISTEN)
     plots.drag(page, "heatmap", 0.4, 0.6)
-    return float(page.wait_for_function(REDRAWN).json_value())
+    plots.until(page, REDRAWN)
+    return float(page.evaluate(REDRAWN))
 
 
 class Growth:

@@ -14,12 +14,25 @@ def open_run(open_page: Callable[..., Page], url: str, path: str) -> Page:
     return page
 
 
+def until(page: Page, what: str, arg: Any = None) -> None:
+    """Wait for an expression, or a function of ``arg``, to hold.
+
+    Playwright's own way evaluates text inside the page, which the page's policy forbids; asked from outside it may be.
+    """
+    waited_ms = 0
+    while not page.evaluate(what, arg):
+        assert waited_ms < 20_000, what
+        page.wait_for_timeout(50)
+        waited_ms += 50
+
+
 def await_figures(page: Page) -> None:
     """Wait for the page's heading and all of its figures."""
     page.wait_for_selector("main h1:visible")
-    page.wait_for_function(
+    until(
+        page,
         "Array.from(document.querySelectorAll('.dash-graph')).every("
-        "(graph) => graph.closest('[hidden]') || graph.querySelector('.main-svg'))"
+        "(graph) => graph.closest('[hidden]') || graph.querySelector('.main-svg'))",
     )
 
 
@@ -45,7 +58,7 @@ def drag(page: Page, figure: str, begin: float, end: float) -> None:
     page.mouse.down()
     page.mouse.move(*place(page, figure, end, 0.5), steps=5)
     page.mouse.up()
-    page.wait_for_function("address => window.location.href !== address", arg=address)
+    until(page, "address => window.location.href !== address", arg=address)
 
 
 def point(page: Page, figure: str, step: float, down: float = 0.5) -> None:

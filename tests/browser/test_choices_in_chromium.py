@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from playwright.sync_api import Page, expect
-from plots import IMAGE, drag, meta, open_run, query, rows
+from plots import IMAGE, drag, meta, open_run, query, rows, until
 
 RUN = "lora-collapse"
 
@@ -14,18 +14,20 @@ def test_rows_can_be_chosen_ordered_and_valued(shared: Any, open_page: Callable[
     assert len(rows(page)) == 84
     page.get_by_role("searchbox", name="Rows whose name matches").fill(r"^blocks\.[45].*lora_A")
     page.wait_for_url("**?rows=*")
-    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 12")
+    until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 12")
     assert all("lora_A" in name for name in rows(page))
     expect(page.locator("#layer-rows-tally")).to_have_text("12 matching, of 84")
     before = rows(page)
     page.get_by_role("button", name="worst first").click()
-    page.wait_for_function(
-        "first => document.querySelector('#heatmap .js-plotly-plot').layout.meta.names[0] !== first", arg=before[0]
+    until(
+        page,
+        "first => document.querySelector('#heatmap .js-plotly-plot').layout.meta.names[0] !== first",
+        arg=before[0],
     )
     assert sorted(rows(page)) == sorted(before)
     low = page.evaluate("document.querySelector('#heatmap .js-plotly-plot').data[0].z.bdata")
     page.get_by_role("button", name="max", exact=True).click()
-    page.wait_for_function("low => document.querySelector('#heatmap .js-plotly-plot').data[0].z.bdata !== low", arg=low)
+    until(page, "low => document.querySelector('#heatmap .js-plotly-plot').data[0].z.bdata !== low", arg=low)
     assert meta(page)["value"] == "max"
     expect(page.get_by_role("button", name="max", exact=True)).to_have_attribute("aria-pressed", "true")
     page.get_by_role("combobox").select_option(label="Gradient norm")
@@ -38,12 +40,12 @@ def test_rows_can_be_chosen_ordered_and_valued(shared: Any, open_page: Callable[
     expect(page.get_by_role("combobox")).to_have_value("")
     for _ in range(3):
         page.go_back()
-    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 84")
+    until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 84")
     assert query(page) == {}
     expect(page.locator("#rows")).to_have_value("")
     page.go_forward()
     expect(page.locator("#rows")).to_have_value(r"^blocks\.[45].*lora_A")
-    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 12")
+    until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 12")
 
 
 def test_a_copied_address_shows_the_same_picture(shared: Any, open_page: Callable[..., Page]) -> None:
@@ -52,7 +54,7 @@ def test_a_copied_address_shows_the_same_picture(shared: Any, open_page: Callabl
     page.wait_for_url("**value=mean")
     page.locator("#rows").fill("attn")
     page.wait_for_url("**rows=attn")
-    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 56")
+    until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 56")
     drag(page, "heatmap", 0.3, 0.6)
     expect(page.locator(".reset")).to_be_visible()
     picture = """() => {
@@ -77,4 +79,4 @@ def test_a_broken_expression_says_what_is_wrong_and_loses_nothing(shared: Any, o
     expect(page.locator("#heatmap")).to_contain_text("nowhere<b>")
     page.locator("#rows").fill("lora_A")
     expect(page.locator("#refusal")).to_be_empty()
-    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta?.names.length === 42")
+    until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.meta?.names.length === 42")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scenes
 from playwright.sync_api import Page, expect
-from plots import IMAGE, drag, meta, open_run, place, point, query, steps_in_sight
+from plots import IMAGE, drag, meta, open_run, place, point, query, steps_in_sight, until
 
 RUN = "lora-collapse"
 LAYER = "blocks.4.attn.q.lora_A.weight"
@@ -25,7 +25,7 @@ def test_dragging_on_the_heatmap_zooms_to_the_very_step(shared: Any, open_page: 
     assert 340 <= first <= 360 < 480 <= last <= 500
     assert steps_in_sight(page) == steps_in_sight(page, "trend") == [first - 0.5, last + 0.5]
     drag(page, "trend", 0.5, 0.52)
-    page.wait_for_function("document.querySelector('#heatmap .js-plotly-plot').layout.meta.steps.length < 6")
+    until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.meta.steps.length < 6")
     first = int(query(page)["from"])
     point(page, "heatmap", first, down=0.1)
     expect(page.locator("#readout")).to_contain_text(re.compile(rf"step {first}  ·  absmax 0\.\d"))
@@ -51,10 +51,11 @@ def test_keys_zoom_as_well_as_a_mouse(shared: Any, open_page: Callable[..., Page
     for _ in range(9):
         address = page.url
         page.get_by_role("button", name="Zoom in").press("Enter")
-        page.wait_for_function("address => window.location.href !== address", arg=address)
+        until(page, "address => window.location.href !== address", arg=address)
         expect(page.locator("#layer-reset")).to_be_visible()
         left, right = int(query(page)["from"]) - 0.5, int(query(page)["to"]) + 0.5
-        page.wait_for_function(
+        until(
+            page,
             "range => '' + document.querySelector('#stat-absmax .js-plotly-plot').layout.xaxis.range === '' + range",
             arg=[left, right],
         )

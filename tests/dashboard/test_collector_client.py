@@ -1,5 +1,6 @@
 """The client of the read API, against a real HTTP server."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -8,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gradcanary_dashboard import client
+from gradcanary_dashboard.__main__ import main
 from gradcanary_dashboard.client import Collector
-from gradcanary_dashboard.errors import NotFoundError, RefusedError, UnreachableError
+from gradcanary_dashboard.errors import DeniedError, NotFoundError, RefusedError, UnreachableError
 
 
 class Script:
@@ -20,6 +22,7 @@ class Script:
         self.body: bytes = b"{}"
         self.etag: str | None = '"1"'
         self.asked: list[tuple[str, str | None]] = []
+        self.shown: list[tuple[str | None, str | None]] = []
 
 
 @pytest.fixture
@@ -33,6 +36,7 @@ def collector(script: Script) -> Iterator[Collector]:
         def do_GET(self) -> None:
             known = self.headers.get("If-None-Match")
             script.asked.append((self.path, known))
+            script.shown.append((self.headers.get("Authorization"), self.headers.get("Cookie")))
             fresh = script.status == 200 and known is not None and known == script.etag
             self.send_response(304 if fresh else script.status)
             if script.etag is not None:
@@ -123,3 +127,44 @@ def test_an_unusable_answer_is_an_outage(script: Script, collector: Collector, s
 def test_nobody_there_is_an_outage_that_names_the_address() -> None:
     with pytest.raises(UnreachableError, match=r"http://127\.0\.0\.1:9 does not answer"):
         Collector("http://127.0.0.1:9").runs()
+
+
+READER = {"authorization": "Bearer gc_read_theirs", "cookie": "gradcanary=visit", "x-other": "not passed on"}
+
+
+def test_a_question_is_the_readers_own(script: Script, collector: Collector) -> None:
+    own = Collector(collector.url, as_reader=True)
+
+    async def in_a_thread() -> None:
+        with client.reading_as(READER):
+            await asyncio.to_thread(own.runs)
+
+    asyncio.run(in_a_thread())
+    own.runs()
+    own.close()
+    assert script.shown == [("Bearer gc_read_theirs", "gradcanary=visit"), (None, None)]
+
+
+def test_or_always_the_same_where_pages_stand_alone(script: Script, collector: Collector) -> None:
+    alone = Collector(collector.url, token="gc_read_ours")
+    with client.reading_as(READER):
+        alone.runs()
+        collector.runs()
+    alone.close()
+    assert script.shown == [("Bearer gc_read_ours", None), (None, None)]
+
+
+def test_what_is_remembered_is_told_to_nobody_whom_the_collector_refuses(script: Script, collector: Collector) -> None:
+    collector.runs()
+    script.etag, script.status = '"2"', 401
+    script.body = json.dumps({"error": {"code": "unauthorized", "message": "A token, please.", "field": None}}).encode()
+    with pytest.raises(DeniedError, match="A token, please"):
+        collector.runs()
+
+
+def test_pages_that_stand_alone_are_for_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.5", "example.org", ""):
+        with pytest.raises(SystemExit) as ended:
+            main(["--collector", "http://127.0.0.1:9", "--host", host])
+        assert ended.value.code == 2
+        assert "ask nobody for a token" in capsys.readouterr().err

@@ -143,6 +143,10 @@ def test_the_empty_state_names_the_collector_that_was_asked() -> None:
     said = text_of(runs_page.fill([], [], "", "http://127.0.0.1:4711")["runs"])
     assert "export GRADCANARY_URL=http://127.0.0.1:4711" in said
     assert "no agent seen" in said
+    assert "GRADCANARY_TOKEN" not in said
+    said = text_of(runs_page.fill([], [], "", "https://here.example", asks_token=True)["runs"])
+    assert "export GRADCANARY_URL=https://here.example GRADCANARY_TOKEN=gc_ingest_..." in said
+    assert "gradcanary token create --scope ingest" in said
 
 
 def test_the_filter_says_when_nothing_matches() -> None:

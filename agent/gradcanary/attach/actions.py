@@ -167,7 +167,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
         "run": arguments.name,
         "every": arguments.every,
         "absmax_below": arguments.absmax_below,
-        "token": None,
+        "token": arguments.token,
     }
     try:
         Settings.resolve(os.environ, spelled="--{}", **typed)

@@ -21,6 +21,7 @@ def add(commands: Commands) -> None:
     command = commands.add_parser("attach", help=text, description=text)
     command.add_argument("pid", type=int, metavar="PID", help="of the training; of a job, any rank or its launcher")
     command.add_argument("--url", help=f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})")
+    command.add_argument("--token", help="for the collector (default: GRADCANARY_TOKEN)")
     command.add_argument("--run", dest="name", metavar="NAME", help="name of the run (default: made of the script's)")
     command.add_argument("--every", metavar="N", help="look at every Nth step: 1, 10, 100, 1000 (default: auto)")
     command.add_argument(

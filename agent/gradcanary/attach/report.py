@@ -51,6 +51,7 @@ def of(watch: Watch) -> dict[str, Any]:
         "k": None,
         "low": None,
         "is_heard": None if sender is None else sender.is_heard,
+        "is_barred": sender is not None and sender.is_barred,
     }
     origin, layers = observer.origin, observer.layers
     if origin is None or layers is None:

@@ -19,13 +19,16 @@ NO_OPTIMIZER = "no optimizer lives in this process: the first one that steps wil
 NO_WINDOW = "no whole window of micro-steps was seen yet: K and what is low will be on the page"
 ALERT = "--absmax-below 1e-4 makes that an alert"
 SPOOLS = "does not answer: what is measured is kept by the training's machine, and sent when it does"
+BARRED = "refuses the token: detach, and attach again with --token or GRADCANARY_TOKEN; until then it is kept here"
 SILENT = "sends only what is not finite: the first rank sends the gradients of all"
 
 
 def described(said: Mapping[str, Any], pid: int, stopped_s: float | None) -> Iterator[str]:
     """Yield the lines about one process."""
     yield from (f"  {name:<13}{text}" for name, text in _facts(said))
-    if said["is_heard"] is False:
+    if said["is_barred"]:
+        yield f"  {'collector':<13}{BARRED}"
+    elif said["is_heard"] is False:
         yield f"  {'collector':<13}{SPOOLS}"
     by_gdb = "" if stopped_s is None else f"{stopped_s:.2f} s for gdb, "
     yield f"  {'stood still':<13}{by_gdb}{said['held_s']:.2f} s to begin"

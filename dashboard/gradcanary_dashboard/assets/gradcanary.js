@@ -148,6 +148,11 @@
     awaited += 1;
     return plainFetch.apply(this, request).then(
       (response) => {
+        // The visit has ended, here or elsewhere.
+        if (response.status === 401) {
+          const here = window.location.pathname + window.location.search;
+          window.location.assign("/sign-in?next=" + encodeURIComponent(here));
+        }
         showLink(response.status < 500);
         response.clone().arrayBuffer().then(answered, answered);
         return response;

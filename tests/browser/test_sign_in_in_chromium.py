@@ -1,0 +1,83 @@
+"""A collector that asks for tokens, as people meet it: the sign-in page, a visit, its end. The pages' policy holds."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+import scenes
+from playwright.sync_api import Page, expect
+from plots import IMAGE, await_figures
+from streams import Session
+
+RUN = "lora-fell"
+
+
+class Guarded:
+    """A collector with a run, and who administers it."""
+
+    def __init__(self, collector: Any) -> None:
+        self.url = collector.url
+        secrets = [re.findall(r"gc_\w+_[\w-]+", line) for line in collector.output]
+        admin, ingest = [found[0] for found in secrets if found]
+        self.admin = httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {admin}"}, trust_env=False)
+        with httpx.Client(headers={"authorization": f"Bearer {ingest}"}, trust_env=False) as client:
+            Session(self.url, run=RUN, client=client).send(scenes.collapse(steps=240, blocks=7, at=150))
+
+    def token(self, scope: str = "read") -> Any:
+        return self.admin.post("/api/v1/tokens", json={"name": "ada", "scope": scope}).json()
+
+    def revoke(self, token: Any) -> None:
+        self.admin.delete(f"/api/v1/tokens/{token['id']}").raise_for_status()
+
+
+@pytest.fixture
+def guarded(collector_factory: Callable[..., Any]) -> Any:
+    guarded = Guarded(collector_factory("--auth"))
+    yield guarded
+    guarded.admin.close()
+
+
+def give(page: Page, secret: str) -> None:
+    page.get_by_label("Access token").fill(secret)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def test_a_visit_from_its_beginning_to_its_end(
+    guarded: Guarded, open_page: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = open_page(f"{guarded.url}/runs/{RUN}?stat=norm", alone=True, theme="dark")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sign in to gradcanary")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)", "its style is let in"
+    assert page.evaluate("document.activeElement.id") == "token"
+    give(page, "gc_read_wrong")
+    expect(page.get_by_role("alert")).to_contain_text("unknown, expired or revoked")
+    assert len(complaints) == 1, "of the 401"
+    complaints.clear()
+
+    token = guarded.token()
+    give(page, token["secret"])
+    page.wait_for_selector(IMAGE)
+    assert page.url == f"{guarded.url}/runs/{RUN}?stat=norm"
+    await_figures(page)
+    page.locator("#layer-rows a").first.click()
+    expect(page.locator("#layer-verdict")).to_be_visible()
+    await_figures(page)
+    page.locator(".brand").click()
+    expect(page.locator(".run h2 a")).to_have_count(1)
+    assert complaints == [], "nothing that the pages do is against their policy"
+    assert page.evaluate("document.cookie") == "", "no script reads it"
+
+    guarded.revoke(token)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sign in to gradcanary")
+    assert all("401" in each for each in complaints)
+    complaints.clear()
+    give(page, guarded.token("admin")["secret"])
+    expect(page.locator(".run h2 a")).to_have_count(1)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sign in to gradcanary")
+    page.goto(guarded.url)
+    expect(page.get_by_label("Access token")).to_be_visible()
+    told = [each["what"] for each in guarded.admin.get("/api/v1/audit").json()["audit"]]
+    assert told[:1] == ["signed out"]

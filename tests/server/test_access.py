@@ -1,0 +1,361 @@
+"""A collector that asks for tokens, and one that does not: who gets what over HTTP. On both databases."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+from datetime import datetime, timedelta, timezone
+
+import blank_stores
+import pytest
+import streams
+from starlette.testclient import TestClient
+
+from gradcanary import wire
+from gradcanary_dashboard.app import mount
+from gradcanary_server import access, headers
+from gradcanary_server.app import create_app
+from gradcanary_server.settings import Settings
+
+RUN = "/api/v1/runs/lora"
+SESSION = f"{RUN}/sessions/one"
+HTML = {"accept": "text/html,*/*"}
+OURS = {"origin": "http://testserver"}
+TOMORROW = (datetime.now(timezone.utc) + timedelta(days=1)).isoformat()
+
+
+@pytest.fixture(scope="module")
+def module_app(new_store_url, tmp_path_factory):
+    """A collector with pages that asks for tokens, on an empty store."""
+    app = create_app(Settings(tmp_path_factory.mktemp("unused"), new_store_url(), auth=True))
+    mount(app, "http://127.0.0.1:9", signs_in=True)
+    with TestClient(app, follow_redirects=False) as client:
+        yield client
+
+
+@pytest.fixture
+def app(module_app):
+    module_app.cookies.clear()
+    gate = module_app.app.state.gate
+    fresh = access.Gate(gate.database, gate.settings)  # with buckets that are full
+    gate.__dict__.update(fresh.__dict__)
+    return module_app
+
+
+@pytest.fixture
+def admin(app):
+    return {"authorization": f"Bearer {app.app.state.new_tokens['admin']}"}
+
+
+@pytest.fixture
+def made(app, admin):
+    """Make a token by the API and return the header that holds it."""
+
+    def make(scope, name="ada", days=None):
+        answer = app.post("/api/v1/tokens", json={"name": name, "scope": scope, "days": days}, headers=admin)
+        assert answer.status_code == 201
+        return {"authorization": f"Bearer {answer.json()['secret']}"}
+
+    return make
+
+
+def code(answer):
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def newest(app, admin):
+    return app.get("/api/v1/audit", headers=admin).json()["audit"]
+
+
+def hello():
+    stream = streams.Stream(streams.healthy(5, 4))
+    return wire.dump(stream.hello())
+
+
+def test_nobody_gets_anything_without_a_token(app):
+    for method, path in (
+        ("GET", "/api/v1/runs"), ("GET", RUN), ("DELETE", RUN), ("PUT", SESSION), ("POST", "/api/v1/silences"),
+        ("GET", "/api/v1/tokens"), ("GET", "/api/v1/nothing"), ("POST", "/_dash-update-component"), ("GET", "/_news"),
+        ("GET", "/assets/gradcanary.js"), ("GET", "/_dash-layout"), ("GET", "/anything"), ("TRACE", "/api/v1/runs"),
+    ):  # fmt: skip
+        answer = app.request(method, path)
+        assert code(answer) == (401, "unauthorized"), path
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert app.get("/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("token", ["gc_admin_wrong", "x", "gc_admin_", "é"])
+def test_nor_with_one_that_is_none(app, token):
+    assert code(app.get("/api/v1/runs", headers={"authorization": f"Bearer {token}".encode()})) == (401, "unauthorized")
+    assert app.get(f"/api/v1/runs?token={token}").status_code == 401
+
+
+def test_a_right_one_in_the_address_is_none_either(app, admin):
+    secret = admin["authorization"].removeprefix("Bearer ")
+    for query in (f"token={secret}", f"access_token={secret}"):
+        assert app.get(f"/api/v1/runs?{query}").status_code == 401
+
+
+@pytest.mark.parametrize("host", ["x/sign-in?", "x/healthz#", "x/sign-in?a=", "evil.example"])
+def test_a_name_that_holds_a_path_changes_nothing(app, host):
+    for path in ("/api/v1/runs", "/api/v1/tokens", "/_news"):
+        assert app.get(path, headers={"host": host}).status_code in (400, 401)
+    assert app.delete(RUN, headers={"host": host}).status_code in (400, 401)
+
+
+def test_each_scope_does_what_it_is_for(app, admin, made):
+    ingest, read = made("ingest"), made("read")
+    json_type = {"content-type": "application/json"}
+    said = app.put(SESSION, content=hello(), headers={**ingest, **json_type})
+    assert said.status_code == 200, said.text
+    assert app.get(RUN, headers=read).json()["run"] == "lora"
+    assert code(app.get(RUN, headers=ingest)) == (403, "forbidden")
+    assert code(app.put(SESSION, content=hello(), headers={**read, **json_type})) == (403, "forbidden")
+    silence = {"run": "lora", "until": TOMORROW, "by": "ada"}
+    for method, path, body in (
+        ("POST", "/api/v1/silences", silence), ("POST", "/api/v1/incidents/1/ack", {"by": "ada"}),
+        ("DELETE", RUN, None),
+        ("GET", "/api/v1/tokens", None), ("POST", "/api/v1/tokens", {"name": "x", "scope": "admin"}),
+        ("DELETE", "/api/v1/tokens/1", None), ("GET", "/api/v1/audit", None),
+    ):  # fmt: skip
+        for token in (ingest, read):
+            answer = app.request(method, path, json=body, headers=token)
+            assert code(answer) == (403, "forbidden"), path
+            assert "takes admin" in answer.json()["error"]["message"]
+    assert app.put(SESSION, content=hello(), headers={**admin, **json_type}).status_code == 200
+    assert app.delete(RUN, headers=admin).status_code == 204
+
+
+def test_tokens_over_http(app, admin, made):
+    mine = made("read", "ada's laptop", 3)
+    secret = mine["authorization"].removeprefix("Bearer ")
+    assert app.get("/api/v1/runs", headers=mine).status_code == 200
+    listed = app.get("/api/v1/tokens", headers=admin)
+    [found] = [each for each in listed.json()["tokens"] if each["name"] == "ada's laptop"]
+    assert (found["scope"], found["holds"], found["revoked"]) == ("read", True, None)
+    assert secret not in listed.text
+    assert "hash" not in listed.text
+    assert app.delete(f"/api/v1/tokens/{found['id']}", headers=admin).status_code == 204
+    assert code(app.get("/api/v1/runs", headers=mine)) == (401, "unauthorized")
+    assert code(app.delete(f"/api/v1/tokens/{found['id']}", headers=admin)) == (404, "unknown_token")
+    assert code(app.delete("/api/v1/tokens/99999999999999999999", headers=admin)) == (422, "invalid")
+    for wish in (
+        {"name": "", "scope": "read"},
+        {"name": "a", "scope": "all"},
+        {"name": "a", "scope": "read", "days": 0},
+    ):
+        assert code(app.post("/api/v1/tokens", json=wish, headers=admin)) == (422, "invalid")
+
+
+def test_what_people_change_is_written_down(app, admin, made):
+    secrets = [made("read", "wall")["authorization"][7:], admin["authorization"][7:]]
+    silence = {"run": "lora-*", "rule": "collapse", "until": TOMORROW, "by": "mallory"}
+    number = app.post("/api/v1/silences", json=silence, headers=admin).json()["id"]
+    app.delete(f"/api/v1/silences/{number}", headers=admin)
+    app.delete("/api/v1/silences/999", headers=admin)  # which is not there: nothing was changed
+    app.get("/api/v1/runs", headers=admin)
+    app.get("/api/v1/runs", headers={"authorization": "Bearer gc_read_no"})
+    told = [(each["who"], each["what"], each["on"]) for each in newest(app, admin)]
+    assert told[:3] == [
+        ("", "refused", ""),
+        ("first administrator", f"DELETE /silences/{number}", ""),
+        ("first administrator", "POST /silences", f"{number}: collapse in lora-*"),
+    ]
+    assert told[3][:2] == ("first administrator", "POST /tokens")
+    assert told[3][2].endswith("wall (read)")
+    assert {each["address"] for each in newest(app, admin)} <= {"testclient", ""}
+    assert not any(secret in app.get("/api/v1/audit", headers=admin).text for secret in secrets)
+    assert app.get("/api/v1/audit?before=1", headers=admin).json() == {"audit": [], "next": None}
+
+
+def test_a_browser_signs_in_and_out(app, admin, made):
+    token = made("read")["authorization"][7:]
+    sent = app.get("/runs/lora?layer=3", headers=HTML)
+    assert (sent.status_code, sent.headers["location"]) == (303, "/sign-in?next=/runs/lora%3Flayer%3D3")
+    page = app.get(sent.headers["location"], headers=HTML)
+    assert 'value="/runs/lora?layer=3"' in page.text
+    form = {"token": f" {token}\n", "next": "/runs/lora?layer=3"}
+    answer = app.post("/sign-in", data=form, headers=OURS)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs/lora?layer=3")
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "Path=/", "SameSite=lax"} <= set(cookie.split("; "))
+    assert "Secure" not in cookie
+    assert token not in cookie
+    assert app.get("/api/v1/runs").status_code == 200
+    assert app.get("/runs/lora", headers=HTML).status_code == 200
+    assert code(app.get("/api/v1/tokens")) == (403, "forbidden")
+    gone = app.post("/sign-out", headers=OURS)
+    assert (gone.status_code, gone.headers["location"]) == (303, "/sign-in")
+    assert app.get("/api/v1/runs", headers={"cookie": cookie.partition(";")[0]}).status_code == 401
+    assert [each["what"] for each in newest(app, admin)][:2] == ["signed out", "signed in"]
+
+
+def test_over_tls_the_cookie_stays_there(app, admin):
+    token = admin["authorization"][7:]
+    answer = app.post("https://testserver/sign-in", data={"token": token}, headers={"origin": "https://testserver"})
+    assert answer.headers["set-cookie"].startswith("__Host-gradcanary=")
+    assert "; Secure" in answer.headers["set-cookie"]
+    assert app.get("https://testserver/api/v1/runs").status_code == 200
+    assert app.get("http://testserver/api/v1/runs").status_code == 401
+
+
+@pytest.mark.parametrize("wanted", ["//evil.example", "https://evil.example", "/\\evil.example", '/"><script>'])
+def test_it_leads_nowhere_else(app, admin, wanted):
+    page = app.get("/sign-in", params={"next": wanted}).text
+    assert "evil" not in page
+    assert "<script>" not in page
+    answer = app.post("/sign-in", data={"token": admin["authorization"][7:], "next": wanted}, headers=OURS)
+    assert "evil" not in answer.headers["location"]
+
+
+def test_what_does_not_sign_in_is_said_and_written_down(app, admin, made):
+    wrong = app.post("/sign-in", data={"token": "gc_read_<b>"}, headers=OURS)
+    assert wrong.status_code == 401
+    assert 'role="alert">This access token is unknown, expired or revoked' in wrong.text
+    assert "gc_read_" not in wrong.text
+    assert "set-cookie" not in wrong.headers
+    agents = app.post("/sign-in", data={"token": made("ingest")["authorization"][7:]}, headers=OURS)
+    assert (agents.status_code, "only sends measurements" in agents.text) == (403, True)
+    assert app.post("/sign-in", headers=OURS).status_code == 401
+    assert app.post("/sign-in", content=b"x" * 9_000, headers=OURS).status_code == 413
+    assert app.post("/sign-in", content=b"\xff&" * 9, headers=OURS).status_code in (400, 401)
+    assert "refused" in [each["what"] for each in newest(app, admin)]
+
+
+def test_a_page_of_a_stranger_changes_nothing(app, admin):
+    token = admin["authorization"][7:]
+    app.post("/sign-in", data={"token": token}, headers=OURS)
+    made = {"name": "x", "scope": "admin"}
+    for strange in (
+        {"origin": "https://evil.example"}, {"origin": "null"}, {"origin": "http://testserver:81"},
+        {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site", "origin": "http://testserver"}, {},
+    ):  # fmt: skip
+        assert code(app.post("/api/v1/tokens", json=made, headers=strange)) == (403, "cross_site")
+        assert app.delete("/api/v1/runs/lora", headers=strange).status_code == 403
+        assert app.post("/_dash-update-component", json={}, headers=strange).status_code == 403
+    for strange in ({"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}):
+        assert app.post("/sign-in", data={"token": token}, headers=strange).status_code == 403
+        assert app.post("/sign-out", headers=strange).status_code == 403
+    assert app.post("/api/v1/tokens", json=made, headers=OURS).status_code == 201
+    assert app.post("/api/v1/tokens", json=made, headers={"sec-fetch-site": "same-origin"}).status_code == 201
+    assert app.post("/api/v1/tokens", content=json.dumps(made), headers=OURS).status_code == 415
+
+
+def test_one_token_leaves_something_to_the_others(app, made, monkeypatch):
+    monkeypatch.setattr(access, "PER_TOKEN", (3.0, 0.01))
+    gate = app.app.state.gate
+    gate.__dict__.update(access.Gate(gate.database, gate.settings).__dict__)
+    greedy, other = made("read"), made("read")  # by an administrator, who has one left
+    answers = [app.get("/api/v1/runs", headers=greedy) for _ in range(4)]
+    assert [each.status_code for each in answers] == [200, 200, 200, 429]
+    assert code(answers[3]) == (429, "too_many")
+    assert 1 <= int(answers[3].headers["retry-after"]) <= 101
+    assert app.get("/api/v1/runs", headers=other).status_code == 200
+
+
+def test_who_guesses_is_slowed_down_and_others_at_the_address_are_not(app, admin, monkeypatch):
+    monkeypatch.setattr(access, "PER_STRANGER", (3.0, 0.01))
+    gate = app.app.state.gate
+    gate.__dict__.update(access.Gate(gate.database, gate.settings).__dict__)
+    wrong = [app.get("/api/v1/runs", headers={"authorization": f"Bearer gc_read_{each}"}) for each in range(5)]
+    assert [each.status_code for each in wrong] == [401] * 3 + [429] * 2
+    assert int(wrong[-1].headers["retry-after"]) >= 1
+    pages = [app.post("/sign-in", data={"token": f"gc_read_{each}"}, headers=OURS) for each in range(12)]
+    assert [each.status_code for each in pages] == [401] * 10 + [429] * 2
+    assert "Too many" in pages[-1].text
+    assert int(pages[-1].headers["retry-after"]) >= 1
+    assert app.get("/api/v1/runs", headers=admin).status_code == 200
+    assert app.post("/sign-in", data={"token": admin["authorization"][7:]}, headers=OURS).status_code == 303
+
+
+def test_a_store_that_is_away_is_no_reason_to_sign_out(app, monkeypatch):
+    gate = app.app.state.gate
+
+    def away(_secret):
+        raise access.RequestError(503, "unavailable", "The database restarts.", retry_after_s=2)
+
+    monkeypatch.setattr(gate.keyring, "look", away)
+    answer = app.get("/api/v1/runs", headers={"authorization": "Bearer gc_read_x"})
+    assert (code(answer), answer.headers["retry-after"]) == ((503, "unavailable"), "2")
+
+
+def test_every_answer_says_what_browsers_may_do_with_it(app, admin):
+    answers = [
+        app.get("/healthz"), app.get("/api/v1/runs"), app.get("/api/v1/runs", headers=admin), app.get("/sign-in"),
+        app.get("/", headers={**admin, **HTML}), app.get("/runs/x", headers=HTML),
+        app.get("/api/nothing", headers=admin),
+        app.get("/assets/gradcanary.js", headers=admin), app.post("/api/v1/silences", headers={"origin": "null"}),
+    ]  # fmt: skip
+    for answer in answers:
+        assert set(headers.ALWAYS) <= set(answer.headers), answer.request.url
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert "strict-transport-security" not in answer.headers
+    policy = answers[4].headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self' 'sha256-")
+    scripts = re.search("script-src ([^;]*);", policy)[1]
+    assert "unsafe" not in scripts
+    for inline in re.findall(
+        r"<script(?: id=\S+ type=\"application/javascript\")?>(.*?)</script>", answers[4].text, re.DOTALL
+    ):
+        digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in scripts
+    assert "unsafe" not in answers[3].headers["content-security-policy"]
+
+
+def test_only_a_name_of_its_own_is_bound_to_tls(app):
+    for url, is_bound in (("https://testserver", True), ("https://testserver:8787", False), ("https://[::1]", True)):
+        assert ("strict-transport-security" in app.get(f"{url}/healthz").headers) == is_bound
+
+
+def test_nobody_comes_in_by_a_websocket(app):
+    async def inside(_scope, _receive, _send):
+        pytest.fail("this is behind the gate")
+
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+
+    asyncio.run(access.Access(inside, app.app.state.gate)({"type": "websocket"}, None, send))
+    assert sent == ["websocket.close"]
+
+
+def test_pages_are_asked_for_in_a_few_bytes(app, admin):
+    answer = app.post("/_dash-update-component", content=b" " * (2**20 + 1), headers={**admin, **OURS})
+    assert answer.status_code == 413
+
+
+@pytest.fixture(scope="module")
+def module_open(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("open")
+    app = create_app(Settings(folder, f"sqlite:///{blank_stores.lay(folder)}"))
+    with TestClient(app, base_url="http://localhost:8787", follow_redirects=False) as client:
+        yield client
+
+
+def test_without_tokens_nobody_on_this_machine_is_asked(module_open):
+    assert module_open.get("/api/v1/runs").json()["runs"] == []
+    silence = {"run": "*", "until": TOMORROW, "by": "ada"}
+    assert module_open.post("/api/v1/silences", json=silence).status_code == 201
+    ours = {"origin": "http://localhost:8787"}
+    assert module_open.post("/api/v1/silences", json=silence, headers=ours).status_code == 201
+    assert module_open.get("/sign-in?next=/runs/x").headers["location"] == "/runs/x"
+    assert module_open.app.state.new_tokens == {}
+    told = module_open.get("/api/v1/audit").json()["audit"]
+    assert [(each["who"], each["what"]) for each in told] == [("loopback", "POST /silences")] * 2
+
+
+def test_but_a_page_of_a_stranger_is_not_on_this_machine(module_open):
+    for strange in (
+        {"origin": "https://evil.example"}, {"origin": "http://localhost:3000"}, {"sec-fetch-site": "cross-site"},
+        {"host": "evil.example", "origin": "http://evil.example"},
+    ):  # fmt: skip
+        for method, path in (("POST", "/api/v1/silences"), ("DELETE", "/api/v1/runs/x"), ("POST", "/api/v1/tokens")):
+            answer = module_open.request(method, path, json={"run": "*"}, headers=strange)
+            assert answer.status_code in (400, 403), strange
+
+
+def test_and_neither_is_who_comes_in_by_another_address(module_open):
+    with_address = TestClient(module_open.app, base_url="http://192.168.1.5:8787", headers={"host": "localhost"})
+    assert code(with_address.get("/api/v1/runs")) == (403, "not_here")

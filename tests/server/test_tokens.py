@@ -1,0 +1,289 @@
+"""Tokens in the store: what opens, until when, who used it, and that no secret is kept. On both databases."""
+
+import contextlib
+
+import pytest
+from sqlalchemy import func, select, text, update
+from sqlalchemy.exc import DBAPIError
+
+from gradcanary_server import audit, keyring, token_commands, tokens
+from gradcanary_server.errors import CollectorError, RequestError
+from gradcanary_server.keyring import FRESH_S, Keyring
+from gradcanary_server.rights import Asker
+from gradcanary_server.schema import metadata
+from gradcanary_server.schema import token as token_table
+from gradcanary_server.schema import visit as visit_table
+
+DAY = 86_400.0
+
+
+class Clock:
+    """What a keyring takes for the time that passes."""
+
+    def __init__(self):
+        self.now = 1_000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def ring(store, clock):
+    return Keyring(store.database, clock)
+
+
+@pytest.fixture
+def make(store):
+    def make(scope="read", name="ada", days=None):
+        with store.database.write() as connection:
+            return tokens.create(connection, name, scope, days, store.database.now(connection))
+
+    return make
+
+
+def revoke(store, number):
+    with store.database.write() as connection:
+        return tokens.revoke(connection, number, store.database.now(connection))
+
+
+def test_a_token_is_told_once_and_not_kept(store, make):
+    made, secret = make("ingest", "laptop")
+    assert secret.startswith("gc_ingest_")
+    assert len(secret) >= len("gc_ingest_") + 43
+    assert make("ingest", "laptop")[1] != secret
+    with store.database.read() as connection:
+        for table in metadata.tables:
+            rows = connection.execute(text(f'SELECT * FROM "{table}"')).all()
+            assert secret not in str(rows)
+            assert secret.removeprefix("gc_ingest_") not in str(rows)
+        first = tokens.every(connection)[0]
+    assert (first.id, first.name, first.scope) == (made.id, "laptop", "ingest")
+
+
+def test_what_a_statement_was_given_is_not_in_its_error(store):
+    with pytest.raises(DBAPIError) as failed, store.database.write() as connection:
+        connection.execute(text("SELECT nonsense FROM token WHERE name = :given"), {"given": "gc_read_x"})
+    assert "nonsense" in str(failed.value)
+    assert "gc_read_x" not in str(failed.value)
+
+
+def test_whose_it_is(ring, make):
+    made, secret = make("read", "ada")
+    assert ring.recall(secret) is None
+    assert ring.look(secret) == Asker("ada", "read", made.id)
+    assert ring.recall(secret) == Asker("ada", "read", made.id)
+    for other in ("", "gc_read_", secret[:-1], secret.upper(), f"{secret} "):
+        assert ring.look(other) is None, other
+
+
+def test_a_new_one_opens_at_once_even_after_somebody_tried_another(ring, make):
+    assert ring.look("gc_read_guess") is None
+    assert ring.look(make()[1]) is not None
+
+
+def test_guesses_do_not_make_it_read_the_tables_each_time(ring, make, clock, monkeypatch):
+    secret = make()[1]
+    reads = []
+    read = tokens.keys
+    monkeypatch.setattr(tokens, "keys", lambda *given: reads.append(1) or read(*given))
+    for guess in range(200):
+        assert ring.look(f"gc_read_{guess}") is None
+    assert len(reads) <= keyring.UNKNOWN[0] + 1
+    assert ring.look(secret) is not None
+    clock.now += 0.1
+    assert ring.look("gc_read_more") is None
+    assert len(reads) <= keyring.UNKNOWN[0] + 1
+
+
+def test_it_ends_when_it_is_revoked_here_at_once_and_elsewhere_soon(store, ring, make, clock):
+    made, secret = make()
+    other = Keyring(store.database, clock)
+    assert ring.look(secret) is not None
+    assert other.look(secret) is not None
+    clock.now += 0.1
+    assert revoke(store, made.id).revoked is not None
+    ring.forget()
+    clock.now += 0.1
+    assert ring.recall(secret) is None
+    assert ring.look(secret) is None
+    clock.now += FRESH_S
+    assert other.recall(secret) is None
+    assert other.look(secret) is None
+    with pytest.raises(RequestError, match="no token"):
+        revoke(store, made.id)
+
+
+def test_it_ends_with_its_days(store, ring, make, clock, monkeypatch):
+    monkeypatch.setattr(keyring, "FRESH_S", 10 * DAY)
+    _, secret = make(days=1.0)
+    assert ring.look(secret) is not None
+    assert ring.recall(secret) is not None
+    clock.now += DAY + 1  # the keyring's; the database's is where it was
+    assert ring.recall(secret) is None
+    assert ring.look(secret) is None
+    with store.database.write() as connection:
+        connection.execute(update(token_table).values(expires=store.database.now(connection) - 1))
+    assert Keyring(store.database).look(secret) is None
+
+
+def test_its_use_is_noted_once_a_minute(store, ring, make, clock):
+    _, secret = make()
+
+    def noted():
+        with store.database.read() as connection:
+            return tokens.every(connection)[0].last_used
+
+    assert noted() is None
+    ring.look(secret)
+    first = noted()
+    assert first is not None
+    with store.database.write() as connection:
+        connection.execute(update(token_table).values(last_used=1.0))
+    clock.now += 59
+    assert ring.look(secret) is not None
+    assert noted() == 1.0
+    clock.now += 2
+    assert ring.recall(secret) is None, "that it is in use has to be noted"
+    assert ring.look(secret) is not None
+    assert noted() >= first
+
+
+def test_who_may_look_may_also_while_nothing_can_be_written(store, ring, make, monkeypatch):
+    _, secret = make()
+
+    @contextlib.contextmanager
+    def full():
+        raise RequestError(503, "unavailable", "The disk is full.")
+        yield
+
+    monkeypatch.setattr(store.database, "write", full)
+    assert ring.look(secret) is not None
+    assert ring.recall(secret) is not None
+
+
+def test_a_visit_opens_what_its_token_does_and_ends_with_it(store, ring, make, clock):
+    made, _ = make("admin", "ada", days=1.0)
+    with store.database.write() as connection:
+        now = store.database.now(connection)
+        cookies = [tokens.begin_visit(connection, made.id, now + place) for place in range(3)]
+    assert ring.look(cookies[0]) == Asker("ada", "admin", made.id)
+    with store.database.write() as connection:
+        tokens.end_visit(connection, cookies[0])
+    clock.now += FRESH_S
+    assert ring.look(cookies[0]) is None
+    assert ring.look(cookies[1]) is not None
+    with store.database.read() as connection:
+        expires = {key.expires for key in tokens.keys(connection, now).values()}
+        assert max(expires) <= now + DAY + 1
+        assert tokens.keys(connection, now + 2 * DAY) == {}
+    revoke(store, made.id)
+    clock.now += FRESH_S
+    assert ring.look(cookies[1]) is None
+
+
+def test_of_many_visits_the_oldest_end(store, make, monkeypatch):
+    monkeypatch.setattr(tokens, "MOST_VISITS", 3)
+    made, _ = make()
+    with store.database.write() as connection:
+        now = store.database.now(connection)
+        cookies = [tokens.begin_visit(connection, made.id, now + place) for place in range(5)]
+        found = set(connection.scalars(select(visit_table.c.secret_hash)))
+        assert found == {tokens.digest(each) for each in cookies[2:]}
+        tokens.begin_visit(connection, made.id, now + 2 * tokens.VISIT_S)
+        assert connection.execute(select(func.count()).select_from(visit_table)).scalar_one() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "days"),
+    [("", "read", None), ("x" * 101, "read", None), ("a\nb", "read", None), ("a", "root", None), ("a", "read", 0.0),
+     ("a", "read", -1.0), ("a", "read", float("nan")), ("a", "read", 1e9)],
+)  # fmt: skip
+def test_what_is_no_token(store, make, name, scope, days):
+    with pytest.raises(RequestError):
+        make(scope, name, days)
+
+
+def test_there_are_only_so_many(make, monkeypatch):
+    monkeypatch.setattr(tokens, "MOST", 2)
+    make()
+    make()
+    with pytest.raises(RequestError, match="revoke some"):
+        make()
+
+
+def test_the_first_ones_are_made_once(store):
+    with store.database.set_up() as connection:
+        now = store.database.now(connection)
+        first = tokens.ensure_first(connection, now)
+        assert set(first) == {"admin", "ingest"}
+        assert tokens.ensure_first(connection, now) == {}
+        made = tokens.every(connection)
+        assert [(each.name, each.scope) for each in made] == [("first administrator", "admin"), ("agents", "ingest")]
+        told = [each["on_what"] for each in audit.page(connection, 2**31 - 1)]
+        assert told == [f"{each.id} {each.name} ({each.scope})" for each in reversed(made)]
+        tokens.revoke(connection, tokens.every(connection)[0].id, now)
+        assert set(tokens.ensure_first(connection, now)) == {"admin", "ingest"}
+
+
+def test_what_ended_is_listed_for_a_month(store, make):
+    made, _ = make()
+    make("admin", "bob", 1.0)
+    revoke(store, made.id)
+    with store.database.write() as connection:
+        now = store.database.now(connection)
+        assert [each.holds(now) for each in tokens.every(connection)] == [False, True]
+        tokens.create(connection, "new", "read", None, now + 40 * DAY)
+        assert [each.name for each in tokens.every(connection)] == ["new"]
+
+
+def test_the_audit_log_is_bounded_in_age(store):
+    with store.database.write() as connection:
+        audit.write(connection, 0.0, "ada", "10.0.0.1", "DELETE /runs/x")
+        audit.write(connection, 1.0, "", "10.0.0.2", audit.REFUSED)
+        audit.write(connection, 40 * DAY, "x" * 999, "y" * 999, "z" * 999, "w" * 999, 7)
+        assert [(each["what"][:5], each["token_id"]) for each in audit.page(connection, 2**31 - 1)] == [
+            ("zzzzz", 7),
+            ("DELET", None),
+        ]
+        audit.write(connection, 400 * DAY, "ada", "", "last")
+        assert [each["what"][:5] for each in audit.page(connection, 2**31 - 1)] == ["last", "zzzzz"]
+
+
+def test_at_a_terminal(store, ring):
+    said = []
+    token_commands.show(store.url, said.append)
+    assert said == ["No tokens: gradcanary token create --scope admin --name YOU"]
+    token_commands.create(store.url, "read", "ada's laptop", 3.0, said.append)
+    secret = said.pop()
+    assert ring.look(secret).name == "ada's laptop"
+    said.clear()
+    token_commands.show(store.url, said.append)
+    assert len(said) == 2
+    assert "ada's laptop" in said[1]
+    assert secret not in str(said)
+    number = ring.look(secret).token_id
+    token_commands.revoke(store.url, number, said.append)
+    assert "opens nothing any more" in said[-1]
+    ring.forget()
+    assert ring.look(secret) is None
+    token_commands.show(store.url, said.append)
+    assert said[-1].endswith("revoked")
+    with pytest.raises(CollectorError, match=f"no token {number}"):
+        token_commands.revoke(store.url, number, said.append)
+    with store.database.read() as connection:
+        assert [each["what"] for each in audit.page(connection, 2**31 - 1)] == [
+            f"DELETE /tokens/{number}",
+            "POST /tokens",
+        ]
+
+
+def test_the_first_token_makes_the_store(empty_url):
+    said = []
+    token_commands.create(empty_url, "admin", "ada", None, said.append)
+    token_commands.show(empty_url, said.append)
+    assert "ada" in said[-1]
