@@ -33,6 +33,8 @@ LONGEST = (
     "test_demo.py",
     "test_delivery_through_collector.py",
     "test_silences.py",
+    "test_endpoints_of_a_team.py",
+    "test_channels.py",
     "test_dashboard_in_chromium.py",
     "test_spool.py",
     "test_attach.py",

@@ -28,7 +28,7 @@ class Hook:
         self._is_alone = _has_no_other(getattr(parameter, kind))
         self._is_first = self._is_alone
         register: Any = parameter.register_post_accumulate_grad_hook if kind == AFTER else parameter.register_hook
-        self._handle = register(call)
+        self._handle, self._call = register(call), call
         _ours.add(self._handle.id)
         self._tensor = parameter._cdata  # noqa: SLF001 -- what is swapped, and all that tells it
 
@@ -50,6 +50,15 @@ class Hook:
             setattr(parameter, self._kind, hooks)
         return True
 
+    def rest(self) -> None:
+        """Have something called in its place that does nothing, in half the time. Its place among others stays its own:
+        whoever comes later is called later, and finds that this is a hook of ours."""
+        self._put(_nothing)
+
+    def wake(self) -> None:
+        """Have it called again."""
+        self._put(self._call)
+
     def is_on(self, parameter: Tensor) -> bool:
         """Say whether it is a hook of this tensor."""
         return self._handle.id in (getattr(parameter, self._kind, None) or ())
@@ -61,6 +70,15 @@ class Hook:
         parameter = self._reference()
         if self._is_first and parameter is not None and getattr(parameter, self._kind) == {}:
             setattr(parameter, self._kind, None)
+
+    def _put(self, call: Callable[[Tensor], None]) -> None:
+        hooks = self._handle.hooks_dict_ref()
+        if hooks is not None and self._handle.id in hooks:
+            hooks[self._handle.id] = call
+
+
+def _nothing(_parameter: Tensor) -> None:
+    """Return None, as torch demands it of such a hook."""
 
 
 def _has_no_other(hooks: dict[int, Any] | None) -> bool:

@@ -2,10 +2,12 @@
 
 A look is a stretch of steps at one interval, cut so that the price of a sample is spread over the steps that it stands
 for. After one that was over the budget the interval becomes the next one, but not where that would save next to
-nothing: what each step costs, sampled or not, no interval makes cheaper. It goes back once the share at the finer
-interval, as projected, would have been half of the budget at most, look after look: a share is judged too high by what
-else the machine did, and a training changes. Each time that this turned out too early it takes twice as many looks, so
-that the number of changes grows with the logarithm of the steps at most.
+nothing: what each step costs, sampled or not, no interval makes cheaper. Where that alone is over half of the budget,
+hooks of layers rest between samples from then on, before anything else is tried.
+
+The interval goes back once the share at the finer one, as projected, would have been half of the budget at most, look
+after look: a share is judged too high by what else the machine did, and a training changes. Each time that this turned
+out too early it takes twice as many looks, so that the number of changes grows with the logarithm of the steps at most.
 """
 
 from __future__ import annotations
@@ -71,23 +73,29 @@ class Look:
 
 @dataclass(frozen=True)
 class Pace:
-    """The interval, and what led to it: ``calm`` looks in a row had room for a finer one, of ``patience`` needed."""
+    """The interval, and what led to it: ``calm`` looks in a row had room for a finer one, of ``patience`` needed.
+
+    ``rests`` tells that hooks of layers are at rest between samples, as far as they may be.
+    """
 
     every: int = 1
     calm: int = 0
     patience: int = PATIENCE
     has_returned: bool = False
+    rests: bool = False
 
 
 def paced(pace: Pace, look: Look, budget: float) -> Pace:
     """Return the pace after a look; ``budget`` is the share that the agent may take."""
     place = INTERVALS.index(pace.every)
     sampling = look.share - look.lasting
+    if look.lasting > ROOM * budget and not pace.rests:
+        return replace(pace, calm=0, rests=True)
     if look.share > budget:
         wider = INTERVALS[min(place + 1, len(INTERVALS) - 1)]
         if sampling * (1 - pace.every / wider) < SAVES * look.share:
             return replace(pace, calm=0)
-        return Pace(wider, 0, pace.patience * 2 if pace.has_returned else pace.patience)
+        return replace(pace, every=wider, calm=0, patience=pace.patience * (1 + pace.has_returned), has_returned=False)
     if not place:
         return pace
     finer = INTERVALS[place - 1]
@@ -95,4 +103,4 @@ def paced(pace: Pace, look: Look, budget: float) -> Pace:
         return replace(pace, calm=0)
     if pace.calm + 1 < pace.patience:
         return replace(pace, calm=pace.calm + 1)
-    return Pace(finer, 0, pace.patience, has_returned=True)
+    return replace(pace, every=finer, calm=0, has_returned=True)

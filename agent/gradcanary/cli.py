@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradcanary import launching, on_call, run_commands
+from gradcanary import endpoint_commands, launching, on_call, run_commands
 from gradcanary.attach import commands as attaching
 from gradcanary.settings import DEFAULT_URL
 from gradcanary.version import __version__
@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_sync(commands)
     on_call.add(commands)
+    endpoint_commands.add(commands)
     run_commands.add(commands)
     _add_upkeep(commands)
     _add_test_rules(commands)
@@ -64,7 +65,10 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 picks a free one (default: %(default)s)")
     _add_store(command)
     command.add_argument("--rules", type=Path, metavar="FILE", help="rules.yaml with other thresholds")
-    command.add_argument("--webhook", metavar="URL", help="send incidents of warning and above to this address")
+    text = "send incidents of warning, or SEVERITY, and above to this address; may be given several times"
+    command.add_argument("--webhook", action="append", default=[], metavar="[SEVERITY=]URL", help=text)
+    text = "tell Slack, e-mail, ntfy and others, by an address of apprise; safer in the file GRADCANARY_NOTIFY_FILE"
+    command.add_argument("--notify", action="append", default=[], metavar="[SEVERITY=]URL", help=text)
     command.add_argument("--auth", action="store_true", help="ask for access tokens on loopback, too: behind a proxy")
     command.add_argument("--tls-cert", type=Path, metavar="FILE", help="speak TLS with this certificate chain, PEM")
     command.add_argument("--tls-key", type=Path, metavar="FILE", help="and this key")
@@ -249,7 +253,8 @@ def _serve(arguments: argparse.Namespace) -> int:
                 data=_data(arguments),
                 db=arguments.db,
                 rules=arguments.rules,
-                webhook=arguments.webhook,
+                webhooks=arguments.webhook,
+                notify=arguments.notify,
                 url=listener.public_url,
                 auth=arguments.auth,
                 reached_by_others=not listener.is_loopback,

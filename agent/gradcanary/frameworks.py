@@ -26,13 +26,22 @@ class Loop(NamedTuple):
     step: int | None
 
 
-def loop_of(optimizer: Optimizer) -> Loop | None:
-    """Return the loop that an optimizer was handed to, None where no framework has it."""
+def loop_of(optimizer: Optimizer, failed: Callable[[str, Exception], None]) -> Loop | None:
+    """Return the loop that an optimizer was handed to, None where no framework has it.
+
+    ``failed`` is told where the one that has it does not say its step; others may be half made, or of another use.
+    """
     for (module, name), (framework, held, step) in _LOOPS.items():
         for driver in _living(module, name):
+            is_ours = False
             with suppress(Exception):
-                if any(_is_inside(optimizer, each) for each in held(driver)):
+                is_ours = any(_is_inside(optimizer, each) for each in held(driver))
+            if is_ours:
+                try:
                     return Loop(framework, step(driver))
+                except Exception as error:  # noqa: BLE001 -- another version of it, maybe; whose loop it is we know
+                    failed(f"asking {framework} for its step", error)
+                    return Loop(framework, None)
     return None
 
 

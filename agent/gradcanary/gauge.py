@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import and_
+from operator import add, and_
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ class Gauge:
         self.outlook = Outlook()
         self._of = observer
         self._earlier = [0] * len(layers)
+        self._unknown: Sequence[int] = ()
 
     def follow(self, mine: Sequence[int], layers: Layers) -> None:
         """Take the numbers of its layers among others, and the ways to them that are known by now."""
@@ -62,9 +63,10 @@ class Gauge:
     def forget(self, window: Window, *, was_sampled: bool) -> None:
         """Let go of a window; of one that was not sampled, remember for the next sample which layers took part."""
         if was_sampled:
-            self._earlier = [0] * len(self.layers)
+            self._earlier, self._unknown = [0] * len(self.layers), ()
         else:
-            self._earlier = [a + b for a, b in zip(self._earlier, window.counts, strict=True)]
+            self._earlier = [*map(add, self._earlier, window.counts)]
+            self._unknown = window.rested or self._unknown
 
     # -- samples -------------------------------------------------------------------------------------------------
 
@@ -73,6 +75,8 @@ class Gauge:
         if is_capturing():
             return
         window.claims.fold()
+        for position in (*self._unknown, *window.rested):
+            self._earlier[position] = 1  # for all that is known it had a gradient while its hook was at rest
         counts = window.counts if window.micro_steps and not window.unseen else None
         window.sample = take_sample(
             self.layers,

@@ -11,28 +11,20 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradcanary import compiled, engine, facts, summed, tap
-from gradcanary.attached import AFTER, Hook
+from gradcanary.counters import Counters
 from gradcanary.frameworks import unwrapped
 from gradcanary.groups import elements, is_hooked, parameters, sizes
 from gradcanary.guard import Guard
-from gradcanary.layers import Layers, discover, living
+from gradcanary.layers import discover, living
 from gradcanary.observer import Observer
 from gradcanary.sampling import is_capturing
 from gradcanary.settings import Settings
-from gradcanary.shards import is_shard
 from gradcanary.transfers import Transfers, is_slow
 
 Optimizer = torch.optim.Optimizer
 
 LEADS_AFTER = 64
 """Steps after which an optimizer counts the steps of a training whose largest one has not stepped yet."""
-
-LOOKED_AT = 64
-"""About so many hooks of layers are looked at before a window that is not sampled."""
-
-SEARCHES = 64
-"""Backward passes, some maybe of other models, in which a gathered parameter is looked for: where all are wrapped
-further inside there is none."""
 
 
 class Hooks:
@@ -57,17 +49,15 @@ class Hooks:
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._main: Callable[[], Optimizer | None] = lambda: None
-        self._counters: list[Hook] = []
-        self._is_looked_at = False
-        self._unhooked: list[int] = []
+        self._counters = Counters(observer)
+        self._keep = guard.wrap("a pass that reduces nothing", lambda _: observer.calls.keep())
         self._steps: list[Any] = []
-        self._searches_left = SEARCHES
         self._listener = guard.wrap("capturing the loss", observer.meter.timed(self._backward_called))
 
     def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
         observer, wrap = self.observer, self.guard.wrap
-        observer.main, observer.optimizers = lambda: self._main(), self.optimizers
+        observer.main, observer.optimizers, observer.wake = lambda: self._main(), self.optimizers, self._counters.wake
         self._takes_any = model is None and optimizer is None
         if model is not None:
             self._model = weakref.ref(model)
@@ -92,7 +82,7 @@ class Hooks:
         for handle in self._steps:
             handle.remove()
         self.observer.let_go()
-        self._uncount()
+        self._counters.remove()
 
     def optimizers(self) -> Sequence[Optimizer]:
         """Return the optimizers followed, without those that the training has let go of."""
@@ -120,23 +110,9 @@ class Hooks:
         if self._is_recorded():
             return
         self._transfers.visit()
-        if not self._is_looked_at:
-            self._count_swapped()
+        self._counters.before_pass()
         self.observer.backward_called(tap.single_elements(tensors))
-        layers = self.observer.layers
-        if layers is not None and layers.has_shards and self._searches_left:
-            self._searches_left -= 1
-            self._hear_of_unsynced(layers)
-
-    def _hear_of_unsynced(self, layers: Layers) -> None:
-        """Hook one parameter that is gathered now: the shards' own hooks are called by passes that reduce them only."""
-        for owner in (reference() for reference in layers.owners):
-            for parameter in owner._parameters.values() if owner is not None else ():  # noqa: SLF001 -- what it holds now
-                if parameter is not None and parameter.requires_grad and not is_shard(parameter):
-                    keep = self.guard.wrap("a pass that reduces nothing", lambda _: self.observer.calls.keep())
-                    self._counters.append(Hook(lambda: None, parameter, AFTER, keep))
-                    self._searches_left = 0
-                    return
+        self._counters.hear_of_unsynced(self._keep)
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._is_recorded():
@@ -156,7 +132,7 @@ class Hooks:
         if self._has_wrong_guesses() | self._is_changed(optimizer):
             self._follow()
         else:
-            self._count_unfrozen()
+            self._counters.add()
         # Accelerate's wrapper passes on a closure that is None.
         has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
         self.observer.step_begins(optimizer, has_closure=has_closure)
@@ -166,7 +142,7 @@ class Hooks:
             return
         self.observer.step_ended(optimizer)
         self._transfers.visit()
-        self._is_looked_at = False
+        self._counters.step_ended()
         self._steps_of[optimizer] = taken = self._steps_of.get(optimizer, 0) + 1
         if taken == LEADS_AFTER and self._main() not in self._steps_of:
             self.observer.step += taken - 1  # the last of them is still to be recorded
@@ -249,37 +225,4 @@ class Hooks:
         if any(map(is_slow, devices)):
             self.observer.meter.slow_down()
             self.observer.tell(facts.SLOW_DEVICE)
-        self._uncount()
-        self._unhooked = list(range(len(layers)))
-        self._count_unfrozen()
-
-    def _count_unfrozen(self) -> None:
-        """Hook the layers that are trainable now: torch takes no hook on one that is frozen."""
-        layers = self.observer.layers
-        counters = self.observer.counters() if self._unhooked else {}
-        frozen = []
-        references = () if layers is None else layers.references
-        for layer in self._unhooked if references else ():
-            parameter = references[layer]()
-            if parameter is None or not (parameter.requires_grad and parameter.is_leaf):
-                frozen.append(layer)
-            else:
-                self._counters.append(Hook(references[layer], parameter, AFTER, counters[layer]))
-        self._unhooked = frozen
-
-    def _count_swapped(self) -> None:
-        """Before the first pass since a step: hook again what the script has moved by swapping tensors.
-
-        Of many, where the window is not sampled, a part is looked at: what was moved is seldom moved alone.
-        """
-        self._is_looked_at = True
-        parts = 1 if self.observer.is_next_sampled() else 1 + len(self._counters) // LOOKED_AT
-        renewed = [counter.renew() for counter in self._counters[self.observer.step % parts :: parts]]
-        if any(renewed):
-            renewed = [counter.renew() for counter in self._counters]
-            self._searches_left = SEARCHES  # what is gathered now may be another tensor, too
-
-    def _uncount(self) -> None:
-        for counter in self._counters:
-            counter.remove()
-        self._counters, self._searches_left = [], SEARCHES
+        self._counters.follow(layers)

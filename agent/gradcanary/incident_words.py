@@ -183,7 +183,8 @@ def _deliveries(deliveries: Sequence[Json]) -> list[str]:
     for each in latest.values():
         trouble = next((tried["error"] for tried in reversed(each["attempts"]) if tried["error"]), None)
         why = f" ({trouble})" if trouble and each["state"] != "delivered" else ""
-        lines.append(f"Endpoint {each['endpoint']}: {each['kind']} {each['state']}{why}")
+        whom = f" ({each['name']})" if each["name"] else ""
+        lines.append(f"Endpoint {each['endpoint']}{whom}: {each['kind']} {each['state']}{why}")
     return ["", *(lines or ["Nobody was told of it so far."])]
 
 

@@ -43,6 +43,11 @@ class Meter:
         """The interval in steps."""
         return self._pace.every
 
+    @property
+    def rests(self) -> bool:
+        """Whether hooks of layers rest between samples, where an interval was not asked for."""
+        return self._pace.rests
+
     def slow_down(self) -> None:
         """Sample as seldom as where the training waits for each sample, for good, unless an interval was given."""
         if not self._is_fixed:

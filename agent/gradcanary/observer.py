@@ -41,6 +41,7 @@ class Observer:
         self.layers: Layers | None = None
         self.main: Callable[[], Optimizer | None] = lambda: None
         self.optimizers: Callable[[], Sequence[Optimizer]] = tuple
+        self.wake: Callable[[], None] = lambda: None
         self.origin: Origin | None = None
         self.wishes = Wishes()
         self.step = self.steps_taken = self.samples = 0
@@ -143,6 +144,8 @@ class Observer:
         if self._leading is not None:
             self._leading.look_away(is_again=self.paused)
         self.paused = True
+        for track in self._tracks.values():
+            track.look_at_each()
 
     def join(self) -> None:
         """Begin in the middle of a training: what is seen of the window that is open may be any part of it."""
@@ -161,6 +164,11 @@ class Observer:
         if fact not in self.facts:
             self.facts.append(fact)
             self.guard.say(fact.text)
+
+    @property
+    def tracks(self) -> Collection[Track]:
+        """Those of all optimizers."""
+        return self._tracks.values()
 
     # -- what the tracks ask -------------------------------------------------------------------------------------
 
@@ -283,7 +291,7 @@ class Observer:
 
     def _find_origin(self, *, even_unknown: bool) -> None:
         if self.origin is None and (even_unknown or self.main() is not None):
-            self.origin = origin_of(self.main(), self.settings.step, is_late=self.is_late)
+            self.origin = origin_of(self.main(), self.settings.step, self.guard.catch, is_late=self.is_late)
             self.step = self.origin.first_step
 
     def _close_window(self, track: Track) -> None:

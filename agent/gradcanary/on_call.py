@@ -191,7 +191,7 @@ def width() -> int | None:
 
 
 def as_json(found: object) -> str:
-    """Return what the collector answered as text."""
+    """Return an answer as it is printed where ``--json`` asks for it."""
     return json.dumps(found, indent=2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +15,14 @@ _LOOKED_AT = 8
 """Parameters whose state is asked: they agree, but for those that have no gradient yet."""
 
 
-def origin_of(optimizer: torch.optim.Optimizer | None, given: int | None, *, is_late: bool = False) -> Origin:
-    """Return the number of the first window.
+def origin_of(
+    optimizer: torch.optim.Optimizer | None,
+    given: int | None,
+    failed: Callable[[str, Exception], None],
+    *,
+    is_late: bool = False,
+) -> Origin:
+    """Return the number of the first window; ``failed`` is told of a framework that does not say its step.
 
     What ``watch(step=)`` said; else the framework; else what the optimizer counted (Adam and its family); else 0, and
     that is relative. Reads the optimizer's counters: once, when the first window begins. ``is_late`` is known where the
@@ -24,7 +31,7 @@ def origin_of(optimizer: torch.optim.Optimizer | None, given: int | None, *, is_
     optimizer = None if optimizer is None else unwrapped(optimizer)
     name, loop = "unknown", None
     if optimizer is not None:
-        name, loop = type(optimizer).__name__, loop_of(optimizer)
+        name, loop = type(optimizer).__name__, loop_of(optimizer, failed)
     if given is not None:
         return Origin(given, "given", late=is_late, optimizer=name, loop=loop)
     if loop is not None and loop.step is not None:

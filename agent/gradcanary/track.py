@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from gradcanary.meter import TIMED_EACH
 from gradcanary.pause import Pause
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
 from gradcanary.references import References, are_same
+from gradcanary.resting import Resting
 from gradcanary.scaling import Scaling
 from gradcanary.window import NEW, SAME, TOUCHED, Sentinel, Window
 
@@ -37,7 +39,8 @@ class Track:
         self.is_new = True
         self._of = observer
         self._sentinel = Sentinel()
-        self._pass = -1
+        self.resting = Resting(len(layers))
+        self._pass = self._plain_pass = -1
         self._open: set[int] = set()
         self._passes_before = 0
         self._clears_in_place = False
@@ -56,26 +59,19 @@ class Track:
 
     def counter(self, position: int) -> Callable[[Tensor], None]:
         """Return the post-accumulate hook of a layer: the one piece of the agent that runs per layer and micro-step."""
-        of, place, has_callbacks, catch = self._of, self._of.place, self._of.has_callbacks, self._of.guard.catch
-        current_pass = engine.passes() if has_callbacks else engine.current_pass
-        pass_begins = of.meter.timed(self._pass_begins)
-        look = of.meter.timed(self.gauge.look)
+        of, catch = self._of, self._of.guard.catch
+        current_pass = engine.passes() if of.has_callbacks else _unknown_pass
+        begins = partial(of.meter.timed(self._pass_begins), position)
+        look = partial(of.meter.timed(self._look), position)
 
         def accumulated(_parameter: Tensor) -> None:
             if is_backward_traced():
                 return
             try:
-                if of.paused:
-                    self.pause.accumulated(position)
-                    return
-                if has_callbacks:
-                    if current_pass() != self._pass:
-                        pass_begins(position)
-                elif self._sentinel.layer in (None, position) or not self.window.begun or self.window.stepped:
-                    pass_begins(position)
-                self.window.counts[position] += 1
-                if place.looks_at_own and of.is_sampled(self):
-                    look(self.window, position)
+                if current_pass() == self._plain_pass:
+                    self.window.counts[position] += 1
+                else:
+                    self._accumulated(position, begins, look)
             except Exception as error:  # noqa: BLE001 -- as in Guard.wrap, without a second call per layer
                 catch("counting micro-steps", error)
 
@@ -84,11 +80,31 @@ class Track:
         hooks = len(self.window.counts)
         return of.meter.timed_for(hooks / -(-hooks // TIMED_EACH), accumulated)
 
+    def _accumulated(self, position: int, begins: Callable[[], None], look: Callable[[], None]) -> None:
+        """Count a layer; where its pass has nothing else to do, those that come after it count themselves."""
+        of = self._of
+        if of.paused:
+            self.pause.accumulated(position)
+            return
+        if of.has_callbacks:
+            if (number := engine.current_pass()) != self._pass:
+                begins()
+            self._plain_pass = -1 if of.place.looks_at_own else number
+        elif self._sentinel.layer in (None, position) or not self.window.begun or self.window.stepped:
+            begins()
+        self.window.counts[position] += 1
+        if of.place.looks_at_own and of.is_sampled(self):
+            look()
+
+    def _look(self, position: int) -> None:
+        self.gauge.look(self.window, position)
+
     def _pass_begins(self, position: int) -> None:
         number = engine.current_pass() if self._of.has_callbacks else -1
         is_outermost = not self._open
         if self._of.has_callbacks and not self._is_opened(number):
             return
+        self.resting.keep(position)
         if is_outermost:
             self._enter_window(position, number)
         if not self._of.has_callbacks:
@@ -165,7 +181,7 @@ class Track:
         return SKIPPED_BY_SCALER if self.was_updated() and self.scaling.round() is not None else SKIPPED_BY_LOOP
 
     def _pass_ends(self, number: int) -> None:
-        self._pass = -1
+        self._pass = self._plain_pass = -1
         # Once more from inside: what a data-parallel wrapper queued meanwhile comes first.
         self._at_end("sampling", lambda: self._pass_settled(number))
 
@@ -196,12 +212,18 @@ class Track:
         self.window.is_seen, self._missed_some = not self._missed_some, False
         self.window.steps_before = self._of.steps_taken
         self.window.loss_scale, self.window.scaler_round = self.scaling.begin()
+        if self.resting.positions and self._of.is_sampled(self):
+            self._of.wake()  # no step came before it to do so: the last one was skipped, or compiled
 
     def look_away(self, *, is_again: bool) -> None:
         """Begin a pause; a window whose gradients were cleared already is not of it."""
         if self.pause.is_cleared(self.window) and not is_again:
             self._of.window_ended(self)
         self.pause.begin()
+
+    def look_at_each(self) -> None:
+        """Have the hooks of the present pass look for themselves again what there is to do."""
+        self._plain_pass = -1
 
     def was_paused(self) -> None:
         """Forget what was seen of the window; of one that is complete nothing was missed, maybe of the next one."""
@@ -220,8 +242,34 @@ class Track:
         window = self.window
         if not is_foreign:
             self._passes_before = window.passes or self._passes_before
+        if window.is_seen and not (window.rested or window.unseen or is_foreign) and any(window.counts):
+            self.resting.saw(window.counts)
         self.gauge.forget(window, was_sampled=was_sampled)
         self.window = Window(len(window.counts))
+        self.window.rested = self.resting.positions
+
+    def rest(self) -> Sequence[int]:
+        """Return the positions of the layers whose hooks rest from now on; none where they do already.
+
+        Between two windows only, and not where the script says when a sum is complete.
+        """
+        window, resting = self.window, self.resting
+        if resting.positions or self.gauge.observed or not window.stepped:
+            return ()
+        # A layer that was just now without a gradient, for the first time, is one to be watched.
+        resting.positions = [position for position in resting.able() if window.counts[position]]
+        return resting.positions
+
+    def wake(self) -> None:
+        """Note that all hooks are awake, for the whole window where that has just begun."""
+        self.resting.positions = ()
+        if not any(self.window.counts):
+            self.window.rested = ()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a window had its step while hooks were at rest, and those awake were not called: others would be."""
+        return bool(self.resting.positions) and self.window.stepped and not any(self.window.counts)
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Take what the moment before the step shows: a late sample, or the clip. A closure comes after this."""
@@ -266,6 +314,11 @@ class Track:
             self.gauge.sample(window, phase, scale)
         else:
             self._of.guard.wrap("looking for a clip", self.gauge.look_for_clip)(window, self._sentinel, scale)
+
+
+def _unknown_pass() -> int:
+    """Return the number of no pass: without the callbacks of the engine each hook has to look for itself."""
+    return -2
 
 
 def let_go(tracks: Iterable[Track]) -> None:

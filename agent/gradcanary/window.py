@@ -32,7 +32,8 @@ class Window:
     ``steps_before`` counts the steps of all optimizers until it began; ``claims`` are of gradients before a reduction;
     ``unsynced`` counts passes in which no shard was reduced, so that no hook was called. ``copies`` are the weights of
     some layers before the step, by position, None until they are made; ``is_seen`` is False of one that was looked away
-    from; ``summed`` are the positions whose sum the script has said to be complete.
+    from; ``summed`` are the positions whose sum the script has said to be complete; ``rested`` are those whose hooks
+    were not called in all of its passes.
     """
 
     def __init__(self, layers: int) -> None:
@@ -60,6 +61,7 @@ class Window:
         self.copies: dict[int, Tensor] | None = None
         self.is_seen = True
         self.summed: set[int] = set()
+        self.rested: Sequence[int] = ()
 
     @property
     def micro_steps(self) -> int:
@@ -127,9 +129,13 @@ class Sentinel:
         """Remember the gradient as it is now."""
         self.layer = layer
         storage = None if gradient is None else _storage_of(gradient)
-        # While there is a weak reference, no other storage comes to lie at its address.
-        self._memory = None if storage is None else StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # untyped in torch
-        self._address = _address(gradient, storage)
+        address = _address(gradient, storage)
+        if storage is None:
+            self._memory = None
+        elif self._memory is None or address != self._address:
+            # While there is a weak reference, no other storage comes to lie at its address.
+            self._memory = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # untyped in torch
+        self._address = address
         self._version = 0 if gradient is None else gradient._version  # noqa: SLF001 -- documented only by its name
         self._was_view = gradient is not None and gradient._is_view()  # noqa: SLF001 -- likewise
 

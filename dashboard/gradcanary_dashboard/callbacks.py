@@ -11,7 +11,7 @@ from typing import Any
 from dash import ClientsideFunction, Dash, Input, Output, State, no_update
 from dash.exceptions import PreventUpdate
 
-from gradcanary_dashboard import layer_data, layer_page, news, run_data, run_page, runs_page, shell
+from gradcanary_dashboard import layer_data, layer_page, news, run_data, run_page, runs_page, shell, silent_endpoints
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.news import Shown
@@ -145,8 +145,9 @@ def _runs(collector: Collector, wanted: str, shown: Shown) -> Contents:
     if has_older and wanted.strip():
         listed = collector.runs(named=wanted.strip()[:MAX_NAME]).body
     found, asks_token = listed["runs"], collector.as_reader
+    unheard = silent_endpoints.load(collector)
     address = collector.public_url
-    contents = runs_page.fill(found, incidents, wanted, address, asks_token=asks_token, has_older=has_older)
+    contents = runs_page.fill(found, incidents, wanted, address, unheard, asks_token=asks_token, has_older=has_older)
     return {**contents, "shown": json.dumps({"version": version, "wanted": wanted})}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ssl
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from gradcanary_dashboard.errors import DeniedError, NotFoundError, RefusedError
 API = "/api/v1"
 KEPT_ANSWERS = 64
 """Answers remembered for a conditional request: a heatmap is about half a megabyte."""
+
+ENDPOINTS_FOR_S = 10.0
 
 
 CREDENTIALS = ("authorization", "cookie")
@@ -77,6 +80,7 @@ class Collector:
             verify=trusted or self.url.startswith("https:"),  # to read the authorities takes a fifth of the start
         )
         self._remembered: OrderedDict[str, Answer] = OrderedDict()
+        self._endpoints: tuple[float, Answer | None] = (0.0, None)
         self._lock = threading.Lock()
 
     def runs(self, **query: str | int | Sequence[str] | None) -> Answer:
@@ -95,6 +99,16 @@ class Collector:
     def incident(self, number: int) -> Answer:
         """Return one incident with everything known about it."""
         return self._get(f"/incidents/{number}")
+
+    def endpoints(self) -> Answer:
+        """Return who is told of incidents, as it was 10 s ago at most: asked with the runs, it changes seldom."""
+        with self._lock:
+            asked, answer = self._endpoints
+        if answer is None or time.monotonic() - asked > ENDPOINTS_FOR_S:
+            answer = self._get("/endpoints")
+            with self._lock:
+                self._endpoints = (time.monotonic(), answer)
+        return answer
 
     def close(self) -> None:
         """Close the connections."""

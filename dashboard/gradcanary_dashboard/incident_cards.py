@@ -122,6 +122,8 @@ def _told(incident: Mapping[str, Any]) -> list[Any]:
         attempts = delivery["attempts"]
         trouble = next((attempt["error"] or attempt["status"] for attempt in reversed(attempts)), None)
         failed = delivery["state"] != "delivered" and trouble is not None
-        text = f"Webhook: “{delivery['kind']}” {delivery['state']}" + (f", last try: {trouble}" if failed else "")
+        text = f"{delivery['name'] or 'Webhook'}: “{delivery['kind']}” {delivery['state']}" + (
+            f", last try: {trouble}" if failed else ""
+        )
         lines.append(html.P([parts.icon("send"), text], className="dim told"))
     return lines

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from gradcanary_dashboard import layer_data, run_data
+from gradcanary_dashboard import layer_data, run_data, silent_endpoints
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError
 from gradcanary_dashboard.view import Place, parse, place_of
@@ -54,7 +54,7 @@ def read(shown: str | None) -> Shown:
 
 def runs_version(collector: Collector) -> str:
     """Return what changes when the list of runs does."""
-    return f"{collector.runs().version} {collector.incidents().version}"
+    return f"{collector.runs().version} {collector.incidents().version} {silent_endpoints.version(collector)}"
 
 
 def is_shown(collector: Collector, place: Place, search: str | None, shown: Shown) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gradcanary_dashboard import palette, parts, wording
+from gradcanary_dashboard import palette, parts, silent_endpoints, wording
 from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.sparkline import HEIGHT, WIDTH, sparkline
 from gradcanary_dashboard.verdict import Verdict, firing, verdict
@@ -48,6 +48,7 @@ def fill(
     incidents: Sequence[Mapping[str, Any]],
     wanted: str,
     collector_url: str,
+    silent: Sequence[Mapping[str, Any]] = (),
     *,
     asks_token: bool = False,
     has_older: bool = False,
@@ -55,15 +56,17 @@ def fill(
     """Return the contents: the open incidents and a card per run whose name holds ``wanted``, or the empty state.
 
     ``has_older``: there are runs that are found by a part of their names only.
+    Above all stand the endpoints that no message reaches, which are ``silent``.
     """
+    unheard = silent_endpoints.banner(silent)
     if not runs and not has_older:
-        return {"runs-head": "runs-head hidden", "runs": [empty(collector_url, asks_token=asks_token)]}
+        return {"runs-head": "runs-head hidden", "runs": [*unheard, empty(collector_url, asks_token=asks_token)]}
     shown = [run for run in runs if wanted.strip().casefold() in run["run"].casefold()]
     cards = [_card(run, [incident for incident in incidents if incident["run"] == run["run"]]) for run in shown]
     none = html.P(["No run has ", html.Code(wanted), " in its name."], className="dim")
     rest = [html.P("Older runs are found by a part of their names: press /", className="dim")] if has_older else []
     listed = html.Div([*cards, *rest] if cards else none, className="runs")
-    return {"runs-head": "runs-head", "runs": [*_banner(incidents), listed]}
+    return {"runs-head": "runs-head", "runs": [*unheard, *_banner(incidents), listed]}
 
 
 TOKEN = "A token of yours, made where the collector runs: gradcanary token create --scope ingest --name JOBS"  # noqa: S105

@@ -11,10 +11,13 @@ from starlette.routing import Match
 
 from gradcanary_server import (
     answers,
+    endpoint_routes,
     incident_routes,
     ingest_routes,
+    json_schemas,
     loops,
     operations_routes,
+    operator_endpoints,
     read_routes,
     rules,
     rules_file,
@@ -25,11 +28,12 @@ from gradcanary_server import (
     tokens,
 )
 from gradcanary_server.access import Access, Gate
+from gradcanary_server.addresses import Guard
 from gradcanary_server.archive import Archive
 from gradcanary_server.compactor import Compactor
+from gradcanary_server.courier import Courier
 from gradcanary_server.database import Database
 from gradcanary_server.deliverer import Deliverer
-from gradcanary_server.endpoints import disable_others, ensure_operator_endpoint
 from gradcanary_server.errors import RequestError
 from gradcanary_server.headers import SecurityHeaders
 from gradcanary_server.ingest import Ingest
@@ -51,8 +55,8 @@ METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 def create_app(settings: Settings) -> FastAPI:
     """Return the collector: ingest, read API, incidents and delivery on one store.
 
-    Raises CollectorError when the store or the rules cannot be opened. ``app.state`` holds ``settings``,
-    ``database`` and, once started, ``new_webhook_secret`` (None unless ``settings.webhook`` is a new endpoint) and
+    Raises CollectorError when the store, the rules or the operator's endpoints cannot be opened. ``app.state`` holds
+    ``settings``, ``database`` and, once started, ``told``: who is told, and each secret that was made just now; and
     ``new_tokens`` by scope (empty unless tokens are asked for and nobody had one to administer with).
     """
     app = FastAPI(title="gradcanary", lifespan=_lifespan, openapi_url=None, docs_url=None, redoc_url=None)
@@ -64,9 +68,19 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
     app.add_middleware(SecurityHeaders)
     answers.install(app)
-    routed = (ingest_routes, read_routes, run_routes, incident_routes, silence_routes, token_routes, sign_in)
-    for each in (*routed, operations_routes):
-        app.include_router(each.router)
+    for routes in (
+        ingest_routes,
+        read_routes,
+        run_routes,
+        incident_routes,
+        silence_routes,
+        endpoint_routes,
+        token_routes,
+        json_schemas,
+        sign_in,
+        operations_routes,
+    ):
+        app.include_router(routes.router)
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
     app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS)
     return app
@@ -83,8 +97,10 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.compactor = Compactor(state.database, log, tiles, state.ingest.settle, settings.raw_days)
     state.watchdog = Watchdog(state.database, state.archive, state.rules)
     state.gate = Gate(state.database, settings)
-    state.new_webhook_secret = None
     state.new_tokens = {}
+    state.operators = operator_endpoints.read(settings)
+    state.courier = Courier(state.operators.channels, Guard(settings.webhook_networks))
+    state.told = ()
     state.loops = []
     state.registry = operations_routes.registry(state.database, state.rules, state.loops)
 
@@ -95,11 +111,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     with database.claimed():
         await run_in_threadpool(database.migrate)
         await run_in_threadpool(app.state.ingest.rule_versions.begin)
-        app.state.new_webhook_secret = await run_in_threadpool(_ensure_endpoint, database, app.state.settings)
+        app.state.told = await run_in_threadpool(operator_endpoints.settle, database, app.state.operators)
         if app.state.settings.auth:
             app.state.new_tokens = await run_in_threadpool(_ensure_tokens, database)
         found = app.state.rules
-        deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted)
+        deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted, app.state.courier)
         app.state.loops[:] = deliverer, app.state.compactor, app.state.watchdog
         for loop in app.state.loops:
             loop.start()
@@ -108,15 +124,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         finally:
             await run_in_threadpool(loops.stop_all, app.state.loops, STOP_S)
             await run_in_threadpool(database.close)
-
-
-def _ensure_endpoint(database: Database, settings: Settings) -> str | None:
-    with database.set_up() as connection:
-        now = database.now(connection)
-        disable_others(connection, settings.webhook, now)
-        if settings.webhook is None:
-            return None
-        return ensure_operator_endpoint(connection, settings.webhook, settings.webhook_secret, now)
 
 
 def _ensure_tokens(database: Database) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """Numbers as the read API sends them; pure."""
 
-import base64
 import math
 from datetime import datetime, timezone
 from typing import TypedDict
 
 import numpy as np
+import pybase64
 from numpy.typing import NDArray
 
 
@@ -21,7 +21,7 @@ def array(values: NDArray[np.generic]) -> Array:
     return {
         "dtype": values.dtype.name,
         "shape": list(values.shape),
-        "data": base64.b64encode(packed.tobytes()).decode("ascii"),
+        "data": pybase64.b64encode_as_string(packed.tobytes()),
     }
 
 

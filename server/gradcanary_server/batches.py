@@ -1,11 +1,11 @@
 """A batch as arrays: its columns decoded once, every promise of the wire checked; pure."""
 
-import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import pybase64
 from numpy.typing import NDArray
 
 from gradcanary import wire
@@ -263,6 +263,6 @@ def _finite(values: NDArray[np.floating], field: str) -> NDArray[np.float64]:
 
 def _unbase64(text: str, field: str) -> bytes:
     try:
-        return binascii.a2b_base64(text, strict_mode=True)
-    except (binascii.Error, ValueError) as error:
+        return pybase64.b64decode(text, validate=True)
+    except ValueError as error:
         raise invalid(f"This is not base64: {error}.", field) from error

@@ -11,13 +11,13 @@ import asyncio
 import logging
 import random
 import time
-from datetime import datetime, timezone
 
 import httpx
 
-from gradcanary_server import deliveries, meters, webhooks
+from gradcanary_server import attempts, deliveries, meters, webhooks
+from gradcanary_server.attempts import Claim
+from gradcanary_server.courier import Courier, Outcome
 from gradcanary_server.database import Database
-from gradcanary_server.deliveries import Claim
 from gradcanary_server.loops import Loop
 from gradcanary_server.pace import Pace
 from gradcanary_server.webhooks import TransportError
@@ -34,8 +34,16 @@ logger = logging.getLogger(__name__)
 class Deliverer(Loop):
     """Delivers the incidents of one store from a daemon thread of this process, but those of ``muted`` rules."""
 
-    def __init__(self, database: Database, pace: Pace, public_url: str, muted: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        database: Database,
+        pace: Pace,
+        public_url: str,
+        muted: frozenset[str] = frozenset(),
+        courier: Courier = Courier(),  # noqa: B008 -- immutable
+    ) -> None:
         super().__init__("deliverer", logger)
+        self._courier = courier
         self._database = database
         self._pace = pace
         self._muted = muted
@@ -100,7 +108,7 @@ class Deliverer(Loop):
             return
         with self._database.write() as connection:
             now = self._database.now(connection)
-            claims = [deliveries.claim(connection, key, now) for key in keys]
+            claims = [attempts.claim(connection, key, now) for key in keys]
         for claim in claims:
             if claim is not None:
                 self._in_flight[claim.key.endpoint] = asyncio.create_task(self._attempt(client, claim))
@@ -108,26 +116,23 @@ class Deliverer(Loop):
     async def _attempt(self, client: httpx.AsyncClient, claim: Claim) -> None:
         begun = time.perf_counter()
         try:
-            result: int | TransportError = await webhooks.post(client, claim.message, datetime.now(timezone.utc))
-        except TransportError as error:
-            result = error
+            outcome = await self._courier.carry(client, claim.message)
         except asyncio.CancelledError:
-            result = TransportError("the collector stopped before an answer came")
-        except Exception as error:  # whatever it was, the message waits for its next attempt
-            logger.exception("an attempt failed in an unforeseen way")
-            result = TransportError(f"{type(error).__name__}: {error}")
+            took_ms = round((time.perf_counter() - begun) * 1000)
+            outcome = Outcome(TransportError("the collector stopped before an answer came"), took_ms)
         finally:
             del self._in_flight[claim.key.endpoint]
-        self._conclude(claim, result, round((time.perf_counter() - begun) * 1000))
+        self._conclude(claim, outcome)
 
-    def _conclude(self, claim: Claim, result: int | TransportError, took_ms: int) -> None:
-        meters.ATTEMPTS.labels("failed" if isinstance(result, TransportError) else "delivered").inc()
-        if isinstance(result, TransportError):
-            logger.warning("message %s was not delivered: %s", claim.message.id, result)
+    def _conclude(self, claim: Claim, outcome: Outcome) -> None:
+        meters.ATTEMPTS.labels("delivered" if outcome.error is None else "failed").inc()
+        if outcome.error is not None:
+            logger.warning("message %s was not delivered: %s", claim.message.id, outcome.error)
         jitter = random.uniform(-1.0, 1.0)  # noqa: S311 -- spreads retries, keeps no secret
         try:
             with self._database.write() as connection:
-                deliveries.conclude(connection, claim, result, took_ms, self._database.now(connection), jitter)
+                now = self._database.now(connection)
+                attempts.conclude(connection, claim, outcome.result, outcome.ms, now, jitter)
         except Exception as error:  # the lease ends by itself, and the message is sent again under the same id
             if not self._outage.explains(error):
                 logger.exception("the attempt at message %s could not be recorded", claim.message.id)

@@ -1,7 +1,6 @@
 """What was told and what is to be told, in the tables.
 
-One row per message; sealing writes its bytes, and nothing changes them afterwards. Claims are compare-and-set on a
-fence, so that of two deliverers only one sends, and one that comes back late from a hang writes nothing.
+One row per message; sealing writes its bytes, and nothing changes them afterwards. How they are sent: attempts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from sqlalchemy import (
     Connection,
     RowMapping,
     bindparam,
-    func,
     insert,
     or_,
     select,
@@ -28,15 +26,8 @@ from gradcanary_server import dossiers, endpoints, incident_rows, incidents, not
 from gradcanary_server.endpoints import Endpoint
 from gradcanary_server.incident_state import RANKS, Incident
 from gradcanary_server.pace import Due, Pace, Told, due
-from gradcanary_server.schema import attempt, delivery, incident
-from gradcanary_server.schema import endpoint as endpoint_table
+from gradcanary_server.schema import delivery, incident
 from gradcanary_server.veils import Veil
-from gradcanary_server.webhooks import Message, TransportError, retry_delay
-
-LEASE_S = 15.0
-"""How long a claim holds: longer than an attempt can take (webhooks.TIMEOUT_S), short enough after a kill."""
-
-MAX_ERROR = 500
 
 
 class Key(NamedTuple):
@@ -92,16 +83,6 @@ class Sent:
     told: Told | None
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A message that this deliverer alone may send until its lease ends; ``number`` counts its attempts from 1."""
-
-    key: Key
-    fence: int
-    number: int
-    message: Message
-
-
 def plan(
     connection: Connection, pace: Pace, now: float, muted: frozenset[str] = frozenset(), *, holding: bool = False
 ) -> list[Step]:
@@ -140,7 +121,7 @@ def carry_out(connection: Connection, step: Step, public_url: str, now: float) -
         _seal(connection, step, public_url, now)
     elif isinstance(step, Expire):
         # Not what another collector has claimed meanwhile: that is on its way.
-        unclaimed = (*_is(step.key), delivery.c.state == "pending", _is_unclaimed(now))
+        unclaimed = (*is_key(step.key), delivery.c.state == "pending", is_unclaimed(now))
         connection.execute(update(delivery).where(*unclaimed).values(state="expired"))
     else:
         connection.execute(update(incident).where(incident.c.incident_id == step.incident).values(settled=True))
@@ -149,52 +130,6 @@ def carry_out(connection: Connection, step: Step, public_url: str, now: float) -
 def claimable(connection: Connection, now: float) -> list[Key]:
     """Return the messages whose next attempt is due, oldest first."""
     return [Key(row.incident_id, row.endpoint_id, row.version) for row in connection.execute(_CLAIMABLE, {"now": now})]
-
-
-def claim(connection: Connection, key: Key, now: float) -> Claim | None:
-    """Take the right to send a message for the length of a lease; None when another deliverer has it."""
-    mine = _is(key)
-    taken = update(delivery).where(*mine, *_free(now)).values(fence=delivery.c.fence + 1, lease_until=now + LEASE_S)
-    if connection.execute(taken).rowcount != 1:
-        return None
-    query = select(delivery, endpoint_table.c.url, endpoint_table.c.secret)
-    query = query.join(endpoint_table, endpoint_table.c.endpoint_id == delivery.c.endpoint_id).where(*mine)
-    row = connection.execute(query).one()
-    message = Message(f"msg_{row.incident_id}_{row.version}", row.url, row.secret, row.body)
-    return Claim(key, row.fence, row.attempts + 1, message)
-
-
-def conclude(
-    connection: Connection, claim: Claim, result: int | TransportError, took_ms: int, now: float, jitter: float
-) -> None:
-    """Record an attempt and what follows from it; writes nothing when the claim was lost meanwhile."""
-    endpoints.hold(connection, claim.key.endpoint)
-    error = result if isinstance(result, TransportError) else None
-    changes: dict[str, object] = {"attempts": claim.number, "lease_until": None}
-    if error is None:
-        changes |= {"state": "delivered", "delivered": now}
-    else:
-        failures = _failures(connection, claim) + 1
-        changes |= {"next_attempt": now + retry_delay(failures, error.retry_after_s, jitter)}
-    mine = (*_is(claim.key), delivery.c.fence == claim.fence, delivery.c.state == "pending")
-    if connection.execute(update(delivery).where(*mine).values(**changes)).rowcount != 1:
-        return
-    connection.execute(
-        insert(attempt).values(
-            incident_id=claim.key.incident,
-            endpoint_id=claim.key.endpoint,
-            version=claim.key.version,
-            number=claim.number,
-            at=now,
-            status=result if isinstance(result, int) else result.status,
-            ms=took_ms,
-            error=None if error is None else str(error)[:MAX_ERROR],
-        )
-    )
-    if error is None:
-        endpoints.succeeded(connection, claim.key.endpoint)
-    else:
-        endpoints.failed(connection, claim.key.endpoint, now, str(error)[:MAX_ERROR], error.permanent)
 
 
 def _by_target(connection: Connection) -> dict[tuple[int, int], list[Sent]]:
@@ -227,10 +162,11 @@ def _next(
     last = sent[-1] if sent else None
     heard = next((message.told for message in reversed(sent) if message.told is not None), None)
     view = veils.view(what, veil, heard)
+    if last is not None and last.lease_until is not None and last.lease_until >= now:
+        return "waiting"  # how that ends decides what is to be said
     if last is not None and last.state == "pending":
         is_old = now >= last.sealed + pace.interval_s or view is None
-        is_free = last.lease_until is None or last.lease_until < now
-        return Expire(last.key) if is_old and is_free else "waiting"
+        return Expire(last.key) if is_old else "waiting"
     if view is None:
         return "waiting" if veils.is_owed(what, heard) else None
     what, hidden = view
@@ -266,23 +202,18 @@ def _seal(connection: Connection, step: Seal, public_url: str, now: float) -> No
     )
 
 
-def _failures(connection: Connection, claim: Claim) -> int:
-    """Count the attempts at this endpoint since it last took a message of this incident."""
-    mine = (delivery.c.incident_id == claim.key.incident, delivery.c.endpoint_id == claim.key.endpoint)
-    heard = select(func.max(delivery.c.version)).where(*mine, delivery.c.state == "delivered").scalar_subquery()
-    since = select(func.sum(delivery.c.attempts)).where(*mine, delivery.c.version > func.coalesce(heard, 0))
-    return connection.execute(since).scalar_one() or 0
+def free(now: float | BindParameter[float]) -> Sequence[ColumnElement[bool]]:
+    """Return what is true of messages whose next attempt is due."""
+    return delivery.c.state == "pending", delivery.c.next_attempt <= now, is_unclaimed(now)
 
 
-def _free(now: float | BindParameter[float]) -> Sequence[ColumnElement[bool]]:
-    return delivery.c.state == "pending", delivery.c.next_attempt <= now, _is_unclaimed(now)
-
-
-def _is_unclaimed(now: float | BindParameter[float]) -> ColumnElement[bool]:
+def is_unclaimed(now: float | BindParameter[float]) -> ColumnElement[bool]:
+    """Return what is true of messages that nobody is sending."""
     return or_(delivery.c.lease_until.is_(None), delivery.c.lease_until < now)
 
 
-def _is(key: Key) -> Sequence[ColumnElement[bool]]:
+def is_key(key: Key) -> Sequence[ColumnElement[bool]]:
+    """Return what is true of one message."""
     return (
         delivery.c.incident_id == key.incident,
         delivery.c.endpoint_id == key.endpoint,
@@ -292,6 +223,6 @@ def _is(key: Key) -> Sequence[ColumnElement[bool]]:
 
 _CLAIMABLE = (
     select(delivery.c.incident_id, delivery.c.endpoint_id, delivery.c.version)
-    .where(*_free(bindparam("now")))
+    .where(*free(bindparam("now")))
     .order_by(delivery.c.next_attempt, *delivery.primary_key)
 )

@@ -1,10 +1,10 @@
 """Arrays as a batch of the wire: what :func:`gradcanary_server.batches.decode` reads back, number by number; pure."""
 
-import base64
 import json
 from collections.abc import Iterator
 
 import numpy as np
+import pybase64
 from numpy.typing import NDArray
 
 from gradcanary import wire
@@ -55,4 +55,4 @@ def _blocks(columns: Columns, stat: str) -> Iterator[wire.Block]:
 
 
 def _packed(values: NDArray[np.generic], dtype: str) -> str:
-    return base64.b64encode(np.ascontiguousarray(values.astype(dtype)).tobytes()).decode("ascii")
+    return pybase64.b64encode_as_string(np.ascontiguousarray(values.astype(dtype)).tobytes())

@@ -1,25 +1,35 @@
-"""Where messages go: addresses, their secrets, and when one is given up."""
+"""Where messages go: addresses, their secrets, and when one is given up.
+
+An endpoint was given on the command line (origin *operator*) or made over HTTP (origin *api*). One that goes through
+apprise has no address in the tables, but what stands for it: its address is full of passwords, and stays in the
+configuration. A deleted one keeps its row, without address and secret, for what it was told.
+"""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
-from urllib.parse import urlsplit, urlunsplit
+from typing import Literal
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, insert, select, update
 
+from gradcanary_server import addresses, signing
+from gradcanary_server.addresses import AddressError
 from gradcanary_server.errors import SettingsError
 from gradcanary_server.observations import Severity
 from gradcanary_server.schema import delivery, endpoint
+from gradcanary_server.signing import SecretError
 
 GIVE_UP_S = 5 * 86_400.0
 """An endpoint that failed for so long without one success is disabled."""
 
-_PREFIX = "whsec_"
-_SECRET_BYTES = 32
-_SECRET_RANGE = range(16, 129)
+ROTATION_S = 86_400.0
+"""How long messages are signed with the secret before, too."""
+
+By = Literal["failures", "operator", "api"]
+"""Who disabled an endpoint."""
+
+LEFT_OUT = "the command line did not name it at the last start"
 
 
 @dataclass(frozen=True)
@@ -28,105 +38,123 @@ class Endpoint:
 
     id: int
     url: str
-    secret: str
     min_severity: Severity
     since: float
 
 
+@dataclass(frozen=True)
+class Given:
+    """An endpoint of the command line; ``url`` is its address, or what stands for it where it is of apprise."""
+
+    url: str
+    min_severity: Severity = "warning"
+    kind: Literal["webhook", "apprise"] = "webhook"
+    name: str = ""
+
+
 def ensure_operator_endpoint(connection: Connection, url: str, secret: str | None, now: float) -> str | None:
-    """Make sure that the address given on the command line is told, and return its secret if it was made just now.
+    """Make sure that an address given on the command line is told of warnings; as :func:`ensure`."""
+    return ensure(connection, Given(url), secret, now)
 
-    An address that is known keeps its secret unless another is given, and is enabled again: the operator asks for it.
-    Loopback and private addresses are fine here. Raises SettingsError on an address or secret that cannot work.
+
+def ensure(connection: Connection, given: Given, secret: str | None, now: float) -> str | None:
+    """Make sure that an endpoint of the command line is told, and return its secret if it was made just now.
+
+    One that is known keeps its secret unless another is given, and is enabled again: the operator asks for it. One
+    that was made over HTTP is the operator's from now on. Loopback and private addresses are fine here. Raises
+    SettingsError on an address or secret that cannot work.
     """
-    check(url, secret)
-    known = connection.execute(select(endpoint).where(endpoint.c.url == url)).one_or_none()
+    if given.kind == "webhook":
+        _check(given.url, secret)
+    values: dict[str, object] = {"kind": given.kind, "origin": "operator", "min_severity": given.min_severity}
+    known = connection.execute(select(endpoint).where(endpoint.c.url == given.url)).mappings().one_or_none()
     if known is not None:
-        changed: dict[str, object] = {"disabled": None, "disabled_why": None, "failing_since": None}
-        changed["created"] = known.created if known.disabled is None else now
-        changed["secret"] = secret or known.secret
-        connection.execute(update(endpoint).where(endpoint.c.url == url).values(**changed))
+        values |= _enabled(known, now)
+        if given.kind == "webhook" and secret not in (None, known["secret"]):
+            values |= rotated(known["secret"], secret or "", now)
+        connection.execute(update(endpoint).where(_is(known["endpoint_id"])).values(**values))
         return None
-    made = secret or _PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
-    connection.execute(insert(endpoint).values(url=url, secret=made, min_severity="warning", created=now))
-    return None if secret else made
+    made = "" if given.kind == "apprise" else secret or signing.new_secret()
+    connection.execute(insert(endpoint).values(url=given.url, name=given.name, secret=made, created=now, **values))
+    return None if secret else made or None
 
 
-def disable_others(connection: Connection, url: str | None, now: float) -> None:
-    """Disable every endpoint but the one given on the command line: leaving it out is how an operator removes it."""
-    query = select(endpoint.c.endpoint_id).where(endpoint.c.disabled.is_(None), endpoint.c.url != (url or ""))
-    query = query.order_by(endpoint.c.endpoint_id)
-    for endpoint_id in connection.scalars(query).all():
-        _disable(connection, endpoint_id, now, "--webhook did not name it at the last start")
-
-
-def check(url: str, secret: str | None) -> None:
-    """Raise SettingsError unless messages can be sent to this address and signed with this secret."""
-    _check_url(url)
-    if secret is not None:
-        _check_secret(secret)
+def disable_others(connection: Connection, urls: Collection[str], now: float) -> None:
+    """Disable the operator's endpoints that the command line does not name: that is how they are removed."""
+    mine = (endpoint.c.disabled.is_(None), endpoint.c.origin == "operator", endpoint.c.url.not_in(urls))
+    for number in connection.scalars(
+        select(endpoint.c.endpoint_id).where(*mine).order_by(endpoint.c.endpoint_id)
+    ).all():
+        disable(connection, number, now, LEFT_OUT, "operator")
 
 
 def enabled(connection: Connection) -> list[Endpoint]:
     """Return the endpoints that are to be told, in the order of their creation."""
     query = select(endpoint).where(endpoint.c.disabled.is_(None)).order_by(endpoint.c.endpoint_id)
-    return [
-        Endpoint(row.endpoint_id, row.url, row.secret, row.min_severity, row.created)
-        for row in connection.execute(query)
-    ]
+    return [Endpoint(row.endpoint_id, row.url, row.min_severity, row.created) for row in connection.execute(query)]
 
 
 def hold(connection: Connection, endpoint_id: int) -> None:
     """Hold an endpoint until the transaction ends; whoever changes it and its messages begins with it."""
-    mine = select(endpoint.c.endpoint_id).where(endpoint.c.endpoint_id == endpoint_id)
+    mine = select(endpoint.c.endpoint_id).where(_is(endpoint_id))
     connection.execute(mine.with_for_update(key_share=True))
 
 
-def succeeded(connection: Connection, endpoint_id: int) -> None:
-    """Forget the failures of an endpoint."""
-    connection.execute(update(endpoint).where(endpoint.c.endpoint_id == endpoint_id).values(failing_since=None))
+def succeeded(connection: Connection, endpoint_id: int, now: float) -> None:
+    """Note a success, and forget the failures of an endpoint."""
+    connection.execute(update(endpoint).where(_is(endpoint_id)).values(failing_since=None, last_success=now))
 
 
 def failed(connection: Connection, endpoint_id: int, now: float, why: str, permanent: bool) -> None:
     """Count a failure from the first one on; disable the endpoint if it is permanent or lasted for five days."""
-    mine = endpoint.c.endpoint_id == endpoint_id
+    mine = _is(endpoint_id)
+    connection.execute(update(endpoint).where(mine).values(last_failure=now, last_error=why))
     connection.execute(update(endpoint).where(mine, endpoint.c.failing_since.is_(None)).values(failing_since=now))
-    since = connection.execute(select(endpoint.c.failing_since).where(mine)).scalar_one()
-    if permanent or now - since >= GIVE_UP_S:
+    query = select(endpoint.c.failing_since, endpoint.c.disabled).where(mine)
+    since, disabled = connection.execute(query).one()
+    if disabled is None and (permanent or now - since >= GIVE_UP_S):
         reason = why if permanent else f"no success for {GIVE_UP_S / 86_400:.0f} days; last: {why}"
-        _disable(connection, endpoint_id, now, reason)
+        disable(connection, endpoint_id, now, reason, "failures")
 
 
-def _disable(connection: Connection, endpoint_id: int, now: float, why: str) -> None:
-    mine = endpoint.c.endpoint_id == endpoint_id
-    connection.execute(update(endpoint).where(mine).values(disabled=now, disabled_why=why))
+def enable(connection: Connection, known: RowMapping, now: float) -> None:
+    """Let an endpoint be told again: of what is open, not of what began and ended meanwhile."""
+    connection.execute(update(endpoint).where(_is(known["endpoint_id"])).values(**_enabled(known, now)))
+
+
+def disable(connection: Connection, endpoint_id: int, now: float, why: str, by: By) -> None:
+    """Tell an endpoint nothing any more, not even what waits to be sent."""
+    connection.execute(update(endpoint).where(_is(endpoint_id)).values(disabled=now, disabled_why=why, disabled_by=by))
     waiting = (delivery.c.endpoint_id == endpoint_id, delivery.c.state == "pending")
     connection.execute(update(delivery).where(*waiting).values(state="disabled", lease_until=None))
 
 
-def _check_url(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise SettingsError(f"--webhook {url!r} is not an address ({error}): http://HOST[:PORT]/PATH.") from error
-    if parts.username is not None or parts.password is not None:
-        bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-        raise SettingsError(
-            f"--webhook {bare!r} was given with a user name or password: leave them out; "
-            "messages are signed, the receiver checks the signature."
-        )
-    if parts.scheme not in ("http", "https") or not host or not url.isprintable() or " " in url:
-        raise SettingsError(f"--webhook {url!r} is not an http or https address: http://HOST[:PORT]/PATH.")
+def rotated(old: str, new: str, now: float) -> dict[str, object]:
+    """Return the columns of an endpoint whose secret becomes another one: for a day the old one signs, too."""
+    return {"secret": new, "previous_secret": old, "previous_until": now + ROTATION_S}
 
 
-def _check_secret(secret: str) -> None:
+def signing_secrets(row: RowMapping, now: float) -> tuple[str, ...]:
+    """Return what the messages to an endpoint are signed with, the newest first."""
+    has_previous = row["previous_secret"] is not None and now < row["previous_until"]
+    return (row["secret"], row["previous_secret"]) if has_previous else (row["secret"],)
+
+
+def _enabled(known: RowMapping, now: float) -> dict[str, object]:
+    columns: dict[str, object] = dict.fromkeys(("disabled", "disabled_why", "disabled_by", "failing_since"))
+    return {**columns, "created": known["created"] if known["disabled"] is None else now}
+
+
+def _check(url: str, secret: str | None) -> None:
     try:
-        size = len(base64.b64decode(secret.removeprefix(_PREFIX), validate=True))
-    except (binascii.Error, ValueError):
-        size = 0
-    if not secret.startswith(_PREFIX) or size not in _SECRET_RANGE:
-        raise SettingsError(
-            "GRADCANARY_WEBHOOK_SECRET must be 'whsec_' followed by base64 of "
-            f"{_SECRET_RANGE[0]} to {_SECRET_RANGE[-1]} random bytes, 32 for example."
-        )
+        addresses.check_url(url)
+        if secret is not None:
+            signing.check(secret)
+    except AddressError as error:
+        raise SettingsError(f"--webhook {error}.") from error
+    except SecretError as error:
+        raise SettingsError(f"GRADCANARY_WEBHOOK_SECRET {error}.") from error
+
+
+def _is(endpoint_id: int) -> ColumnElement[bool]:
+    return endpoint.c.endpoint_id == endpoint_id

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gradcanary_server import incidents, silences
+from gradcanary_server import endpoint_views, incidents, silences
 from gradcanary_server.dossiers import Dossier
 from gradcanary_server.incident_state import Member
 from gradcanary_server.notifications import timestamp
-from gradcanary_server.schema import attempt, delivery
+from gradcanary_server.schema import delivery, endpoint
 from gradcanary_server.silences import Silence
 
 WHOLE_RUN_NAME = "(whole run)"
@@ -92,20 +91,22 @@ def _member(dossier: Dossier, number: int | None, member: Member) -> dict[str, A
 
 
 def _deliveries(connection: Connection, incident_id: int) -> list[dict[str, Any]]:
-    attempts: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
-    tried = select(attempt).where(attempt.c.incident_id == incident_id).order_by(attempt.c.number)
-    for row in connection.execute(tried):
-        shown = {"at": timestamp(row.at), "status": row.status, "ms": row.ms, "error": row.error}
-        attempts[row.endpoint_id, row.version].append(shown)
-    columns = (delivery.c.endpoint_id, delivery.c.version, delivery.c.kind, delivery.c.state)
-    sent = select(*columns).where(delivery.c.incident_id == incident_id)
+    columns = (delivery.c.incident_id, delivery.c.endpoint_id, delivery.c.version, delivery.c.kind, delivery.c.state)
+    query = select(*columns, endpoint.c.name, endpoint.c.url, endpoint.c.deleted)
+    query = query.join(endpoint, endpoint.c.endpoint_id == delivery.c.endpoint_id)
+    query = query.where(delivery.c.incident_id == incident_id)
+    sent = connection.execute(query.order_by(delivery.c.endpoint_id, delivery.c.version)).mappings().all()
+    keys = [endpoint_views.key(row) for row in sent]
+    tried = endpoint_views.attempts(connection, keys)
     return [
         {
-            "endpoint": row.endpoint_id,
-            "version": row.version,
-            "kind": row.kind,
-            "state": row.state,
-            "attempts": attempts[row.endpoint_id, row.version],
+            "id": endpoint_views.delivery_id(key),
+            "endpoint": key.endpoint,
+            "name": endpoint_views.label(row),
+            "version": key.version,
+            "kind": row["kind"],
+            "state": row["state"],
+            "attempts": tried[key],
         }
-        for row in connection.execute(sent.order_by(delivery.c.endpoint_id, delivery.c.version))
+        for key, row in zip(keys, sent, strict=True)
     ]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 from gradcanary_server.dossiers import Dossier
 from gradcanary_server.incident_state import RANKS, Member
+from gradcanary_server.messages import IncidentMessage, TestData, TestMessage, Worst
 from gradcanary_server.pace import Kind
 from gradcanary_server.patterns import ANY, compress
 
@@ -25,7 +25,7 @@ MAX_TEXT_BYTES = 1_500
 def seal(dossier: Dossier, kind: Kind, version: int, url: str, now: float) -> bytes:
     """Return the message as it is sent on every attempt; ``version`` counts an endpoint's messages from 1."""
     what = dossier.incident
-    body = {
+    body: IncidentMessage = {
         "type": f"gradient.{what.rule}.{kind}",
         "timestamp": timestamp(now),
         "data": {
@@ -48,6 +48,14 @@ def seal(dossier: Dossier, kind: Kind, version: int, url: str, now: float) -> by
         },
     }
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def test(url: str, now: float) -> bytes:
+    """Return the message with which somebody tries an endpoint."""
+    summary = "This is a test of an endpoint of gradcanary: messages arrive."
+    data: TestData = {"summary": summary, "url": url}
+    body: TestMessage = {"type": "gradcanary.test", "timestamp": timestamp(now), "data": data}
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def prefixes(names: Sequence[str], others: Sequence[str]) -> list[str]:
@@ -76,7 +84,7 @@ def clip(text: str, size: int) -> str:
     return text[:kept] + "…"
 
 
-def _worst(dossier: Dossier) -> list[dict[str, Any]]:
+def _worst(dossier: Dossier) -> list[Worst]:
     named = [(number, member) for number, member in dossier.members.items() if number is not None]
     return [
         {

@@ -1,8 +1,8 @@
 """Named arrays as bytes for the store: lossless, small, self-describing; pure.
 
 Bytes of equal weight lie together (byte shuffle), so that the exponents of neighbours, which hardly differ, compress;
-zstd level 1 on top. Neighbours are the steps of one layer, then the next layer. An array of one value is kept as that
-value.
+zstd level 1 on top, those of each weight in blocks of their own: a code for exponents is none for mantissas.
+Neighbours are the steps of one layer, then the next layer. An array of one value is kept as that value.
 """
 
 import json
@@ -35,11 +35,15 @@ def pack(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
     """Return the arrays as bytes; one-dimensional int64 arrays, which are steps, as differences."""
     head, parts = [], []
     for name, values in arrays.items():
-        how, raw = _encoded(values)
-        head.append([name, values.dtype.str, list(values.shape), how, len(raw)])
-        parts.append(raw)
+        how, weights = _encoded(values)
+        head.append([name, values.dtype.str, list(values.shape), how, weights.size])
+        parts += list(weights)
     text = json.dumps(head, separators=(",", ":")).encode()
-    return _OF_THREAD.compressor.compress(b"".join([_LENGTH.pack(len(text)), text, *parts]))
+    stream = _OF_THREAD.compressor.compressobj(size=_LENGTH.size + len(text) + sum(part.size for part in parts))
+    found = [stream.compress(_LENGTH.pack(len(text)) + text)]
+    for part in parts:
+        found += [stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), stream.compress(part)]
+    return b"".join([*found, stream.flush()])
 
 
 def lean(arrays: Mapping[str, NDArray[np.generic]]) -> Arrays:
@@ -69,11 +73,12 @@ def unpack(packed: bytes) -> Arrays:
     return found
 
 
-def _encoded(values: NDArray[np.generic]) -> tuple[str, bytes]:
+def _encoded(values: NDArray[np.generic]) -> tuple[str, NDArray[np.uint8]]:
+    """Return how an array is kept, and its bytes: a row for each weight."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
     turned = np.ascontiguousarray(little.T)
     if _is_one(_bits(turned)):
-        return _CONSTANT, turned.reshape(-1)[:1].tobytes()
+        return _CONSTANT, turned.reshape(-1)[:1].view(np.uint8)[None]
     if little.dtype == np.int64 and little.ndim == 1:
         return _DIFFERENCES, _shuffled(np.diff(little, prepend=0))
     if little.ndim == 2:
@@ -93,13 +98,17 @@ def _is_one(bits: NDArray[np.generic]) -> bool:
 def _decoded(raw: bytes, dtype: np.dtype[np.generic], shape: tuple[int, ...], how: str) -> NDArray[np.generic]:
     if how == _CONSTANT:
         return np.broadcast_to(np.frombuffer(raw, dtype)[0], shape)
-    planes = np.frombuffer(raw, np.uint8).reshape(dtype.itemsize, -1)
-    values = np.ascontiguousarray(planes.T).view(dtype)
+    weights = np.frombuffer(raw, np.uint8).reshape(dtype.itemsize, -1)
+    mixed = np.empty((weights.shape[1], dtype.itemsize), np.uint8)
+    for number, weight in enumerate(weights):  # all at once take three times as long
+        mixed[:, number] = weight
+    values = mixed.view(dtype)
     if how == _TURNED:
         return np.ascontiguousarray(values.reshape(shape[::-1]).T)
     values = values.reshape(shape)
     return np.cumsum(values) if how == _DIFFERENCES else values
 
 
-def _shuffled(values: NDArray[np.generic]) -> bytes:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(-1, values.dtype.itemsize).T.tobytes()
+def _shuffled(values: NDArray[np.generic]) -> NDArray[np.uint8]:
+    flat = np.ascontiguousarray(values).reshape(-1)
+    return np.ascontiguousarray(flat.view(np.uint8).reshape(-1, values.itemsize).T)

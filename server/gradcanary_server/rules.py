@@ -289,3 +289,7 @@ class Rules:
         """Return the collapse rule of a layer by its name."""
         entry = self.entry_of(name)
         return self.collapse if entry is None or entry.collapse is None else entry.collapse
+
+
+NAMES = tuple(each.name for each in fields(Rules) if hasattr(getattr(Rules(), each.name), "enabled"))
+"""Of all rules."""

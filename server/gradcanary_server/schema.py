@@ -22,6 +22,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    text,
 )
 
 metadata = MetaData(
@@ -310,13 +311,23 @@ endpoint = Table(
     "endpoint",
     metadata,
     Column("endpoint_id", Integer, primary_key=True),
-    Column("url", Text, nullable=False, unique=True),
-    Column("secret", String(200), nullable=False),  # whsec_...
+    Column("kind", String(10), nullable=False, server_default="webhook"),  # webhook | apprise
+    Column("origin", String(10), nullable=False, server_default="operator"),  # operator | api
+    Column("name", String(100), nullable=False, server_default=text("''")),
+    Column("url", Text, nullable=False, unique=True),  # apprise, deleted: what stands for it (endpoints.py)
+    Column("secret", String(200), nullable=False),  # whsec_..., empty where nothing is signed
+    Column("previous_secret", String(200)),  # signs too, until previous_until
+    Column("previous_until", Double),
     Column("min_severity", String(12), nullable=False, default="warning"),
     Column("created", Double, nullable=False),  # or enabled again
     Column("disabled", Double),
     Column("disabled_why", Text),
+    Column("disabled_by", String(10)),  # failures | operator | api
     Column("failing_since", Double),
+    Column("last_success", Double),
+    Column("last_failure", Double),
+    Column("last_error", Text),
+    Column("deleted", Double),  # its row stays for what it was told
 )
 
 delivery = Table(

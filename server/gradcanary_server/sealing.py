@@ -117,6 +117,8 @@ def carry_out(connection: Connection, work: Work, now: float) -> bool:
     free = mine & (session.c.sealed_seq == work.was)
     if connection.execute(update(session).where(free).values(sealed_seq=work.sealed_seq)).rowcount != 1:
         return False
+    sealed = (batch.c.run_id == work.run_id) & (batch.c.session == work.session) & (batch.c.seq < work.sealed_seq)
+    connection.execute(delete(batch).where(sealed))  # before anything is written, which then takes its room
     for place, _ in work.packed:
         if place.level > 0:
             of = Chain(place.launch_no, place.every)
@@ -125,8 +127,6 @@ def carry_out(connection: Connection, work: Work, now: float) -> bool:
     tiles.write(connection, work.run_id, work.packed, now)
     for each in work.after:
         tiles.note(connection, work.run_id, each)
-    sealed = (batch.c.run_id == work.run_id) & (batch.c.session == work.session) & (batch.c.seq < work.sealed_seq)
-    connection.execute(delete(batch).where(sealed))
     return True
 
 

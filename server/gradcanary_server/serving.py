@@ -5,7 +5,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             state = self._app.state
-            lines = (*told(state.settings, state.new_webhook_secret), *admitted(state.settings, state.new_tokens))
+            lines = (*told(state.settings, state.told), *admitted(state.settings, state.new_tokens))
             lines = (*lines, f"gradcanary is listening on {self._url}")
             print("\n".join(lines), flush=True)  # noqa: T201 -- what the operator waits for
             logger.info("serving at %s", self._url)
@@ -88,17 +88,12 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def told(settings: Settings, new_webhook_secret: str | None) -> Iterator[str]:
+def told(settings: Settings, whom: Sequence[str]) -> Iterator[str]:
     """Yield what an operator who starts a collector should know: where data is, which rules hold, and who is told."""
     place = settings.db.removeprefix("sqlite:///")
     yield f"data is kept in {'the database of --db' if '://' in place else place}"
     yield "rules are the defaults: --rules FILE" if settings.rules is None else f"rules are those of {settings.rules}"
-    if settings.webhook is None:
-        yield "incidents are told to nobody: --webhook URL"
-    else:
-        yield f"incidents are told to {settings.webhook}"
-    if new_webhook_secret is not None:
-        yield f"webhook secret (shown once): {new_webhook_secret}"
+    yield from whom or ("incidents are told to nobody: --webhook URL",)
 
 
 def admitted(settings: Settings, new_tokens: Mapping[str, str]) -> Iterator[str]:

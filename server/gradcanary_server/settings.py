@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gradcanary_server import log_lines
+from gradcanary_server import addresses, log_lines
+from gradcanary_server.addresses import Network
 from gradcanary_server.errors import SettingsError
 
 MAX_DAYS = 36_500
@@ -32,8 +33,10 @@ class Settings:
     data: Path
     db: str
     rules: Path | None = None
-    webhook: str | None = None
-    webhook_secret: str | None = None
+    webhooks: tuple[str, ...] = ()
+    webhook_secret: str | None = field(default=None, repr=False)
+    webhook_networks: tuple[Network, ...] = ()
+    notify: tuple[str, ...] = field(default=(), repr=False)
     public_url: str = DEFAULT_PUBLIC_URL
     hosts: tuple[str, ...] = ()
     raw_days: float | None = None
@@ -50,7 +53,8 @@ class Settings:
         data: Path,
         db: str | None = None,
         rules: Path | None = None,
-        webhook: str | None = None,
+        webhooks: Sequence[str] = (),
+        notify: Sequence[str] = (),
         url: str = DEFAULT_PUBLIC_URL,
         auth: bool = False,
         reached_by_others: bool = False,
@@ -67,14 +71,18 @@ class Settings:
         ``GRADCANARY_PROXIES``: addresses and networks whose ``X-Forwarded-For`` and ``-Proto`` are believed.
         ``GRADCANARY_PUBLIC_URL``: the address that people use, where it is not the one that this machine knows.
         ``GRADCANARY_LOG``: ``text`` or ``json``, how the process writes what happens to it.
+        ``GRADCANARY_WEBHOOK_NETWORKS``: networks (10.0.0.0/8) where receivers of endpoints made over HTTP may be.
+        ``GRADCANARY_NOTIFY_FILE``: a file with a ``--notify`` in each line.
         """
         data = data.expanduser().absolute()
         return cls(
             data=data,
             db=db or address(data),
             rules=rules,
-            webhook=webhook,
+            webhooks=tuple(webhooks),
             webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
+            webhook_networks=_networks(environ.get("GRADCANARY_WEBHOOK_NETWORKS", "")),
+            notify=(*notify, *_lines(environ, "GRADCANARY_NOTIFY_FILE")),
             public_url=_public_url(environ.get("GRADCANARY_PUBLIC_URL") or url),
             raw_days=_days(environ.get("GRADCANARY_RAW_DAYS")),
             log=_log(environ.get("GRADCANARY_LOG")),
@@ -96,11 +104,29 @@ def _secret(environ: Mapping[str, str], key: str) -> str | None:
         return environ.get(key) or None
     if environ.get(key):
         raise SettingsError(f"{key} and {key}_FILE are both set: set one of them.")
+    return _text(path, f"{key}_FILE", "with the secret").strip() or None
+
+
+def _lines(environ: Mapping[str, str], key: str) -> list[str]:
+    """Return the lines of a file, without empty ones and those that begin with #."""
+    path = environ.get(key)
+    lines = (line.strip() for line in _text(path, key, "with an address in each line").splitlines()) if path else ()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _text(path: str, key: str, holding: str) -> str:
     try:
-        return Path(path).read_text("utf-8").strip() or None
+        return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{key}={path!r} cannot be read ({error}): name a text file {holding}.") from error
+
+
+def _networks(given: str) -> tuple[Network, ...]:
+    try:
+        return addresses.networks(given)
+    except ValueError as error:
         raise SettingsError(
-            f"{key}_FILE={path!r} cannot be read ({error}): name a text file with the secret."
+            f"GRADCANARY_WEBHOOK_NETWORKS={given!r} must be networks with commas, 10.0.0.0/8 for example ({error})."
         ) from error
 
 

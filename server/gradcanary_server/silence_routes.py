@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -20,13 +20,11 @@ from gradcanary_server.errors import invalid
 from gradcanary_server.expressions import Expression, ExpressionError
 from gradcanary_server.notifications import timestamp
 from gradcanary_server.requests import Reader, check_text
-from gradcanary_server.rules import Rules
+from gradcanary_server.rules import NAMES
 from gradcanary_server.silences import Hushed, Silence
 
 LONGEST_S = 366 * 86_400.0
 """What is to be quiet for ever is a rule with ``notify: false``."""
-
-RULES = tuple(each.name for each in fields(Rules) if hasattr(getattr(Rules(), each.name), "enabled"))
 
 _GLOB = re.compile(r"[A-Za-z0-9._*?-]{1,100}\Z")
 
@@ -79,8 +77,8 @@ def _check(wish: Wish) -> None:
     check_text(wish.note, "note", 2_000, lines=True)
     if not _GLOB.match(wish.run):
         raise invalid("A run is a name, or one with * and ? for any text and character: * is every run.", "run")
-    if wish.rule is not None and wish.rule not in RULES:
-        raise invalid(f"A rule is one of {', '.join(RULES)}; leave it away for all.", "rule")
+    if wish.rule is not None and wish.rule not in NAMES:
+        raise invalid(f"A rule is one of {', '.join(NAMES)}; leave it away for all.", "rule")
     if wish.match is not None:
         check_text(wish.match, "match", 200, shortest=1)
         try:

@@ -94,12 +94,14 @@ class StatSource:
         self._tiles, self._connection, self._run_id = tiles, connection, run_id
         self._chain, self._pieces, self._stat, self._layers = chain, pieces, stat, layers
         self._wanted = wanted
+        self._of_values, self._of_state = any(name != nodes.NONFINITE for name in wanted), nodes.NONFINITE in wanted
         shelves = layers // SHELF
         self._shelves = {int(shelf): _Shelf.of(layers, shelves == shelf) for shelf in np.unique(shelves)}
 
     def of_tiles(self, level: int, begin: int, end: int) -> Nodes:
         """Return the nodes that tiles of a level hold of these steps."""
-        kinds, shelves = (STEPS, STATE, self._stat), {0, *self._shelves}
+        asked = ((STEPS, True), (STATE, self._of_state), (self._stat, self._of_values))
+        kinds, shelves = [kind for kind, is_wanted in asked if is_wanted], {0, *self._shelves}
         found = self._tiles.read(self._connection, self._run_id, self._chain, kinds, level, (begin, end), shelves)
         heads = [(place, head) for place, head in found if place.kind == STEPS]
         planes: dict[tuple[int, int], list[tuple[Place, Arrays]]] = {}
@@ -111,7 +113,8 @@ class StatSource:
             mine = head["start" if level else "steps"].astype(np.int64, copy=False)
             rows.append(slice(*np.searchsorted(mine, [begin, end]).tolist()))
             starts.append(mine[rows[-1]])
-        filled = self._wanted if level else (MINIMUM, nodes.NONFINITE)
+        of_samples = ((MINIMUM, self._of_values), (nodes.NONFINITE, self._of_state))
+        filled = self._wanted if level else [name for name, is_wanted in of_samples if is_wanted]
         whole = nodes.blank(np.concatenate([np.empty(0, np.int64), *starts]), len(self._layers), filled)
         at = 0
         for (place, _), each in zip(heads, rows, strict=True):
@@ -120,7 +123,8 @@ class StatSource:
             at = end_at
         if level:
             return whole
-        return nodes.leaves(whole.start, whole.planes[MINIMUM], whole.planes[nodes.NONFINITE] > 0, self._wanted)  # type: ignore[arg-type]  # a plane of samples is of floats
+        values, nonfinite = (whole.planes.get(name) for name, _ in of_samples)
+        return nodes.leaves(whole.start, values, nonfinite, self._wanted)
 
     def of_log(self, begin: int, end: int) -> Nodes:
         """Return the samples that the log holds of these steps."""

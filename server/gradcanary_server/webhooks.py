@@ -1,9 +1,14 @@
-"""A message over HTTP: signed as Standard Webhooks ask for, one POST, no redirects, a deadline over everything."""
+"""A message over HTTP: signed as Standard Webhooks ask for, one POST, no redirects, a deadline over everything.
+
+To an endpoint that was made over HTTP it goes only where a guard allows it (:mod:`gradcanary_server.addresses`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import ssl
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -12,10 +17,15 @@ from importlib.metadata import version
 import httpx
 from standardwebhooks import Webhook
 
+from gradcanary_server import addresses
+from gradcanary_server.addresses import AddressError, Guard
 from gradcanary_server.errors import CollectorError
 
 TIMEOUT_S = 10.0
 """From the name lookup to the last byte of the answer."""
+
+CONNECT_S = 3.0
+"""For an address that is not the last one of its host."""
 
 MAX_ANSWER = 4096
 """Bytes of an answer that are read; only its status matters."""
@@ -41,12 +51,16 @@ class TransportError(CollectorError):
 
 @dataclass(frozen=True)
 class Message:
-    """What is sent where; ``id`` and ``body`` are the same on each attempt."""
+    """What is sent where; ``id`` and ``body`` are the same on each attempt.
+
+    ``secrets`` sign it, the newest first. ``is_guarded``: it must not go into the operator's own network.
+    """
 
     id: str
     url: str
-    secret: str
+    secrets: tuple[str, ...]
     body: bytes
+    is_guarded: bool = False
 
 
 def open_client() -> httpx.AsyncClient:
@@ -55,17 +69,24 @@ def open_client() -> httpx.AsyncClient:
         follow_redirects=False,
         timeout=TIMEOUT_S,
         trust_env=False,
-        verify=httpx.create_ssl_context(),
+        verify=_authorities(),
         # A kept connection may be half dead, which would look like a failing receiver.
         limits=httpx.Limits(max_keepalive_connections=0),
         headers={"User-Agent": f"gradcanary/{version('gradcanary')}"},
     )
 
 
-async def post(client: httpx.AsyncClient, message: Message, moment: datetime) -> int:
+@functools.cache
+def _authorities() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
+
+
+async def post(client: httpx.AsyncClient, message: Message, moment: datetime, guard: Guard) -> int:
     """Send a message and return the status of success; raises TransportError on any other end."""
     try:
-        return await asyncio.wait_for(_post(client, message, moment), TIMEOUT_S)
+        return await asyncio.wait_for(_post(client, message, moment, guard), TIMEOUT_S)
+    except AddressError as error:
+        raise TransportError(f"refused: {error}") from error
     except asyncio.TimeoutError as error:
         raise TransportError(f"no answer within {TIMEOUT_S:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
@@ -76,12 +97,12 @@ def signed(message: Message, moment: datetime) -> dict[str, str]:
     """Return the headers of an attempt at a moment in UTC: the signature covers id, time and body."""
     # standardwebhooks replaces the time zone of what it is given instead of converting it.
     utc = moment.astimezone(timezone.utc)
-    signature = Webhook(message.secret).sign(message.id, utc, message.body.decode())
+    signatures = (Webhook(secret).sign(message.id, utc, message.body.decode()) for secret in message.secrets)
     return {
         "Content-Type": "application/json",
         "webhook-id": message.id,
         "webhook-timestamp": str(int(utc.timestamp())),
-        "webhook-signature": signature,
+        "webhook-signature": " ".join(signatures),
     }
 
 
@@ -96,16 +117,49 @@ def retry_delay(failures: int, retry_after_s: float | None, jitter: float) -> fl
     return max(planned, min(retry_after_s or 0.0, LAST_RETRY_S))
 
 
-async def _post(client: httpx.AsyncClient, message: Message, moment: datetime) -> int:
+async def _post(client: httpx.AsyncClient, message: Message, moment: datetime, guard: Guard) -> int:
     headers = signed(message, moment)
-    async with client.stream("POST", message.url, content=message.body, headers=headers) as response:
-        status = response.status_code
-        if not response.is_success:
-            raise TransportError(_why(response), status == GONE, status, _retry_after(response, moment))
-        # The status was the answer. A little of the rest is read, so that the receiver is not cut off while it writes.
-        with contextlib.suppress(httpx.HTTPError, asyncio.TimeoutError):
-            await asyncio.wait_for(_drain(response), DRAIN_S)
-        return status
+    for request in await _requests(client, message, headers, guard):
+        try:
+            response = await client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:  # nothing was sent: the next address may take it
+            unreached = error
+            continue
+        async with contextlib.aclosing(response):
+            return await _read(response, moment)
+    raise unreached
+
+
+async def _requests(
+    client: httpx.AsyncClient, message: Message, headers: dict[str, str], guard: Guard
+) -> list[httpx.Request]:
+    """Return the request, or where it is guarded one for each address of the host, to be tried in turn."""
+    if not message.is_guarded:
+        return [client.build_request("POST", message.url, content=message.body, headers=headers)]
+    host, port = addresses.host_and_port(message.url)
+    found = await guard.addresses(host, port)
+    headers = {**headers, "Host": addresses.authority(message.url)}
+    return [
+        client.build_request(
+            "POST",
+            addresses.pinned(message.url, address),
+            content=message.body,
+            headers=headers,
+            timeout=httpx.Timeout(TIMEOUT_S, connect=TIMEOUT_S if address == found[-1] else CONNECT_S),
+            extensions={"sni_hostname": host},  # whom the certificate must be of
+        )
+        for address in found
+    ]
+
+
+async def _read(response: httpx.Response, moment: datetime) -> int:
+    status = response.status_code
+    if not response.is_success:
+        raise TransportError(_why(response), status == GONE, status, _retry_after(response, moment))
+    # The status was the answer. A little of the rest is read, so that the receiver is not cut off while it writes.
+    with contextlib.suppress(httpx.HTTPError, asyncio.TimeoutError):
+        await asyncio.wait_for(_drain(response), DRAIN_S)
+    return status
 
 
 async def _drain(response: httpx.Response) -> None:

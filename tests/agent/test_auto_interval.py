@@ -127,16 +127,21 @@ RESTLESS_STEPS = 201
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interval that is another one every few steps, from the first on."""
+    """An interval that is another one every few steps, from the first on, and hooks at rest in half of them."""
     draws = random.Random(1)
     monkeypatch.setattr("gradcanary.meter.GRACE_STEPS", 0)
     monkeypatch.setattr("gradcanary.meter.LOOK_STEPS", 1)
     monkeypatch.setattr(Look, "is_over", lambda *_: draws.random() < 0.2)
-    monkeypatch.setattr("gradcanary.meter.paced", lambda *_: Pace(draws.choice([1, 1, 10, 10, 100])))
+    monkeypatch.setattr(
+        "gradcanary.meter.paced", lambda *_: Pace(draws.choice([1, 1, 10, 10, 100]), rests=draws.random() < 0.5)
+    )
+    for name in ("SEEN", "LEAST", "SPREAD"):
+        monkeypatch.setattr(f"gradcanary.resting.{name}", 1)
 
 
 def _absmax(model: nn.Sequential) -> float:
-    return float(model[0].weight.grad.abs().max())
+    """Of a layer whose hook may rest."""
+    return float(model[0].bias.grad.abs().max())
 
 
 def _plain(truth: list[float]) -> Iterator[nn.Module]:
@@ -194,7 +199,7 @@ def test_numbers_are_right_however_often_the_interval_changes(train: Callable) -
         assert next(training, None) is None
         watch.close()
         every = {step: batch["every"] for batch in collector.batches for step in batch["steps"]}
-        (name,) = {"0.weight", "main.0.weight"} & {*collector.names}
+        (name,) = {"0.bias", "main.0.bias"} & {*collector.names}
         found = {step: values[name] for step, values in collector.stat("absmax").items()}
         states = {state for of_step in collector.states().values() for state in of_step.values()}
         losses = collector.metric("loss")

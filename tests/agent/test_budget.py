@@ -46,7 +46,17 @@ def test_it_widens_while_the_share_is_over_the_budget_and_no_further() -> None:
 def test_what_every_step_costs_is_no_reason_to_sample_less() -> None:
     """Every step takes 2 %: seen only once there are steps that are not sampled."""
     assert intervals(*[(0.001, 0.02)] * 3) == [10, 10, 10]
-    assert intervals(*[(0.03, 0.02)] * 3) == [10, 100, 100]
+    assert intervals(*[(0.03, 0.02)] * 4) == [10, 10, 100, 100]
+
+
+def test_hooks_rest_once_what_every_step_costs_takes_half_of_the_budget() -> None:
+    """Before a wider interval is tried, which that may make needless; and for good, or the next look would end it."""
+    paces = [Pace(10)]
+    for step in (0.0049, 0.0051, 0.0001, 0.0):
+        paces.append(paced(paces[-1], look(10, 0.06, step), BUDGET))
+    assert [pace.rests for pace in paces] == [False, False, True, True, True]
+    assert [pace.every for pace in paces] == [10, 100, 100, 100, 100]
+    assert not paced(Pace(1), look(1, 0.5, 0.5), BUDGET).rests
 
 
 def test_one_that_was_too_wide_becomes_finer_after_several_looks_with_room() -> None:

@@ -1,7 +1,9 @@
 """Where the count of steps begins, and what is said of it."""
 
 import math
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
@@ -113,3 +115,31 @@ def test_a_window_that_is_joined_in_its_middle_feeds_nobody(seen: int, monkeypat
     assert all(math.isnan(value) for value in collector.stat("absmax")[0].values())
     assert collector.phases("norm") == {"accumulated", "post_clip"}
     assert collector.phase_of("norm") == {0: "post_clip", 1: "accumulated", 2: "accumulated"}
+
+
+def test_a_framework_that_does_not_say_its_step_is_a_fault_and_still_the_one_whose_words_count(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a version that keeps it elsewhere."""
+
+    class Trainer:
+        def __init__(self, optimizer: Optimizer) -> None:
+            self.optimizer = optimizer
+
+    module = ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    monkeypatch.setitem(sys.modules, "transformers.trainer", module)
+    kept: list[Trainer] = []
+
+    def make(model: nn.Module) -> Optimizer:
+        kept.append(Trainer(sgd(model)))
+        return kept[0].optimizer
+
+    with recording() as collector:
+        train(collector, make, None, is_told=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "gradcanary: asking transformers for its step failed; the training goes on without it"
+    ]
+    (hello,) = collector.hellos[-1:]
+    assert (hello["framework"], hello["first_step"], hello["step_source"]) == ("transformers", 0, "relative")
+    assert len(collector.facts("agent_fault")) == 1

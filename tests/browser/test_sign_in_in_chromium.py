@@ -51,6 +51,7 @@ def test_a_visit_from_its_beginning_to_its_end(
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in to gradcanary")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)", "its style is let in"
     assert page.evaluate("document.activeElement.id") == "token"
+    page.set_default_timeout(60_000)  # this profile has compiled nothing yet
     give(page, "gc_read_wrong")
     expect(page.get_by_role("alert")).to_contain_text("unknown, expired or revoked")
     assert len(complaints) == 1, "of the 401"

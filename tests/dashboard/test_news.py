@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from streams import Session, Stream
 
+from gradcanary_dashboard.client import Answer
 from gradcanary_dashboard.client import Collector as Api
 from gradcanary_dashboard.news import runs_version
 
@@ -59,6 +60,25 @@ def test_the_list_of_runs_has_news_once_a_run_says_hello(api: Api) -> None:
     assert answer(api, "/", known) == 204
     begin(api.url, "another")
     assert answer(api, "/", known) == 200
+
+
+def test_an_endpoint_that_was_given_up_is_news(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradcanary_dashboard.client.ENDPOINTS_FOR_S", -1.0)
+    before = runs_version(api)
+    gone = {
+        "id": 1,
+        "name": "",
+        "url": "http://gone/",
+        "state": "disabled",
+        "since": "",
+        "why": "",
+        "disabled_by": "failures",
+    }
+    made = httpx.post(f"{api.url}/api/v1/endpoints", json={"url": "http://8.8.8.8/"}).json()
+    assert made["disabled_by"] is None
+    assert runs_version(api) == before, "an endpoint that works is no news"
+    monkeypatch.setattr(api, "endpoints", lambda: Answer({"endpoints": [{**made, **gone}]}, ""))
+    assert runs_version(api) != before
 
 
 @pytest.mark.parametrize("held", ["", "{", "[1]", "[" * 5_000, '{"version": 3}', '{"version": "x", "search": null}'])

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
-from gradcanary_dashboard import controls, incident_cards, layer_page, layers, notes, run_page, runs_page
+from gradcanary_dashboard import (
+    controls,
+    incident_cards,
+    layer_page,
+    layers,
+    notes,
+    run_page,
+    runs_page,
+    silent_endpoints,
+)
+from gradcanary_dashboard.client import Answer
 from gradcanary_dashboard.sparkline import sparkline
 from gradcanary_dashboard.verdict import Verdict, of_layer, verdict
 from gradcanary_dashboard.view import Place, View
@@ -100,6 +110,7 @@ def test_a_card_says_what_happened_and_who_was_told() -> None:
         deliveries=[
             {
                 "endpoint": 1,
+                "name": "on call",
                 "version": 1,
                 "kind": "opened",
                 "state": "pending",
@@ -118,6 +129,51 @@ def test_a_card_says_what_happened_and_who_was_told() -> None:
         assert words in said
     assert "pending, last try: 503" in said
     assert "0.0031" in said
+
+
+def endpoint(**changes: object) -> dict[str, object]:
+    made = {
+        "id": 3,
+        "name": "",
+        "url": "https://hook.example/x",
+        "state": "enabled",
+        "since": "2026-11-20T10:00:00.000Z",
+    }
+    told = dict.fromkeys(("why", "disabled_by", "failing_since", "last_failure", "last_error"))
+    return {**made, **told, **changes}
+
+
+def test_whom_no_message_reaches_stands_above_the_runs() -> None:
+    given_up = {"state": "disabled", "why": "answered 410", "disabled_by": "failures"}
+    failing = {"failing_since": "2026-11-20T10:00:00.000Z", "last_failure": "2026-11-20T10:11:00.000Z"}
+    shown = [endpoint(**given_up), endpoint(**failing, last_error="answered 500", name="pager")]
+    hidden = [
+        endpoint(),
+        endpoint(state="disabled", why="somebody disabled it", disabled_by="api"),
+        endpoint(**{**failing, "last_failure": "2026-11-20T10:01:00.000Z"}),
+    ]
+    silent = silent_endpoints.load(Listing([*shown, *hidden]))
+    assert silent == shown
+    for runs in ([], [run()]):
+        said = text_of(runs_page.fill(runs, [], "", "", silent)["runs"])
+        assert "Messages do not reach 2 endpoints" in said
+        assert (
+            "is disabled since 2026-11-20 10:00 UTC: answered 410. Enable it: gradcanary endpoints set 3 --en" in said
+        )
+        assert "pager https://hook.example/x fails since 2026-11-20 10:00 UTC: answered 500" in said
+    versions = {silent_endpoints.version(Listing(each)) for each in (hidden, shown, shown[:1])}
+    assert len(versions) == 3
+    assert silent_endpoints.banner([]) == []
+
+
+class Listing:
+    """As much of a collector as is asked for its endpoints."""
+
+    def __init__(self, endpoints: list[dict[str, object]]) -> None:
+        self._endpoints = endpoints
+
+    def endpoints(self) -> Answer:
+        return Answer({"endpoints": self._endpoints}, "")
 
 
 def test_a_card_says_who_knows_and_until_when_nobody_is_told() -> None:

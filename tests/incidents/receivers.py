@@ -36,12 +36,12 @@ class Received:
 class Receiver:
     """Answers 200 unless ``answers`` holds something else for the next requests; ``got`` is in the order of arrival."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: Answer, host: str = "127.0.0.1", port: int = 0) -> None:
         self.answers = list(answers)
         self.got: list[Received] = []
         self.arrived = threading.Condition()
         self.release = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer((host, port), Handler)
         self.server.daemon_threads = True
         self.server.receiver = self
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -49,6 +49,10 @@ class Receiver:
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server.server_port}/hook"
+
+    @property
+    def port(self):
+        return self.server.server_port
 
     def wait(self, count, seconds=60):
         with self.arrived:
@@ -113,3 +117,31 @@ def flood(handler):
             handler.wfile.write(b"x" * 65536)
     except OSError:
         handler.close_connection = True
+
+
+def trickle(handler):
+    """Answer 200, and a body that comes a byte at a time."""
+    handler.send_response(200)
+    handler.end_headers()
+    _go_on(handler, b"x", 0.05)
+
+
+def stutter(handler):
+    """Send headers, one every now and then, and never come to their end."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    _go_on(handler, b"X-More: yes\r\n", 0.05)
+
+
+def babble(handler):
+    """Send headers without end, as fast as they are taken."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    _go_on(handler, b"X-More: yes\r\n" * 1000, 0.0)
+
+
+def _go_on(handler, piece, pause_s):
+    try:
+        while not handler.server.receiver.release.wait(pause_s):
+            handler.wfile.write(piece)
+    except OSError:
+        pass
+    handler.close_connection = True

@@ -11,7 +11,7 @@ from receivers import close_mid_answer, flood, hang, status
 from sqlalchemy import func, select, update
 from stores import Store
 
-from gradcanary_server import deliveries, endpoints
+from gradcanary_server import attempts, deliveries, endpoints
 from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.pace import Pace
 from gradcanary_server.rules import Rules
@@ -241,13 +241,13 @@ def test_who_comes_back_after_its_lease_writes_nothing(store, receiver_factory):
         for step in deliveries.plan(connection, SLOW, now):
             deliveries.carry_out(connection, step, URL, now)
         [key] = deliveries.claimable(connection, now)
-        late = deliveries.claim(connection, key, now)
-        assert deliveries.claim(connection, key, now) is None
-        after = now + deliveries.LEASE_S + 1
-        current = deliveries.claim(connection, key, after)
-        deliveries.conclude(connection, late, 200, 10, after, 0.0)
+        late = attempts.claim(connection, key, now)
+        assert attempts.claim(connection, key, now) is None
+        after = now + attempts.LEASE_S + 1
+        current = attempts.claim(connection, key, after)
+        attempts.conclude(connection, late, 200, 10, after, 0.0)
         assert connection.execute(select(delivery.c.state)).scalar_one() == "pending"
-        deliveries.conclude(connection, current, 200, 10, after, 0.0)
+        attempts.conclude(connection, current, 200, 10, after, 0.0)
         assert connection.execute(select(delivery.c.state)).scalar_one() == "delivered"
         assert connection.execute(select(func.count()).select_from(attempt)).scalar_one() == 1
 
@@ -260,10 +260,10 @@ def test_what_somebody_else_has_claimed_does_not_expire(store, receiver_factory)
         for step in deliveries.plan(connection, SLOW, now):
             deliveries.carry_out(connection, step, URL, now)
         [key] = deliveries.claimable(connection, now)
-        deliveries.claim(connection, key, now)
+        attempts.claim(connection, key, now)
         deliveries.carry_out(connection, deliveries.Expire(key), URL, now)
         assert connection.execute(select(delivery.c.state)).scalar_one() == "pending"
-        deliveries.carry_out(connection, deliveries.Expire(key), URL, now + deliveries.LEASE_S + 1)
+        deliveries.carry_out(connection, deliveries.Expire(key), URL, now + attempts.LEASE_S + 1)
         assert connection.execute(select(delivery.c.state)).scalar_one() == "expired"
 
 

@@ -6,12 +6,14 @@ import pytest
 from sqlalchemy import select, update
 from standardwebhooks import Webhook
 
-from gradcanary_server import endpoints, webhooks
-from gradcanary_server.errors import SettingsError
+from gradcanary_server import endpoint_changes, endpoints, webhooks
+from gradcanary_server.errors import RequestError, SettingsError
 from gradcanary_server.schema import endpoint
 from gradcanary_server.webhooks import Message
 
 SECRET = "whsec_" + "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU="
+
+OTHER = "whsec_" + "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 
 
 def ensure(store, url, secret=None):
@@ -43,11 +45,55 @@ def test_an_endpoint_that_is_not_given_any_more_is_told_no_more(store):
     ensure(store, "http://127.0.0.1:9/old")
     ensure(store, "http://127.0.0.1:9/new")
     with store.database.write() as connection:
-        endpoints.disable_others(connection, "http://127.0.0.1:9/new", 2.0)
+        endpoints.disable_others(connection, ["http://127.0.0.1:9/new"], 2.0)
         assert [target.url for target in endpoints.enabled(connection)] == ["http://127.0.0.1:9/new"]
-        endpoints.disable_others(connection, None, 3.0)
+        endpoints.disable_others(connection, [], 3.0)
         assert endpoints.enabled(connection) == []
     assert [row["disabled"] for row in store.rows(select(endpoint).order_by(endpoint.c.endpoint_id))] == [2.0, 3.0]
+
+
+def test_endpoints_made_over_http_are_not_the_command_lines(store):
+    with store.database.write() as connection:
+        number = endpoint_changes.add(connection, "http://8.8.8.8/", "", "warning", None, 1.0)
+        endpoints.disable_others(connection, [], 2.0)
+        assert [target.id for target in endpoints.enabled(connection)] == [number]
+        endpoints.ensure_operator_endpoint(connection, "http://8.8.8.8/", None, 3.0)
+        endpoints.disable_others(connection, [], 4.0)
+        assert endpoints.enabled(connection) == [], "one that the command line named is the operator's"
+
+
+def test_what_the_command_line_says_is_said_there(store):
+    ensure(store, "http://127.0.0.1:9/hook")
+    with store.database.write() as connection:
+        for wished in ({"min_severity": "critical"}, {"url": "http://8.8.8.8/"}):
+            with pytest.raises(RequestError, match="command line"):
+                endpoint_changes.change(connection, 1, wished, None, 1.0)
+        with pytest.raises(RequestError, match="start without it"):
+            endpoint_changes.remove(connection, 1, 1.0)
+        with pytest.raises(RequestError, match="GRADCANARY_WEBHOOK_SECRET"):
+            endpoint_changes.rotate(connection, 1, 1.0, is_given=True)
+        endpoint_changes.change(connection, 1, {"name": "nights", "min_severity": "warning"}, False, 1.0)
+        endpoint_changes.remove(connection, 1, 2.0)
+    [row] = store.rows(select(endpoint))
+    assert (row["url"], row["secret"], row["name"], row["disabled"]) == ("deleted:1", "", "nights", 2.0)
+    assert ensure(store, "http://127.0.0.1:9/hook") is not None, "given again it is another endpoint"
+
+
+def test_a_secret_that_changes_signs_beside_the_one_before_for_a_day(store):
+    old = ensure(store, "http://127.0.0.1:9/hook")
+    ensure(store, "http://127.0.0.1:9/hook", SECRET)
+    ensure(store, "http://127.0.0.1:9/hook", SECRET)
+    [row] = store.rows(select(endpoint))
+    assert endpoints.signing_secrets(row, 1.0 + 86_399) == (SECRET, old)
+    assert endpoints.signing_secrets(row, 1.0 + 86_400) == (SECRET,)
+
+
+def test_there_is_a_limit_to_endpoints(store, monkeypatch):
+    monkeypatch.setattr(endpoint_changes, "MOST", 1)
+    with store.database.write() as connection:
+        endpoint_changes.add(connection, "http://8.8.8.8/1", "", "warning", None, 1.0)
+        with pytest.raises(RequestError, match="remove some"):
+            endpoint_changes.add(connection, "http://8.8.8.8/2", "", "warning", None, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +128,15 @@ def test_a_weak_secret_is_refused(store, secret):
         ensure(store, "https://example.com/hook", secret)
 
 
+def test_both_secrets_sign():
+    message = Message("msg_1_1", "http://x", (SECRET, OTHER), b'{"type":"x"}')
+    headers = webhooks.signed(message, datetime.now(timezone.utc))
+    for secret in (SECRET, OTHER):
+        Webhook(secret).verify(message.body, headers)
+
+
 def test_signatures_hold_in_every_time_zone():
-    message = Message("msg_1_1", "http://x", SECRET, '{"type":"é"}'.encode())
+    message = Message("msg_1_1", "http://x", (SECRET,), '{"type":"é"}'.encode())
     for hours in (-9, 0, 5):
         moment = datetime.now(timezone(timedelta(hours=hours)))
         assert Webhook(SECRET).verify(message.body, webhooks.signed(message, moment)) == {"type": "é"}

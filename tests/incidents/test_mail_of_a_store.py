@@ -19,7 +19,7 @@ from sqlalchemy import insert, select, update
 from stores import Store
 from streams import layer_names
 
-from gradcanary_server import deliveries, incident_rows, incidents
+from gradcanary_server import attempts, deliveries, incident_rows, incidents
 from gradcanary_server.deliveries import Seal
 from gradcanary_server.incident_state import RANKS
 from gradcanary_server.pace import Pace
@@ -133,7 +133,7 @@ class Mail(RuleBasedStateMachine):
         """Send one message to each receiver; tell whether there were any."""
         keys = {key.endpoint: key for key in reversed(deliveries.claimable(self.connection, self.now))}
         for key in keys.values():
-            claim = deliveries.claim(self.connection, key, self.now)
+            claim = attempts.claim(self.connection, key, self.now)
             receiver = self.receivers[key.endpoint]
             if receiver.mood != FAILS:
                 receiver.got[claim.message.id].append(claim.message.body)
@@ -144,15 +144,15 @@ class Mail(RuleBasedStateMachine):
         return bool(keys)
 
     def conclude(self, claim, result):
-        its = select(delivery.c.state).where(*deliveries._is(claim.key))
+        its = select(delivery.c.state).where(*deliveries.is_key(claim.key))
         before = self.connection.execute(its).scalar_one()
-        deliveries.conclude(self.connection, claim, result, 5, self.now, 0.0)
+        attempts.conclude(self.connection, claim, result, 5, self.now, 0.0)
         if (before, self.connection.execute(its).scalar_one()) == ("pending", "delivered"):
             self.receivers[claim.key.endpoint].took.append((self.now, json.loads(claim.message.body)))
 
     def check_sealed(self, key):
         """A message counts and covers every layer that ever fired, and says what is."""
-        query = select(delivery.c.body).where(*deliveries._is(key))
+        query = select(delivery.c.body).where(*deliveries.is_key(key))
         body = json.loads(self.connection.execute(query).scalar_one())["data"]
         what = self.connection.execute(select(incident).where(incident.c.incident_id == key.incident)).mappings().one()
         ever = [number for number in incident_rows.members(self.connection, key.incident) if number is not None]
@@ -203,7 +203,7 @@ class Mail(RuleBasedStateMachine):
 
     def reopened(self, body):
         key = deliveries.Key(body["data"]["incident"], 1, body["data"]["version"])
-        told = select(delivery.c.told_reopened).where(*deliveries._is(key))
+        told = select(delivery.c.told_reopened).where(*deliveries.is_key(key))
         return self.connection.execute(told).scalar_one_or_none() or 0
 
     def check_last_word(self, row, bodies, least):

@@ -1,16 +1,21 @@
 """The bytes of a message: its shape, and its size for any names."""
 
 import json
+from dataclasses import replace
+from typing import get_args
 
+import jsonschema
+import pytest
 from changes import fired
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradcanary import remedies
-from gradcanary_server import causes, notifications, summaries
+from gradcanary_server import causes, json_schemas, notifications, rules, summaries
 from gradcanary_server.dossiers import Dossier
 from gradcanary_server.incident_state import Origin, apply
 from gradcanary_server.observations import LayerFacts
+from gradcanary_server.pace import Kind
 
 URL = "http://127.0.0.1:8787/runs/sdxl?incident=31"
 
@@ -41,6 +46,21 @@ def test_a_message_has_the_documented_shape():
     assert data["worst"][0] == {"name": "blocks.7.attn.lora_A", "since_step": 340, "value": 6.1e-7, "baseline": 3.1e-3}
     assert data["prefixes"] == ["blocks.7-9.attn.lora_A"]
     assert data["summary"] == "3 of 10 layers (blocks.7-9.attn.lora_A) fell from 3e-3 to 6e-7 at step 340."
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_message_is_what_its_schema_says(kind):
+    schema = jsonschema.Draft202012Validator(json_schemas.schema("notification"))
+    for rule in rules.NAMES:
+        about = dossier(["a.0", "a.1"], [0])
+        about = replace(about, incident=replace(about.incident, rule=rule))
+        message = json.loads(notifications.seal(about, kind, 1, URL, 1.7e9))
+        schema.validate(message)
+        for wrong in ({"type": f"gradient.{rule}.closed"}, {"type": f"gradient.x.{kind}"}, {"timestamp": 3}):
+            assert not schema.is_valid(message | wrong)
+        for missing in message["data"]:
+            assert not schema.is_valid(message | {"data": {k: v for k, v in message["data"].items() if k != missing}})
+    schema.validate(json.loads(notifications.test(URL, 1.7e9)))
 
 
 def test_twenty_thousand_hostile_names_fit():

@@ -12,7 +12,7 @@ from collectors import Collector
 from receivers import Receiver
 from streams import Session, Stream, collapsed, healthy, shared_client
 
-from gradcanary_server import deliveries, endpoints, silences
+from gradcanary_server import attempts, deliveries, endpoints, silences
 from gradcanary_server.errors import RequestError
 from gradcanary_server.pace import Pace
 from gradcanary_server.silences import Silence
@@ -195,9 +195,9 @@ def test_a_silence_takes_back_what_is_not_sent_yet(store, monkeypatch):
         [seal] = deliveries.plan(connection, pace, now + 1)
         deliveries.carry_out(connection, seal, "", now + 1)
         made = silences.add(connection, Silence(0, "sd?l", None, r"^blocks\.0\.", now, now + 60, "ada", ""))
-        deliveries.claim(connection, key, now + 2)
+        attempts.claim(connection, key, now + 2)
         assert deliveries.plan(connection, pace, now + 2) == [], "it is on its way"
-        late = now + 3 + deliveries.LEASE_S
+        late = now + 3 + attempts.LEASE_S
         [expire] = deliveries.plan(connection, pace, late)
         assert expire == deliveries.Expire(key)
         deliveries.carry_out(connection, expire, "", late)

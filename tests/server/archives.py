@@ -24,6 +24,9 @@ from gradcanary_server.window import Range
 RUN = "run"
 LAYERS = 3
 
+ROUGH = 2.5e-4
+"""What a node is made wider by, beyond what is in it; single samples, and buckets of them, are exact."""
+
 
 class Store:
     """A collector without HTTP: what was ingested can be compacted and read."""

@@ -134,6 +134,7 @@ BAD_BATCHES = {
     "an interval that nobody uses": ({"every": 7}, 422, "every"),
     "truncated base64": ({"state": "AAA"}, 422, "state"),
     "no base64": ({"times": "%%%%"}, 422, "times"),
+    "base64 in lines": ({"state": base64.encodebytes(b"\0" * 60).decode()}, 422, "state"),
     "a state plane of another size": ({"state": base64.b64encode(b"\0" * 61).decode()}, 422, "state"),
     "a state plane of another layer set": (
         {"state": base64.b64encode(b"\1" * 70).decode(), "blocks": []},

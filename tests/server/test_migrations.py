@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gradcanary_server.database import Database
 from gradcanary_server.errors import StoreError
-from gradcanary_server.schema import fold_state, launch, metadata, metric, session
+from gradcanary_server.schema import endpoint, fold_state, launch, metadata, metric, session
 
 OF_THE_OLDER_VERSION = {
     "run (run_id, name, created, last_seen, revision, low, note, tags, archived, facts)": (
@@ -144,3 +144,27 @@ def test_launches_of_an_older_version_are_in_the_order_in_which_they_came(databa
         connection.execute(insert(session).values(**its, layer_sets="{}", started=0.0, last_seen=0.0))
         draws = connection.execute(select(session.c.draws).where(session.c.session == "d")).scalar_one()
         assert draws is False, "a session is drawn only where somebody says so"
+
+
+def test_endpoints_of_an_older_version_are_the_operators(database, monkeypatch):
+    to_head = command.upgrade
+    monkeypatch.setattr(command, "upgrade", lambda config, _: to_head(config, "0008"))
+    database.migrate()
+    rows = {
+        "http://a/": ("NULL", "NULL"),
+        "http://b/": ("5", "'--webhook did not name it at the last start'"),
+        "http://c/": ("6", "'answered 410'"),
+    }
+    with database.write() as connection:
+        for url, (disabled, why) in rows.items():
+            columns = "endpoint (url, secret, min_severity, created, disabled, disabled_why)"
+            values = f"('{url}', 'whsec_x', 'warning', 1, {disabled}, {why})"
+            connection.execute(text(f"INSERT INTO {columns} VALUES {values}"))
+    monkeypatch.undo()
+    database.migrate()
+    with database.read() as connection:
+        found = connection.execute(select(endpoint).order_by(endpoint.c.endpoint_id)).all()
+    assert [(row.url, row.kind, row.origin, row.name) for row in found] == [
+        (url, "webhook", "operator", "") for url in rows
+    ]
+    assert [row.disabled_by for row in found] == [None, "operator", "failures"]

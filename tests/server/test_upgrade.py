@@ -13,8 +13,8 @@ from sqlalchemy import MetaData, insert, select, text
 from streams import Stream, collapsed, falling_loss
 
 from gradcanary import wire
+from gradcanary_server import attempts, deliveries, dossiers, incident_views, runs
 from gradcanary_server import database as databases
-from gradcanary_server import deliveries, dossiers, incident_views, runs
 from gradcanary_server.database import Database
 from gradcanary_server.pace import Pace
 from gradcanary_server.schema import chain, endpoint, incident, metadata, tile
@@ -91,7 +91,7 @@ def test_a_store_of_an_older_version_answers_the_same(filled, empty_url, revisio
         assert before[1], "a message waits"
         assert answers(upgraded) == before
         with upgraded.database.write() as connection:
-            claim = deliveries.claim(connection, before[1][0], LATER)
+            claim = attempts.claim(connection, before[1][0], LATER)
             assert claim is not None
             assert claim.message.body == before[2][0]
     finally:

@@ -1,0 +1,124 @@
+"""The hooks on the layers: put on as these become trainable, again after a swap, at rest between samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from gradcanary import engine
+from gradcanary.attached import AFTER, Hook
+from gradcanary.layers import Layers
+from gradcanary.shards import is_shard
+
+if TYPE_CHECKING:
+    from gradcanary.observer import Observer
+
+LOOKED_AT = 4
+"""About so many hooks are looked at before a window that is not sampled: each costs as much as two calls of one."""
+
+SEARCHES = 64
+"""Backward passes, some maybe of other models, in which a gathered parameter is looked for: where all are wrapped
+further inside there is none."""
+
+
+class Counters:
+    """One hook for each layer, by its number, and one for a pass that reduces no shard."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._of = observer
+        self._hooks: dict[int, Hook] = {}
+        self._gathered: list[Hook] = []
+        self._unhooked: list[int] = []
+        self._is_looked_at = self._are_resting = False
+        self._searches_left = SEARCHES
+
+    def follow(self, layers: Layers) -> None:
+        """Take other layers."""
+        self.remove()
+        self._unhooked = list(range(len(layers)))
+        self.add()
+
+    def add(self) -> None:
+        """Hook the layers that are trainable now: torch takes no hook on one that is frozen."""
+        layers = self._of.layers
+        if not self._unhooked or layers is None:
+            return
+        counters, frozen = self._of.counters(), []
+        for layer in self._unhooked:
+            parameter = layers.references[layer]()
+            if parameter is None or not (parameter.requires_grad and parameter.is_leaf):
+                frozen.append(layer)
+            else:
+                self._hooks[layer] = Hook(layers.references[layer], parameter, AFTER, counters[layer])
+        self._unhooked = frozen
+
+    def remove(self) -> None:
+        """Leave none behind."""
+        for hook in (*self._hooks.values(), *self._gathered):
+            hook.remove()
+        self._hooks, self._gathered, self._searches_left = {}, [], SEARCHES
+        self._say_awake()
+
+    def before_pass(self) -> None:
+        """Before the first pass since a step: hook again what the script has moved by swapping tensors.
+
+        Of many, where the window is not sampled, a part is looked at: what was moved is seldom moved alone.
+        """
+        if self._is_looked_at:
+            return
+        self._is_looked_at = True
+        hooks = [*self._hooks.values(), *self._gathered]
+        parts = 1 if self._of.is_next_sampled() else 1 + len(hooks) // LOOKED_AT
+        if any(hook.renew() for hook in hooks[self._of.step % parts :: parts]):
+            for hook in hooks:
+                hook.renew()
+            self._searches_left = SEARCHES  # what is gathered now may be another tensor, too
+
+    def hear_of_unsynced(self, keep: Callable[[Tensor], None]) -> None:
+        """Hook one parameter that is gathered now: the shards' own hooks are called by passes that reduce them only."""
+        layers = self._of.layers
+        if layers is None or not layers.has_shards or not self._searches_left:
+            return
+        self._searches_left -= 1
+        for owner in (reference() for reference in layers.owners):
+            for parameter in owner._parameters.values() if owner is not None else ():  # noqa: SLF001 -- what it holds now
+                if parameter is not None and parameter.requires_grad and not is_shard(parameter):
+                    self._gathered.append(Hook(_nowhere, parameter, AFTER, keep))
+                    self._searches_left = 0
+                    return
+
+    # -- between samples -----------------------------------------------------------------------------------------
+
+    def step_ended(self) -> None:
+        """After a step of any optimizer: have hooks rest until the next sample, where that is asked for, or wake them.
+
+        Inside a backward pass nothing changes: of some of its layers the hooks were called already.
+        """
+        self._is_looked_at = False
+        of = self._of
+        if self._are_resting and (of.is_next_sampled() or any(track.is_lost for track in of.tracks)):
+            self.wake()
+        elif of.meter.rests and of.has_callbacks and not of.is_next_sampled() and engine.current_pass() < 0:
+            for track in of.tracks:
+                for position in track.rest():
+                    self._are_resting = True
+                    if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
+                        hook.rest()
+
+    def wake(self) -> None:
+        """Have all of them called again; those of layers that come later in the present backward pass as well."""
+        if self._are_resting:
+            for hook in self._hooks.values():
+                hook.wake()
+            self._say_awake()
+
+    def _say_awake(self) -> None:
+        self._are_resting = False
+        for track in self._of.tracks:
+            track.wake()
+
+
+def _nowhere() -> nn.Parameter | None:
+    return None

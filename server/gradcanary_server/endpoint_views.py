@@ -1,0 +1,138 @@
+"""Endpoints and what was sent to them as the API shows it: plain JSON values, no secret in any."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, func, select, tuple_
+
+from gradcanary_server import addresses
+from gradcanary_server.deliveries import Key
+from gradcanary_server.errors import invalid
+from gradcanary_server.notifications import timestamp
+from gradcanary_server.schema import attempt, delivery, incident, run
+
+PAGE = 50
+"""Deliveries of one answer, newest first."""
+
+
+def pending(connection: Connection) -> dict[int, int]:
+    """Return how many messages wait to be sent, by endpoint."""
+    query = select(delivery.c.endpoint_id, func.count()).where(delivery.c.state == "pending")
+    return {row[0]: row[1] for row in connection.execute(query.group_by(delivery.c.endpoint_id))}
+
+
+def shown(row: RowMapping, waiting: int) -> dict[str, Any]:
+    """Return an endpoint with how it is, and ``waiting`` messages."""
+    is_enabled = row["disabled"] is None
+    return {
+        "id": row["endpoint_id"],
+        "kind": row["kind"],
+        "origin": row["origin"],
+        "name": row["name"],
+        "url": address(row),
+        "min_severity": row["min_severity"],
+        "state": "enabled" if is_enabled else "disabled",
+        "since": timestamp(row["created"] if is_enabled else row["disabled"]),
+        "why": row["disabled_why"],
+        "disabled_by": row["disabled_by"],
+        "failing_since": _moment(row["failing_since"]),
+        "last_success": _moment(row["last_success"]),
+        "last_failure": _moment(row["last_failure"]),
+        "last_error": row["last_error"],
+        "pending": waiting,
+    }
+
+
+def address(row: RowMapping) -> str | None:
+    """Return an endpoint's address as it may be shown, None of one that is in the configuration only, or deleted."""
+    is_here = row["deleted"] is None and "://" in row["url"]
+    return addresses.shown(row["url"]) if is_here else None
+
+
+def label(row: RowMapping) -> str:
+    """Return what an endpoint is called: its name, else its address, and that it was deleted."""
+    said = row["name"] or address(row) or ""
+    return f"{said} (deleted)".strip() if row["deleted"] is not None else said
+
+
+def log(connection: Connection, number: int, before: str | None) -> dict[str, Any]:
+    """Return a page of the messages to an endpoint, newest first; ``next`` is the ``before`` of the following one."""
+    query = select(*(column for column in delivery.c if column.name != "body"), run.c.name.label("run"))
+    query = query.join(incident, incident.c.incident_id == delivery.c.incident_id)
+    query = query.join(run, run.c.run_id == incident.c.run_id).where(delivery.c.endpoint_id == number)
+    place = tuple_(delivery.c.sealed, delivery.c.incident_id, delivery.c.version)
+    if before is not None:
+        query = query.where(place < tuple_(*_place(before)))
+    order = (delivery.c.sealed.desc(), delivery.c.incident_id.desc(), delivery.c.version.desc())
+    rows = connection.execute(query.order_by(*order).limit(PAGE + 1)).mappings().all()
+    tried = attempts(connection, [key(row) for row in rows[:PAGE]])
+    last = rows[PAGE - 1] if len(rows) > PAGE else None
+    return {
+        "deliveries": [{"run": row["run"], **delivered(row, tried[key(row)])} for row in rows[:PAGE]],
+        "next": None if last is None else f"{last['sealed']!r}-{last['incident_id']}-{last['version']}",
+    }
+
+
+def delivered(row: RowMapping, tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a message without its bytes, and the attempts at it."""
+    its = key(row)
+    return {
+        "id": delivery_id(its),
+        "webhook_id": f"msg_{its.incident}_{its.version}",
+        "incident": its.incident,
+        "endpoint": its.endpoint,
+        "version": its.version,
+        "kind": row["kind"],
+        "state": row["state"],
+        "sealed": timestamp(row["sealed"]),
+        "delivered": _moment(row["delivered"]),
+        "next_attempt": timestamp(row["next_attempt"]) if row["state"] == "pending" else None,
+        "attempts": list(tried),
+    }
+
+
+def attempts(connection: Connection, keys: Sequence[Key]) -> dict[Key, list[dict[str, Any]]]:
+    """Return the attempts at some messages, in their order."""
+    found: dict[Key, list[dict[str, Any]]] = defaultdict(list)
+    its = tuple_(attempt.c.incident_id, attempt.c.endpoint_id, attempt.c.version)
+    for row in connection.execute(select(attempt).where(its.in_(keys)).order_by(attempt.c.number)):
+        told = {"at": timestamp(row.at), "status": row.status, "ms": row.ms, "error": row.error}
+        found[Key(row.incident_id, row.endpoint_id, row.version)].append(told)
+    return found
+
+
+def delivery_id(its: Key) -> str:
+    """Return the name of a message in paths: those of its incident, its endpoint and its version."""
+    return "-".join(map(str, its))
+
+
+def delivery_key(text: str) -> Key:
+    """Return the message of a name; raises RequestError 422."""
+    parts = text.split("-")
+    if len(parts) != len(Key._fields) or not all(_is_number(part) for part in parts):
+        raise invalid("A delivery is INCIDENT-ENDPOINT-VERSION, as the log of its endpoint lists it.", "delivery")
+    return Key(*map(int, parts))
+
+
+def key(row: RowMapping) -> Key:
+    """Return which message a row is of."""
+    return Key(row["incident_id"], row["endpoint_id"], row["version"])
+
+
+def _place(before: str) -> tuple[float, int, int]:
+    sealed, _, rest = before.partition("-")
+    number, _, version = rest.partition("-")
+    if not (_is_number(sealed.replace(".", "", 1), 25) and _is_number(number) and _is_number(version)):
+        raise invalid("before is the 'next' of an answer.", "before")
+    return float(sealed), int(number), int(version)
+
+
+def _is_number(text: str, longest: int = 10) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= longest
+
+
+def _moment(seconds: float | None) -> str | None:
+    return None if seconds is None else timestamp(seconds)

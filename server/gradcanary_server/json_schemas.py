@@ -1,0 +1,61 @@
+"""What is sent and received, as JSON Schemas: ``GET /api/v1/schemas``."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import TypeAdapter
+
+from gradcanary import wire
+from gradcanary_server.endpoint_routes import EndpointChange, NewEndpoint
+from gradcanary_server.errors import RequestError
+from gradcanary_server.incident_routes import Acknowledgement
+from gradcanary_server.messages import Notification
+from gradcanary_server.silence_routes import Wish
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+KINDS: dict[str, tuple[str, Any]] = {
+    "notification": ("a message to an endpoint: of an incident, or a test", Notification),
+    "hello": ("PUT /runs/{run}/sessions/{session}", wire.Hello),
+    "batch": ("POST /runs/{run}/sessions/{session}/batches/{seq}", wire.Batch),
+    "heartbeat": ("POST /runs/{run}/sessions/{session}/heartbeat", wire.Heartbeat),
+    "end": ("POST /runs/{run}/sessions/{session}/end", wire.End),
+    "reply": ("the answer to each of these four", wire.Reply),
+    "new-endpoint": ("POST /endpoints", NewEndpoint),
+    "endpoint-change": ("PATCH /endpoints/{id}", EndpointChange),
+    "silence": ("POST /silences", Wish),
+    "acknowledgement": ("POST /incidents/{id}/ack", Acknowledgement),
+}
+"""What each is the schema of, and its type."""
+
+router = APIRouter(prefix="/api/v1")
+
+
+@router.get("/schemas", response_model=None)
+def list_schemas(request: Request) -> JSONResponse:
+    """Answer which schemas there are, and what each is of."""
+    listed = [{"name": name, "of": of, "url": _url(request, name)} for name, (of, _) in KINDS.items()]
+    return JSONResponse({"schemas": listed})
+
+
+@router.get("/schemas/{name}", response_model=None)
+def show_schema(request: Request, name: str) -> JSONResponse:
+    """Answer one schema, JSON Schema 2020-12."""
+    if name not in KINDS:
+        raise RequestError(404, "unknown_schema", f"A schema is one of {', '.join(KINDS)}.", "name")
+    head = {"$schema": DIALECT, "$id": _url(request, name)}
+    return JSONResponse({**head, **schema(name)}, media_type="application/schema+json")
+
+
+@cache
+def schema(name: str) -> dict[str, Any]:
+    """Return a schema by name, without its address."""
+    return TypeAdapter(KINDS[name][1]).json_schema()
+
+
+def _url(request: Request, name: str) -> str:
+    return f"{request.app.state.settings.public_url}/api/v1/schemas/{name}"

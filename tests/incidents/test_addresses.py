@@ -1,0 +1,192 @@
+"""What may be sent where: the guard on real sockets, and receivers that want to be waited for."""
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+
+import pytest
+import trustme
+from receivers import Receiver, babble, flood, hang, status, stutter, trickle
+
+from gradcanary_server import addresses, webhooks
+from gradcanary_server.addresses import AddressError, Guard
+from gradcanary_server.courier import Courier
+from gradcanary_server.webhooks import Message
+
+SECRET = "whsec_QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU="
+NAME = "hook.example"
+OPEN = Guard(addresses.networks("127.0.0.1/32"))
+"""As if 127.0.0.1 were a public address, and 127.0.0.2 none."""
+
+
+def attempt(url, guard=OPEN, *, is_guarded=True):
+    async def carry():
+        async with webhooks.open_client() as client:
+            message = Message("msg_1_1", url, (SECRET,), b'{"type":"x"}', is_guarded)
+            return await Courier(guard=guard).carry(client, message)
+
+    return asyncio.run(carry())
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """Let a name mean what a test says, another thing at each look-up; return the look-ups."""
+    asked, looked_up = [], socket.getaddrinfo
+
+    def means(*answers):
+        def look_up(host, port, *rest, **more):
+            if host != NAME:
+                return looked_up(host, port, *rest, **more)
+            asked.append(host)
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in answers[len(asked) - 1]]
+
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        return asked
+
+    return means
+
+
+@pytest.fixture
+def pair(receiver_factory):
+    """Return a receiver that may be sent to, and one of the same port on an address that may not."""
+    outside = receiver_factory()
+    inside = Receiver(host="127.0.0.2", port=outside.port)
+    yield outside, inside
+    inside.close()
+
+
+def test_a_name_is_looked_up_once_per_attempt_and_judged_each_time(named, pair):
+    outside, inside = pair
+    asked = named(["127.0.0.1"], ["127.0.0.2"])
+    url = f"http://{NAME}:{outside.port}/hook"
+    assert attempt(url).status == 200
+    assert asked == [NAME], "what was judged is what is connected to"
+    assert outside.got[0].headers["host"] == f"{NAME}:{outside.port}"
+    rebound = attempt(url)
+    assert "127.0.0.2 is not a public address" in str(rebound.error)
+    assert (len(outside.got), inside.got) == (1, [])
+
+
+def test_of_mixed_answers_none_is_taken(named, pair):
+    outside, inside = pair
+    named(["127.0.0.1", "127.0.0.2"])
+    assert "refused" in str(attempt(f"http://{NAME}:{outside.port}/hook").error)
+    assert outside.got == inside.got == []
+
+
+def test_an_address_that_nobody_answers_at_is_passed_over(named, receiver_factory):
+    receiver = receiver_factory()
+    named(["127.0.0.3", "127.0.0.1"], ["127.0.0.3"])
+    guard = Guard(addresses.networks("127.0.0.0/30"))
+    url = f"http://{NAME}:{receiver.port}/hook"
+    assert attempt(url, guard).status == 200
+    assert "ConnectError" in str(attempt(url, guard).error)
+    assert len(receiver.got) == 1
+
+
+def test_a_certificate_is_held_against_the_name_that_was_looked_up(named, receiver_factory, monkeypatch):
+    authority, receiver = trustme.CA(), receiver_factory()
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trusting = ssl.create_default_context()
+    authority.issue_cert(NAME).configure_cert(server)
+    authority.configure_trust(trusting)
+    receiver.server.socket = server.wrap_socket(receiver.server.socket, server_side=True)
+    monkeypatch.setattr(webhooks, "_authorities", lambda: trusting)
+    named(["127.0.0.1"])
+    assert attempt(f"https://{NAME}:{receiver.port}/hook").status == 200
+    assert "CERTIFICATE_VERIFY_FAILED" in str(attempt(f"https://127.0.0.1:{receiver.port}/hook").error)
+
+
+def test_what_is_no_name_or_not_known_is_said(named):
+    assert "no name of a host" in str(attempt(f"http://{'a' * 64}.example/").error)
+    named([])
+    assert "no address" in str(attempt(f"http://{NAME}/").error)
+
+
+def test_redirects_lead_nowhere(receiver_factory, pair):
+    _, inside = pair
+    moved = receiver_factory(status(307, Location=inside.url), status(301, Location="http://169.254.169.254/"))
+    for _ in range(2):
+        assert "redirects are not followed" in str(attempt(moved.url).error)
+    assert inside.got == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "2130706433", "0177.0.0.1", "0x7f.1", "127.1", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]", "[::]"],
+)
+def test_odd_ways_to_write_this_machine(receiver_factory, host):
+    receiver = receiver_factory()
+    outcome = attempt(f"http://{host}:{receiver.port}/hook", Guard())
+    assert str(outcome.error).startswith("refused"), outcome
+    assert receiver.got == []
+    assert attempt(receiver.url, Guard(), is_guarded=False).status == 200, "the operator may"
+
+
+NOT_PUBLIC = """
+    10.1.2.3 172.16.0.1 192.168.1.1 127.0.0.1 169.254.169.254 100.64.0.1 100.100.100.200 0.0.0.0 224.0.0.1 240.0.0.1
+    255.255.255.255 198.18.0.1 192.0.2.1 ::1 :: ::ffff:10.0.0.1 ::10.0.0.1 64:ff9b::a00:1 2002:a00:1:: fe80::1
+    fe80::1%eth0 fc00::1 fd00:ec2::254 fec0::1 ff02::1 2001:db8::1
+"""
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC.split())
+def test_what_is_not_public_is_refused(address):
+    with pytest.raises(AddressError, match="GRADCANARY_WEBHOOK_NETWORKS"):
+        Guard().check(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "::ffff:8.8.8.8", "64:ff9b::808:808", "2606:4700::1111"])
+def test_what_is_public_is_fine(address):
+    Guard().check(ipaddress.ip_address(address))
+
+
+def test_the_operator_allows_networks():
+    guard = Guard(addresses.networks("10.0.0.0/8, fd00::/8"))
+    for address in ("10.1.2.3", "::ffff:10.1.2.3", "fd00::7"):
+        guard.check(ipaddress.ip_address(address))
+    with pytest.raises(AddressError):
+        guard.check(ipaddress.ip_address("192.168.1.1"))
+    with pytest.raises(ValueError, match="host bits"):
+        addresses.networks("10.0.0.1/8")
+
+
+@pytest.mark.parametrize("answer", [hang, stutter], ids=["nothing", "headers without end"])
+def test_a_slow_receiver_has_a_deadline(receiver_factory, monkeypatch, answer):
+    monkeypatch.setattr(webhooks, "TIMEOUT_S", 1.0)
+    outcome = attempt(receiver_factory(answer).url)
+    assert str(outcome.error) == "no answer within 1 s"
+    assert outcome.ms >= 990
+
+
+@pytest.mark.parametrize(("answer", "drain_s"), [(trickle, 0.2), (flood, 1000.0)], ids=["slow", "fast"])
+def test_of_a_body_without_end_little_is_read(receiver_factory, monkeypatch, answer, drain_s):
+    monkeypatch.setattr(webhooks, "DRAIN_S", drain_s)
+    assert attempt(receiver_factory(answer).url).status == 200
+
+
+def test_headers_without_end_are_an_error(receiver_factory):
+    assert "RemoteProtocolError" in str(attempt(receiver_factory(babble).url).error)
+
+
+@pytest.mark.parametrize("code", [429, 503])
+def test_a_receiver_may_ask_for_time_in_two_ways(receiver_factory, code):
+    later = datetime.now(timezone.utc) + timedelta(seconds=100)
+    for said, low, high in (
+        ("7", 7, 7),
+        (format_datetime(later, usegmt=True), 60, 100),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0, 0),
+        ("9" * 400, 10**8, 10**9),
+    ):
+        error = attempt(receiver_factory(status(code, Retry_After=said)).url).error
+        assert low <= error.retry_after_s <= high, said
+        assert (error.status, error.permanent) == (code, False)
+    for nonsense in ("soon", "-5", "1e9", "Thu, 99 Jan 2030"):
+        assert attempt(receiver_factory(status(code, Retry_After=nonsense)).url).error.retry_after_s is None
+
+
+def test_gone_is_for_ever(receiver_factory):
+    assert attempt(receiver_factory(status(410)).url).error.permanent

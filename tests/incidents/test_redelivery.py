@@ -1,0 +1,158 @@
+"""Messages that somebody wants sent once more, in the tables: what it changes, and what it does not."""
+
+import pytest
+from changes import fired
+from sqlalchemy import select, update
+
+from gradcanary_server import attempts, deliveries, endpoint_views, endpoints
+from gradcanary_server.deliveries import Expire, Key, Seal
+from gradcanary_server.errors import RequestError
+from gradcanary_server.pace import Pace
+from gradcanary_server.schema import attempt, delivery, endpoint, incident
+from gradcanary_server.webhooks import TransportError
+
+PACE = Pace(wait_s=0.0, interval_s=900.0)
+FIRST = Key(1, 1, 1)
+NO = TransportError("answered 500", status=500)
+
+
+@pytest.fixture
+def told(store):
+    """Return a connection to a store with an incident that one endpoint is to be told of, and its time."""
+    store.record(fired(0))
+    with store.database.write() as connection:
+        now = store.database.now(connection)
+        endpoints.ensure_operator_endpoint(connection, "http://127.0.0.1:9/hook", None, now - 10)
+        yield connection, now + 1
+
+
+def seal(connection, now):
+    """Write what is due; return the steps."""
+    steps = deliveries.plan(connection, PACE, now)
+    for step in steps:
+        deliveries.carry_out(connection, step, "", now)
+    return steps
+
+
+def send(connection, now, result=200):
+    [key] = deliveries.claimable(connection, now)
+    attempts.conclude(connection, attempts.claim(connection, key, now), result, 5, now, 0.0)
+
+
+def again(connection, now, result=200, key=FIRST):
+    claim = attempts.reclaim(connection, key, now)
+    attempts.conclude(connection, claim, result, 5, now, 0.0)
+    return claim
+
+
+def states(connection):
+    return list(connection.scalars(select(delivery.c.state).order_by(delivery.c.version)))
+
+
+def expire(connection, now):
+    seal(connection, now)
+    send(connection, now, NO)
+    steps = seal(connection, now + PACE.interval_s)
+    assert steps == [Expire(FIRST)]
+
+
+def test_what_arrives_late_counts_as_told_and_the_truth_follows_at_its_pace(told):
+    connection, now = told
+    expire(connection, now)
+    connection.execute(update(incident).values(state="resolved", resolved=now, resolution="recovered", settled=True))
+    assert again(connection, now + 1000).message.id == "msg_1_1"
+    assert states(connection) == ["delivered"]
+    assert seal(connection, now + 1000 + PACE.interval_s - 1) == []
+    [step] = seal(connection, now + 1000 + PACE.interval_s)
+    assert (type(step), step.due.kind, step.key.version) == (Seal, "resolved", 2)
+
+
+def test_what_fails_again_is_as_it_was(told):
+    connection, now = told
+    expire(connection, now)
+    before = connection.execute(select(delivery.c.next_attempt)).scalar_one()
+    again(connection, now + 1000, NO)
+    row = connection.execute(select(delivery)).mappings().one()
+    assert (row["state"], row["next_attempt"], row["attempts"]) == ("expired", before, 2)
+    assert deliveries.claimable(connection, now + 10**6) == [], "nobody tries it by itself"
+    assert connection.execute(select(endpoint.c.last_error)).scalar_one() == "answered 500"
+
+
+def test_a_second_copy_of_what_arrived_changes_nothing_that_is_told(told):
+    connection, now = told
+    seal(connection, now)
+    send(connection, now)
+    again(connection, now + 100)
+    row = connection.execute(select(delivery)).mappings().one()
+    assert (row["state"], row["delivered"], row["attempts"]) == ("delivered", now, 2)
+    assert connection.scalars(select(attempt.c.status).order_by(attempt.c.number)).all() == [200, 200]
+    assert seal(connection, now + 100) == []
+
+
+def test_what_waits_for_its_next_attempt_is_tried_now(told):
+    connection, now = told
+    seal(connection, now)
+    send(connection, now, NO)
+    assert deliveries.claimable(connection, now + 1) == []
+    again(connection, now + 1)
+    assert states(connection) == ["delivered"]
+
+
+def test_what_is_under_way_or_of_a_disabled_endpoint_is_not_sent(told):
+    connection, now = told
+    seal(connection, now)
+    claim = attempts.claim(connection, FIRST, now)
+    with pytest.raises(RequestError, match="at this moment"):
+        attempts.reclaim(connection, FIRST, now + 1)
+    attempts.conclude(connection, claim, TransportError("answered 410", permanent=True, status=410), 5, now, 0.0)
+    row = connection.execute(select(endpoint)).mappings().one()
+    assert (row["disabled_by"], row["disabled_why"], states(connection)) == ("failures", "answered 410", ["disabled"])
+    with pytest.raises(RequestError, match="enable it first"):
+        attempts.reclaim(connection, FIRST, now + 1)
+    endpoints.enable(connection, row, now + 2)
+    again(connection, now + 3)
+    assert states(connection) == ["delivered"]
+    with pytest.raises(RequestError, match="no such delivery"):
+        attempts.reclaim(connection, Key(1, 1, 2), now + 4)
+
+
+def test_who_asks_twice_and_comes_back_late_writes_nothing(told):
+    connection, now = told
+    expire(connection, now)
+    late = attempts.reclaim(connection, FIRST, now + 1000)
+    assert seal(connection, now + 1000) == [], "while it is under way nothing else is said"
+    after = now + 1001 + attempts.LEASE_S
+    again(connection, after)
+    attempts.conclude(connection, late, NO, 5, after, 0.0)
+    assert (states(connection), len(connection.execute(select(attempt)).all())) == (["delivered"], 2)
+
+
+def test_the_log_comes_in_pages(told, monkeypatch):
+    connection, now = told
+    monkeypatch.setattr(endpoint_views, "PAGE", 2)
+    for version in range(1, 6):
+        row = {
+            "incident_id": 1,
+            "endpoint_id": 1,
+            "version": version,
+            "kind": "grew",
+            "state": "delivered",
+            "body": b"",
+        }
+        numbers = {"told_ever": 1, "told_reopened": 0, "told_severity": "critical", "next_attempt": now, "attempts": 0}
+        connection.execute(delivery.insert().values(**row, **numbers, sealed=now + version // 3, fence=0))
+    seen, before = [], None
+    while True:
+        page = endpoint_views.log(connection, 1, before)
+        seen.append([each["version"] for each in page["deliveries"]])
+        before = page["next"]
+        if before is None:
+            break
+    assert seen == [[5, 4], [3, 2], [1]]
+
+
+def test_an_incident_that_ended_before_its_first_message_arrived_is_not_told(told):
+    connection, now = told
+    expire(connection, now)
+    connection.execute(update(incident).values(state="resolved", resolved=now, resolution="recovered"))
+    assert [type(step).__name__ for step in seal(connection, now + 1000)] == ["Settle"]
