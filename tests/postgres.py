@@ -94,6 +94,10 @@ class Server:
         with psycopg.connect(self.url(database, user=ADMIN), autocommit=True) as connection:
             connection.execute(statement)
 
+    def run(self, program: str, *words: str) -> None:
+        """Run one of PostgreSQL's programs to its end, as whoever runs the tests."""
+        subprocess.run([self._programs / program, *words], check=True)
+
     def url(self, database: str, *, user: str = OWNER, password: str = QUOTED) -> str:
         return f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
 

@@ -1,6 +1,8 @@
 """``gradcanary up`` says in a sentence why it does not start, and never with a traceback."""
 
 import contextlib
+import json
+import logging
 import os
 import re
 import socket
@@ -12,6 +14,7 @@ import pytest
 import warm
 
 from gradcanary import cli
+from gradcanary_server import log_lines
 from gradcanary_server.listening import Listener
 
 
@@ -132,6 +135,21 @@ def test_a_webhook_that_is_no_address(tmp_path, webhook):
     assert "webhook" in done.stderr.lower()
     assert "Traceback" not in done.stderr
     assert "listening" not in done.stdout
+
+
+def test_a_kind_of_log_that_is_none(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADCANARY_LOG", "xml")
+    assert "GRADCANARY_LOG='xml' must be text or json." in refused(capsys, "up", "--port", "0", "--data", str(tmp_path))
+
+
+def test_an_error_with_its_trace_is_one_line_of_json():
+    error = (ValueError, ValueError("two\nlines"), None)
+    record = logging.LogRecord("gradcanary_server.x", logging.ERROR, "", 0, "%s\nfailed", ("it",), error)
+    line = log_lines.JsonLines().format(record)
+    assert "\n" not in line
+    said = json.loads(line)
+    assert (said["level"], said["logger"], said["message"]) == ("error", "gradcanary_server.x", "it\nfailed")
+    assert said["error"].endswith("ValueError: two\nlines")
 
 
 def test_a_database_address_that_is_none(capsys):

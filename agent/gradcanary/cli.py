@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradcanary import endpoint_commands, launching, on_call
+from gradcanary import endpoint_commands, launching, on_call, run_commands
 from gradcanary.attach import commands as attaching
 from gradcanary.settings import DEFAULT_URL
 from gradcanary.version import __version__
@@ -53,6 +53,8 @@ def parser() -> argparse.ArgumentParser:
     _add_sync(commands)
     on_call.add(commands)
     endpoint_commands.add(commands)
+    run_commands.add(commands)
+    _add_upkeep(commands)
     _add_test_rules(commands)
     return top
 
@@ -73,12 +75,6 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     command.set_defaults(run=_up)
 
 
-def _add_store(command: argparse.ArgumentParser) -> None:
-    store = command.add_mutually_exclusive_group()
-    store.add_argument("--data", type=Path, help="folder of the SQLite database (default: the user's data folder)")
-    store.add_argument("--db", metavar="URL", help="postgresql://USER@HOST/NAME, or sqlite:///FILE")
-
-
 def _add_token(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "make, list and revoke access tokens, in the store itself; the collector may be running"
     actions = commands.add_parser("token", help=text, description=text).add_subparsers(required=True, metavar="ACTION")
@@ -92,6 +88,26 @@ def _add_token(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for name, command in (("create", create), ("show", listing), ("revoke", revoke)):
         _add_store(command)
         command.set_defaults(run=_token, action=name)
+
+
+def _add_store(command: argparse.ArgumentParser) -> None:
+    store = command.add_mutually_exclusive_group()
+    store.add_argument("--data", type=Path, help="folder of the SQLite database (default: the user's data folder)")
+    store.add_argument("--db", metavar="URL", help="postgresql://USER@HOST/NAME, or sqlite:///FILE")
+
+
+def _add_upkeep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "copy the SQLite store to a file, while the collector runs; for PostgreSQL, tell how"
+    backup = commands.add_parser("backup", help=text, description=text)
+    backup.add_argument("file", type=Path, metavar="FILE", help="a new one, in a folder that is there")
+    _add_store(backup)
+    backup.set_defaults(run=_keep_up, upkeep="backup")
+    text = "bring a store's tables to this version's shape, as 'up' does when it starts"
+    migrate = commands.add_parser("migrate", help=text, description=text)
+    _add_store(migrate)
+    words = "and spread the measurements over the nodes of a Citus cluster, by run"
+    migrate.add_argument("--citus", action="store_true", help=words)
+    migrate.set_defaults(run=_keep_up, upkeep="migrate")
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -193,6 +209,28 @@ def _test_rules(arguments: argparse.Namespace) -> int:
         raise UsageError(NO_EXTRAS.format(command="test-rules", missing=error.name)) from error
 
 
+def _keep_up(arguments: argparse.Namespace) -> int:
+    try:
+        import platformdirs
+
+        from gradcanary_server import upkeep
+        from gradcanary_server.errors import CollectorError
+        from gradcanary_server.settings import address
+
+        url = arguments.db or address(arguments.data or platformdirs.user_data_path("gradcanary"))
+        try:
+            if arguments.upkeep == "backup":
+                said = upkeep.backup(url, arguments.file)
+            else:
+                said = upkeep.migrate(url, with_citus=arguments.citus)
+        except CollectorError as error:
+            raise UsageError(f"gradcanary: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UsageError(NO_EXTRAS.format(command=arguments.upkeep, missing=error.name)) from error
+    print(said)  # noqa: T201 -- the answer
+    return 0
+
+
 def _up(arguments: argparse.Namespace) -> int:
     try:
         return _serve(arguments)
@@ -226,8 +264,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             app = create_app(settings)
             trusted = None if settings.tls is None else only(settings.tls.chain)
             mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
-            with contextlib.suppress(KeyboardInterrupt):
-                Server(app, listener.url).run([listener.socket])
+            Server(app, listener.url).run([listener.socket])
     except CollectorError as error:
         raise UsageError(f"gradcanary: {error}") from error
     return 0

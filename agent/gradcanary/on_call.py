@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gradcanary.collector import Collector
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 -- argparse has no public name for it
+    Command = Callable[[argparse.Namespace, Collector], int]
 
 MOST_PAGES = 10
 """Of a hundred incidents each; who has more says --run, --state or --since."""
@@ -71,24 +72,19 @@ def _add_silence(commands: Commands) -> None:
 
 
 def add_command(
-    commands: Commands,
-    name: str,
-    text: str,
-    run: Callable[[argparse.Namespace, Collector], int],
-    *,
-    is_below: bool = False,
+    commands: Commands, name: str, text: str, run: Command, *, is_below: bool = False
 ) -> argparse.ArgumentParser:
-    """Add a command that asks a collector, and return its parser; one ``is_below`` another keeps what that was told."""
+    """Add a command that asks a collector, and return its parser; ``is_below`` one that asks, too."""
     command = commands.add_parser(name, help=text, description=text)
-    default = argparse.SUPPRESS if is_below else None
-    where = f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})"
-    command.add_argument("--url", default=default, help=where)
+    default = argparse.SUPPRESS if is_below else None  # else None would replace what was given above
+    words = f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})"
+    command.add_argument("--url", default=default, help=words)
     command.add_argument("--token", default=default, help="for the collector (default: GRADCANARY_TOKEN)")
-    command.set_defaults(run=lambda arguments: _run(run, arguments))
+    command.set_defaults(run=lambda arguments: run_command(run, arguments))
     return command
 
 
-def _run(command: Callable[[argparse.Namespace, Collector], int], arguments: argparse.Namespace) -> int:
+def run_command(command: Command, arguments: argparse.Namespace) -> int:
     """Carry out a command; return 1 where the collector fails, 2 where it refuses what was typed."""
     from gradcanary.collector import Collector, CollectorError  # not for each command, a training's start among them
 

@@ -21,6 +21,9 @@ from gradcanary_dashboard.view import Place, parse, place_of
 Contents = Mapping[str, Any]
 Handler = Callable[..., Contents]
 
+MAX_NAME = 100
+"""Characters in the name of a run."""
+
 
 def register(app: Dash, collector: Collector) -> None:
     """Register every callback of the dashboard on the app."""
@@ -137,9 +140,14 @@ def _runs(collector: Collector, wanted: str, shown: Shown) -> Contents:
     version = news.runs_version(collector)
     if (shown.get("version"), shown.get("wanted")) == (version, wanted):
         return {}
-    runs, incidents = collector.runs().body["runs"], collector.incidents().body["incidents"]
+    listed, incidents = collector.runs().body, collector.incidents().body["incidents"]
+    has_older = listed["next"] is not None
+    if has_older and wanted.strip():
+        listed = collector.runs(named=wanted.strip()[:MAX_NAME]).body
+    found, asks_token = listed["runs"], collector.as_reader
     unheard = silent_endpoints.load(collector)
-    contents = runs_page.fill(runs, incidents, wanted, collector.public_url, unheard, asks_token=collector.as_reader)
+    address = collector.public_url
+    contents = runs_page.fill(found, incidents, wanted, address, unheard, asks_token=asks_token, has_older=has_older)
     return {**contents, "shown": json.dumps({"version": version, "wanted": wanted})}
 
 

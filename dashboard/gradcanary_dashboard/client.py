@@ -83,9 +83,9 @@ class Collector:
         self._endpoints: tuple[float, Answer | None] = (0.0, None)
         self._lock = threading.Lock()
 
-    def runs(self) -> Answer:
-        """Return the first page of runs."""
-        return self._get("/runs")
+    def runs(self, **query: str | int | Sequence[str] | None) -> Answer:
+        """Return a page of runs, the ones heard of last first."""
+        return self._get("/runs", **query)
 
     def run(self, run: str, part: str = "", **query: str | int | Sequence[str] | None) -> Answer:
         """Return a run, or a part of it: layers, heatmap, series, metrics."""

@@ -18,13 +18,21 @@ def cards(run: Mapping[str, Any]) -> list[Any]:
     """Return the cards that have something to say."""
     facts = [fact["text"] for fact in run["facts"]]
     launches, holes = history.launches(run), history.holes(run)
-    listed = {"facts": facts, "gaps": _holes(holes, launches), "launches": _launches(launches)}
-    titles = {"facts": "Findings", "gaps": "Gaps", "launches": "Launches"}
+    listed = {"note": _note(run), "facts": facts, "gaps": _holes(holes, launches), "launches": _launches(launches)}
+    titles = {"note": "Note", "facts": "Findings", "gaps": "Gaps", "launches": "Launches"}
     return [
         parts.card(name, html.Ul([html.Li(line) for line in lines]), title=titles[name])
         for name, lines in listed.items()
         if lines
     ]
+
+
+def _note(run: Mapping[str, Any]) -> list[str]:
+    """Return what people said of the run."""
+    lines = [line for line in run["note"].splitlines() if line.strip()]
+    lines += [f"Tags: {', '.join(run['tags'])}"] if run["tags"] else []
+    lines += [f"Was called {' and '.join(run['aliases'])}"] if run["aliases"] else []
+    return [*lines, *(["In the archive"] if run["archived"] else [])]
 
 
 def _holes(holes: Sequence[Hole], launches: Sequence[Launch]) -> list[str]:

@@ -51,21 +51,22 @@ def fill(
     silent: Sequence[Mapping[str, Any]] = (),
     *,
     asks_token: bool = False,
+    has_older: bool = False,
 ) -> dict[str, Any]:
     """Return the contents: the open incidents and a card per run whose name holds ``wanted``, or the empty state.
 
+    ``has_older``: there are runs that are found by a part of their names only.
     Above all stand the endpoints that no message reaches, which are ``silent``.
     """
     unheard = silent_endpoints.banner(silent)
-    if not runs:
+    if not runs and not has_older:
         return {"runs-head": "runs-head hidden", "runs": [*unheard, empty(collector_url, asks_token=asks_token)]}
     shown = [run for run in runs if wanted.strip().casefold() in run["run"].casefold()]
     cards = [_card(run, [incident for incident in incidents if incident["run"] == run["run"]]) for run in shown]
     none = html.P(["No run has ", html.Code(wanted), " in its name."], className="dim")
-    return {
-        "runs-head": "runs-head",
-        "runs": [*unheard, *_banner(incidents), html.Div(cards or none, className="runs")],
-    }
+    rest = [html.P("Older runs are found by a part of their names: press /", className="dim")] if has_older else []
+    listed = html.Div([*cards, *rest] if cards else none, className="runs")
+    return {"runs-head": "runs-head", "runs": [*unheard, *_banner(incidents), listed]}
 
 
 TOKEN = "A token of yours, made where the collector runs: gradcanary token create --scope ingest --name JOBS"  # noqa: S105
@@ -119,6 +120,7 @@ def _card(run: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> htm
     facts: list[str | Component] = [parts.run_state(run["state"]), f"step {wording.integer(run['step'])}"]
     facts += [f"accumulators {wording.dtypes(run['accumulators'])}"] if run["accumulators"] else []
     facts.append(parts.moment(run["last_seen"]))
+    facts += [*run["tags"], *([run["note"]] if run["note"] else [])]
     return html.Article(
         [
             html.Div(

@@ -15,10 +15,13 @@ from gradcanary_server import (
     incident_routes,
     ingest_routes,
     json_schemas,
+    loops,
+    operations_routes,
     operator_endpoints,
     read_routes,
     rules,
     rules_file,
+    run_routes,
     sign_in,
     silence_routes,
     token_routes,
@@ -43,6 +46,9 @@ from gradcanary_server.watchdog import Watchdog
 LOOPBACK = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 """Names a browser may ask for: any other one leads here through a stranger's DNS (rebinding)."""
 
+STOP_S = 4.5
+"""How long the loops may take to end; a delivery that is under way has 3 s of it."""
+
 METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 
 
@@ -65,15 +71,16 @@ def create_app(settings: Settings) -> FastAPI:
     for routes in (
         ingest_routes,
         read_routes,
+        run_routes,
         incident_routes,
         silence_routes,
         endpoint_routes,
         token_routes,
         json_schemas,
         sign_in,
+        operations_routes,
     ):
         app.include_router(routes.router)
-    app.add_api_route("/healthz", healthz, methods=["GET"])
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
     app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS)
     return app
@@ -94,6 +101,8 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.operators = operator_endpoints.read(settings)
     state.courier = Courier(state.operators.channels, Guard(settings.webhook_networks))
     state.told = ()
+    state.loops = []
+    state.registry = operations_routes.registry(state.database, state.rules, state.loops)
 
 
 @asynccontextmanager
@@ -107,26 +116,19 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             app.state.new_tokens = await run_in_threadpool(_ensure_tokens, database)
         found = app.state.rules
         deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted, app.state.courier)
-        deliverer.start()
-        app.state.compactor.start()
-        app.state.watchdog.start()
+        app.state.loops[:] = deliverer, app.state.compactor, app.state.watchdog
+        for loop in app.state.loops:
+            loop.start()
         try:
             yield
         finally:
-            await run_in_threadpool(app.state.watchdog.stop)
-            await run_in_threadpool(app.state.compactor.stop)
-            await run_in_threadpool(deliverer.stop)
+            await run_in_threadpool(loops.stop_all, app.state.loops, STOP_S)
             await run_in_threadpool(database.close)
 
 
 def _ensure_tokens(database: Database) -> dict[str, str]:
     with database.set_up() as connection:
         return tokens.ensure_first(connection, database.now(connection))
-
-
-def healthz() -> dict[str, str]:
-    """Answer as long as the process serves requests."""
-    return {"status": "ok"}
 
 
 def unknown_path(request: Request, rest: str) -> None:

@@ -65,6 +65,11 @@ class Columns:
         metrics = sum(metric.steps.nbytes + metric.values.nbytes for metric in self.metrics)
         return planes + metrics + self.state.nbytes + 64 * len(self.steps)
 
+    def points(self) -> int:
+        """Return how many numbers were measured or logged."""
+        planes = sum(int(np.count_nonzero(np.isfinite(plane))) for plane in self.values.values())
+        return planes + sum(len(metric.steps) for metric in self.metrics)
+
 
 def decode(batch: wire.Batch) -> Columns:
     """Return the arrays of a batch; raises RequestError 422 for what breaks the wire, 413 for too many points."""

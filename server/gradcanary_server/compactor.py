@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from gradcanary_server import deletion, rolling, sealing
-from gradcanary_server.database import Database, Outage
+from gradcanary_server.database import Database
 from gradcanary_server.log import Log
 from gradcanary_server.loops import Loop
 from gradcanary_server.tiles import Tiles
@@ -31,7 +31,7 @@ class Compactor(Loop):
         settle: Callable[[], None],
         raw_days: float | None = None,
     ) -> None:
-        super().__init__("compactor")
+        super().__init__("compactor", logger)
         self._database = database
         self._log = log
         self._tiles = tiles
@@ -41,7 +41,6 @@ class Compactor(Loop):
         self._deleted: tuple[int, float] | None = None
         self._is_roomy = True
         self._is_first = True
-        self._outage = Outage(logger)
 
     def compact(self) -> None:
         """Move everything that can be moved; first what waits in vain for a rank of its launch."""
@@ -63,7 +62,7 @@ class Compactor(Loop):
         """Work on one session or chain as long as there is something; what fails holds up no other."""
         try:
             while not self._stopping.is_set() and work(*key):
-                pass
+                self._beat()
         except Exception:  # the log keeps everything until the next round
             logger.exception("%s of %s failed; again in %s s", work.__name__, key, WAKE_S)
 
@@ -89,18 +88,20 @@ class Compactor(Loop):
             with self._database.write() as connection:
                 deletion.purge(connection)
             self._is_roomy = True
+            self._beat()
         return False
 
     def _run(self) -> None:
         while not self._stopping.wait(WAKE_S):
             self._compact_or_log()
+            self._beat()
 
     def _compact_or_log(self) -> None:
         try:
             with self._database.alone() as is_mine:
                 if is_mine:
                     self.compact()
-            self._outage.end()
+            self._done()
         except Exception as error:  # the log keeps everything until the next round
             if not self._outage.explains(error):
                 logger.exception("a round of compaction failed; the next one is in %s s", WAKE_S)

@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, Row, Table, Update, bindparam, text, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -119,16 +122,19 @@ class Database:
             return time.time()
         return float(connection.execute(_NOW).scalar_one())
 
-    def migrate(self) -> None:
-        """Bring the tables to this version's shape; raises StoreError, also where there is no store to be reached."""
-        config = Config()
-        config.set_main_option("script_location", "gradcanary_migrations:")
-        config.set_main_option("path_separator", "os")
+    def migrate(self) -> tuple[str | None, str]:
+        """Bring the tables to this version's shape and return the revision that they had, None = none, and the new one.
+
+        Raises StoreError, also where there is no store to be reached.
+        """
+        config = _migrations()
         self._check()
         try:
             with self.set_up() as connection:
+                before = revision(connection)
                 config.attributes["connection"] = connection
                 command.upgrade(config, "head")
+                return before, str(revision(connection))
         except CommandError as error:
             raise StoreError(
                 f"The database was written by a newer gradcanary ({error}): upgrade this one, or use another database."
@@ -148,6 +154,13 @@ class Database:
             raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             raw.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
             return int(raw.execute("PRAGMA freelist_count").fetchone()[0]) > 0
+
+    def size(self, connection: Connection) -> int:
+        """Return the bytes that the store takes on disk."""
+        if self._dialect == "postgresql":
+            return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
+        files = (Path(f"{self._engine.url.database}{suffix}") for suffix in ("", "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
         """Close every connection."""
@@ -180,6 +193,24 @@ class Database:
             yield
         finally:
             self._writer.release()
+
+
+def revision(connection: Connection) -> str | None:
+    """Return the revision of the tables, None where there are none."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+@lru_cache(maxsize=1)
+def newest_revision() -> str:
+    """Return the revision that this version works with."""
+    return str(ScriptDirectory.from_config(_migrations()).get_current_head())
+
+
+def _migrations() -> Config:
+    config = Config()
+    config.set_main_option("script_location", "gradcanary_migrations:")
+    config.set_main_option("path_separator", "os")
+    return config
 
 
 def insert_new(connection: Connection, table: Table, values: Mapping[str, object]) -> bool:
@@ -226,18 +257,21 @@ class Outage:
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._lasts = False
+        self.reason: str | None = None  # why the last round failed
 
     def explains(self, error: Exception) -> bool:
         """Tell whether a round failed because the store is away for now."""
-        reason = unavailable(error)
-        if reason is not None and not self._lasts:
-            self._logger.warning("%s Trying again until it is back.", reason.message)
-        self._lasts = reason is not None
+        known = unavailable(error)
+        if known is not None and not self._lasts:
+            self._logger.warning("%s Trying again until it is back.", known.message)
+        self._lasts = known is not None
+        self.reason = f"{type(error).__name__}: the log says where." if known is None else known.message
         return self._lasts
 
     def end(self) -> None:
         """Note a round that went well."""
         self._lasts = False
+        self.reason = None
 
 
 _LOCKED = "The database is locked by another writer."

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqlalchemy import Connection, Table, and_, delete, exists, func, insert, select, tuple_
+from sqlalchemy import Connection, Table, and_, delete, exists, func, select, tuple_
 
-from gradcanary_server import tiles
+from gradcanary_server import run_names, tiles
+from gradcanary_server.database import insert_new
 from gradcanary_server.errors import RequestError, unknown_run
-from gradcanary_server.schema import batch, chain, deleted_session, fold_state, metric, run, session, tile
+from gradcanary_server.schema import HEAVY, deleted_session, run, session, tile
 from gradcanary_server.tiles import OF_METRICS
 
 REMEMBERED_S = 30 * 86_400.0
@@ -21,19 +22,19 @@ REMEMBERED_S = 30 * 86_400.0
 BITE = 500
 """Rows of measurements that one transaction takes away."""
 
-HEAVY = (tile, batch, chain, fold_state, metric)
-
 _COUNT = select(func.count(), func.max(deleted_session.c.deleted))
 
 
 def delete_run(connection: Connection, name: str, now: float) -> None:
     """Delete a run; raises RequestError 404 where there is none."""
-    run_id = connection.execute(select(run.c.run_id).where(run.c.name == name).with_for_update()).scalar_one_or_none()
-    if run_id is None:
+    row = run_names.find(connection, name, held=True)
+    if row is None:
         raise unknown_run(name)
+    run_id = row.run_id
     connection.execute(delete(deleted_session).where(deleted_session.c.deleted < now - REMEMBERED_S))
     for session_id in connection.scalars(select(session.c.session).where(session.c.run_id == run_id)).all():
-        connection.execute(insert(deleted_session).values(run=name, session=session_id, deleted=now))
+        for each in (row.name, *run_names.former(connection, run_id)):
+            insert_new(connection, deleted_session, {"run": each, "session": session_id, "deleted": now})
     connection.execute(delete(run).where(run.c.run_id == run_id))
 
 

@@ -14,10 +14,10 @@ import time
 
 import httpx
 
-from gradcanary_server import attempts, deliveries, webhooks
+from gradcanary_server import attempts, deliveries, meters, webhooks
 from gradcanary_server.attempts import Claim
 from gradcanary_server.courier import Courier, Outcome
-from gradcanary_server.database import Database, Outage
+from gradcanary_server.database import Database
 from gradcanary_server.loops import Loop
 from gradcanary_server.pace import Pace
 from gradcanary_server.webhooks import TransportError
@@ -42,13 +42,12 @@ class Deliverer(Loop):
         muted: frozenset[str] = frozenset(),
         courier: Courier = Courier(),  # noqa: B008 -- immutable
     ) -> None:
-        super().__init__("deliverer")
+        super().__init__("deliverer", logger)
         self._courier = courier
         self._database = database
         self._pace = pace
         self._muted = muted
         self._public_url = public_url
-        self._outage = Outage(logger)
         self._in_flight: dict[int, asyncio.Task[None]] = {}
 
     def stop(self, timeout_s: float | None = STOP_S + 2 * WAKE_S) -> None:
@@ -64,10 +63,11 @@ class Deliverer(Loop):
                 try:
                     self._seal()
                     self._send(client)
-                    self._outage.end()
+                    self._done()
                 except Exception as error:  # a message later is worth more than a reason to stop now
                     if not self._outage.explains(error):
                         logger.exception("a round of deliveries failed; the next one is in %s s", WAKE_S)
+                self._beat()
                 await self._pause()
             await self._wind_down()
 
@@ -125,6 +125,7 @@ class Deliverer(Loop):
         self._conclude(claim, outcome)
 
     def _conclude(self, claim: Claim, outcome: Outcome) -> None:
+        meters.ATTEMPTS.labels("delivered" if outcome.error is None else "failed").inc()
         if outcome.error is not None:
             logger.warning("message %s was not delivered: %s", claim.message.id, outcome.error)
         jitter = random.uniform(-1.0, 1.0)  # noqa: S311 -- spreads retries, keeps no secret

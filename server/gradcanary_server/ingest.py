@@ -21,6 +21,7 @@ from gradcanary_server import (
     incidents,
     launches,
     layers,
+    meters,
     metrics,
     requests,
     sessions,
@@ -96,6 +97,7 @@ class Ingest:
                 attribution.attribute(connection, row.run_id, row.launch_no, row.rank, [piece])
             reply = self._reply(connection, row.run_id, "stored", seq + 1)
             is_of_use = row.draws or (row.local_numels is not None and _is_logged(connection, row, seq))
+        meters.POINTS.inc(columns.points())
         if is_of_use:
             self._log.keep((row.run_id, session_id, seq), columns)
         return reply

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from gradcanary import wire
-from gradcanary_server import bodies, requests
+from gradcanary_server import bodies, meters, requests
 from gradcanary_server.ingest import Ingest
 
 router = APIRouter(prefix="/api/v1/runs/{run}/sessions/{session}")
@@ -26,8 +26,11 @@ async def batch(request: Request) -> Response:
     run, session, seq = (request.path_params[name] for name in ("run", "session", "seq"))
     requests.check_names(run, session)
     number = requests.seq(seq)
-    raw = await bodies.read(request)
-    return await _answer(_ingest(request).batch, run, session, number, raw)
+    with meters.Taking() as taking:
+        raw = await bodies.read(request)
+        reply = await run_in_threadpool(_ingest(request).batch, run, session, number, raw)
+        taking.outcome = reply.status
+    return _replied(reply)
 
 
 # As a plain route: what FastAPI would do before it, for each batch, costs more than to read one.
@@ -64,5 +67,8 @@ def _ingest(request: Request) -> Ingest:
 
 
 async def _answer(store: Callable[..., wire.Reply], *arguments: object) -> Response:
-    reply = await run_in_threadpool(store, *arguments)
+    return _replied(await run_in_threadpool(store, *arguments))
+
+
+def _replied(reply: wire.Reply) -> Response:
     return Response(wire.dump(reply), media_type="application/json")

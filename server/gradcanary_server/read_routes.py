@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from sqlalchemy import Connection
 
 from gradcanary import wire
-from gradcanary_server import deletion, export, layer_table, recordings, runs, views
+from gradcanary_server import export, layer_table, recordings, runs, views
 from gradcanary_server.archive import Archive
 from gradcanary_server.database import Database
 from gradcanary_server.heatmap import Order, Value
@@ -73,11 +73,19 @@ Reading = Annotated[Reader, Depends(Reader)]
 
 
 @router.get("/runs")
-def list_runs(reader: Reading) -> Response:
-    """Answer every run in a few words, the one heard of last first."""
+def list_runs(
+    reader: Reading,
+    named: Annotated[str, Query(max_length=100)] = "",
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 200,
+    *,
+    archived: bool = False,
+) -> Response:
+    """Answer runs in a few words, the one heard of last first; ``next`` is the ``after`` of the following page."""
+    chosen = runs.Choice(archived, named, limit, after)
     with reader.database.read() as connection:
-        seen = runs.every(connection, reader.database.now(connection), reader.rules.silent)
-        return reader.answer(seen, lambda: {"runs": runs.summaries(connection, seen), "next": None})
+        seen, following = runs.page(connection, chosen, reader.database.now(connection), reader.rules.silent)
+        return reader.answer(seen, lambda: {"runs": runs.summaries(connection, seen), "next": following})
 
 
 @router.get("/runs/{run}")
@@ -88,13 +96,6 @@ def one_run(reader: Reading, run: str) -> Response:
         return runs.detail(connection, seen, reader.database.now(connection), reader.rules.silent)
 
     return reader.of_run(run, build)
-
-
-@router.delete("/runs/{run}", status_code=204)
-def delete_run(reader: Reading, run: str) -> None:
-    """Delete a run with all its measurements and incidents; its sessions are told to stop."""
-    with reader.database.write() as connection:
-        deletion.delete_run(connection, run, reader.database.now(connection))
 
 
 @router.get("/runs/{run}/layers")

@@ -79,10 +79,15 @@ _END = Reader(wire.End)
 
 def check_names(run: str, session: str) -> None:
     """Raise 422 unless both can be names in a path."""
-    if not is_run_name(run):
-        raise invalid("A run name has 1 to 100 of A-Z a-z 0-9 . _ - and does not start with a dot.", "run")
+    check_run_name(run, "run")
     if not _ID.match(session):
         raise invalid("A session id has 1 to 64 of A-Z a-z 0-9 . _ - and does not start with a dot.", "session")
+
+
+def check_run_name(name: str, field: str) -> None:
+    """Raise 422 unless a run can have this name."""
+    if not is_run_name(name):
+        raise invalid("A run name has 1 to 100 of A-Z a-z 0-9 . _ - and does not start with a dot.", field)
 
 
 def seq(text: str) -> int:

@@ -1,23 +1,25 @@
 """Runs as the read API tells them."""
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, tuple_
 
-from gradcanary_server import incidents, launches, metrics, vigils
+from gradcanary_server import incidents, launches, metrics, run_names, vigils
 from gradcanary_server.arrays import Array, array, moment
 from gradcanary_server.database import Record
-from gradcanary_server.errors import unknown_run
+from gradcanary_server.errors import invalid, unknown_run
 from gradcanary_server.life import Heard, run_state, session_state
-from gradcanary_server.requests import is_run_name
 from gradcanary_server.rules import Silent
 from gradcanary_server.schema import launch, layer, run, session
 from gradcanary_server.spark import Spark
 
 Json = dict[str, object]
+
+MAX_ID = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,52 @@ class Seen:
 SILENT = Silent()
 
 
-def every(connection: Connection, now: float, silent: Silent = SILENT) -> list[Seen]:
-    """Return all runs, the one heard of last first."""
-    rows = connection.execute(select(run).order_by(run.c.last_seen.desc(), run.c.run_id.desc())).all()
+@dataclass(frozen=True)
+class Choice:
+    """Which runs a list shows: those that are in the archive or the others, by a part of their names, ``limit`` of them
+    after a place that :func:`page` returned."""
+
+    archived: bool = False
+    named: str = ""
+    limit: int = 200
+    after: str | None = None
+
+
+def page(connection: Connection, chosen: Choice, now: float, silent: Silent = SILENT) -> tuple[list[Seen], str | None]:
+    """Return runs, the one heard of last first, and the place after which the next ones are, None after the last.
+
+    A run that is heard of between two questions moves to the front. Raises RequestError 422 for a place that is none.
+    """
+    keys = run.c.last_seen, run.c.run_id
+    query = select(*keys).where(run.c.archived.is_(chosen.archived))
+    if chosen.named:
+        query = query.where(func.lower(run.c.name).contains(chosen.named.lower(), autoescape=True))
+    if chosen.after is not None:
+        query = query.where(tuple_(*keys) < tuple_(*_place(chosen.after)))
+    # First the keys: whole rows, with all that agents have said, would be put in order with them.
+    found = connection.execute(query.order_by(*(key.desc() for key in keys)).limit(chosen.limit + 1)).all()
+    shown = found[: chosen.limit]
+    rows = {row.run_id: row for row in connection.execute(select(run).where(run.c.run_id.in_([i for _, i in shown])))}
+    seen = _seen(connection, [rows[run_id] for _, run_id in shown], now, silent)
+    return seen, "{}~{}".format(*shown[-1]) if len(found) > chosen.limit else None
+
+
+def unended(connection: Connection, most: int, now: float, silent: Silent = SILENT) -> list[Seen]:
+    """Return the runs that did not end and are not in the archive: the ones heard of last, so many at most."""
+    query = select(run).where(run.c.ended.is_(None), run.c.archived.is_(False))
+    rows = connection.execute(query.order_by(run.c.last_seen.desc(), run.c.run_id.desc()).limit(most)).all()
     return _seen(connection, rows, now, silent)
+
+
+def _place(text: str) -> tuple[float, int]:
+    heard, _, number = text.partition("~")
+    try:
+        place = float(heard), int(number)
+    except ValueError:
+        place = math.nan, 0
+    if not (math.isfinite(place[0]) and 0 <= place[1] <= MAX_ID):
+        raise invalid("after is what a list of runs has as next.", "after")
+    return place
 
 
 def one(connection: Connection, name: str, now: float, silent: Silent = SILENT) -> Seen:
@@ -47,8 +91,7 @@ def one(connection: Connection, name: str, now: float, silent: Silent = SILENT) 
 
 def find(connection: Connection, name: str) -> Record:
     """Return the row of a run by name; raises RequestError 404."""
-    # PostgreSQL takes no NUL, not even in a question.
-    found = connection.execute(select(run).where(run.c.name == name)).one_or_none() if is_run_name(name) else None
+    found = run_names.find(connection, name)
     if found is None:
         raise unknown_run(name)
     return found
@@ -71,6 +114,7 @@ def detail(connection: Connection, seen: Seen, now: float, silent: Silent = SILE
     sessions = _sessions(connection, row.run_id)
     return {
         **summaries(connection, [seen])[0],
+        "aliases": run_names.former(connection, row.run_id),
         "created": moment(row.created),
         "revision": row.revision,
         "framework": row.framework,

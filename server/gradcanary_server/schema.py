@@ -55,6 +55,13 @@ run = Table(
     sqlite_autoincrement=True,  # a number is never used again: measurements of a deleted run go later than its row
 )
 
+run_alias = Table(
+    "run_alias",
+    metadata,
+    Column("name", String(100), primary_key=True),  # what a run was called before: it goes on leading there
+    Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), nullable=False, index=True),
+)
+
 vigil = Table(
     "vigil",
     metadata,
@@ -360,3 +367,6 @@ attempt = Table(
         ondelete="CASCADE",
     ),
 )
+
+HEAVY = (batch, chain, tile, fold_state, metric)
+"""The tables of measurements: every key leads with ``run_id``, and no foreign key leads into or out of them."""

@@ -1,16 +1,24 @@
 """The process of ``gradcanary up``: uvicorn, which opens and closes the app in the open."""
 
 import contextlib
+import logging
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
 
+from gradcanary_server import log_lines
 from gradcanary_server.settings import Settings
 
 GRACE_S = 5
-"""For the requests that are under way when it ends."""
+"""For the requests that are under way when it ends; with the loops' time (app.STOP_S) it is over within 10 s."""
+
+logger = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
@@ -19,10 +27,13 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, url: str) -> None:
         """``url`` is where requests are taken, which is said once they are."""
         settings: Settings = app.state.settings
+        log_lines.begin(settings.log)
         config = uvicorn.Config(
             app,
             lifespan="off",
+            log_config=None,
             log_level="warning",
+            access_log=False,
             timeout_graceful_shutdown=GRACE_S,
             server_header=False,
             # Nobody's, unless the operator says whose: else whoever is on this machine could say who he is.
@@ -36,6 +47,11 @@ class Server(uvicorn.Server):
         self._url = url
         self._lifetime = contextlib.AsyncExitStack()
 
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until Ctrl-C or SIGTERM, by which it ends as it should."""
+        with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
+            super().run(sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the app, then listen; raises CollectorError where the app cannot be opened."""
         await self._lifetime.enter_async_context(self._app.router.lifespan_context(self._app))
@@ -45,11 +61,31 @@ class Server(uvicorn.Server):
             lines = (*told(state.settings, state.told), *admitted(state.settings, state.new_tokens))
             lines = (*lines, f"gradcanary is listening on {self._url}")
             print("\n".join(lines), flush=True)  # noqa: T201 -- what the operator waits for
+            logger.info("serving at %s", self._url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what is under way, then close the app."""
+        logger.info("stopping: what is under way is finished, nothing new is taken")
         await super().shutdown(sockets)
         await self._lifetime.aclose()
+        logger.info("stopped")
+
+
+@contextlib.contextmanager
+def _interrupted_by(number: signal.Signals) -> Iterator[None]:
+    """Let a signal be as Ctrl-C: uvicorn, which takes it first, gives it again once all is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no other one hears of signals
+        return
+    before = signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def told(settings: Settings, whom: Sequence[str]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import cast
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from gradcanary import wire
-from gradcanary_server import absences, incidents, launches, layers
+from gradcanary_server import absences, incidents, launches, layers, run_names
 from gradcanary_server.database import Record, change, insert_new
 from gradcanary_server.deletion import check_deleted
 from gradcanary_server.errors import RequestError
@@ -31,6 +31,12 @@ _LOCK = (
     .where(run.c.name == bindparam("name"), session.c.session == bindparam("session"))
     .with_for_update()
 )
+_LOCK_RENAMED = (
+    select(run, session)
+    .select_from(run.join(session, session.c.run_id == run.c.run_id))
+    .where(run.c.run_id == bindparam("run_id"), session.c.session == bindparam("session"))
+    .with_for_update()
+)
 _Run, _Session = namedtuple("_Run", run.c.keys()), namedtuple("_Session", session.c.keys())  # noqa: PYI024 -- of tables
 _REVISION = update(run).where(run.c.run_id == bindparam("at_run_id")).values(revision=run.c.revision + 1)
 
@@ -38,6 +44,8 @@ _REVISION = update(run).where(run.c.run_id == bindparam("at_run_id")).values(rev
 def lock(connection: Connection, run_name: str, session_id: str) -> tuple[Record, Record]:
     """Return a run's row and its session's, held until the transaction ends; raises RequestError 404."""
     found = connection.execute(_LOCK, {"name": run_name, "session": session_id}).one_or_none()
+    if found is None and (run_id := run_names.renamed(connection, run_name)) is not None:
+        found = connection.execute(_LOCK_RENAMED, {"run_id": run_id, "session": session_id}).one_or_none()
     if found is not None:
         return cast("Record", _Run(*found[: len(run.c)])), cast("Record", _Session(*found[len(run.c) :]))
     check_deleted(connection, run_name, session_id)
@@ -175,13 +183,12 @@ def revise(connection: Connection, run_id: int, **values: object) -> None:
 
 def _join_run(connection: Connection, name: str, hello: wire.Hello, now: float) -> Record:
     """Return the row of a run, a new one where there was none, held until the transaction ends."""
-    its = select(run).where(run.c.name == name).with_for_update()
-    known = connection.execute(its).one_or_none()
+    known = run_names.find(connection, name, held=True)
     if known is not None:
         return known
     values = {"name": name, "created": now, "last_seen": now, "framework": hello.framework, "facts": "[]"}
     insert_new(connection, run, {**values, "revision": 0})
-    return connection.execute(its).one()
+    return connection.execute(select(run).where(run.c.name == name).with_for_update()).one()
 
 
 @lru_cache(maxsize=256)
@@ -201,10 +208,10 @@ def _describe_run(connection: Connection, row: Record, hello: wire.Hello, now: f
 
 
 def _take_over(connection: Connection, run_id: int, launch_no: int) -> None:
-    """Let the run go on with its newest launch; what was open of others is silent from now on."""
+    """Let the run go on with its newest launch, and be in the list again; what was open of others is silent now."""
     older = (session.c.run_id == run_id) & (session.c.launch_no != launch_no) & session.c.ended.is_(None)
     connection.execute(update(session).where(older).values(ended=SILENT))
-    connection.execute(update(run).where(run.c.run_id == run_id).values(ended=None))
+    connection.execute(update(run).where(run.c.run_id == run_id).values(ended=None, archived=False))
 
 
 def _held(known: str | None, hello: wire.Hello, *, sharded: bool) -> dict[str, object]:

@@ -9,7 +9,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gradcanary_server import addresses
+from gradcanary_server import addresses, log_lines
 from gradcanary_server.addresses import Network
 from gradcanary_server.errors import SettingsError
 
@@ -40,6 +40,7 @@ class Settings:
     public_url: str = DEFAULT_PUBLIC_URL
     hosts: tuple[str, ...] = ()
     raw_days: float | None = None
+    log: str = "text"
     auth: bool = False
     proxies: tuple[str, ...] = ()
     tls: Certificate | None = None
@@ -69,13 +70,14 @@ class Settings:
         ``GRADCANARY_AUTH=on``: tokens are asked for, as by ``auth``, and as always where it is ``reached_by_others``.
         ``GRADCANARY_PROXIES``: addresses and networks whose ``X-Forwarded-For`` and ``-Proto`` are believed.
         ``GRADCANARY_PUBLIC_URL``: the address that people use, where it is not the one that this machine knows.
+        ``GRADCANARY_LOG``: ``text`` or ``json``, how the process writes what happens to it.
         ``GRADCANARY_WEBHOOK_NETWORKS``: networks (10.0.0.0/8) where receivers of endpoints made over HTTP may be.
         ``GRADCANARY_NOTIFY_FILE``: a file with a ``--notify`` in each line.
         """
         data = data.expanduser().absolute()
         return cls(
             data=data,
-            db=db or f"sqlite:///{data / 'gradcanary.db'}",
+            db=db or address(data),
             rules=rules,
             webhooks=tuple(webhooks),
             webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
@@ -83,11 +85,17 @@ class Settings:
             notify=(*notify, *_lines(environ, "GRADCANARY_NOTIFY_FILE")),
             public_url=_public_url(environ.get("GRADCANARY_PUBLIC_URL") or url),
             raw_days=_days(environ.get("GRADCANARY_RAW_DAYS")),
+            log=_log(environ.get("GRADCANARY_LOG")),
             hosts=_listed(environ.get("GRADCANARY_HOSTS")),
             auth=_auth(environ.get("GRADCANARY_AUTH"), asked=auth, needed=reached_by_others),
             proxies=_proxies(environ.get("GRADCANARY_PROXIES")),
             tls=_certificate(tls_cert, tls_key),
         )
+
+
+def address(data: Path) -> str:
+    """Return the address of the SQLite store in a collector's folder."""
+    return f"sqlite:///{data.expanduser().absolute() / 'gradcanary.db'}"
 
 
 def _secret(environ: Mapping[str, str], key: str) -> str | None:
@@ -181,3 +189,10 @@ def _days(given: str | None) -> float | None:
     if not 0 < days < MAX_DAYS:
         raise SettingsError(f"GRADCANARY_RAW_DAYS={given!r} must be a number of days over 0.")
     return days
+
+
+def _log(given: str | None) -> str:
+    kind = given or "text"
+    if kind not in log_lines.KINDS:
+        raise SettingsError(f"GRADCANARY_LOG={given!r} must be {' or '.join(log_lines.KINDS)}.")
+    return kind

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import Connection
 
 from gradcanary import wire
-from gradcanary_server import bodies, sessions, silences
+from gradcanary_server import bodies, run_names, sessions, silences
 from gradcanary_server.database import Database
 from gradcanary_server.errors import invalid
 from gradcanary_server.expressions import Expression, ExpressionError
@@ -92,7 +92,9 @@ def _add(request: Request, wish: Wish) -> dict[str, Any]:
     with database.write() as connection:
         now = database.now(connection)
         until = _until(wish.until, now)
-        made = silences.add(connection, Silence(0, wish.run, wish.rule, wish.match, now, until, wish.by, wish.note))
+        named = run_names.find(connection, wish.run)  # perhaps by a name that it had: of a message from before
+        glob = wish.run if named is None else named.name
+        made = silences.add(connection, Silence(0, glob, wish.rule, wish.match, now, until, wish.by, wish.note))
         request.state.about = f"{made.id}: {made.rule or 'every rule'} in {made.glob}"
         return _shown(made, _revise(connection, made))
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from gradcanary_server import absences, sessions, tempo, vigils
 from gradcanary_server.archive import Archive
-from gradcanary_server.database import Database, Outage
+from gradcanary_server.database import Database
 from gradcanary_server.life import Absence, standstill_s
 from gradcanary_server.loops import Loop
 from gradcanary_server.rules import Rules
@@ -24,10 +24,9 @@ class Watchdog(Loop):
     """Watches the runs of one store from a daemon thread of this process."""
 
     def __init__(self, database: Database, archive: Archive, rules: Rules) -> None:
-        super().__init__("watchdog")
+        super().__init__("watchdog", logger)
         self._database, self._archive, self._rules = database, archive, rules
         self._tempos: dict[int, tuple[Absence, float]] = {}
-        self._outage = Outage(logger)
 
     def listen(self) -> None:
         """Note that requests can be taken: by writing, because a disk may be full and still be read."""
@@ -81,9 +80,10 @@ class Watchdog(Loop):
                     self.listen()
                     beat_at = time.monotonic() + vigils.BEAT_S
                 self.look()
-                self._outage.end()
+                self._done()
             except Exception as error:  # a round later is worth more than a reason to stop now
                 if not self._outage.explains(error):
                     logger.exception("a round of the watchdog failed; the next one is in %s s", WAKE_S)
+            self._beat()
             if self._stopping.wait(WAKE_S):
                 return

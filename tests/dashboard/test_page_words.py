@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
-from gradcanary_dashboard import controls, incident_cards, layer_page, layers, run_page, runs_page, silent_endpoints
+from gradcanary_dashboard import (
+    controls,
+    incident_cards,
+    layer_page,
+    layers,
+    notes,
+    run_page,
+    runs_page,
+    silent_endpoints,
+)
 from gradcanary_dashboard.client import Answer
 from gradcanary_dashboard.sparkline import sparkline
 from gradcanary_dashboard.verdict import Verdict, of_layer, verdict
@@ -205,6 +214,23 @@ def test_a_run_is_one_link() -> None:
     said = text_of(runs_page.fill([run(spark=column(np.full(64, -3.0), "float32"))], [], "RU", "")["runs"])
     assert '"href": "/runs/run"' in said
     assert "data:image/svg+xml" in said
+
+
+def test_older_runs_are_found_by_their_names() -> None:
+    said = text_of(runs_page.fill([run()], [], "", "", has_older=True)["runs"])
+    assert "Older runs are found" in said
+    assert "No run has" in text_of(runs_page.fill([], [], "old", "", has_older=True)["runs"])
+
+
+def test_what_people_said_of_a_run_is_on_its_card_and_its_page() -> None:
+    labelled = run(note="lr too\nhigh", tags=["sdxl"], archived=True, aliases=["before"])
+    shown = text_of(runs_page.fill([labelled], [], "", ""))
+    assert '"sdxl"' in shown
+    assert '"lr too\\nhigh"' in shown
+    [card] = notes.cards(labelled)
+    for words in ('"Note"', '"lr too"', '"high"', '"Tags: sdxl"', '"Was called before"', '"In the archive"'):
+        assert words in text_of(card)
+    assert notes.cards(run()) == []
 
 
 LOG10 = st.floats(-45, 39, width=32) | st.sampled_from([float("nan"), float("inf"), float("-inf")])

@@ -161,8 +161,16 @@ def test_connections_that_run_out_are_503_and_heal(postgres_server, db, collecto
     cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
     postgres_server.execute(cut)
     assert asked_to_come_back(session.post_batch(0, STREAM.batch(0, 10)))
+    said = collector.get("/readyz")
+    assert said.status_code == 503
+    assert "cannot be reached" in said.json()["checks"]["database"]
+    assert "\ngradcanary_database_up 0.0\n" in collector.get("/metrics").text
     postgres_server.execute(f"ALTER DATABASE {name} CONNECTION LIMIT -1")
     assert session.post_batch(0, STREAM.batch(0, 10)).json()["status"] == "stored"
+    until = time.monotonic() + 60
+    while collector.get("/readyz").status_code != 200:  # the loops go round
+        assert time.monotonic() < until, collector.get("/readyz").text
+        time.sleep(0.2)
 
 
 def test_of_a_deadlock_one_goes_on_and_one_comes_back(database):

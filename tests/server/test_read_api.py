@@ -16,7 +16,7 @@ RUN = {
     "run", "state", "step", "last_seen", "layers", "firing", "low", "worst", "accumulators", "open_incidents",
     "headline", "note", "tags", "archived", "spark",
 }  # fmt: skip
-DETAIL = {"created", "revision", "framework", "rules_version", "sessions", "gaps", "facts", "metrics"}
+DETAIL = {"aliases", "created", "revision", "framework", "rules_version", "sessions", "gaps", "facts", "metrics"}
 LAYER = {
     "layer", "name", "block", "shape", "param_dtype", "accumulator", "micro_steps", "step", "state", "absmax", "norm",
     "zero_fraction", "nonfinite", "update_ratio", "accumulation_error", "frozen_fraction", "rules", "low", "baseline",

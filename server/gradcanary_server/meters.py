@@ -1,0 +1,52 @@
+"""What this process counts of its own work, for ``/metrics``; what the store knows is in :mod:`gauges`."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Literal, Self
+
+from prometheus_client import Counter, Histogram
+
+from gradcanary_server.errors import RequestError
+
+# Without a registry: each app registers them with its own.
+BATCHES = Counter(
+    "gradcanary_ingest_batches",
+    "Batches by what became of them: stored, duplicate, refused (4xx), failed (5xx).",
+    ["outcome"],
+    registry=None,
+)
+POINTS = Counter("gradcanary_ingest_points", "Numbers of stats and metrics that were stored.", registry=None)
+SECONDS = Histogram(
+    "gradcanary_ingest_seconds",
+    "From the headers of a batch to its acknowledgement.",
+    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+    registry=None,
+)
+ATTEMPTS = Counter(
+    "gradcanary_delivery_attempts", "Attempts to deliver a message: delivered, failed.", ["outcome"], registry=None
+)
+METERS = (BATCHES, POINTS, SECONDS, ATTEMPTS)
+
+for outcome in ("stored", "duplicate", "refused", "failed"):
+    BATCHES.labels(outcome)  # there from the start, at 0: the first one is a rise
+for outcome in ("delivered", "failed"):
+    ATTEMPTS.labels(outcome)
+
+
+class Taking:
+    """A batch that is being taken: counted with its time, and as failed unless ``outcome`` is set."""
+
+    def __enter__(self) -> Self:
+        self.outcome = "failed"
+        self._begun = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> Literal[False]:
+        SECONDS.observe(time.perf_counter() - self._begun)
+        is_refused = isinstance(error, RequestError) and error.status < 500
+        BATCHES.labels("refused" if is_refused else self.outcome).inc()
+        return False

@@ -1,0 +1,92 @@
+"""``gradcanary runs``: the list and what is done with runs, typed at a real collector."""
+
+import json
+import re
+
+import pytest
+from streams import Session, Stream, healthy
+
+from gradcanary import cli
+
+
+@pytest.fixture
+def typed(module_collector, capsys, monkeypatch):
+    """Type a command; return its status, and what it said."""
+    monkeypatch.setenv("GRADCANARY_URL", module_collector.url)
+
+    def run(*words):
+        try:
+            status = cli.main(words)
+        except SystemExit as end:  # argparse's own way
+            status = end.code
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+def train(collector, *names):
+    for name in names:
+        Session(collector.url, run=name).send(Stream(healthy(3, 2)))
+
+
+def names(said):
+    return [line.split()[0] for line in said.splitlines()[1:]]
+
+
+def test_runs_are_a_table(typed, module_collector):
+    assert typed("runs", "--named", "none of them") == (0, "No runs.\n", "")
+    train(module_collector, "table-1", "table-2")
+    assert typed("runs", "note", "table-1", "after the\nbreak") == (0, "table-1  after the break\n", "")
+    assert typed("runs", "tag", "table-1", "sdxl", "old")[1] == "table-1  [sdxl]  [old]  after the break\n"
+    assert typed("runs", "tag", "table-1", "new", "--remove", "old")[1] == "table-1  [sdxl]  [new]  after the break\n"
+    status, said, _ = typed("runs", "--named", "TABLE")
+    assert (status, names(said)) == (0, ["table-2", "table-1"])
+    head, _, row = (re.split(r"  +", line) for line in said.splitlines())
+    assert head == ["RUN", "STATE", "STEP", "LAST HEARD (UTC)", "WORST", "TAGS", "NOTE"]
+    assert (row[:3], row[4:]) == (["table-1", "live", "2"], ["-", "sdxl, new", "after the break"])
+    answer = json.loads(typed("runs", "--named", "table-1", "--json")[1])
+    assert [each["note"] for each in answer["runs"]] == ["after the\nbreak"]
+
+
+def test_the_list_is_read_to_its_end(typed, module_collector):
+    for number in range(205):
+        Session(module_collector.url, run=f"many-{number:03}").put_hello(Stream(healthy(1, 1)).hello())
+    assert names(typed("runs", "--named", "many-")[1]) == [f"many-{number:03}" for number in reversed(range(205))]
+
+
+def test_archive_rename_and_delete(typed, module_collector):
+    train(module_collector, "kept", "gone")
+    assert typed("runs", "archive", "kept") == (0, "kept  archived\n", "")
+    assert names(typed("runs", "--archived")[1]) == ["kept"]
+    assert typed("runs", "archive", "kept", "--undo") == (0, "kept\n", "")
+    assert typed("runs", "--archived")[1] == "No runs.\n"
+    assert typed("runs", "rename", "kept", "best") == (0, "best  also kept\n", "")
+    assert typed("runs", "note", "kept", "under its old name")[1] == "best  also kept  under its old name\n"
+    assert typed("runs", "rename", "best", "first", "--free")[1] == "first  under its old name\n"
+    status, _, error = typed("runs", "delete", "gone")
+    assert (status, "say --yes" in error) == (2, True)
+    assert typed("runs", "delete", "gone", "--yes") == (
+        0,
+        "gone is deleted; what still sends to it is told to stop.\n",
+        "",
+    )
+    assert module_collector.get("/api/v1/runs/gone").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "reason"),
+    [
+        (("note", "nobody", "x"), 2, "There is no run 'nobody' here"),
+        (("note", "no/body", "x"), 2, "There is no /api/v1/runs/no/body here"),
+        (("tag", "nobody"), 2, "name tags to add"),
+        (("rename", "nobody", "x"), 2, "There is no run 'nobody' here"),
+        (("forget", "nobody"), 2, "invalid choice"),
+        (("--url", "http://127.0.0.1:9", "note", "nobody", "x"), 1, "http://127.0.0.1:9 does not answer"),
+        (("note", "nobody", "x", "--url", "http://127.0.0.1:9"), 1, "http://127.0.0.1:9 does not answer"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_would(typed, words, status, reason):
+    refused, said, error = typed("runs", *words)
+    assert (refused, said) == (status, "")
+    assert reason in error
