@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import uvicorn
 from fastapi import FastAPI
 
+from gradcanary_server.connections import Connection
 from gradcanary_server.settings import Settings
 
 GRACE_S = 5
@@ -21,6 +22,7 @@ class Server(uvicorn.Server):
         settings: Settings = app.state.settings
         config = uvicorn.Config(
             app,
+            http=Connection,
             lifespan="off",
             log_level="warning",
             timeout_graceful_shutdown=GRACE_S,
