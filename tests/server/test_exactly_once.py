@@ -345,3 +345,20 @@ def test_any_story_of_a_run_is_stored_once(stores):
     machine = type("ExactlyOnceInAStore", (ExactlyOnce,), {"store": stores[0], "undisturbed": stores[1]})
     effort = settings(max_examples=10 * EFFORT, stateful_step_count=30, phases=[Phase.generate])
     run_state_machine_as_test(machine, settings=effort)
+
+
+def test_a_launch_whose_layers_a_later_one_describes_anew_is_judged_as_before(stores):
+    """Its batches may come after that, to a collector that never heard of it: a shape decides what is forgotten."""
+    first, second = (streams.Stream(streams.healthy(60, LAYERS, seed=seed), first_step=30 * seed) for seed in (0, 1))
+    second.layers = streams.layer_set(second.names, (4, 4))
+    for store in stores:
+        store.forget(QUICK)
+        store.ingest.hello(RUN, "a", wire.dump(first.hello(launch="a", started=1.0)))
+        store.ingest.batch(RUN, "a", 0, wire.dump(first.batch(0, 30)))
+        store.ingest.hello(RUN, "b", wire.dump(second.hello(launch="b", started=2.0)))
+        if store is stores[0]:
+            store.forget(QUICK)
+        store.ingest.hello(RUN, "a", wire.dump(first.hello(launch="a", started=1.0)))
+        store.ingest.batch(RUN, "a", 1, wire.dump(first.batch(30, 35)))
+        store.ingest.batch(RUN, "b", 0, wire.dump(second.batch(0, 30)))
+    assert stores[0].rows() == stores[1].rows()
