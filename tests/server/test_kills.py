@@ -171,7 +171,8 @@ def check_messages(store, receiver):
         arrived = [each for each in ids if each in bodies]
         assert [each for each in bodies if each in ids] == arrived, "in the order of their versions"
         taken = [row for row in mine if row.state == "delivered"]
-        assert [row.kind for row in taken].count("opened") == 1
+        assert [row.kind for row in taken].count("opened") == bool(taken)
         assert all(after.delivered - before.delivered >= RULES.pace.interval_s for before, after in pairwise(taken))
-        assert json.loads(taken[-1].body)["data"]["state"] == state
+        told = json.loads(taken[-1].body)["data"]["state"] if taken else "resolved"  # over before anybody heard of it
+        assert told == state
     print(f"{len(states)} incidents, {len(receiver.got)} attempts at {len(bodies)} messages, {len(sealed)} sealed")
