@@ -24,6 +24,9 @@ settings.load_profile("patient")
 
 LONGEST = (
     "test_launchers.py",
+    "test_replicas.py",
+    "test_exactly_once.py",
+    "test_kills.py",
     "test_fold_properties.py",
     "test_mail_of_a_store.py",
     "test_spam_by_rule.py",

@@ -211,14 +211,12 @@ def _test_rules(arguments: argparse.Namespace) -> int:
 
 def _keep_up(arguments: argparse.Namespace) -> int:
     try:
-        import platformdirs
-
         from gradcanary_server import upkeep
         from gradcanary_server.errors import CollectorError
         from gradcanary_server.settings import address
 
-        url = arguments.db or address(arguments.data or platformdirs.user_data_path("gradcanary"))
         try:
+            url = address(os.environ, data=_data(arguments), db=arguments.db)
             if arguments.upkeep == "backup":
                 said = upkeep.backup(url, arguments.file)
             else:
@@ -274,10 +272,10 @@ def _token(arguments: argparse.Namespace) -> int:
     try:
         from gradcanary_server import token_commands
         from gradcanary_server.errors import CollectorError
-        from gradcanary_server.settings import Settings
+        from gradcanary_server.settings import address
 
-        db = Settings.from_env({}, data=_data(arguments), db=arguments.db).db
         try:
+            db = address(os.environ, data=_data(arguments), db=arguments.db)
             if arguments.action == "create":
                 token_commands.create(db, arguments.scope, arguments.name, arguments.days, print)
             elif arguments.action == "revoke":

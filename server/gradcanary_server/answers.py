@@ -1,10 +1,12 @@
 """How errors leave the collector: always as ``{"error": {"code", "message", "field"}}``, never as a stack trace."""
 
 import logging
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
@@ -15,6 +17,28 @@ from gradcanary_server.headers import ALWAYS
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 logger = logging.getLogger(__name__)
+
+
+class Reason(BaseModel):
+    """Why a request was refused; ``field`` is a path such as ``blocks.0.steps``."""
+
+    code: str
+    message: str
+    field: str | None
+
+
+class Refusal(BaseModel):
+    """Every answer that is none."""
+
+    error: Reason
+
+
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Refusal, "description": "The request cannot be answered; the body says why."},
+    422: {"model": Refusal, "description": "A value cannot be used; the body names it."},
+    503: {"model": Refusal, "description": "The store is away for now: Retry-After says when to come back."},
+}
+"""What every route may answer beside its own."""
 
 _FAILED = RequestError(500, "internal", "The collector failed at this request; its log says where.")
 

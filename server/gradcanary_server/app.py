@@ -59,7 +59,14 @@ def create_app(settings: Settings) -> FastAPI:
     ``settings``, ``database`` and, once started, ``told``: who is told, and each secret that was made just now; and
     ``new_tokens`` by scope (empty unless tokens are asked for and nobody had one to administer with).
     """
-    app = FastAPI(title="gradcanary", lifespan=_lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="gradcanary",
+        lifespan=_lifespan,
+        responses=answers.DOCUMENTED,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+    )
     _fill(app, settings)
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
     app.add_middleware(Access, gate=app.state.gate)
@@ -82,7 +89,7 @@ def create_app(settings: Settings) -> FastAPI:
     ):
         app.include_router(routes.router)
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
-    app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS)
+    app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS, include_in_schema=False)
     return app
 
 

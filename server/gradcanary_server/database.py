@@ -26,7 +26,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from gradcanary_server.engines import BUSY_S, begin_sqlite, claimed, open_engine
+from gradcanary_server.engines import BUSY_S, begin_sqlite, check_file, claimed, open_engine
 from gradcanary_server.errors import RequestError, StoreError
 
 Record = Row[Any]
@@ -167,7 +167,9 @@ class Database:
         self._engine.dispose()
 
     def _check(self) -> None:
-        """Raise StoreError unless the store can be reached and is one that this version can use."""
+        """Raise StoreError unless the store can be reached, is whole, and is one that this version can use."""
+        if self._dialect == "sqlite":
+            check_file(self._engine)
         try:
             with self.read() as connection:
                 if self._dialect == "postgresql":
@@ -275,6 +277,8 @@ class Outage:
 
 
 _LOCKED = "The database is locked by another writer."
+_READ_ONLY = "The database is read-only."
+_DAMAGED = "The database file is damaged: stop the collector, and put a backup in its place."
 _FULL = "The database cannot be written: its disk is full or failing."
 _AWAY = "The database cannot be reached: it restarts, has no connection left, or its network is down."
 
@@ -283,7 +287,7 @@ _STATES = {
     "55P03": _LOCKED,
     "57014": "The database took too long.",
     "25P03": "The database took too long.",
-    "25006": "The database is read-only.",
+    "25006": _READ_ONLY,
     "58": _FULL,
     "53": _FULL,
     "53300": _AWAY,
@@ -300,11 +304,20 @@ def _of_postgresql(error: DBAPIError) -> str | None:
     return _STATES.get(state, _STATES.get(state[:2]))
 
 
+_SAID_BY_SQLITE = {
+    "locked": _LOCKED,
+    "busy": _LOCKED,
+    "is full": _FULL,
+    "disk i/o": _FULL,
+    "readonly": _READ_ONLY,
+    "malformed": _DAMAGED,
+    "not a database": _DAMAGED,
+}
+
+
 def _of_sqlite(error: DBAPIError) -> str | None:
-    words = str(error.orig).lower() if isinstance(error, OperationalError) else ""
-    if "locked" in words or "busy" in words:
-        return _LOCKED
-    return _FULL if "full" in words or "disk i/o" in words else None
+    words = str(error.orig).lower()
+    return next((told for part, told in _SAID_BY_SQLITE.items() if part in words), None)
 
 
 def _check_server(connection: Connection) -> None:

@@ -21,6 +21,9 @@ BUSY_S = 5.0
 CLAIM_S = 3.0
 """How long a collector that starts waits for one on the same file that is just being killed."""
 
+CHECKED_BYTES = 2**30
+"""Of an SQLite file that is read through before it is used, at 0.4 s of CPU a gigabyte: not of one that is larger."""
+
 STATEMENT_S = 30
 """How long PostgreSQL works on a statement before it gives up."""
 
@@ -92,6 +95,27 @@ def claimed(engine: Engine) -> Iterator[None]:
                 "with --data DIR."
             ) from error
         yield
+
+
+def check_file(engine: Engine) -> None:
+    """Raise StoreError where an SQLite file is damaged; nothing is written, neither to it nor to its log."""
+    path = Path(str(engine.url.database)).resolve()
+    if path.stat().st_size > CHECKED_BYTES:
+        return
+    has_log = path.with_name(f"{path.name}-wal").exists()  # what is in it belongs to the file
+    how = "mode=ro" if has_log else "mode=ro&immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?{how}", uri=True)) as connection:
+            found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.OperationalError:
+        return  # it could not be opened like this, which does not say that it is damaged
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        raise StoreError(
+            f"{path} is damaged ({' '.join(found.split())}), and was left as it is: put a backup in its place, or "
+            f"choose another folder with --data DIR. What can be read of it: sqlite3 {path} .recover"
+        )
 
 
 def _shown(url: str) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sqlalchemy import BindParameter, Connection, bindparam, insert, select, update
 
 from gradcanary import wire
+from gradcanary_server.database import Record
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.observations import LayerFacts
 from gradcanary_server.schema import layer, session
@@ -85,6 +86,8 @@ def register(
     updates = [row for row in updates if row["layer_no"] not in settled]
     if inserts:
         connection.execute(insert(layer), [{"run_id": run_id, **row} for row in inserts])
+    if updates:
+        _keep_described(connection, run_id, {row.layer_no: row for row in known.values()}, updates)
     _rewrite(connection, run_id, updates, ("shape", "param_dtype", "module_class", "group_no"))
     return [numbers[item.name] for item in layer_set.layers]
 
@@ -121,6 +124,32 @@ def _described(item: wire.Layer, number: int) -> dict[str, object]:
     }
 
 
+def _keep_described(
+    connection: Connection, run_id: int, rows: Mapping[int, Record], updates: Sequence[Mapping[str, object]]
+) -> None:
+    """Write down how layers were that are described anew, in the hellos of those sessions that told of them so.
+
+    They may go on sending, to another collector or after a restart: what the rules think of them must not change.
+    """
+    changed = {row["layer_no"] for row in updates}
+    columns = (session.c.session, session.c.hello, session.c.layer_sets)
+    for mine in connection.execute(select(*columns).where(session.c.run_id == run_id)).all():
+        kept = json.loads(mine.hello).get("layer_sets", [])
+        sets = {set_id: numbers for set_id, numbers in json.loads(mine.layer_sets).items() if changed & set(numbers)}
+        for each in kept:
+            sets.pop(each["id"], None)  # it was described anew before
+        if sets:
+            kept += [{"id": key, "layers": [_facts(rows[number]) for number in sets[key]]} for key in sets]
+            hello = json.dumps({**json.loads(mine.hello), "layer_sets": kept})
+            its = (session.c.run_id == run_id) & (session.c.session == mine.session)
+            connection.execute(update(session).where(its).values(hello=hello))
+
+
+def _facts(row: Record) -> list[object]:
+    """Return the facts of a layer, from its row, as JSON has them."""
+    return [row.layer_no, row.name, json.loads(row.shape), row.param_dtype, row.module_class, row.group_no]
+
+
 def _differs(known: object, row: dict[str, object]) -> bool:
     return any(getattr(known, column) != value for column, value in row.items())
 
@@ -135,22 +164,20 @@ def _rewrite(connection: Connection, run_id: int, rows: list[dict[str, object]],
 
 
 def _read(connection: Connection, run_id: int, session_id: str, layer_set: str) -> KnownSet:
-    columns = (session.c.layer_sets, session.c.local_numels)
+    columns = (session.c.layer_sets, session.c.local_numels, session.c.hello)
     mine = connection.execute(select(*columns).where(session.c.run_id == run_id, session.c.session == session_id)).one()
     numbers = json.loads(mine.layer_sets).get(layer_set)
     if numbers is None:
         raise RequestError(409, "unknown_layer_set", f"No hello brought the layer set {layer_set[:64]!r}.", "layer_set")
-    rows = {row.layer_no: row for row in connection.execute(select(layer).where(layer.c.run_id == run_id))}
+    kept = {each["id"]: each["layers"] for each in json.loads(mine.hello).get("layer_sets", [])}
+    if layer_set in kept:
+        told = kept[layer_set]
+    else:
+        rows = {row.layer_no: row for row in connection.execute(select(layer).where(layer.c.run_id == run_id))}
+        told = [_facts(rows[number]) for number in numbers]
     facts = tuple(
-        LayerFacts(
-            number=number,
-            name=rows[number].name,
-            shape=tuple(json.loads(rows[number].shape)),
-            param_dtype=rows[number].param_dtype,
-            module_class=rows[number].module_class,
-            group=rows[number].group_no,
-        )
-        for number in numbers
+        LayerFacts(number, name, tuple(shape), param_dtype, module_class, group)
+        for number, name, shape, param_dtype, module_class, group in told
     )
     sizes = json.loads(mine.local_numels or "{}").get(layer_set, [0] * len(numbers))
     return KnownSet(facts, np.array(numbers, np.int32), np.array(sizes, np.int64))

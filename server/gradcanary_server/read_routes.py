@@ -167,7 +167,7 @@ def metrics(
     return reader.of_run(run, build)
 
 
-@router.get("/runs/{run}/export.csv")
+@router.get("/runs/{run}/export.csv", response_class=StreamingResponse, responses={200: {"content": {"text/csv": {}}}})
 def export_csv(reader: Reading, run: str, stat: Stat = "absmax", match: str | None = None) -> Response:
     """Answer every sample of a stat as CSV, a column per layer."""
     with reader.database.read() as connection:
@@ -178,7 +178,11 @@ def export_csv(reader: Reading, run: str, stat: Stat = "absmax", match: str | No
     return StreamingResponse(lines, media_type="text/csv", headers=headers)
 
 
-@router.get("/runs/{run}/recording")
+@router.get(
+    "/runs/{run}/recording",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-ndjson": {}}}},
+)
 def recording(reader: Reading, run: str) -> Response:
     """Answer what the agents of a run sent, as far as it is still there, as lines of JSON."""
     with reader.database.read() as connection:

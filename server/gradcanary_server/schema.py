@@ -103,7 +103,8 @@ session = Table(
     Column("rank", Integer, nullable=False),  # -1: all ranks of a sharded launch, put together
     Column("draws", Boolean, nullable=False, server_default=false()),  # its batches are the series of its launch
     Column("interval_s", Double, nullable=False),  # between heartbeats
-    Column("hello", Text, nullable=False),  # wire.Hello as merged from every hello, without its layer sets
+    # wire.Hello as merged from every hello, with the layer sets of which a later one described layers anew
+    Column("hello", Text, nullable=False),
     Column("layer_sets", Text, nullable=False),  # JSON {layer set id: [layer_no, ...]}
     Column("local_numels", Text),  # JSON {layer set id: [elements of each layer, ...]}, None unless it sends shards
     Column("next_seq", BigInteger, nullable=False, default=0),

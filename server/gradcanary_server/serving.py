@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from gradcanary_server import log_lines
+from gradcanary_server.connections import Connection
 from gradcanary_server.settings import Settings
 
 GRACE_S = 5
@@ -30,6 +31,7 @@ class Server(uvicorn.Server):
         log_lines.begin(settings.log)
         config = uvicorn.Config(
             app,
+            http=Connection,
             lifespan="off",
             log_config=None,
             log_level="warning",

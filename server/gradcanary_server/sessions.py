@@ -87,7 +87,8 @@ def say_hello(
         launches.fill(connection, run_id, launch_no, merged.first_step)
         is_sharded = known.local_numels is not None if known.next_seq else bool(merged.sharded)  # what it sent decides
         held = _held(known.local_numels, hello, sharded=is_sharded)
-        touch(connection, known, now, {"hello": _stored(merged), "layer_sets": json.dumps(sets), **held})
+        stored = connection.execute(select(session.c.hello).where(its)).scalar_one()  # by now it may hold more
+        touch(connection, known, now, {"hello": _stored(merged, stored), "layer_sets": json.dumps(sets), **held})
         return int(known.next_seq)
     if not newer:
         _take_over(connection, run_id, launch_no)
@@ -222,8 +223,10 @@ def _held(known: str | None, hello: wire.Hello, *, sharded: bool) -> dict[str, o
     return {"draws": False, "local_numels": json.dumps({**json.loads(known or "{}"), **numels})}
 
 
-def _stored(hello: wire.Hello) -> str:
-    return wire.dump(replace(hello, layer_sets=(), facts=())).decode()
+def _stored(hello: wire.Hello, before: str = "{}") -> str:
+    """Return a hello as its session's row has it: of its layer sets those that ``before`` had."""
+    told = json.loads(wire.dump(replace(hello, layer_sets=(), facts=())))
+    return json.dumps({**told, "layer_sets": json.loads(before).get("layer_sets", [])})
 
 
 def _restored(text: str) -> wire.Hello:

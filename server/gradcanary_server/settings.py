@@ -9,6 +9,9 @@ from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
 from gradcanary_server import addresses, log_lines
 from gradcanary_server.addresses import Network
 from gradcanary_server.errors import SettingsError
@@ -64,6 +67,7 @@ class Settings:
         """Return the settings of these arguments and variables; raises SettingsError.
 
         ``GRADCANARY_WEBHOOK_SECRET`` or its ``_FILE``: what messages are signed with.
+        ``GRADCANARY_DB_PASSWORD`` or its ``_FILE``: the password of a ``db`` that has none in it.
         ``GRADCANARY_RAW_DAYS``: how long single samples are kept, after which the pyramid alone is (default: ever).
         ``GRADCANARY_HOSTS``: names, with commas, under which a collector that asks for no tokens may be asked, beside
         loopback ones.
@@ -77,7 +81,7 @@ class Settings:
         data = data.expanduser().absolute()
         return cls(
             data=data,
-            db=db or address(data),
+            db=address(environ, data=data, db=db),
             rules=rules,
             webhooks=tuple(webhooks),
             webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
@@ -93,9 +97,25 @@ class Settings:
         )
 
 
-def address(data: Path) -> str:
-    """Return the address of the SQLite store in a collector's folder."""
-    return f"sqlite:///{data.expanduser().absolute() / 'gradcanary.db'}"
+def address(environ: Mapping[str, str], *, data: Path, db: str | None) -> str:
+    """Return the address of the store: ``db``, else an SQLite file in ``data``; raises SettingsError.
+
+    ``GRADCANARY_DB_PASSWORD`` or its ``_FILE``: the password of a ``db`` that has none in it.
+    """
+    db = db or f"sqlite:///{data.expanduser().absolute() / 'gradcanary.db'}"
+    password = _secret(environ, "GRADCANARY_DB_PASSWORD")
+    if password is None:
+        return db
+    try:
+        url = make_url(db)
+    except (ArgumentError, ValueError):
+        return db  # what is wrong with it is said by who opens it
+    if url.username is None or url.password is not None:
+        raise SettingsError(
+            "GRADCANARY_DB_PASSWORD is the password of --db postgresql://USER@HOST/NAME, with a user and without a "
+            "password in it: give --db so, or unset GRADCANARY_DB_PASSWORD and GRADCANARY_DB_PASSWORD_FILE."
+        )
+    return url.set(password=password).render_as_string(hide_password=False)
 
 
 def _secret(environ: Mapping[str, str], key: str) -> str | None:

@@ -7,7 +7,7 @@ import numpy as np
 from sqlalchemy import delete, func, select
 
 from gradcanary import wire
-from gradcanary_server import layer_table, runs, views
+from gradcanary_server import deletion, layer_table, runs, views
 from gradcanary_server.archive import Archive
 from gradcanary_server.compactor import Compactor
 from gradcanary_server.database import Database
@@ -15,7 +15,18 @@ from gradcanary_server.ingest import Ingest
 from gradcanary_server.layers import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.rules import Rules
-from gradcanary_server.schema import metadata
+from gradcanary_server.schema import (
+    deleted_session,
+    fold_state,
+    incident,
+    incident_layer,
+    launch,
+    layer,
+    metadata,
+    metric,
+    run,
+    session,
+)
 from gradcanary_server.tiles import Tiles
 from gradcanary_server.views import Picture
 from gradcanary_server.watchdog import Watchdog
@@ -27,13 +38,19 @@ LAYERS = 3
 ROUGH = 2.5e-4
 """What a node is made wider by, beyond what is in it; single samples, and buckets of them, are exact."""
 
+TOLD = (run, launch, session, layer, metric, fold_state, incident, incident_layer, deleted_session)
+"""What follows from what agents told."""
+
+OF_A_STORE = ("run_id", "incident_id", "sealed_seq", "settled")
+"""Columns that count what was tried, or say what was compacted and delivered."""
+
 
 class Store:
     """A collector without HTTP: what was ingested can be compacted and read."""
 
-    def __init__(self, url):
+    def __init__(self, url, kind=Database):
         self.url = url
-        self.database = Database(url)
+        self.database = kind(url)
         self.database.migrate()
         self.forget()
 
@@ -83,6 +100,17 @@ class Store:
             if isinstance(each, dict):
                 each.pop("marks", None)  # they hold numbers of incidents, which are never used again
         return json.dumps(found)
+
+    def rows(self):
+        """Return what agents told, by table, as it is whatever was tried, compacted and delivered."""
+        found = {}
+        with self.database.read() as connection:
+            for table in TOLD:
+                wanted = select(*(column for column in table.c if column.name not in OF_A_STORE))
+                if table in deletion.HEAVY:  # what is of deleted runs goes bit by bit
+                    wanted = wanted.where(table.c.run_id.in_(select(run.c.run_id)))
+                found[table.name] = sorted(map(repr, connection.execute(wanted)))
+        return found
 
     def count(self, table):
         with self.database.read() as connection:

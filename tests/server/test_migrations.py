@@ -1,11 +1,15 @@
 """The migrations make the tables that schema.py describes, once, and refuse a newer database."""
 
+import random
+import signal
 import stat
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from effort import EFFORT
+from frail import Frail, die, mortal
 from sqlalchemy import func, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
@@ -124,14 +128,56 @@ def test_a_store_that_cannot_be_opened(url, words):
         Database(url)
 
 
-def test_launches_of_an_older_version_are_in_the_order_in_which_they_came(database, monkeypatch):
+POINTS = 27
+"""Statements, and both sides of the commit, of the upgrade from that version."""
+
+
+def fill_older(database):
+    """Make the tables of an older version, with a run in them."""
     to_head = command.upgrade
-    monkeypatch.setattr(command, "upgrade", lambda config, _: to_head(config, "0002"))
-    database.migrate()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "upgrade", lambda config, _: to_head(config, "0002"))
+        database.migrate()
     with database.write() as connection:
         for table, rows in OF_THE_OLDER_VERSION.items():
             connection.execute(text(f"INSERT INTO {table} VALUES {rows}"))
-    monkeypatch.undo()
+
+
+def shape(database):
+    """Return the version that a database says to have, and its tables with their columns."""
+    with database.read() as connection:
+        found = inspect(connection)
+        columns = {name: [column["name"] for column in found.get_columns(name)] for name in found.get_table_names()}
+        return connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one(), columns
+
+
+def test_killed_at_any_moment_an_upgrade_is_done_or_not_begun(empty_url):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng, database = random.Random(seed), Frail(empty_url)
+    fill_older(database)
+    before = shape(database)
+    kills = 0
+    while kills < 40 * EFFORT and shape(database) == before:  # until one comes after the commit
+        database.close()
+        point, instant = rng.choice([(rng.randint(1, POINTS), None), (None, rng.uniform(0.001, 0.03))])
+
+        def kill(point=point, instant=instant):
+            database.break_at(point, die) if point else signal.setitimer(signal.ITIMER_REAL, instant)
+
+        kills += not mortal(lambda tell: database.migrate() or tell(1), kill)
+    print(f"killed {kills} times")
+    database.migrate()
+    with database.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        assert compare_metadata(context, metadata) == []
+        assert connection.execute(select(func.count()).select_from(launch)).scalar_one() == 3
+        assert connection.execute(select(func.count()).select_from(session)).scalar_one() == 3
+    database.close()
+
+
+def test_launches_of_an_older_version_are_in_the_order_in_which_they_came(database):
+    fill_older(database)
     database.migrate()
     with database.read() as connection:
         began = connection.execute(select(launch.c.launch_no, launch.c.started).order_by(launch.c.launch_no)).all()

@@ -19,6 +19,8 @@ class Received:
     at: float
     headers: dict[str, str]
     body: bytes
+    port: int
+    """Of the sender."""
 
     @property
     def id(self):
@@ -71,10 +73,13 @@ class Receiver:
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         receiver = self.server.receiver
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(length := int(self.headers["Content-Length"]))
+        if len(body) < length:
+            return  # who sent it was killed meanwhile: nobody takes half a message
         with receiver.arrived:
             answer = receiver.answers.pop(0) if receiver.answers else status(200)
-            receiver.got.append(Received(time.time(), {k.lower(): v for k, v in self.headers.items()}, body))
+            headers = {k.lower(): v for k, v in self.headers.items()}
+            receiver.got.append(Received(time.time(), headers, body, self.client_address[1]))
             receiver.arrived.notify_all()
         answer(self)
 

@@ -1,0 +1,24 @@
+# The collector and its pages, on SQLite in /data, or on PostgreSQL with --db: see docker-compose.yml and server/README.md.
+FROM python:3.11-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY agent agent
+COPY server server
+COPY dashboard dashboard
+COPY migrations migrations
+# No torch: that is the trainings'. No pip in what is shipped.
+RUN python -m venv --without-pip /opt/gradcanary \
+ && pip --python /opt/gradcanary/bin/python install --no-cache-dir '.[server,dashboard,postgres]'
+
+FROM python:3.11-slim
+RUN useradd --uid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin gradcanary \
+ && install --directory --owner=gradcanary --group=gradcanary --mode=0700 /data
+COPY --from=build /opt/gradcanary /opt/gradcanary
+ENV PATH=/opt/gradcanary/bin:$PATH PYTHONUNBUFFERED=1
+USER 10001
+VOLUME /data
+EXPOSE 8787
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --start-interval=1s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8787/healthz', timeout=4)"]
+ENTRYPOINT ["gradcanary"]
+CMD ["up", "--host", "0.0.0.0", "--data", "/data"]

@@ -1,0 +1,138 @@
+"""A damaged file, a disk that is full or read-only, a clock that jumps: what a collector on SQLite says and keeps."""
+
+import os
+import resource
+from contextlib import contextmanager
+
+import pytest
+import streams
+import warm
+from archives import RUN
+from fastapi.testclient import TestClient
+from sqlalchemy import event
+
+from gradcanary import wire
+from gradcanary_server.app import create_app
+from gradcanary_server.settings import Settings
+
+STREAM = streams.Stream(streams.healthy(4000, 40), streams.falling_loss(4000))
+PAGE = 4096
+
+
+@pytest.fixture
+def app(tmp_path):
+    return create_app(Settings.from_env({}, data=tmp_path))
+
+
+@pytest.fixture
+def client(app):
+    with opened(app) as client:
+        yield client
+
+
+def opened(app):
+    headers = {"Content-Type": "application/json"}
+    return TestClient(app, base_url="http://localhost", headers=headers, raise_server_exceptions=False)
+
+
+def path(rest=""):
+    return f"/api/v1/runs/{RUN}/sessions/s{rest}"
+
+
+def post(client, seq, begin, end):
+    return client.post(path(f"/batches/{seq}"), content=wire.dump(STREAM.batch(begin, end)))
+
+
+def asked_to_come_back(answer):
+    """Return what a 503 says."""
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable"), answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    return answer.json()["error"]["message"]
+
+
+def fill(folder):
+    """Leave a store with some hundred pages, as a collector that was stopped does."""
+    with opened(create_app(Settings.from_env({}, data=folder))) as client:
+        client.put(path(), content=wire.dump(STREAM.hello())).raise_for_status()
+        for seq in range(10):
+            post(client, seq, seq * 64, seq * 64 + 64).raise_for_status()
+    return folder / "gradcanary.db"
+
+
+@pytest.mark.parametrize(("where", "what"), [(0, b"no database"), (20 * PAGE, b"\xff" * PAGE)], ids=["header", "page"])
+def test_a_damaged_file_is_named_and_left_as_it_is(tmp_path, where, what):
+    file = fill(tmp_path)
+    with file.open("r+b") as damaging:
+        damaging.seek(where)
+        damaging.write(what)
+    before = file.read_bytes()
+    ended = warm.run(warm.COLLECTOR, ["-m", "gradcanary.cli", "up", "--port", "0", "--data", str(tmp_path)], os.environ)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert len(ended.stderr.splitlines()) == 1
+    assert f"{file} is damaged" in ended.stderr
+    assert file.read_bytes() == before
+    assert {each.name for each in tmp_path.iterdir()} <= {file.name, f"{file.name}.lock"}
+
+
+def test_what_is_damaged_or_read_only_while_it_runs_is_told_in_a_sentence(app, client, tmp_path, caplog):
+    client.put(path(), content=wire.dump(STREAM.hello())).raise_for_status()
+    post(client, 0, 0, 64).raise_for_status()
+    with said_of_connections(app, "PRAGMA query_only = ON", "PRAGMA query_only = OFF"):
+        assert "read-only" in asked_to_come_back(post(client, 1, 64, 128))
+        assert client.get("/api/v1/runs").status_code == 200
+    assert post(client, 1, 64, 128).json()["status"] == "stored"
+    with (tmp_path / "gradcanary.db-wal").open("r+b"), (tmp_path / "gradcanary.db").open("r+b") as file:
+        app.state.database.close()  # the next connection reads the file again
+        file.write(b"no database")
+    assert "damaged" in asked_to_come_back(post(client, 2, 128, 192))
+    assert "damaged" in asked_to_come_back(client.get("/api/v1/runs"))
+    assert client.get("/healthz").status_code == 200
+    assert "Traceback" not in caplog.text
+
+
+@contextmanager
+def said_of_connections(app, before, after):
+    """Let every connection begin with a statement, and undo it."""
+    engine = app.state.database._engine
+    for statement in (before, after):
+        app.state.database.close()
+
+        def say(connection, _record, statement=statement):
+            connection.execute(statement)
+
+        event.listen(engine, "connect", say)
+        if statement == before:
+            yield
+        event.remove(engine, "connect", say)
+    app.state.database.close()
+
+
+def test_a_full_disk_is_503_keeps_what_was_taken_and_heals(client, tmp_path):
+    client.put(path(), content=wire.dump(STREAM.hello())).raise_for_status()
+    seq = 0
+    room = 300 * PAGE  # no file may grow over it
+    with limited(room):
+        while (answer := post(client, seq, seq * 64, seq * 64 + 64)).status_code == 200:
+            seq += 1
+            assert seq * 64 < len(STREAM.absmax), "it was never full"
+        assert "full" in asked_to_come_back(answer)
+        assert client.get("/api/v1/runs").json()["runs"][0]["step"] == seq * 64 - 1
+        assert "full" in asked_to_come_back(post(client, seq, seq * 64, seq * 64 + 64))
+    assert seq > 0
+    assert post(client, seq, seq * 64, seq * 64 + 64).json()["status"] == "stored"
+    for earlier in range(seq):
+        assert post(client, earlier, earlier * 64, earlier * 64 + 64).json()["status"] == "duplicate"
+    samples = client.get(f"/api/v1/runs/{RUN}/export.csv").text
+    assert len(samples.splitlines()) == 1 + (seq + 1) * 64
+
+
+@contextmanager
+def limited(size):
+    """Let no file grow over this, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

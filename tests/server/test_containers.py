@@ -1,0 +1,110 @@
+"""The image and docker-compose.yml, as far as they can be tried without Docker: what is said in them is run here."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import postgres
+import pytest
+from collectors import Collector
+from compose_spec import PyCompose
+
+from gradcanary_server.errors import SettingsError
+from gradcanary_server.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+PORT = "8787"
+
+
+@pytest.fixture(scope="module")
+def compose():
+    """The file as Compose reads it: what is unknown or of a wrong kind is an error."""
+    read = PyCompose.from_yaml((ROOT / "docker-compose.yml").read_text())
+    read.validate()
+    return read.to_dict()
+
+
+def instructions(name):
+    """Return what the Dockerfile says under a name, continued lines joined."""
+    joined = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    return [line.partition(" ")[2].strip() for line in joined.splitlines() if line.startswith(f"{name} ")]
+
+
+def listed(text):
+    """Return the words of an instruction that gives them as JSON."""
+    return json.loads(text[text.index("[") :])
+
+
+def test_the_commands_of_the_containers_serve_a_store(compose, postgres_server, tmp_path):
+    [entry] = map(listed, instructions("ENTRYPOINT"))
+    service = compose["services"]["gradcanary"]
+    up, host, address, db, url = service["command"]
+    assert [*entry, up, host, address, db] == ["gradcanary", "up", "--host", "0.0.0.0", "--db"]
+    [name] = re.findall(r"postgresql://gradcanary@db/(\w+)", url)
+    postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE template0 OWNER {postgres.OWNER}")
+    secret = tmp_path / "db_password"
+    secret.write_text(f"{postgres.PASSWORD}\n")
+    # Compose's network finds the host "db"; here libpq is told where it is.
+    env = {"PGHOSTADDR": "127.0.0.1", "PGPORT": str(postgres_server.port), "GRADCANARY_DB_PASSWORD_FILE": str(secret)}
+    collector = Collector(tmp_path, (host, address), env, url).start()
+    try:
+        assert collector.get("/api/v1/runs").status_code == 401, "others reach it, so it asks for a token"
+        assert health(collector.port) == 0
+    finally:
+        collector.kill()
+    assert health(collector.port) != 0
+    assert postgres.PASSWORD not in "".join(collector.output)
+
+
+def health(port):
+    """Return the status of the image's own check, asked of another port."""
+    [check] = map(listed, instructions("HEALTHCHECK"))
+    assert check[0] == "python"
+    said = subprocess.run([sys.executable, *(word.replace(PORT, str(port)) for word in check[1:])], capture_output=True)
+    return said.returncode
+
+
+def test_the_services_fit_each_other(compose):
+    db, gradcanary = compose["services"]["db"], compose["services"]["gradcanary"]
+    given = db["environment"]
+    assert given["POSTGRES_USER"] == given["POSTGRES_DB"] == "gradcanary"
+    assert given["POSTGRES_PASSWORD_FILE"] == gradcanary["environment"]["GRADCANARY_DB_PASSWORD_FILE"]
+    assert given["POSTGRES_PASSWORD_FILE"] == "/run/secrets/db_password"
+    assert db["secrets"] == gradcanary["secrets"] == ["db_password"] == list(compose["secrets"])
+    assert gradcanary["depends_on"]["db"]["condition"] == "service_healthy"
+    assert "pg_isready" in db["healthcheck"]["test"]
+    assert list(compose["volumes"]) == ["db"]
+    assert db["volumes"][0].startswith("db:")
+    [port] = gradcanary["ports"]
+    assert (str(port["target"]), port["published"]) == (PORT, "8787-8790"), "room for several"
+    assert "container_name" not in gradcanary, "a name would keep it from being scaled"
+
+
+def test_the_image_has_no_torch_no_root_and_what_a_collector_needs():
+    assert {image.split()[0] for image in instructions("FROM")} == {"python:3.11-slim"}
+    assert instructions("USER")[-1] == "10001"
+    [install] = [line for line in instructions("RUN") if "pip" in line]
+    assert "'.[server,dashboard,postgres]'" in install
+    copied = {line.split()[0] for line in instructions("COPY") if not line.startswith("--from")}
+    assert copied == {"pyproject.toml", "agent", "server", "dashboard", "migrations"}
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied | {"README.md", "LICENSE"} == kept
+
+
+def test_a_password_comes_from_its_own_place(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("a b:/@\n")
+
+    def db(given, **environ):
+        return Settings.from_env(environ, data=tmp_path, db=given).db
+
+    told = {"GRADCANARY_DB_PASSWORD_FILE": str(secret)}
+    assert db("postgresql://ada@db/x", **told) == "postgresql://ada:a b%3A%2F%40@db/x"
+    assert db("postgresql://ada:own@db/x") == "postgresql://ada:own@db/x"
+    for wrong in ("postgresql://ada:own@db/x", "postgresql://db/x", None):
+        with pytest.raises(SettingsError, match="GRADCANARY_DB_PASSWORD is the password of --db"):
+            db(wrong, **told)
+    with pytest.raises(SettingsError, match="both set"):
+        db("postgresql://ada@db/x", GRADCANARY_DB_PASSWORD="x", **told)

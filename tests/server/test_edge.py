@@ -1,0 +1,157 @@
+"""Whatever is asked, and however: an answer that the collector promises, never a failure of its own."""
+
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+import schemathesis
+import streams
+from effort import EFFORT
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from gradcanary import wire
+from gradcanary_server import connections
+from gradcanary_server.app import create_app
+from gradcanary_server.serving import Server
+from gradcanary_server.settings import Settings
+
+STREAM = streams.Stream(streams.healthy(50, 3), streams.falling_loss(50))
+SESSION = "/api/v1/runs/run/sessions/s"
+OTHER = "/api/v1/runs/other/sessions/s"
+ANYTHING = [HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
+"""What these tests do not mind."""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    app = create_app(Settings.from_env({}, data=tmp_path_factory.mktemp("data")))
+    headers = {"Content-Type": "application/json"}
+    with TestClient(app, base_url="http://localhost", headers=headers, raise_server_exceptions=False) as client:
+        for session in (SESSION, OTHER):
+            client.put(session, content=wire.dump(STREAM.hello())).raise_for_status()
+        client.post(f"{SESSION}/batches/0", content=wire.dump(STREAM.batch(0, 50))).raise_for_status()
+        yield client
+
+
+def operations(client):
+    """Return what the app says that it serves; deleting comes last."""
+    found = [each.ok() for each in schemathesis.openapi.from_dict(client.app.openapi()).get_all_operations()]
+    return sorted(found, key=lambda operation: operation.method == "delete")
+
+
+def test_every_route_answers_as_it_says_it_does(client):
+    seen = {operation.label: drawn(client, operation) for operation in operations(client)}
+    assert 200 in seen["GET /api/v1/runs/{run}/heatmap"]
+    assert len(seen) >= 20
+
+
+def drawn(client, operation):
+    """Ask a route for whatever fits it or does not, half of the time of a run that is there; return the statuses."""
+    statuses = set()
+
+    @settings(max_examples=12 * EFFORT, phases=[Phase.generate], suppress_health_check=ANYTHING)
+    @given(operation.as_strategy(), st.booleans())
+    def ask(case, is_there):
+        if is_there and "run" in (case.path_parameters or {}):
+            case.path_parameters["run"] = "run"
+        asked = case.as_transport_kwargs(base_url="http://localhost")
+        answer = client.request(
+            **{name: value for name, value in asked.items() if value is not None and name != "cookies"}
+        )
+        statuses.add(answer.status_code)
+        answer.request.read()  # a form is sent as it is made
+        # What a name or a body may be is said by the wire, and more strictly than by the document.
+        case.validate_response(answer, excluded_checks=[positive_data_acceptance])
+
+    ask()
+    return statuses
+
+
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=20),
+    st.just("\0"),
+    st.just([]),
+)
+anything = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner))
+
+
+@st.composite
+def bad_batches(draw):
+    """A batch in which something was put in another place, or cut, or that is something else altogether."""
+    made = json.loads(wire.dump(STREAM.batch(0, 5, change_records=True)))
+    for _ in range(draw(st.integers(1, 3))):
+        place = made
+        while isinstance(place, dict | list) and place:
+            key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+            if not isinstance(place[key], dict | list) or not place[key] or draw(st.booleans()):
+                place[key] = draw(anything)
+                break
+            place = place[key]
+    raw = json.dumps(made).encode()
+    return raw if draw(st.booleans()) else raw[: draw(st.integers(0, len(raw)))] + draw(st.binary(max_size=5))
+
+
+@settings(max_examples=100 * EFFORT, phases=[Phase.generate], suppress_health_check=ANYTHING)
+@given(bad_batches())
+def test_a_bad_batch_is_refused_and_changes_nothing(client, raw):
+    before = client.get("/api/v1/runs/other").json()["revision"]
+    answer = client.post(f"{OTHER}/batches/1", content=raw)
+    assert answer.status_code in (200, 400, 409, 413, 422), (answer.text, raw)
+    if answer.status_code != 200:  # some are good ones
+        assert set(answer.json()["error"]) == {"code", "message", "field"}
+        assert client.get("/api/v1/runs/other").json()["revision"] == before
+
+
+@pytest.fixture
+def address(tmp_path, monkeypatch):
+    """A server in this process that waits for a request for half a second."""
+    monkeypatch.setattr(connections, "REQUEST_S", 0.5)
+    server = Server(create_app(Settings.from_env({}, data=tmp_path)), "http://here")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=server.run, args=([listener],))
+        serving.start()
+        yield listener.getsockname()
+        server.should_exit = True
+        serving.join()
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: ", b"PUT /x HTTP/1.1\r\nContent-Length: 9999\r\n\r\n"],
+    ids=["nothing", "headers", "body"],
+)
+def test_a_request_that_does_not_come_to_its_end_is_hung_up_on(address, begin):
+    with socket.create_connection(address, 60) as slow:
+        slow.sendall(begin)
+        slow.settimeout(0.05)
+        end = time.monotonic() + 60
+        while is_open(slow, b"x" if begin else b""):
+            assert time.monotonic() < end, "it is waited for for ever"
+
+
+def is_open(connection, byte):
+    """Send a byte more; tell whether nobody has hung up."""
+    try:
+        connection.sendall(byte)
+        return connection.recv(9999) != b""
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+def test_requests_that_come_are_answered_on_one_connection(address):
+    with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}") as client:
+        for _ in range(4):
+            assert client.get("/healthz").status_code == 200
+            time.sleep(0.3)

@@ -1,0 +1,363 @@
+"""Whatever is repeated, cut off, killed and compacted when: a store is as if undisturbed, and has what an oracle has.
+
+The oracle is a dict of steps for the series, a number for each session, and a second collector which is told the same
+once, at the same moments, and is neither disturbed nor compacted: of that one every column has to agree.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import streams
+from archives import LAYERS, RUN, Store, decoded
+from drawn import QUICK
+from effort import EFFORT
+from frail import CutOffError, Frail, Killed
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import select
+
+from gradcanary import wire
+from gradcanary_server import deletion, sealing, tiles, views
+from gradcanary_server.errors import RequestError
+from gradcanary_server.schema import run, session
+from gradcanary_server.window import Range
+
+ROWS = 300
+LEVELS = (1e-2, 3e-3, 1e-7, 0.0, np.nan, np.inf)
+SHAPES = ((8, 64), (4, 4))
+LOOK_S, SIX_MINUTES, SEVEN_HOURS = 40.0, 360.0, 7 * 3600.0
+NEWS = ("ok", "stored", "gone", "done")
+"""Answers to what changes the store."""
+
+some, newest = st.integers(0, 5), st.integers(-2, -1)
+
+
+def broken(most):
+    """Draw after how many statements and commits it breaks, if at all, and whether the process lives on."""
+    return st.one_of(st.none(), st.none(), st.tuples(st.integers(1, most), st.sampled_from([Killed, CutOffError])))
+
+
+troubles = broken(14)
+"""A batch takes about as many."""
+
+
+def drawn_absmax(seed, rows=ROWS):
+    """Layers that go from one level to another now and then, mostly well."""
+    rng = np.random.default_rng(seed)
+    level = np.where(rng.random((rows // 10, LAYERS)) < 0.7, 5e-3, rng.choice(LEVELS, (rows // 10, LAYERS)))
+    return np.repeat(level, 10, axis=0) * 10 ** rng.normal(0, 0.1, (rows, LAYERS))
+
+
+@dataclass
+class Agent:
+    """A session: what its process made and heard of, and what the collector has of it."""
+
+    name: str
+    stream: streams.Stream
+    hello: bytes
+    started: float
+    place: int = -1
+    row: int = 0
+    next_seq: int = 0
+    made: dict[int, tuple[int, int, bytes]] = field(default_factory=dict)
+    is_known: bool = False
+    is_deleted: bool = False
+    taken: list[int] = field(default_factory=list)
+
+    def measured(self):
+        """Return absmax by step of what was taken."""
+        rows = [row for seq in self.taken for row in range(*self.made[seq][:2])]
+        return {int(self.stream.steps()[row]): self.stream.absmax[row] for row in rows}
+
+
+class ExactlyOnce(RuleBasedStateMachine):
+    """One run, its launches one after another or side by side, deleted and begun again."""
+
+    store = undisturbed = None
+
+    def __init__(self):
+        super().__init__()
+        self.agents, self.history = [], []
+        self.revision = 0
+        self.database = self.store.database
+        self.database.time = Frail.time
+        for each in (self.store, self.undisturbed):
+            each.clear()
+            each.forget(QUICK)
+
+    @initialize(seed=st.integers(0, 2**16))
+    def begin_one(self, seed):
+        self.begin(seed, 0, 0, SHAPES[0], None)
+
+    @rule(
+        seed=st.integers(0, 2**16),
+        back=st.integers(0, 30),
+        ago=st.sampled_from([0, 0, 50]),
+        shape=st.sampled_from(SHAPES),
+        trouble=troubles,
+    )
+    def begin(self, seed, back, ago, shape, trouble):
+        """A launch begins where the last one was, or a little before; of one that began ``ago`` we hear late."""
+        reached = max((each.stream.first_step + each.row for each in self.agents), default=0)
+        stream = streams.Stream(drawn_absmax(seed), streams.falling_loss(ROWS), first_step=max(0, reached - back))
+        stream.layers = streams.layer_set(stream.names, shape)
+        number, started = len(self.agents), self.database.time - ago
+        hello = wire.dump(stream.hello(launch=f"l{number}", started=started))
+        self.agents.append(Agent(f"s{number}", stream, hello, started))
+        self.greet(number, trouble)
+
+    @rule(which=some, trouble=troubles)
+    def greet(self, which, trouble):
+        agent = self.agent(which)
+
+        def note():
+            agent.place = agent.place if agent.is_known else len(self.history)
+            agent.is_known = True
+
+        expected = "run_deleted" if agent.is_deleted else "ok"
+        self.tell(lambda store: store.ingest.hello(RUN, agent.name, agent.hello).status, expected, trouble, note)
+
+    @rule(which=newest, sizes=st.lists(st.sampled_from([1, 5, 13]), min_size=1, max_size=6), trouble=troubles)
+    def send(self, which, sizes, trouble):
+        """Send what comes next, or again what was not acknowledged; the last of it with trouble."""
+        agent = self.agent(which)
+        for number, size in enumerate(sizes, start=1):
+            if agent.next_seq not in agent.made:
+                end = min(agent.row + size, ROWS)
+                made = agent.stream.batch(agent.row, end, change_records=agent.next_seq == 0)
+                agent.made[agent.next_seq] = agent.row, end, wire.dump(made)
+            if self.post(agent, agent.next_seq, trouble if number == len(sizes) else None) in ("stored", "duplicate"):
+                self.go_on(agent)
+
+    @rule(which=newest)
+    def set_aside(self, which):
+        """What is not acknowledged is left for later, and what comes next is sent before it."""
+        if self.agent(which).next_seq in self.agent(which).made:
+            self.go_on(self.agent(which))
+
+    def go_on(self, agent):
+        agent.row = agent.made[agent.next_seq][1]
+        agent.next_seq += 1
+
+    @rule(which=some, seq=st.integers(0, 40), trouble=troubles)
+    def repeat(self, which, seq, trouble):
+        """A batch comes again, at once or long after it was sealed, or late for the first time."""
+        agent = self.agent(which)
+        if agent.made:
+            self.post(agent, sorted(agent.made)[seq % len(agent.made)], trouble)
+
+    def post(self, agent, seq, trouble):
+        raw, last = agent.made[seq][2], max(agent.taken, default=-1)
+        is_gone = seq < self.sealed(agent)
+        late = "duplicate" if is_gone else "superseded"
+        expected = "duplicate" if seq in agent.taken else "stored" if seq > last else late
+        act = lambda store: store.ingest.batch(RUN, agent.name, seq, raw).status  # noqa: E731
+        return self.tell(act, self.of(agent, expected), trouble, lambda: agent.taken.append(seq))
+
+    @rule(which=some, seq=st.integers(0, 40))
+    def forge(self, which, seq):
+        """Another body comes under a number that is taken."""
+        agent = self.agent(which)
+        if agent.taken:
+            number = agent.taken[seq % len(agent.taken)]
+            raw = wire.dump(replace(agent.stream.batch(*agent.made[number][:2]), dropped_steps=1))
+            expected = "duplicate" if number < self.sealed(agent) else "conflict"
+            act = lambda store: store.ingest.batch(RUN, agent.name, number, raw).status  # noqa: E731
+            self.tell(act, self.of(agent, expected), None)
+
+    @rule(which=some, trouble=troubles)
+    def beat(self, which, trouble):
+        agent = self.agent(which)
+        raw = wire.dump(wire.Heartbeat(agent.stream.first_step + agent.row, 0, 0, 0.001))
+        act = lambda store: store.ingest.heartbeat(RUN, agent.name, raw).status  # noqa: E731
+        self.tell(act, self.of(agent, "ok"), trouble)
+
+    @rule(which=some, state=st.sampled_from(["finished", "crashed"]), trouble=troubles)
+    def end(self, which, state, trouble):
+        agent, raw = self.agent(which), wire.dump(wire.End(state, None, None))
+        self.tell(lambda store: store.ingest.end(RUN, agent.name, raw).status, self.of(agent, "ok"), trouble)
+
+    @precondition(lambda self: len(self.history) > 20)
+    @rule(trouble=troubles)
+    def delete(self, trouble):
+        def act(store):
+            with store.database.write() as connection:
+                deletion.delete_run(connection, RUN, store.database.now(connection))
+            return "gone"
+
+        def note():
+            self.revision = 0
+            for each in self.agents:
+                each.is_deleted |= each.is_known
+
+        is_there = any(each.is_known and not each.is_deleted for each in self.agents)
+        self.tell(act, "gone" if is_there else "unknown_run", trouble, note)
+
+    @rule(seconds=st.sampled_from([LOOK_S, SIX_MINUTES, SEVEN_HOURS, -SEVEN_HOURS]))
+    def wait(self, seconds):
+        """Time goes by while somebody listens, or it jumps."""
+        jump = LOOK_S if 0 < seconds < SEVEN_HOURS else seconds
+        for _ in range(round(seconds / jump)):
+            self.database.time += jump
+            self.tell(lambda store: store.watchdog.listen() or "done", "done", None)
+        self.tell(lambda store: store.watchdog.look() or "done", "done", None)
+
+    @rule(trouble=broken(50))
+    def compact(self, trouble):
+        self.attempt(self.store.compactor.compact, trouble)
+
+    @rule()
+    def restart(self):
+        self.store.forget(QUICK)
+        self.database.close()
+
+    def tell(self, act, expected, trouble, note=lambda: None):
+        """Let the store act, and note what it commits, once, whether an answer comes or not; return the answer."""
+        before = self.database.commits
+        try:
+            answer = self.attempt(lambda: act(self.store), trouble)
+        except RequestError as error:
+            answer = error.code
+        assert answer in (expected, None)
+        if expected in NEWS and self.database.commits > before:
+            self.history.append((self.database.time, act))
+            note()
+        return answer
+
+    def attempt(self, act, trouble):
+        """Return what comes of it, None where it broke; whoever is killed remembers nothing."""
+        self.database.break_at(*trouble or (0, CutOffError))
+        try:
+            return act()
+        except CutOffError:
+            return None
+        except Killed:
+            self.restart()
+            return None
+        finally:
+            self.database.mend()
+
+    def agent(self, which):
+        return self.agents[which % len(self.agents)] if which >= 0 else self.agents[max(which, -len(self.agents))]
+
+    def of(self, agent, expected):
+        return "run_deleted" if agent.is_deleted else expected if agent.is_known else "unknown_session"
+
+    def sealed(self, agent):
+        with self.database.read() as connection:
+            its = select(session.c.sealed_seq).where(session.c.session == agent.name)
+            return connection.execute(its).scalar_one_or_none() or 0
+
+    @invariant()
+    def numbers_only_rise(self):
+        with self.database.read() as connection:
+            revision = connection.execute(select(run.c.revision)).scalar_one_or_none() or 0
+            told = connection.execute(select(session.c.session, session.c.next_seq)).all()
+        assert revision >= self.revision
+        self.revision = revision
+        here = [each for each in self.agents if each.is_known and not each.is_deleted]
+        assert dict(told) == {each.name: max(each.taken, default=-1) + 1 for each in here}
+
+    def teardown(self):
+        self.check()
+        for _ in range(2):  # the caches of who compacted, and those of a new process
+            self.store.compactor.compact()
+            self.check_pictures()
+            self.store.forget(QUICK)
+        self.check_columns()
+        for agent in self.agents:
+            for seq in agent.made:
+                if seq <= max(agent.taken, default=-1):
+                    self.post(agent, seq, None)
+        self.check_columns()
+        self.check_pictures()
+
+    def check(self):
+        clock = self.undisturbed.database
+        for clock.time, act in self.history:
+            act(self.undisturbed)
+        self.check_columns()
+        self.check_pictures()
+
+    def check_columns(self):
+        expected = self.undisturbed.rows()
+        for table, rows in self.store.rows().items():
+            assert rows == expected[table], table
+
+    def check_pictures(self):
+        if any(each.is_known and not each.is_deleted for each in self.agents):
+            assert self.store.pictures(5000) == self.undisturbed.pictures(5000)  # of fewer, nodes are a little wider
+            assert self.drawn() == self.expected()
+
+    def drawn(self):
+        """Return absmax by step and layer as pages get it; inf is not finite."""
+        span = Range(None, None, 5000)
+        wanted = [str(number) for number in range(LAYERS)]
+        told = self.store.read(lambda c, row: views.series(c, self.store.archive, QUICK, row, "absmax", wanted, span))
+        assert told["bucket_steps"] == 1
+        found = {}
+        for column, line in enumerate(told["series"]):
+            parts = (decoded(line[name]).tolist() for name in ("min", "count", "nonfinite"))
+            for step, value, count, bad in zip(decoded(told["steps"]).tolist(), *parts, strict=True):
+                if count or bad:
+                    found[int(step), column] = np.inf if bad else value
+        return found
+
+    def expected(self):
+        """Return the same of what was taken: a later launch stands before earlier ones wherever it measured."""
+        steps = {}
+        for agent in sorted(
+            (each for each in self.agents if not each.is_deleted), key=lambda one: (one.started, one.place)
+        ):
+            mine = agent.measured()
+            if mine:
+                steps = {step: row for step, row in steps.items() if not min(mine) <= step <= max(mine)} | mine
+        return {
+            (step, column): float(value)
+            for step, row in steps.items()
+            for column, value in enumerate(row)
+            if not np.isnan(value)
+        }
+
+
+@pytest.fixture
+def stores(new_store_url, monkeypatch):
+    """Small tiles, so that short runs have many and a pyramid on them."""
+    monkeypatch.setattr(tiles, "ROWS", 8)
+    monkeypatch.setattr(sealing, "MOST_BATCHES", 3)
+    made = [Store(new_store_url(), Frail) for _ in range(2)]
+    yield made
+    for each in made:
+        each.database.close()
+
+
+def test_any_story_of_a_run_is_stored_once(stores):
+    machine = type("ExactlyOnceInAStore", (ExactlyOnce,), {"store": stores[0], "undisturbed": stores[1]})
+    effort = settings(max_examples=10 * EFFORT, stateful_step_count=30, phases=[Phase.generate])
+    run_state_machine_as_test(machine, settings=effort)
+
+
+def test_a_launch_whose_layers_a_later_one_describes_anew_is_judged_as_before(stores):
+    """Its batches may come after that, to a collector that never heard of it: a shape decides what is forgotten."""
+    first, second = (streams.Stream(streams.healthy(60, LAYERS, seed=seed), first_step=30 * seed) for seed in (0, 1))
+    second.layers = streams.layer_set(second.names, (4, 4))
+    for store in stores:
+        store.forget(QUICK)
+        store.ingest.hello(RUN, "a", wire.dump(first.hello(launch="a", started=1.0)))
+        store.ingest.batch(RUN, "a", 0, wire.dump(first.batch(0, 30)))
+        store.ingest.hello(RUN, "b", wire.dump(second.hello(launch="b", started=2.0)))
+        if store is stores[0]:
+            store.forget(QUICK)
+        store.ingest.hello(RUN, "a", wire.dump(first.hello(launch="a", started=1.0)))
+        store.ingest.batch(RUN, "a", 1, wire.dump(first.batch(30, 35)))
+        store.ingest.batch(RUN, "b", 0, wire.dump(second.batch(0, 30)))
+    assert stores[0].rows() == stores[1].rows()
