@@ -283,7 +283,6 @@ def test_a_gdb_that_hangs_lets_go(
     typed: Typed, python: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(injection, "PATIENCE_S", 2.0)
-    monkeypatch.setattr(injection, "LETTING_GO_S", 1.0)
     lines = injection.SCRIPT.splitlines()
     lines[-4] = "set $refused = ((int (*)(int)) &sleep)(100)"
     monkeypatch.setattr(injection, "SCRIPT", "\n".join(lines) + "\n")
@@ -296,7 +295,7 @@ def test_a_gdb_whose_asker_is_killed_lets_go(python: "subprocess.Popen[str]", tm
     code = f"""
 from pathlib import Path
 from gradcanary.attach import injection, processes
-injection.PATIENCE_S = injection.LETTING_GO_S = 0.5
+injection.PATIENCE_S = injection.LETTING_GO_S = 1
 lines = injection.SCRIPT.splitlines()
 lines[-4] = "set $refused = ((int (*)(int)) &sleep)(100)"
 injection.SCRIPT = "\\n".join(lines) + "\\n"

@@ -24,18 +24,20 @@ from gradcanary.attach.errors import AttachError
 PATIENCE_S = 15.0
 """For gdb: it takes half a second, more where a debug build has symbols to read. It is asked to let go after this."""
 
-LETTING_GO_S = 3.0
+LETTING_GO_S, LOST_S = 3.0, 30.0
+"""For a gdb that was asked to let go: to do so, and until it is killed, after which the process may end as well."""
+
 PAGE = 4096
 
-# All symbols are found before anything is changed. "handle": what signals the process gets meanwhile are passed on.
-# "unwindonsignal": a call that is interrupted leaves the registers as they were; "scheduler-locking": no other thread
-# runs beside it and gets the interrupt, which would leave them as they are, and end the process (1 of 5; then 0 of 60).
-# Neither call waits for another thread.
+# All symbols are found before anything is changed. "handle": what signals the process gets meanwhile are passed on, but
+# a stop, which is how a call that hangs is ended. "unwindonsignal": such a call leaves the registers as they were;
+# "scheduler-locking": no other thread runs beside it and gets the stop. Neither call waits for another thread.
 SCRIPT = """\
 set confirm off
 set pagination off
 set unwindonsignal on
 handle all nostop noprint pass
+handle SIGSTOP stop print nopass
 shell cat /proc/uptime
 attach {pid}
 sharedlibrary libpython
@@ -52,8 +54,18 @@ shell cat /proc/uptime
 printf "page %#lx refused %d\\n", $page, $refused
 """
 
-# Ends gdb where who waits for it was killed. It is of gdb's own group, so that its id is not used again meanwhile.
-WATCHDOG = 'gdb=$$; (sleep {late}; for s in INT TERM KILL; do kill -$s $gdb; sleep {step}; done) & exec "$@"'
+# Does what _let_go does where who waits for gdb was killed. It is of gdb's own group, so that the id of that is not
+# used again meanwhile.
+WATCHDOG = """\
+gdb=$$
+(
+    sleep {late}
+    grep -q "^TracerPid:[^0-9]*$gdb$" /proc/{pid}/status && kill -STOP {pid} && stopped={pid} && sleep {step}
+    kill -TERM $gdb && sleep {lost} && kill -KILL $gdb
+    test -z "$stopped" || kill -CONT $stopped
+) &
+exec "$@"
+"""
 
 NO_GDB = """\
 gdb is not installed, and Python {version} can only be reached with it (3.14 and newer need nothing). Install it:
@@ -136,8 +148,9 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
     words = [word for option, value in options for word in ("-iex", f"set {option} {value}")]
     # The names in its binary are read before the process is stopped; what else debuggers know of it is not read.
     command = [gdb, "-nx", "-nh", "-batch", "-readnever", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
-    watched = ["/bin/sh", "-c", WATCHDOG.format(late=PATIENCE_S + LETTING_GO_S, step=LETTING_GO_S), "sh", *command]
-    said = _run(watched, process, folder / "said")
+    late_s = PATIENCE_S + LETTING_GO_S + 1
+    watchdog = WATCHDOG.format(pid=process.pid, late=late_s, step=LETTING_GO_S, lost=LOST_S)
+    said = _run(["/bin/sh", "-c", watchdog, "sh", *command], process, folder / "said")
     found = re.search(r"page (0x[0-9a-f]+) refused (-?\d+)", said)
     if found is not None and found[2] == "0":
         began, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
@@ -172,8 +185,8 @@ def _run(command: list[str], process: processes.Process, said: Path) -> str:
     text = said.read_text(encoding="utf-8", errors="replace")
     if is_late:
         raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, said=_last(text)))
-    if gdb.returncode < 0:
-        _resume(process.pid)
+    if gdb.returncode < 0 and processes.state(process.pid) == "T":
+        _continue(process)
     return text
 
 
@@ -183,24 +196,40 @@ def _without_python(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _let_go(gdb: subprocess.Popen[bytes], process: processes.Process) -> None:
-    """End gdb: an interrupt undoes a call that is under way, the rest is for a gdb that hears none."""
-    for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    """End gdb. A stop of the process ends a call that is under way, and with it the script; an interrupt of gdb would be
+    lost before the call (4 of 23), or come to the process behind it and end that (1 of 12; by a stop: 0 of 40)."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        gdb.wait(LETTING_GO_S)
+        return
+    found = processes.find(process.pid)
+    is_traced = found is not None and found.started == process.started and found.tracer == gdb.pid
+    if is_traced:
+        os.kill(process.pid, signal.SIGSTOP)
+    try:
+        _end(gdb)
+    finally:
+        if is_traced:
+            _continue(process)
+
+
+def _end(gdb: subprocess.Popen[bytes]) -> None:
+    """Wait for gdb to end; more and more is done about that, and the process is left stopped rather than harmed."""
+    for number, patience_s in ((None, LETTING_GO_S), (signal.SIGTERM, LOST_S), (signal.SIGKILL, LETTING_GO_S)):
         if number is not None:
             gdb.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            gdb.wait(LETTING_GO_S)
-            break
-    _resume(process.pid)
-
-
-def _resume(pid: int) -> None:
-    """Continue a process that an ended gdb has left stopped; it was none before, or it had been refused."""
-    for _ in range(10):
-        if processes.state(pid) != "T":
+            gdb.wait(patience_s)
             return
+
+
+def _continue(process: processes.Process) -> None:
+    """Continue a process that was stopped, or is about to be: it was not before, or it had been refused."""
+    for _ in range(10):
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGCONT)
+            os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.05)
+        if processes.state(process.pid) != "T":
+            return
 
 
 def _last(said: str) -> str:
