@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import soak
 from targets import Training, Typed, training, until
 
 from gradcanary import wire
@@ -161,6 +162,13 @@ def test_nobody_listens_and_it_says_so(joined: Training, typed: Typed, untouched
     assert status == 0
     assert "collector    does not answer: what is measured is kept by the training's machine" in out
     typed("detach", joined.pid)
+    assert joined.is_as(untouched)
+
+
+def test_it_is_joined_and_left_fifty_times(joined: Training, untouched: dict[str, object]) -> None:
+    """Found in its loop, in a forward, in a backward pass and in a step; ``soak.py`` does it a thousand times."""
+    times = [soak.cycle(joined) for _ in range(50)]
+    print(soak.summed(times))
     assert joined.is_as(untouched)
 
 

@@ -25,7 +25,8 @@ PATIENCE_S = 15.0
 """For gdb: it takes half a second, more where a debug build has symbols to read. It is asked to let go after this."""
 
 LETTING_GO_S, LOST_S = 3.0, 30.0
-"""For a gdb that was asked to let go: to do so, and until it is killed, after which the process may end as well."""
+"""For a gdb that is late: before a call that hangs is ended for it, and then before it is killed, in which the training
+may end as well."""
 
 PAGE = 4096
 
@@ -58,11 +59,13 @@ printf "page %#lx refused %d\\n", $page, $refused
 # used again meanwhile.
 WATCHDOG = """\
 gdb=$$
+is_traced() {{ grep -q "^TracerPid:[^0-9]*$gdb$" /proc/{pid}/status; }}
 (
     sleep {late}
-    grep -q "^TracerPid:[^0-9]*$gdb$" /proc/{pid}/status && kill -STOP {pid} && stopped={pid} && sleep {step}
-    kill -TERM $gdb && sleep {lost} && kill -KILL $gdb
-    test -z "$stopped" || kill -CONT $stopped
+    is_traced && kill -STOP {pid} && stopped={pid}
+    for _ in $(seq {looks}); do is_traced && sleep 0.1; done
+    kill -KILL $gdb
+    test -z "$stopped" || kill -CONT {pid}
 ) &
 exec "$@"
 """
@@ -149,7 +152,7 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
     # The names in its binary are read before the process is stopped; what else debuggers know of it is not read.
     command = [gdb, "-nx", "-nh", "-batch", "-readnever", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
     late_s = PATIENCE_S + LETTING_GO_S + 1
-    watchdog = WATCHDOG.format(pid=process.pid, late=late_s, step=LETTING_GO_S, lost=LOST_S)
+    watchdog = WATCHDOG.format(pid=process.pid, late=late_s, looks=int(LOST_S * 10))
     said = _run(["/bin/sh", "-c", watchdog, "sh", *command], process, folder / "said")
     found = re.search(r"page (0x[0-9a-f]+) refused (-?\d+)", said)
     if found is not None and found[2] == "0":
@@ -196,30 +199,26 @@ def _without_python(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _let_go(gdb: subprocess.Popen[bytes], process: processes.Process) -> None:
-    """End gdb. A stop of the process ends a call that is under way, and with it the script; an interrupt of gdb would be
-    lost before the call (4 of 23), or come to the process behind it and end that (1 of 12; by a stop: 0 of 40)."""
+    """End gdb. A stop of the process ends a call that is under way, and the script with it; gdb hands an interrupt or a
+    SIGTERM on to the process instead, which may come behind the call and end the training (2 of 140; by a stop: none).
+    """
     with contextlib.suppress(subprocess.TimeoutExpired):
         gdb.wait(LETTING_GO_S)
         return
     found = processes.find(process.pid)
-    is_traced = found is not None and found.started == process.started and found.tracer == gdb.pid
-    if is_traced:
-        os.kill(process.pid, signal.SIGSTOP)
+    if found is None or found.tracer != gdb.pid:
+        gdb.kill()  # it has not come that far
+        gdb.wait()
+        return
     try:
-        _end(gdb)
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, signal.SIGSTOP)
+        gdb.wait(LOST_S)
+    except subprocess.TimeoutExpired:
+        gdb.kill()
+        gdb.wait()
     finally:
-        if is_traced:
-            _continue(process)
-
-
-def _end(gdb: subprocess.Popen[bytes]) -> None:
-    """Wait for gdb to end; more and more is done about that, and the process is left stopped rather than harmed."""
-    for number, patience_s in ((None, LETTING_GO_S), (signal.SIGTERM, LOST_S), (signal.SIGKILL, LETTING_GO_S)):
-        if number is not None:
-            gdb.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            gdb.wait(patience_s)
-            return
+        _continue(process)
 
 
 def _continue(process: processes.Process) -> None:
