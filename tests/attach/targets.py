@@ -11,7 +11,7 @@ from pathlib import Path
 
 import warm
 
-WAIT_S = 60
+WAIT_S = 120
 
 Typed = Callable[..., tuple[int, str, str]]
 
@@ -93,7 +93,7 @@ class Training:
         """Let it end soon, or after that step; return steps, digest, and what else it said."""
         (self.folder / "fast").touch()
         (self.folder / "stop").write_text(str(self.steps if step is None else step))
-        assert self.process.wait(WAIT_S) == 0, self._lines
+        assert self.process.wait(WAIT_S + (step or 0) / 50) == 0, self._lines
         self._reader.join()
         *said, last = self._lines
         steps, digest = last.split()
