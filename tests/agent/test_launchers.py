@@ -60,8 +60,8 @@ def test_ranks_share_run_and_launch_and_the_first_one_speaks(workplace: Workplac
     assert [each["every"] for each in stored["sessions"]] == [1, None], "the second one sends no batch"
 
 
-# Starts ranks with the environment and the words that deepspeed's launcher gives them. Over several machines it passes on
-# only variables of some names: the second rank is as of another machine.
+# Starts ranks with the environment and the words that deepspeed's launcher gives them. Over several machines it passes
+# on only variables of some names: the second rank is as of another machine.
 LIKE_DEEPSPEED = """
 import os, socket, subprocess, sys
 

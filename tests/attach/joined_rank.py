@@ -1,6 +1,7 @@
 """A rank of a training under DistributedDataParallel, as torchrun starts it: ``joined_rank.py FOLDER [MEETING]``.
 
-Goes on until ``FOLDER/stop`` holds the number of its last step; then each rank prints its number, the step, and a digest.
+Goes on until ``FOLDER/stop`` holds the number of its last step; then each rank prints its number,
+the step, and a digest.
 """
 
 import hashlib

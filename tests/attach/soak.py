@@ -61,16 +61,18 @@ def main(cycles: int) -> None:
                     grown = (sizes[-1] - sizes[min(10, len(sizes) - 1)]) / 1024
                     print(f"{summed(times)}; grew by {grown:.1f} MiB since the 10th", flush=True)
             steps, digest, _ = target.ended()
+        print(f"{steps:,} steps; the same ones alone follow", flush=True)
         with training(Path(folder) / "alone") as alone:
             assert alone.ended(steps)[:2] == (steps, digest)
-    print(f"{steps:,} steps, bit for bit those of a training left alone")
+    print("bit for bit as of a training left alone")
 
 
 def summed(times: list[Times]) -> str:
     """Return what so many cycles took, for people."""
     stopped, joined = ([each[column] for each in times] for column in (0, 1))
     return (
-        f"{len(times)} cycles: stood still {statistics.median(stopped):.2f} s ({min(stopped):.2f} to {max(stopped):.2f}), "
+        f"{len(times)} cycles: "
+        f"stood still {statistics.median(stopped):.2f} s ({min(stopped):.2f} to {max(stopped):.2f}), "
         f"joined after {statistics.median(joined):.2f} s ({min(joined):.2f} to {max(joined):.2f})"
     )
 

@@ -24,7 +24,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
 
 
 def memory(pid: int, address: int, size: int) -> bytes:
-    """Return what a process holds there; nothing where it has no memory. What was given back may hold something else."""
+    """Return what a process holds there, nothing where it has no memory; what it gave back may hold something else."""
     with suppress(OSError), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as file:
         file.seek(address)
         return file.read(size)
