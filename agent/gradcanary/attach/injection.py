@@ -153,20 +153,23 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
     command = [gdb, "-nx", "-nh", "-batch", "-readnever", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
     late_s = PATIENCE_S + LETTING_GO_S + 1
     watchdog = WATCHDOG.format(pid=process.pid, late=late_s, looks=int(LOST_S * 10))
-    said = _run(["/bin/sh", "-c", watchdog, "sh", *command], process, folder / "said")
+    said, is_late = _run(["/bin/sh", "-c", watchdog, "sh", *command], process, folder / "said")
     found = re.search(r"page (0x[0-9a-f]+) refused (-?\d+)", said)
     if found is not None and found[2] == "0":
         began, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
         return Sent(int(found[1], 16), size, ended - began)
     if "ptrace: Operation not permitted" in said:
         raise AttachError(NOT_PERMITTED.format(pid=process.pid))
+    if is_late:
+        raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, said=_last(said)))
     raise AttachError(FAILED.format(pid=process.pid, said=_last(said)))
 
 
-def _run(command: list[str], process: processes.Process, said: Path) -> str:
+def _run(command: list[str], process: processes.Process, said: Path) -> tuple[str, bool]:
     """Run gdb to its end, or have it let go: whatever happens to it or to us, the process is not left stopped.
 
-    It writes to a file, and belongs to no terminal: it comes to its end also where we do not.
+    Returns what it said, and whether it was late: it may be so behind all that it was asked for. It writes to a file,
+    and belongs to no terminal: it comes to its end also where we do not.
     """
     with said.open("wb") as file:
         gdb = subprocess.Popen(  # noqa: S603 -- what this is made of
@@ -185,12 +188,9 @@ def _run(command: list[str], process: processes.Process, said: Path) -> str:
         if gdb.poll() is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(gdb.pid, signal.SIGTERM)  # its watchdog
-    text = said.read_text(encoding="utf-8", errors="replace")
-    if is_late:
-        raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, said=_last(text)))
     if gdb.returncode < 0 and processes.state(process.pid) == "T":
         _continue(process)
-    return text
+    return said.read_text(encoding="utf-8", errors="replace"), is_late
 
 
 def _without_python(environ: Mapping[str, str]) -> dict[str, str]:

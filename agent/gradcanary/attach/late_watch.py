@@ -51,6 +51,12 @@ class LateWatch(watching.Watch):
         """Whether nothing of the training is needed any more to close it."""
         return not self._is_ours() or self._session.is_settled
 
+    @property
+    def unsent(self) -> str | None:
+        """What is to be said of that which the collector has not got, once it is closed; None where it has all."""
+        sender = self._session.sender
+        return None if sender is None else sender.unsent
+
     def _lives_on(self) -> bool:
         """In a forked child: it does not, only the process that was asked for has it."""
         self._session.forked()

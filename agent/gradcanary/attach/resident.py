@@ -143,7 +143,8 @@ class Guest:
         asked = control.read(door)
         if asked.get("do") == "detach":
             self._detach(watch)
-            control.write(door, {"detached": watch.run, "thread": threading.get_native_id()})
+            said = {"detached": watch.run, "unsent": watch.unsent, "thread": threading.get_native_id()}
+            control.write(door, said)
             return
         control.write(
             door, {**report.of(watch), "alive": self._optimizers, "for_s": self._for_s, "held_s": self.held_s}
