@@ -299,6 +299,7 @@ def test_a_gdb_that_hangs_lets_go(
     monkeypatch.setattr(injection, "SCRIPT", "\n".join(lines) + "\n")
     why = refused(typed, python.pid)
     assert f"gdb did not come to an end within 2 s and has let go of process {python.pid}" in why
+    assert "(sleep) will be abandoned" in why, "by itself, and with the registers as they were"
     assert not is_traced(python.pid)
 
 

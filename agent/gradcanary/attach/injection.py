@@ -200,7 +200,7 @@ def _without_python(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _let_go(gdb: subprocess.Popen[bytes], process: processes.Process) -> None:
     """End gdb. A stop of the process ends a call that is under way, and the script with it; gdb hands an interrupt or a
-    SIGTERM on to the process instead, which may come behind the call and end the training (2 of 140; by a stop: none).
+    SIGTERM on to the process, where it may come behind the call and end the training (2 of 160; by a stop: 0 of 250).
     """
     with contextlib.suppress(subprocess.TimeoutExpired):
         gdb.wait(LETTING_GO_S)
