@@ -295,7 +295,7 @@ def test_a_gdb_that_hangs_lets_go(
 ) -> None:
     monkeypatch.setattr(injection, "PATIENCE_S", 2.0)
     lines = injection.SCRIPT.splitlines()
-    lines[-4] = "set $refused = ((int (*)(int)) &sleep)(100)"
+    lines[-4] = "set $refused = ((int (*)(int)) &sleep)(1000)"
     monkeypatch.setattr(injection, "SCRIPT", "\n".join(lines) + "\n")
     why = refused(typed, python.pid)
     assert f"gdb did not come to an end within 2 s and has let go of process {python.pid}" in why
@@ -329,7 +329,7 @@ from pathlib import Path
 from gradcanary.attach import injection, processes
 injection.PATIENCE_S = injection.LETTING_GO_S = 1
 lines = injection.SCRIPT.splitlines()
-lines[-4] = "set $refused = ((int (*)(int)) &sleep)(100)"
+lines[-4] = "set $refused = ((int (*)(int)) &sleep)(1000)"
 injection.SCRIPT = "\\n".join(lines) + "\\n"
 print(flush=True)
 injection.inject(processes.find({python.pid}), "pass", Path({str(tmp_path)!r}))
