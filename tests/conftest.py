@@ -23,6 +23,7 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 LONGEST = (
+    "test_attach.py",
     "test_launchers.py",
     "test_fold_properties.py",
     "test_mail_of_a_store.py",
@@ -35,7 +36,7 @@ LONGEST = (
     "test_silences.py",
     "test_dashboard_in_chromium.py",
     "test_spool.py",
-    "test_attach.py",
+    "test_jobs.py",
     "test_sync.py",
     "test_endings.py",
     "test_layer_pages_in_chromium.py",
