@@ -23,6 +23,7 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 LONGEST = (
+    "test_attach.py",
     "test_launchers.py",
     "test_replicas.py",
     "test_exactly_once.py",
@@ -40,7 +41,7 @@ LONGEST = (
     "test_channels.py",
     "test_dashboard_in_chromium.py",
     "test_spool.py",
-    "test_attach.py",
+    "test_jobs.py",
     "test_sync.py",
     "test_endings.py",
     "test_layer_pages_in_chromium.py",

@@ -7,6 +7,7 @@ of a job share them without talking.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import shutil
@@ -21,6 +22,10 @@ from gradcanary import naming
 from gradcanary.settings import Settings
 
 FOLDER = Path(__file__).with_name("sitecustomize")
+
+CARRIED = "PYTHON_GRADCANARY"
+"""Holds our other variables for launchers that pass on only some: over several machines deepspeed's does so with all
+that begin with PYTHON."""
 
 USAGE = "gradcanary run [--url URL] [--run NAME] [--every N] [--] SCRIPT.py ... | -m MODULE ... | COMMAND ..."
 
@@ -91,7 +96,15 @@ def environment(
         "GRADCANARY_LAUNCH": launch,
         "PYTHONPATH": os.pathsep.join([str(FOLDER), *others] if any(others) else [str(FOLDER)]),
     }
-    return found if every is None else {**found, "GRADCANARY_EVERY": every}
+    if every is not None:
+        found["GRADCANARY_EVERY"] = every
+    return {**found, CARRIED: _carried(found)}
+
+
+def _carried(environ: Mapping[str, str]) -> str:
+    """Return our variables as one word for any shell; the token is for no command line."""
+    names = sorted(name for name in environ if name.startswith("GRADCANARY_") and name != "GRADCANARY_TOKEN")
+    return base64.b64encode(b"\0".join(os.fsencode(f"{name}={environ[name]}") for name in names)).decode()
 
 
 def subject(program: Sequence[str]) -> str:

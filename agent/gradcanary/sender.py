@@ -58,6 +58,8 @@ class Sender:
     ) -> None:
         self.incidents: tuple[wire.Brief, ...] = ()
         self.latest: Row | None = None
+        self.unsent: str | None = None
+        """What is to be said, at the end, of that which the collector did not take."""
         self._observer, self._ring, self._transport = observer, ring, transport
         self._greeting, self._guard, self._on_alert = greeting, guard, on_alert
         self._reader = Reader(observer.settings.absmax_below, guard.catch)
@@ -103,7 +105,8 @@ class Sender:
             self._transport.abort()
             self._thread.join(reserve_s + ABORT_S)
         if self._thread.is_alive():
-            self._guard.say(TOO_LATE)
+            self.unsent = TOO_LATE
+            self._guard.say(self.unsent)
 
     def _run(self) -> None:
         while not self._stopping.wait(FLUSH_S):
@@ -181,7 +184,8 @@ class Sender:
         backlog.end(self._greeting.body(), self._ending())
         folder = backlog.left_in
         where = "" if folder is None else shlex.quote(str(folder))
-        self._guard.say(KEPT.format(steps=backlog.steps, folder=where) if where else TOO_LATE)
+        self.unsent = KEPT.format(steps=backlog.steps, folder=where) if where else TOO_LATE
+        self._guard.say(self.unsent)
         backlog.close()
 
     def _read_records(self) -> None:

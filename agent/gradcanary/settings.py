@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -98,15 +99,21 @@ def _pattern(given: str) -> re.Pattern[str]:
         raise ValueError(f"it must be a regular expression ({error})") from error
 
 
+def _float(given: float | str) -> float:
+    with contextlib.suppress(ValueError):
+        return math.nan if isinstance(given, bool) else float(given)
+    return math.nan
+
+
 def _threshold(given: float | str) -> float:
-    threshold = math.nan if isinstance(given, bool) else float(given)
+    threshold = _float(given)
     if not (math.isfinite(threshold) and threshold > 0):
         raise ValueError("it must be a number above 0")
     return threshold
 
 
 def _budget(given: float | str) -> float:
-    share = math.nan if isinstance(given, bool) else float(given)
+    share = _float(given)
     if not 0 < share <= 1:
         raise ValueError("it must be a share of the step time above 0, at most 1")
     return share

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from gradcanary import arguments, endings, naming, wire
+from gradcanary import arguments, endings, naming, process_names, wire
 from gradcanary.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,8 +21,6 @@ Alert = wire.Brief
 
 _lock = threading.Lock()
 _open: list[Watch] = []
-_launches: dict[str, tuple[str, int]] = {}
-_unnamed_run: str | None = None
 
 
 def watch(
@@ -92,53 +87,6 @@ def watch_when_training() -> None:
             Watch(settings, None, None, None, is_automatic=True)
 
 
-def made_late(settings: Settings, unnamed: str, launch: str | None = None) -> Watch:
-    """Return a watch for a training that runs already; the run is called ``unnamed`` where nobody names it, and the
-    launch is ``launch``, or what the environment says.
-
-    What ``gradcanary attach`` calls, and then :func:`begin_late`: until then it touches nothing. A ``watch()`` that the
-    script comes to takes over, with its arguments.
-    """
-    global _unnamed_run
-    with _lock:
-        _unnamed_run = naming.allowed(unnamed)  # of all ranks, whoever of them was watched before
-        watch = Watch(replace(settings, step=None), None, None, None, is_automatic=True, is_late=True)
-        watch._launch = launch  # noqa: SLF001 -- one module: these are for attach, and not for scripts
-        return watch
-
-
-def begin_late(watch: Watch) -> None:
-    """Watch from the next step on. Waits for nothing: no other thread gets its turn meanwhile."""
-    watch._begin_late()  # noqa: SLF001 -- one module: these are for attach, and not for scripts
-
-
-def is_open(watch: Watch) -> bool:
-    """Say whether a watch was not closed, in this process."""
-    return watch._is_ours()  # noqa: SLF001 -- likewise
-
-
-def launch_of(watch: Watch) -> str | None:
-    """Return the launch of a watch, known once it has begun where nobody gave it."""
-    return watch._launch  # noqa: SLF001 -- likewise
-
-
-def take_off(watch: Watch) -> None:
-    """Leave no hook and no replaced function behind; the last window, and what is left to be sent, come after."""
-    if is_open(watch):
-        watch._session.take_off()  # noqa: SLF001 -- likewise
-
-
-def settle(watch: Watch, timeout_s: float) -> None:
-    """Hand over the last window, in the training's thread; ``timeout_s`` is for values that are on their way here."""
-    if is_open(watch):
-        watch._session.settle(timeout_s)  # noqa: SLF001 -- likewise
-
-
-def is_settled(watch: Watch) -> bool:
-    """Say whether nothing of the training is needed any more to close the watch."""
-    return not is_open(watch) or watch._session.is_settled  # noqa: SLF001 -- likewise
-
-
 class Watch:
     """A training being watched. Nothing raises but wrong arguments; closing it leaves no trace in the process."""
 
@@ -154,21 +102,20 @@ class Watch:
         on_alert: Callable[[Alert], None] | None,
         *,
         is_automatic: bool = False,
-        is_late: bool = False,
+        begins: bool = True,
     ) -> None:
         from gradcanary.session import Session
 
-        self.run = _run_of(settings)
+        self.run = process_names.run_of(settings)
         self.url = f"{settings.url}/runs/{self.run}"
         self._settings = settings
-        self._is_automatic, self._is_late = is_automatic, is_late
+        self._is_automatic = is_automatic
         self._is_closed = False
         self._pid = os.getpid()
         self._leave_exit: Callable[[], object] = lambda: atexit.unregister(self._at_exit)
         self._session = Session(settings, self.run, self._begin, on_alert)
-        if not is_late:
-            self._session.attach(model, optimizer, waits=is_automatic)
-            _open.append(self)
+        if begins:
+            self._attach(model, optimizer)
         if settings.run not in (None, self.run):
             self._session.guard.say(
                 f"the run is called {self.run!r}: a name has up to {naming.MAX_RUN} letters, digits, '.', '_' and '-'"
@@ -263,16 +210,14 @@ class Watch:
             atexit.register(self._at_exit)
         else:  # a child of multiprocessing that was forked ends without atexit
             self._leave_exit = util.Finalize(None, self._at_exit, exitpriority=0).cancel
-        self._launch = self._launch or _launch_of(self.run)
+        self._launch = self._launch or process_names.launch_of(self.run)
         return self._launch
 
-    def _begin_late(self) -> None:
-        try:
-            self._session.attach(None, None, waits=True, is_late=True)
-            _open.append(self)
-        except BaseException:  # a signal's: half a watch is none
-            self._session.take_off()
-            raise
+    def _attach(
+        self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, *, is_late: bool = False
+    ) -> None:
+        self._session.attach(model, optimizer, waits=self._is_automatic, is_late=is_late)
+        _open.append(self)
 
     def _gives_way(self, settings: Settings, *others: object) -> bool:
         """Tell whether it was automatic, and a ``watch()`` with these arguments asks for anything else."""
@@ -280,9 +225,8 @@ class Watch:
         return self._is_automatic and (asks or self._session.sender is None)
 
     def _lives_on(self) -> bool:
-        """In a forked child: tell whether the watch is one of the child, too; one that waits is, but for a late one,
-        which only the process that was asked for has."""
-        lives = self._session.sender is None and not self._is_late
+        """In a forked child: tell whether the watch is one of the child, too; one that waits is."""
+        lives = self._session.sender is None
         if lives:
             self._pid = os.getpid()
         else:
@@ -325,26 +269,6 @@ def _same_watch(
         else:
             earlier.yield_to_next()
     return None
-
-
-def _run_of(settings: Settings) -> str:
-    """Return the name of the run; one that nobody named keeps its name as long as the process lives."""
-    from gradcanary import frameworks
-
-    global _unnamed_run
-    if settings.run is None:
-        if (given := frameworks.run_name()) is not None:
-            return naming.allowed(given)
-        _unnamed_run = _unnamed_run or naming.run_name(sys.argv[0] if sys.argv else "", time.strftime("%Y%m%d"))
-        return _unnamed_run
-    return naming.allowed(settings.run)
-
-
-def _launch_of(run: str) -> str:
-    """Return the launch: the launcher's for the first watch of a run, the next one for each later watch."""
-    launch, number = _launches.get(run) or (naming.launch_id(os.environ, naming.started(os.getppid())), 0)
-    _launches[run] = launch, number + 1
-    return naming.numbered(launch, number + 1)
 
 
 def _forked() -> None:

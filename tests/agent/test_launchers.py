@@ -60,6 +60,40 @@ def test_ranks_share_run_and_launch_and_the_first_one_speaks(workplace: Workplac
     assert [each["every"] for each in stored["sessions"]] == [1, None], "the second one sends no batch"
 
 
+# Starts ranks with the environment and the words that deepspeed's launcher gives them. Over several machines it passes
+# on only variables of some names: the second rank is as of another machine.
+LIKE_DEEPSPEED = """
+import os, socket, subprocess, sys
+
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = str(free.getsockname()[1])
+ranks = []
+for rank in range(2):
+    kept = {name: value for name, value in os.environ.items() if not rank or name.startswith(("PYTHON", "MV2", "UCX"))}
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_SIZE": "2"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    words = [sys.executable, "-u", "train.py", f"--local_rank={rank}", *sys.argv[1:]]
+    ranks.append(subprocess.Popen(words, env={**kept, **own, **meeting}))
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+def test_launchers_that_pass_on_few_variables(workplace: Workplace) -> None:
+    """Tried once with deepspeed 0.19.8 itself, too: on one machine, without a GPU."""
+    workplace.write("launcher.py", LIKE_DEEPSPEED)
+    ended = workplace.launch("launcher.py", "--lr", 3)
+    # Nothing is buffered: lines of two ranks may lie within each other.
+    assert [ended.stdout.count(word) for word in ("trained", "--local_rank=0", "--local_rank=1", "--lr")] == [
+        2,
+        1,
+        1,
+        2,
+    ]
+    stored = workplace.stored()
+    assert sorted((each["rank"], each["world_size"]) for each in stored["sessions"]) == [(0, 2), (1, 2)]
+    assert len({each["launch"] for each in stored["sessions"]}) == 1
+
+
 def test_a_run_that_nobody_named_is_called_after_its_script(workplace: Workplace) -> None:
     ended = workplace.run("-m", "gradcanary.cli", "run", "--url", workplace.url, "sh", "-c", "python3 -m this; : x.py")
     assert re.search(r"/runs/x-\d{8}-[0-9a-f]{4}\n", ended.stderr)

@@ -11,7 +11,8 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import watching
+from gradcanary import process_names
+from gradcanary.attach.late_watch import LateWatch
 from gradcanary.settings import Settings
 
 Optimizer = torch.optim.Optimizer
@@ -82,7 +83,7 @@ def test_the_environment_gives_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seen", [0, 1])
 def test_a_window_that_is_joined_in_its_middle_feeds_nobody(seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``gradcanary attach`` does, here with an optimizer that counts nothing, after ``seen`` of two passes."""
-    monkeypatch.setattr(watching, "_unnamed_run", None)
+    monkeypatch.setattr(process_names, "_unnamed", None)
     model = nn.Linear(4, 4)
     optimizer = sgd(model)
 
@@ -96,8 +97,8 @@ def test_a_window_that_is_joined_in_its_middle_feeds_nobody(seen: int, monkeypat
 
     passes(seen)
     with recording() as collector:
-        watch = watching.made_late(Settings.resolve({}, url=collector.url, step=500), "late")
-        watching.begin_late(watch)
+        watch = LateWatch(Settings.resolve({}, url=collector.url, step=500), "late")
+        watch.begin()
         passes(2 - seen)
         step()
         for _ in range(2):

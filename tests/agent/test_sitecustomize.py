@@ -1,5 +1,6 @@
 """What ``gradcanary run`` puts into other processes: nothing that they would notice, and the agent where torch is."""
 
+import base64
 import json
 import subprocess
 import sys
@@ -109,6 +110,22 @@ def test_without_the_variable_the_folder_on_the_path_does_nothing(workplace: Wor
     environ = launching.environment({}, ["python"], url=None, run=None, every=None)
     ended = workplace.run("show.py", env={**environ, "GRADCANARY_WATCH": ""})
     assert "TorchWaiter" not in ended.stdout
+
+
+def test_what_is_carried_for_launchers_is_no_secret() -> None:
+    environ = launching.environment({"GRADCANARY_TOKEN": "gc_secret"}, ["python"], url=NOBODY, run="n", every="10")
+    carried = base64.b64decode(environ[launching.CARRIED]).decode().split("\0")
+    assert [pair.partition("=")[0] for pair in carried] == [
+        f"GRADCANARY_{name}" for name in ("EVERY", "LAUNCH", "RUN", "URL", "WATCH")
+    ]
+
+
+def test_what_is_carried_and_broken_is_a_line_and_not_the_end(workplace: Workplace) -> None:
+    environ = launching.environment({}, ["python"], url=None, run=None, every=None)
+    broken = {name: value for name, value in environ.items() if not name.startswith("GRADCANARY_")}
+    ended = workplace.run("-c", "print('ran')", env={**broken, launching.CARRIED: "x"})
+    assert ended.stdout == "ran\n"
+    assert ended.stderr.count("this process is not watched") == 1
 
 
 def test_a_wrong_setting_in_a_child_is_a_line_and_not_its_end(workplace: Workplace) -> None:

@@ -160,7 +160,7 @@ def test_a_watch_of_another_model_ends_the_earlier_one(collector, training, caps
 
 
 def test_a_cell_run_again_is_the_next_launch_of_the_same_run(collector, training, monkeypatch):
-    monkeypatch.setattr("gradcanary.watching._unnamed_run", None)
+    monkeypatch.setattr("gradcanary.process_names._unnamed", None)
     monkeypatch.setattr(sys.modules["__main__"], "get_ipython", lambda: None, raising=False)
     first = gradcanary.watch()
     assert gradcanary.watch() is first, "nothing has stepped yet"

@@ -1,8 +1,9 @@
 """A training to attach to: threads, workers that load data, K = 2, and three of eight blocks that get no gradient.
 
 Run as a script: ``joined_training.py FOLDER``. It goes on until ``FOLDER/stop`` holds the number of its last step, and
-prints a digest then; ``FOLDER/look`` is answered by what hangs on torch and on the process, in ``FOLDER/seen``;
-``FOLDER/fast`` ends the pause after each step, which is there to save CPU time.
+prints a digest then; ``FOLDER/look`` is answered by what hangs on torch and on the process, in ``FOLDER/seen``.
+It rests in each step, in turns where hooks may be put on and where they must not: so the places in which it is found
+are those of a training that computes all the time, for less CPU time. ``FOLDER/fast`` ends that.
 """
 
 import gc
@@ -19,6 +20,17 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, Dataset
 
 WIDTH, BLOCKS, LOW = 16, 8, (2, 4, 5)
+PLACES = ("loop", "forward", "backward", "step")
+REST_S = 0.03
+
+resting_in = ""
+
+
+def rest(place: str) -> None:
+    global resting_in
+    if place == resting_in:
+        resting_in = ""  # once in a step of several micro-steps
+        time.sleep(REST_S)
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -47,6 +59,8 @@ class Model(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             x = block(x)
+        rest("forward")
+        x.register_hook(lambda _: rest("backward"))
         return x
 
 
@@ -95,11 +109,13 @@ def idle() -> None:
 
 
 def main(folder: Path) -> None:
+    global resting_in
     torch.manual_seed(0)
     for number in range(3):
         threading.Thread(target=idle, name=f"idle-{number}", daemon=True).start()
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    optimizers.register_optimizer_step_pre_hook(lambda *_: rest("step"))  # while torch goes through all such hooks
     rows = DataLoader(Rows(), batch_size=4, num_workers=2, multiprocessing_context="fork")
     for micro_step, x in enumerate(rows):
         model(x).sub(x.roll(1, 1)).square().sum().backward()
@@ -107,18 +123,25 @@ def main(folder: Path) -> None:
             continue
         optimizer.step()
         optimizer.zero_grad()
-        step = micro_step // 2
-        if step % 10 == 9:
-            (folder / "step").write_text(str(step + 1))
-            if (folder / "look").exists():
-                (folder / "look").unlink()
-                (folder / "seen.new").write_text(json.dumps(seen(model, optimizer)))
-                (folder / "seen.new").rename(folder / "seen")
-            if (folder / "stop").exists() and step + 1 >= int((folder / "stop").read_text() or 0):
-                print(step + 1, digest(model, optimizer), flush=True)
-                return
-        if not (folder / "fast").exists():
-            time.sleep(0.01)
+        steps = micro_step // 2 + 1
+        if is_last(folder, steps, model, optimizer):
+            return
+        rest("loop")
+        resting_in = "" if (folder / "fast").exists() else PLACES[steps % len(PLACES)]
+
+
+def is_last(folder: Path, steps: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    """Tell how far it is, and do what is asked for."""
+    (folder / "step.new").write_text(str(steps))
+    (folder / "step.new").rename(folder / "step")
+    if (folder / "look").exists():
+        (folder / "look").unlink()
+        (folder / "seen.new").write_text(json.dumps(seen(model, optimizer)))
+        (folder / "seen.new").rename(folder / "seen")
+    if not (folder / "stop").exists() or steps < int((folder / "stop").read_text() or 10**9):
+        return False
+    print(steps, digest(model, optimizer), flush=True)
+    return True
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ from gradcanary.attach.visit import Visit
 NOBODY = "http://127.0.0.1:9"
 
 
-def cycle(target: Training) -> tuple[float, float]:
+Times = tuple[float, float]
+
+
+def cycle(target: Training) -> Times:
     """Join and leave once; return for how long it stood still and until it was joined, in seconds."""
     began = time.monotonic()
     process = refusals.checked(target.pid)
@@ -30,7 +33,7 @@ def cycle(target: Training) -> tuple[float, float]:
         visit.end()
     joined_s = time.monotonic() - began
     control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell"})
-    target.go_on(10)
+    target.go_on(3)
     said = control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "detach"}, 60.0)
     assert said is not None
     assert said["detached"] == "soak"
@@ -55,21 +58,22 @@ def main(cycles: int) -> None:
                 assert seen == before, {name: (before[name], seen[name]) for name in seen if seen[name] != before[name]}
                 sizes.append(resident_kib(target.pid))
                 if number % 50 == 49 or number == cycles - 1:
-                    report(number + 1, times, sizes)
+                    grown = (sizes[-1] - sizes[min(10, len(sizes) - 1)]) / 1024
+                    print(f"{summed(times)}; grew by {grown:.1f} MiB since the 10th", flush=True)
             steps, digest, _ = target.ended()
+        print(f"{steps:,} steps; the same ones alone follow", flush=True)
         with training(Path(folder) / "alone") as alone:
             assert alone.ended(steps)[:2] == (steps, digest)
-    print(f"{steps:,} steps, bit for bit those of a training left alone")
+    print("bit for bit as of a training left alone")
 
 
-def report(cycles: int, times: list[tuple[float, float]], sizes: list[int]) -> None:
+def summed(times: list[Times]) -> str:
+    """Return what so many cycles took, for people."""
     stopped, joined = ([each[column] for each in times] for column in (0, 1))
-    tenth = sizes[min(10, cycles)]
-    print(
-        f"{cycles} cycles: stood still {statistics.median(stopped):.2f} s ({min(stopped):.2f} to {max(stopped):.2f}), "
-        f"joined after {statistics.median(joined):.2f} s ({min(joined):.2f} to {max(joined):.2f}); "
-        f"grew by {(sizes[-1] - tenth) / 1024:.1f} MiB since the 10th",
-        flush=True,
+    return (
+        f"{len(times)} cycles: "
+        f"stood still {statistics.median(stopped):.2f} s ({min(stopped):.2f} to {max(stopped):.2f}), "
+        f"joined after {statistics.median(joined):.2f} s ({min(joined):.2f} to {max(joined):.2f})"
     )
 
 

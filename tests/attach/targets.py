@@ -11,7 +11,7 @@ from pathlib import Path
 
 import warm
 
-WAIT_S = 60
+WAIT_S = 120
 
 Typed = Callable[..., tuple[int, str, str]]
 
@@ -66,9 +66,9 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """How many it has made, by tens."""
+        """How many it has made."""
         file = self.folder / "step"
-        return int((file.read_text() if file.exists() else "") or 0)
+        return int(file.read_text()) if file.exists() else 0
 
     def go_on(self, steps: int = 20) -> None:
         """Let it make so many steps."""
@@ -91,9 +91,9 @@ class Training:
 
     def ended(self, step: int | None = None) -> tuple[int, str, str]:
         """Let it end soon, or after that step; return steps, digest, and what else it said."""
-        (self.folder / "stop").write_text(str(self.steps if step is None else step))
         (self.folder / "fast").touch()
-        assert self.process.wait(WAIT_S) == 0, self._lines
+        (self.folder / "stop").write_text(str(self.steps if step is None else step))
+        assert self.process.wait(WAIT_S + (step or 0) / 50) == 0, self._lines
         self._reader.join()
         *said, last = self._lines
         steps, digest = last.split()

@@ -25,10 +25,10 @@ PACKAGE = str(gate.PACKAGE)
 
 
 def pythons() -> dict[str, str]:
-    """Return an interpreter for each version before 3.14 that can be found: this one, those on PATH and of pyenv."""
+    """Return an interpreter for each version that can be found: this one, those on PATH and of pyenv."""
     homes = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found = {f"3.{sys.version_info.minor}": sys.executable}
-    for minor in range(10, 14):
+    for minor in range(10, 15):
         name = f"python3.{minor}"
         on_path = shutil.which(name) or ""
         for python in [*map(str, homes.glob(f"*/bin/{name}")), "" if "shims" in on_path else on_path]:
@@ -48,9 +48,9 @@ def test_a_line_gets_into_a_python_with_threads(version: str, python: str, tmp_p
             line = f"__import__('pathlib').Path({str(came)!r}).touch()\n"
             sent = injection.inject(process, line, tmp_path)
             until(came.exists)
-            assert sent.page
-            assert sent.stopped_s is not None
-            print(f"Python {version} stood still for {sent.stopped_s:.2f} s")
+            is_by_gdb = process.version < (3, 14)
+            assert (sent.page > 0, sent.stopped_s is not None) == (is_by_gdb, is_by_gdb)
+            print(f"Python {version} stood still for {sent.stopped_s or 0:.2f} s")
         assert target.poll() is None
         assert processes.state(target.pid) in "RS"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from targets import LOOP, Typed, mapped, program, until
 
+from gradcanary import cli
 from gradcanary.attach import actions, control, gate, injection, processes, resident, visit
 from gradcanary.attach.errors import AttachError
 
@@ -55,6 +56,10 @@ def things_of(pid: int) -> tuple[int, int]:
 def waits_of(pid: int) -> int:
     """Return how often its main thread has slept."""
     return int(processes._status(pid)["voluntary_ctxt_switches"])
+
+
+def is_traced(pid: int) -> bool:
+    return processes._status(pid)["TracerPid"] != "0"
 
 
 def refused(typed: Typed, pid: int) -> str:
@@ -174,9 +179,15 @@ def test_without_gdb(typed: Typed, python: "subprocess.Popen[str]", monkeypatch:
     assert "apt-get install gdb" in refused(typed, python.pid)
 
 
-@pytest.mark.parametrize(("option", "value"), [("--every", "7"), ("--url", "nowhere"), ("--absmax-below", "-1")])
+@pytest.mark.parametrize(("option", "value"), [("--every", "7"), ("--url", "nowhere"), ("--absmax-below", "low")])
 def test_wrong_settings(typed: Typed, python: "subprocess.Popen[str]", option: str, value: str) -> None:
     assert f"{option} is '{value}'" in refused(typed, f"{python.pid} {option}={value}".split())
+
+
+def test_what_is_no_id(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["attach", "train.py"])
+    assert "'train.py' is not the id of a process: gradcanary ps lists trainings" in capsys.readouterr().err
 
 
 def test_what_fails_inside_is_told_and_undone(typed: Typed, python: "subprocess.Popen[str]") -> None:
@@ -215,7 +226,7 @@ def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path, monkeypatch:
         monkeypatch.setattr(control, "PATIENCE_S", 0.1)
         with answering(first.pid, None), answering(second.pid, {"detached": "half", "thread": 1}):
             status, out, err = typed("detach", second.pid)
-            assert (status, out) == (1, f"left process {second.pid}, run half is finished\n")
+            assert (status, out) == (1, f"left process {second.pid}, run half: finished\n")
             assert f"process {first.pid} has not come to a place yet" in err
         rows = {int(line.split()[0]): line.split()[2] for line in typed("ps")[1].splitlines()[1:]}
         assert [rows[each.pid] for each in (first, second, other)] == ["0", "1", "0"]
@@ -283,30 +294,50 @@ def test_a_gdb_that_hangs_lets_go(
     typed: Typed, python: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(injection, "PATIENCE_S", 2.0)
-    monkeypatch.setattr(injection, "LETTING_GO_S", 1.0)
     lines = injection.SCRIPT.splitlines()
-    lines[-4] = "set $refused = ((int (*)(int)) &sleep)(100)"
+    lines[-4] = "set $refused = ((int (*)(int)) &sleep)(1000)"
     monkeypatch.setattr(injection, "SCRIPT", "\n".join(lines) + "\n")
     why = refused(typed, python.pid)
     assert f"gdb did not come to an end within 2 s and has let go of process {python.pid}" in why
-    assert processes.state(python.pid) in "RS"
+    assert "(sleep) will be abandoned" in why, "by itself, and with the registers as they were"
+    assert not is_traced(python.pid)
+
+
+def test_a_gdb_that_is_late_with_its_end_has_done_it(
+    python: "subprocess.Popen[str]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gdb = tmp_path / "gdb"
+    gdb.write_text("#!/bin/sh\necho '1.00 1.00\n1.25 1.00\npage 0x1000 refused 0'; exec sleep 60\n")
+    gdb.chmod(0o755)
+
+    def let_go(late: "subprocess.Popen[bytes]", _process: processes.Process) -> None:
+        until(lambda: "page" in (tmp_path / "said").read_text())
+        late.kill()
+        late.wait()
+
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(injection, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(injection, "_let_go", let_go)
+    found = processes.find(python.pid)
+    assert found is not None
+    assert injection.inject(found, "pass\n", tmp_path) == injection.Sent(0x1000, 4096, 0.25)
 
 
 def test_a_gdb_whose_asker_is_killed_lets_go(python: "subprocess.Popen[str]", tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from gradcanary.attach import injection, processes
-injection.PATIENCE_S = injection.LETTING_GO_S = 0.5
+injection.PATIENCE_S = injection.LETTING_GO_S = 1
 lines = injection.SCRIPT.splitlines()
-lines[-4] = "set $refused = ((int (*)(int)) &sleep)(100)"
+lines[-4] = "set $refused = ((int (*)(int)) &sleep)(1000)"
 injection.SCRIPT = "\\n".join(lines) + "\\n"
 print(flush=True)
 injection.inject(processes.find({python.pid}), "pass", Path({str(tmp_path)!r}))
 """
     with program(sys.executable, "-c", code) as asker:
-        until(lambda: processes.state(python.pid) == "t")
+        until(lambda: is_traced(python.pid))
         asker.kill()
-        until(lambda: processes.state(python.pid) in "RS")
+        until(lambda: not is_traced(python.pid))
 
 
 def test_a_gdb_that_is_forbidden_or_fails_says_so(

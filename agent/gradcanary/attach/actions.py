@@ -126,7 +126,7 @@ def _left(process: processes.Process, path: Path, timeout_s: float) -> int:
         _complain(f"gradcanary detach: {NOT_ATTACHED.format(pid=process.pid)}")
         return 1
     processes.wait_for_thread(process.pid, said["thread"])
-    _print(f"left process {process.pid}, run {said['detached']} is finished")
+    _print(f"left process {process.pid}, run {said['detached']}: {said.get('unsent') or 'finished'}")
     return 0
 
 

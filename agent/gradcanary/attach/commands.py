@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
     """Add the commands to a command line; their ``run`` takes the parsed arguments and returns the exit status."""
     text = "watch a training that runs already, without restarting it"
     command = commands.add_parser("attach", help=text, description=text)
-    command.add_argument("pid", type=int, metavar="PID", help="of the training; of a job, any rank or its launcher")
+    command.add_argument("pid", type=_pid, metavar="PID", help="of the training; of a job, any rank or its launcher")
     command.add_argument("--url", help=f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})")
     command.add_argument("--token", help="for the collector (default: GRADCANARY_TOKEN)")
     command.add_argument("--run", dest="name", metavar="NAME", help="name of the run (default: made of the script's)")
@@ -31,11 +31,19 @@ def add(commands: Commands) -> None:
     command.set_defaults(run=_run, action="attach")
     text = "leave a training that was attached to: no hook, thread or open file stays"
     command = commands.add_parser("detach", help=text, description=text)
-    command.add_argument("pid", type=int, metavar="PID", help="as it was given to attach")
+    command.add_argument("pid", type=_pid, metavar="PID", help="as it was given to attach")
     command.set_defaults(run=_run, action="detach")
     text = "list the trainings of yours that run here"
     command = commands.add_parser("ps", help=text, description=text)
     command.set_defaults(run=_run, action="ps")
+
+
+def _pid(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the id of a process: gradcanary ps lists trainings with theirs"
+        )
+    return int(text)
 
 
 def _time(text: str) -> float:

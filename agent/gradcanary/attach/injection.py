@@ -24,18 +24,21 @@ from gradcanary.attach.errors import AttachError
 PATIENCE_S = 15.0
 """For gdb: it takes half a second, more where a debug build has symbols to read. It is asked to let go after this."""
 
-LETTING_GO_S = 3.0
+LETTING_GO_S, LOST_S = 3.0, 30.0
+"""For a gdb that is late: before a call that hangs is ended for it, and then before it is killed, in which the training
+may end as well."""
+
 PAGE = 4096
 
-# All symbols are found before anything is changed. "handle": what signals the process gets meanwhile are passed on.
-# "unwindonsignal": a call that is interrupted leaves the registers as they were; "scheduler-locking": no other thread
-# runs beside it and gets the interrupt, which would leave them as they are, and end the process (1 of 5; then 0 of 60).
-# Neither call waits for another thread.
+# All symbols are found before anything is changed. "handle": what signals the process gets meanwhile are passed on, but
+# a stop, which is how a call that hangs is ended. "unwindonsignal": such a call leaves the registers as they were;
+# "scheduler-locking": no other thread runs beside it and gets the stop. Neither call waits for another thread.
 SCRIPT = """\
 set confirm off
 set pagination off
 set unwindonsignal on
 handle all nostop noprint pass
+handle SIGSTOP stop print nopass
 shell cat /proc/uptime
 attach {pid}
 sharedlibrary libpython
@@ -52,8 +55,20 @@ shell cat /proc/uptime
 printf "page %#lx refused %d\\n", $page, $refused
 """
 
-# Ends gdb where who waits for it was killed. It is of gdb's own group, so that its id is not used again meanwhile.
-WATCHDOG = 'gdb=$$; (sleep {late}; for s in INT TERM KILL; do kill -$s $gdb; sleep {step}; done) & exec "$@"'
+# Does what _let_go does where who waits for gdb was killed. It is of gdb's own group, so that the id of that is not
+# used again meanwhile.
+WATCHDOG = """\
+gdb=$$
+is_traced() {{ grep -q "^TracerPid:[^0-9]*$gdb$" /proc/{pid}/status; }}
+(
+    sleep {late}
+    is_traced && kill -STOP {pid} && stopped={pid}
+    for _ in $(seq {looks}); do is_traced && sleep 0.1; done
+    kill -KILL $gdb
+    test -z "$stopped" || kill -CONT {pid}
+) &
+exec "$@"
+"""
 
 NO_GDB = """\
 gdb is not installed, and Python {version} can only be reached with it (3.14 and newer need nothing). Install it:
@@ -136,21 +151,25 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
     words = [word for option, value in options for word in ("-iex", f"set {option} {value}")]
     # The names in its binary are read before the process is stopped; what else debuggers know of it is not read.
     command = [gdb, "-nx", "-nh", "-batch", "-readnever", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
-    watched = ["/bin/sh", "-c", WATCHDOG.format(late=PATIENCE_S + LETTING_GO_S, step=LETTING_GO_S), "sh", *command]
-    said = _run(watched, process, folder / "said")
+    late_s = PATIENCE_S + LETTING_GO_S + 1
+    watchdog = WATCHDOG.format(pid=process.pid, late=late_s, looks=int(LOST_S * 10))
+    said, is_late = _run(["/bin/sh", "-c", watchdog, "sh", *command], process, folder / "said")
     found = re.search(r"page (0x[0-9a-f]+) refused (-?\d+)", said)
     if found is not None and found[2] == "0":
         began, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
         return Sent(int(found[1], 16), size, ended - began)
     if "ptrace: Operation not permitted" in said:
         raise AttachError(NOT_PERMITTED.format(pid=process.pid))
+    if is_late:
+        raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, said=_last(said)))
     raise AttachError(FAILED.format(pid=process.pid, said=_last(said)))
 
 
-def _run(command: list[str], process: processes.Process, said: Path) -> str:
+def _run(command: list[str], process: processes.Process, said: Path) -> tuple[str, bool]:
     """Run gdb to its end, or have it let go: whatever happens to it or to us, the process is not left stopped.
 
-    It writes to a file, and belongs to no terminal: it comes to its end also where we do not.
+    Returns what it said, and whether it was late: it may be so behind all that it was asked for. It writes to a file,
+    and belongs to no terminal: it comes to its end also where we do not.
     """
     with said.open("wb") as file:
         gdb = subprocess.Popen(  # noqa: S603 -- what this is made of
@@ -169,12 +188,9 @@ def _run(command: list[str], process: processes.Process, said: Path) -> str:
         if gdb.poll() is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(gdb.pid, signal.SIGTERM)  # its watchdog
-    text = said.read_text(encoding="utf-8", errors="replace")
-    if is_late:
-        raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, said=_last(text)))
-    if gdb.returncode < 0:
-        _resume(process.pid)
-    return text
+    if gdb.returncode < 0 and processes.state(process.pid) == "T":
+        _continue(process)
+    return said.read_text(encoding="utf-8", errors="replace"), is_late
 
 
 def _without_python(environ: Mapping[str, str]) -> dict[str, str]:
@@ -183,24 +199,36 @@ def _without_python(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _let_go(gdb: subprocess.Popen[bytes], process: processes.Process) -> None:
-    """End gdb: an interrupt undoes a call that is under way, the rest is for a gdb that hears none."""
-    for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if number is not None:
-            gdb.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            gdb.wait(LETTING_GO_S)
-            break
-    _resume(process.pid)
-
-
-def _resume(pid: int) -> None:
-    """Continue a process that an ended gdb has left stopped; it was none before, or it had been refused."""
-    for _ in range(10):
-        if processes.state(pid) != "T":
-            return
+    """End gdb. A stop of the process ends a call that is under way, and the script with it; gdb hands an interrupt or a
+    SIGTERM on to the process, where it may come behind the call and end the training (2 of 160; by a stop: 0 of 250).
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        gdb.wait(LETTING_GO_S)
+        return
+    found = processes.find(process.pid)
+    if found is None or found.tracer != gdb.pid:
+        gdb.kill()  # it has not come that far
+        gdb.wait()
+        return
+    try:
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGCONT)
+            os.kill(process.pid, signal.SIGSTOP)
+        gdb.wait(LOST_S)
+    except subprocess.TimeoutExpired:
+        gdb.kill()
+        gdb.wait()
+    finally:
+        _continue(process)
+
+
+def _continue(process: processes.Process) -> None:
+    """Continue a process that was stopped, or is about to be: it was not before, or it had been refused."""
+    for _ in range(10):
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.05)
+        if processes.state(process.pid) != "T":
+            return
 
 
 def _last(said: str) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradcanary import watching
 from gradcanary.frameworks import chosen, unwrapped
 from gradcanary.groups import elements, parameters
 from gradcanary.layers import living
@@ -15,8 +14,10 @@ from gradcanary.readings import LOW
 from gradcanary.version import __version__
 
 if TYPE_CHECKING:
+    from gradcanary.attach.late_watch import LateWatch
+    from gradcanary.observer import Observer
     from gradcanary.readings import Row
-    from gradcanary.watching import Watch
+    from gradcanary.sender import Sender
 
 MOST_NAMES = 1000
 
@@ -30,7 +31,7 @@ def optimizers() -> list[dict[str, Any]]:
     return sorted((each for each in said if each["tensors"]), key=lambda each: -int(each["elements"]))
 
 
-def of(watch: Watch) -> dict[str, Any]:
+def of(watch: LateWatch) -> dict[str, Any]:
     """Return what is known of a watch by now.
 
     ``layers`` is None until an optimizer has stepped, ``k`` and ``low`` until a whole window was seen, ``is_heard``
@@ -38,27 +39,29 @@ def of(watch: Watch) -> dict[str, Any]:
     """
     session = watch._session  # noqa: SLF001 -- one package: what it says of itself is nobody else's to read
     observer, sender = session.observer, session.sender
-    said: dict[str, Any] = {
+    return {
         "run": watch.run,
         "url": watch.url,
         "agent": __version__,
-        "launch": watching.launch_of(watch),
+        "launch": watch.launch,
         "rank": observer.place.rank,
         "world_size": observer.place.world_size,
         "is_silent": observer.place.is_silent,
         "unseen": [fact.text for fact in observer.facts],
-        "layers": None,
-        "k": None,
-        "low": None,
         "is_heard": None if sender is None else sender.is_heard,
         "is_barred": sender is not None and sender.is_barred,
+        **_trained(observer),
+        **_measured(observer, sender),
     }
+
+
+def _trained(observer: Observer) -> dict[str, Any]:
     origin, layers = observer.origin, observer.layers
     if origin is None or layers is None:
-        return said
+        return {"layers": None}
     every = layers.layer_set.layers
     kinds = [layer.param_dtype for layer in every]
-    said |= {
+    return {
         "layers": len(every),
         "elements": sum(math.prod(layer.shape) for layer in every),
         "dtypes": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
@@ -68,10 +71,13 @@ def of(watch: Watch) -> dict[str, Any]:
         "step_source": origin.source,
         "every": observer.meter.every,
     }
-    row = None if sender is None else sender.latest
-    if row is not None and row.step > origin.first_step:
-        said |= {"k": row.micro_steps, "low": _low(row), "accumulators": _accumulators(row)}
-    return said
+
+
+def _measured(observer: Observer, sender: Sender | None) -> dict[str, Any]:
+    row, origin = None if sender is None else sender.latest, observer.origin
+    if row is None or origin is None or observer.layers is None or row.step <= origin.first_step:
+        return {"k": None, "low": None}
+    return {"k": row.micro_steps, "low": _low(row), "accumulators": _accumulators(row)}
 
 
 def _low(row: Row) -> list[str]:

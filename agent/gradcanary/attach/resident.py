@@ -19,6 +19,7 @@ from gradcanary import watching
 from gradcanary.attach import control, report
 from gradcanary.attach.arrival import answer
 from gradcanary.attach.errand import Errand
+from gradcanary.attach.late_watch import LateWatch
 from gradcanary.settings import Settings
 from gradcanary.version import __version__
 
@@ -52,7 +53,7 @@ class Guest:
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._moved = threading.Event()
-        self._watch: watching.Watch | None = None
+        self._watch: LateWatch | None = None
         self._has_begun = False
         self._optimizers: list[dict[str, Any]] = []
         self._is_leaving = False
@@ -72,7 +73,7 @@ class Guest:
                 with contextlib.suppress(ImportError):
                     importlib.import_module(f"gradcanary.{name}")
             self._optimizers = report.optimizers()
-            self._watch = watching.made_late(self._settings, self._request["unnamed"], self._request["launch"])
+            self._watch = LateWatch(self._settings, self._request["unnamed"], self._request["launch"])
         if self._thread is None:
             self._listener = _listen(Path(self._request["socket"]))
             _here = self
@@ -83,7 +84,7 @@ class Guest:
     def move_in(self) -> None:
         """Begin to watch; nothing here waits, so that all stacks are as they were when they were looked at."""
         assert self._watch is not None  # noqa: S101 -- it was made before
-        watching.begin_late(self._watch)
+        self._watch.begin()
         self._has_begun = True
         self._moved.set()
 
@@ -96,11 +97,11 @@ class Guest:
 
     def _move_out(self) -> None:
         if self._watch is not None:
-            watching.take_off(self._watch)
+            self._watch.take_off()
 
     def _settle(self) -> None:
         if self._watch is not None:
-            watching.settle(self._watch, SETTLE_S)
+            self._watch.settle(SETTLE_S)
 
     # -- in the thread -------------------------------------------------------------------------------------------
 
@@ -115,10 +116,10 @@ class Guest:
             self._serve(watch)
         self._clear()
 
-    def _serve(self, watch: watching.Watch) -> None:
+    def _serve(self, watch: LateWatch) -> None:
         """Listen as long as it is watched, whatever fails: nobody else could end that."""
         end = None if self._for_s is None else time.monotonic() + self._for_s
-        while watching.is_open(watch):
+        while watch.is_open:
             try:
                 if end is not None and time.monotonic() >= end:
                     self._detach(watch)
@@ -127,7 +128,7 @@ class Guest:
             except Exception:  # noqa: BLE001, PERF203 -- too many open files, for a while
                 time.sleep(LOOKS_EACH_S)
 
-    def _hear(self, watch: watching.Watch) -> None:
+    def _hear(self, watch: LateWatch) -> None:
         assert self._listener is not None  # noqa: S101 -- it was made before the thread
         self._listener.settimeout(LOOKS_EACH_S)
         try:
@@ -138,19 +139,20 @@ class Guest:
             door.settimeout(control.PATIENCE_S)
             self._attend(door, watch)
 
-    def _attend(self, door: socket.socket, watch: watching.Watch) -> None:
+    def _attend(self, door: socket.socket, watch: LateWatch) -> None:
         asked = control.read(door)
         if asked.get("do") == "detach":
             self._detach(watch)
-            control.write(door, {"detached": watch.run, "thread": threading.get_native_id()})
+            said = {"detached": watch.run, "unsent": watch.unsent, "thread": threading.get_native_id()}
+            control.write(door, said)
             return
         control.write(
             door, {**report.of(watch), "alive": self._optimizers, "for_s": self._for_s, "held_s": self.held_s}
         )
 
-    def _detach(self, watch: watching.Watch) -> None:
+    def _detach(self, watch: LateWatch) -> None:
         for _ in range(TRIES):  # again only where a signal's exception came in between
-            if not watching.is_settled(watch):
+            if not watch.is_settled:
                 Errand(self._request["package"], self._move_out, settle=self._settle).insist()
         watch.close(timeout_s=END_S)
 

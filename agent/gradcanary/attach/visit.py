@@ -27,6 +27,9 @@ TOO_LONG = "process {pid} was not let in within {minutes:.0f} minutes: it waited
 GONE = "process {pid} ended meanwhile"
 SILENT = "  it is attached, and does not answer yet: what it trains will be on the page; gradcanary ps tells its run"
 LEFT = "  it was attached, and has been left again already"
+STEPPING = (
+    "process {pid}: attached, waiting for its next whole step, {seconds:.0f} s so far (Ctrl-C leaves it attached)"
+)
 LET_IN = "process {pid} is attached already: it goes on being watched, until gradcanary detach {pid}"
 REFUSED = "process {pid} was not attached and goes on as it was: {why}"
 
@@ -80,7 +83,10 @@ class Visit:
             if not processes.is_same(self.process):
                 raise AttachError(GONE.format(pid=self.process.pid))
             if now - said >= SAID_EACH_S:
-                is_idle = processes.cpu_s(self.process.pid) - used < 0.2 * (now - said)
+                is_idle = (
+                    processes.cpu_s(self.process.pid) - used < 0.2 * (now - said)
+                    and processes.state(self.process.pid) != "R"  # it would compute if it had a core
+                )
                 what = self._what(is_idle=is_idle)
                 used, said = processes.cpu_s(self.process.pid), now
                 self._say(WAITING.format(pid=self.process.pid, what=what, seconds=now - began))
@@ -97,8 +103,7 @@ class Visit:
             time.sleep(0.1)
             if time.monotonic() - said >= SAID_EACH_S:
                 said = time.monotonic()
-                what = "its next whole step"
-                self._say(WAITING.format(pid=self.process.pid, what=what, seconds=said - began).partition(" (")[0])
+                self._say(STEPPING.format(pid=self.process.pid, seconds=said - began))
             told = self._tell() or told
         if told is None and not processes.is_same(self.process):
             raise AttachError(GONE.format(pid=self.process.pid))

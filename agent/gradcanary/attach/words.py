@@ -18,8 +18,8 @@ NO_STEP = "no optimizer has stepped yet: what it trains will be on the page with
 NO_OPTIMIZER = "no optimizer lives in this process: the first one that steps will be followed"
 NO_WINDOW = "no whole window of micro-steps was seen yet: K and what is low will be on the page"
 ALERT = "--absmax-below 1e-4 makes that an alert"
-SPOOLS = "does not answer: what is measured is kept by the training's machine, and sent when it does"
 BARRED = "refuses the token: detach, and attach again with --token or GRADCANARY_TOKEN; until then it is kept here"
+SPOOLS = "{url} does not answer: what is measured is kept by the training's machine, and sent when it does"
 SILENT = "sends only what is not finite: the first rank sends the gradients of all"
 
 
@@ -29,7 +29,7 @@ def described(said: Mapping[str, Any], pid: int, stopped_s: float | None) -> Ite
     if said["is_barred"]:
         yield f"  {'collector':<13}{BARRED}"
     elif said["is_heard"] is False:
-        yield f"  {'collector':<13}{SPOOLS}"
+        yield f"  {'collector':<13}{SPOOLS.format(url=said['url'].partition('/runs/')[0])}"
     by_gdb = "" if stopped_s is None else f"{stopped_s:.2f} s for gdb, "
     yield f"  {'stood still':<13}{by_gdb}{said['held_s']:.2f} s to begin"
     yield f"  {'run':<13}{said['run']}"
@@ -93,6 +93,7 @@ def plain(text: str) -> str:
 
 
 def typed(command: tuple[str, ...]) -> str:
-    """Return a command as it would be typed, shortened and in one line."""
-    text = " ".join(UNPRINTABLE.sub(" ", shlex.join(command)).split())
+    """Return a command as it would be typed, shortened and in one line; its interpreter without the folder."""
+    words = (command[0].rpartition("/")[2], *command[1:]) if command else command
+    text = " ".join(UNPRINTABLE.sub(" ", shlex.join(words)).split())
     return text if len(text) <= 80 else text[:77] + "..."

@@ -69,6 +69,21 @@ def find_agent():
     spec.loader.exec_module(module)
 
 
+def take_what_was_carried():
+    """Set our variables where a launcher passed on only those that begin with PYTHON."""
+    carried = os.environ.get("PYTHON_GRADCANARY", "")
+    if not carried or "GRADCANARY_WATCH" in os.environ:
+        return
+    try:
+        from binascii import a2b_base64
+
+        for pair in a2b_base64(carried).split(b"\0"):
+            name, _, value = pair.partition(b"=")
+            os.environ.setdefault(os.fsdecode(name), os.fsdecode(value))
+    except Exception as error:
+        say(error)
+
+
 def say(error):
     try:
         sys.stderr.write("gradcanary: this process is not watched (%s: %s)\n" % (type(error).__name__, error))
@@ -83,9 +98,11 @@ def run_the_users_own():
     import sitecustomize  # noqa: F401
 
 
-if os.environ.get("GRADCANARY_WATCH") == "1" and sys.version_info >= (3, 4):
-    if "torch" in sys.modules:
-        watch()
-    else:
-        sys.meta_path.insert(0, TorchWaiter())
+if sys.version_info >= (3, 4):
+    take_what_was_carried()
+    if os.environ.get("GRADCANARY_WATCH") == "1":
+        if "torch" in sys.modules:
+            watch()
+        else:
+            sys.meta_path.insert(0, TorchWaiter())
 run_the_users_own()
