@@ -5,6 +5,7 @@ import shlex
 import sqlite3
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -22,7 +23,8 @@ def typed(capsys):
     """Type a command; return its status, and what it said."""
 
     def run(*words):
-        status = cli.main([str(word) for word in words])
+        with ThreadPoolExecutor(1) as thread:  # Playwright, once used, keeps an event loop in the main one
+            status = thread.submit(cli.main, [str(word) for word in words]).result()
         said = capsys.readouterr()
         return status, said.out, said.err
 

@@ -47,6 +47,8 @@ class Counters:
             return
         counters, frozen = self._of.counters(), []
         for layer in self._unhooked:
+            if layer in self._hooks:
+                continue  # the one after it raised, the time before
             parameter = layers.references[layer]()
             if parameter is None or not (parameter.requires_grad and parameter.is_leaf):
                 frozen.append(layer)

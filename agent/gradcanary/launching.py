@@ -80,6 +80,12 @@ def resolved(command: Sequence[str]) -> list[str]:
     return [program, *words[1:]]
 
 
+_READ = {
+    *("WATCH", "URL", "RUN", "LAUNCH", "EVERY", "BUDGET", "INCLUDE", "EXCLUDE", "ABSMAX_BELOW", "NORM_BELOW", "STEP"),
+    *("SPOOL", "CA_FILE"),
+}
+
+
 def environment(
     environ: Mapping[str, str], program: Sequence[str], *, url: str | None, run: str | None, every: str | None
 ) -> dict[str, str]:
@@ -102,8 +108,9 @@ def environment(
 
 
 def _carried(environ: Mapping[str, str]) -> str:
-    """Return our variables as one word for any shell; the token is for no command line."""
-    names = sorted(name for name in environ if name.startswith("GRADCANARY_") and name != "GRADCANARY_TOKEN")
+    """Return what a watch reads as one word for any shell; secrets, the agent's or a collector's, are for no
+    command line."""
+    names = sorted(name for name in environ if name.startswith("GRADCANARY_") and name[len("GRADCANARY_") :] in _READ)
     return base64.b64encode(b"\0".join(os.fsencode(f"{name}={environ[name]}") for name in names)).decode()
 
 

@@ -263,7 +263,7 @@ class Track:
     def wake(self) -> None:
         """Note that all hooks are awake, for the whole window where that has just begun."""
         self.resting.positions = ()
-        if not any(self.window.counts):
+        if not (any(self.window.counts) or self.window.stepped):
             self.window.rested = ()
 
     @property

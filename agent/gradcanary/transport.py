@@ -75,6 +75,8 @@ class Transport:
             return self._exchange(method, path, body, headers)
         except (OSError, http.client.HTTPException) as error:
             self.close()
+            if isinstance(error, ssl.SSLCertVerificationError):
+                self._trusted = None  # the authority may have been renewed
             # A connection that idled may have been closed by the other side: that is no news about the collector.
             if not (was_open and isinstance(error, (http.client.RemoteDisconnected, ConnectionError))):
                 raise UnreachableError(f"{type(error).__name__}: {error}") from error
@@ -125,6 +127,8 @@ def trusted(environ: Mapping[str, str]) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=authority or None)
     except OSError as error:
+        if not authority:
+            raise
         raise OSError(f"GRADCANARY_CA_FILE={authority!r} is no certificate in PEM: {error}") from error
 
 

@@ -77,7 +77,8 @@ class Documents:
         if scope["method"] in ("GET", "HEAD") and scope["path"].startswith("/runs/"):
             scope = {**scope, "path": "/", "raw_path": b"/"}
 
-        if scope["path"].startswith("/_dash-") and not _is_small(Headers(scope=scope), scope["method"]):
+        is_dashs = scope["path"] == "/" or scope["path"].startswith("/_dash-")
+        if is_dashs and not _is_small(Headers(scope=scope), scope["method"]):
             await Response("This is more than a page says.", 413)(scope, receive, send)
             return
 
@@ -96,8 +97,10 @@ class Documents:
 
 def _is_small(headers: Headers, method: str) -> bool:
     """Tell whether a body is one that pages send: Dash reads each of them whole."""
-    size = headers.get("content-length", "")
-    return method in ("GET", "HEAD") or (size.isdecimal() and int(size) <= MAX_BODY)
+    size = headers.get("content-length")
+    if size is None:
+        return method in ("GET", "HEAD") and "transfer-encoding" not in headers
+    return size.isdecimal() and int(size) <= MAX_BODY
 
 
 def create_app(collector_url: str, *, token: str | None = None, trusted: ssl.SSLContext | None = None) -> FastAPI:

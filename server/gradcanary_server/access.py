@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from functools import lru_cache
 from ipaddress import ip_address
@@ -37,6 +38,10 @@ PER_GUESSER = (10.0, 0.1)
 WRITTEN = (20.0, 0.1)
 """Of these, what is written into the audit log: at once and a second, of all addresses together."""
 
+SECURE_COOKIE, COOKIE = "__Host-gradcanary", "gradcanary"
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
 logger = logging.getLogger(__name__)
 
 NO_TOKEN = "This collector asks for an access token: send 'Authorization: Bearer gc_...', or sign in at /sign-in."  # noqa: S105
@@ -57,6 +62,9 @@ class Gate:
     async def admit(self, request: Request) -> Asker | None:
         """Return who asks, None for what everybody may see; raises RequestError."""
         method, path = request.method, path_of(request)
+        if _CONTROL.search(path):
+            # "$" of a route is before a last line feed, too: it would be judged as another path than it leads to.
+            raise RequestError(404, "not_found", "There is no such path here.")
         if method not in rights.SAFE and not rights.is_own(request.headers, self.settings.public_url):
             raise RequestError(403, "cross_site", "A page of another site may not change anything here.")
         if not self.settings.auth:
@@ -100,7 +108,7 @@ class Gate:
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and token.strip():
             return await self.recognise(token.strip(), address_of(request))
-        cookie = request.cookies.get(cookie_name(request))
+        cookie = cookie_of(request)
         if not cookie:
             raise RequestError(401, "unauthorized", NO_TOKEN)
         if request.method not in rights.SAFE and not rights.is_of_browser(request.headers):
@@ -159,7 +167,13 @@ class Access:
 
 def cookie_name(request: Request) -> str:
     """Return the name of the cookie of a visit; with this prefix no neighbouring host can set it."""
-    return "__Host-gradcanary" if is_tls(request) else "gradcanary"
+    return SECURE_COOKIE if is_tls(request) else COOKIE
+
+
+def cookie_of(request: Request) -> str | None:
+    """Return the secret of a visit. A page asks over plain loopback with the cookie that came to it over TLS."""
+    secure = request.cookies.get(SECURE_COOKIE)
+    return secure if is_tls(request) else secure or request.cookies.get(COOKIE)
 
 
 def is_tls(request: Request) -> bool:

@@ -18,6 +18,10 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 LOOKUP_S = 5.0
 
+HIDDEN = "****"
+
+_LEAST_KEY = 16
+
 PORTS = {"http": 80, "https": 443}
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -87,6 +91,8 @@ def check_url(url: str) -> None:
             f"{bare!r} was given with a user name or password: leave them out; "
             "messages are signed, the receiver checks the signature"
         )
+    if host is not None and not host.isascii():
+        raise AddressError(f"{url!r} has letters in its host that no header takes: write it as xn--...")
     if parts.scheme not in PORTS or not host or not url.isprintable() or " " in url:
         raise AddressError(f"{url!r} is not an http or https address: http://HOST[:PORT]/PATH")
 
@@ -110,9 +116,10 @@ def pinned(url: str, address: str) -> str:
 
 
 def shown(url: str) -> str:
-    """Return an address as it may be shown: what may be a key, its query, is not."""
-    bare, mark, _ = url.partition("?")
-    return f"{bare}{mark}{'****' if mark else ''}"
+    """Return an address as it may be shown: what may be a key is not, its query and long parts of its path."""
+    parts = urlsplit(url)
+    path = "/".join(HIDDEN if len(part) >= _LEAST_KEY else part for part in parts.path.split("/"))
+    return urlunsplit(parts._replace(path=path, query=parts.query and HIDDEN, fragment=parts.fragment and HIDDEN))
 
 
 def _is_public(address: Address) -> bool:

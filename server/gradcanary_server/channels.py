@@ -110,9 +110,10 @@ def rendered(message: Mapping[str, Any]) -> tuple[str, str, str]:
     if message["type"] == "gradcanary.test":
         return "gradcanary: test", f"{data['summary']}\n{data['url']}", "info"
     what = message["type"].rpartition(".")[2]
-    title = f"gradcanary: {data['rule']} in {data['run']} (incident {data['incident']})"
+    # Without the run, which may get another name meanwhile.
+    title = f"gradcanary: {data['rule']} (incident {data['incident']})"
     lines = (
-        f"{what}, {data['severity']}: {_tame(data['summary'])}",
+        f"{what}, {data['severity']}, in {data['run']}: {_tame(data['summary'])}",
         data["url"],
         f"Likely cause: {_tame(data['likely_cause'])}",
         f"Fix: {data['fix']}",

@@ -26,7 +26,7 @@ from gradcanary_server import dossiers, endpoints, incident_rows, incidents, not
 from gradcanary_server.endpoints import Endpoint
 from gradcanary_server.incident_state import RANKS, Incident
 from gradcanary_server.pace import Due, Pace, Told, due
-from gradcanary_server.schema import delivery, incident
+from gradcanary_server.schema import delivery, endpoint, incident
 from gradcanary_server.veils import Veil
 
 
@@ -160,7 +160,8 @@ def _next(
 ) -> Step | Waiting | None:
     """Return the step for one endpoint; "waiting" while something is under way or due later, None when all is said."""
     last = sent[-1] if sent else None
-    heard = next((message.told for message in reversed(sent) if message.told is not None), None)
+    # What arrived last, which is not the newest where an older message was sent once more.
+    heard = max((each.told for each in reversed(sent) if each.told is not None), key=lambda told: told.at, default=None)
     view = veils.view(what, veil, heard)
     if last is not None and last.lease_until is not None and last.lease_until >= now:
         return "waiting"  # how that ends decides what is to be said
@@ -203,8 +204,13 @@ def _seal(connection: Connection, step: Seal, public_url: str, now: float) -> No
 
 
 def free(now: float | BindParameter[float]) -> Sequence[ColumnElement[bool]]:
-    """Return what is true of messages whose next attempt is due."""
-    return delivery.c.state == "pending", delivery.c.next_attempt <= now, is_unclaimed(now)
+    """Return what is true of messages whose next attempt is due.
+
+    One may have been sealed at the moment at which its endpoint was disabled, or deleted.
+    """
+    enabled = select(endpoint.c.endpoint_id).where(endpoint.c.disabled.is_(None))
+    is_wanted = delivery.c.endpoint_id.in_(enabled)
+    return delivery.c.state == "pending", delivery.c.next_attempt <= now, is_unclaimed(now), is_wanted
 
 
 def is_unclaimed(now: float | BindParameter[float]) -> ColumnElement[bool]:

@@ -103,6 +103,7 @@ def remove_endpoint(request: Request, number: int) -> None:
     """Delete an endpoint: it is told nothing more; what it was told stays with the incidents."""
     database = _database(request)
     with database.write() as connection:
+        request.state.about = endpoint_views.label(endpoint_changes.find(connection, number))
         endpoint_changes.remove(connection, number, database.now(connection))
 
 
@@ -146,6 +147,7 @@ def _add(request: Request, new: NewEndpoint) -> dict[str, Any]:
         now = database.now(connection)
         number = endpoint_changes.add(connection, new.url, new.name, new.min_severity, new.secret, now)
         row = endpoint_changes.find(connection, number)
+        request.state.about = f"{number} {endpoint_views.label(row)}"
         return {**endpoint_views.shown(row, 0), "secret": row["secret"]}
 
 
@@ -155,6 +157,9 @@ def _change(request: Request, number: int, wished: EndpointChange) -> dict[str, 
     given = {name: value for name, value in columns.items() if value is not None}
     with database.write() as connection:
         endpoint_changes.change(connection, number, given, wished.enabled, database.now(connection))
+        label = endpoint_views.label(endpoint_changes.find(connection, number))
+    changed = [*given, *([] if wished.enabled is None else ["enabled" if wished.enabled else "disabled"])]
+    request.state.about = f"{label}: {', '.join(changed)}"
     return _shown(request, number)
 
 
@@ -164,6 +169,7 @@ def _rotate(request: Request, number: int) -> dict[str, Any]:
     with database.write() as connection:
         now = database.now(connection)
         secret = endpoint_changes.rotate(connection, number, now, is_given=is_given)
+        request.state.about = endpoint_views.label(endpoint_changes.find(connection, number))
     until = notifications.timestamp(now + endpoints.ROTATION_S)
     return {**_shown(request, number), "secret": secret, "old_secret_until": until}
 

@@ -14,7 +14,9 @@ from gradcanary_server.endpoint_routes import EndpointChange, NewEndpoint
 from gradcanary_server.errors import RequestError
 from gradcanary_server.incident_routes import Acknowledgement
 from gradcanary_server.messages import Notification
+from gradcanary_server.run_routes import Wish as RunChange
 from gradcanary_server.silence_routes import Wish
+from gradcanary_server.token_routes import Wish as NewToken
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -27,6 +29,8 @@ KINDS: dict[str, tuple[str, Any]] = {
     "reply": ("the answer to each of these four", wire.Reply),
     "new-endpoint": ("POST /endpoints", NewEndpoint),
     "endpoint-change": ("PATCH /endpoints/{id}", EndpointChange),
+    "run-change": ("PATCH /runs/{run}", RunChange),
+    "new-token": ("POST /tokens", NewToken),
     "silence": ("POST /silences", Wish),
     "acknowledgement": ("POST /incidents/{id}/ack", Acknowledgement),
 }

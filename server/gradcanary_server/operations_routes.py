@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
@@ -44,7 +45,10 @@ def readyz(request: Request) -> JSONResponse:
     return JSONResponse({"status": status, "checks": checks}, 200 if is_ready else 503, headers)
 
 
-@router.get("/metrics", response_model=None)
+_AS_ASKED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/openmetrics-text": {}}}}
+
+
+@router.get("/metrics", response_class=PlainTextResponse, response_model=None, responses=_AS_ASKED)
 def metrics(request: Request) -> Response:
     """Answer what Prometheus scrapes, as OpenMetrics where it asks for that."""
     encode, media_type = choose_encoder(request.headers.get("accept", ""))

@@ -11,6 +11,7 @@ from gradcanary_server import addresses, channels, endpoint_changes, endpoint_vi
 from gradcanary_server.channels import Channel
 from gradcanary_server.database import Database
 from gradcanary_server.endpoints import Given
+from gradcanary_server.errors import SettingsError
 from gradcanary_server.settings import Settings
 
 
@@ -27,6 +28,10 @@ def read(settings: Settings) -> Operators:
     """Return what the command line says; raises SettingsError on what apprise cannot take."""
     opened = channels.open_all(settings.notify)
     webhooks = [Given(url, severity) for severity, url in map(channels.split, settings.webhooks)]
+    named = [each.url for each in webhooks]
+    for url in named:
+        if named.count(url) > 1:
+            raise SettingsError(f"--webhook {addresses.shown(url)} is given twice: give it once, with one severity.")
     return Operators(
         (*webhooks, *opened), {channel.key: channel for channel in opened.values()}, settings.webhook_secret
     )

@@ -66,12 +66,19 @@ def _check(wish: Wish) -> None:
             raise invalid("A tag does not begin or end with a space.", f"tags.{number}")
 
 
+def _said(wish: Wish) -> str:
+    """Return what the audit log keeps: the new name and the place, of the rest only that it changed."""
+    given = {key: value for key, value in vars(wish).items() if value is not None}
+    return ", ".join(f"{key}={value}" if key in ("name", "archived") else key for key, value in given.items())
+
+
 def _change(request: Request, name: str, wish: Wish) -> runs.Json:
     database: Database = request.app.state.database
     with database.write() as connection:
         row = run_names.find(connection, name, held=True)
         if row is None:
             raise unknown_run(name)
+        request.state.about = _said(wish)
         if wish.name is not None:
             run_names.rename(connection, row, wish.name)
         if wish.aliases is not None:

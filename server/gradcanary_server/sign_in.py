@@ -144,11 +144,12 @@ def _begin(gate: Gate, asker: Asker, address: str) -> str:
 
 def _end(gate: Gate, cookie: str, address: str) -> None:
     asker = gate.keyring.look(cookie)
+    if asker is None:
+        return
     with gate.database.write() as connection:
         tokens.end_visit(connection, cookie)
     gate.keyring.forget()
-    if asker is not None:
-        gate.note(asker, address, "signed out")
+    gate.note(asker, address, "signed out")
 
 
 def _page(wanted: str, error: RequestError | None = None) -> HTMLResponse:

@@ -14,6 +14,8 @@ from scripted import Says, Told, Training, collector_that, once, refusal, reply,
 
 import gradcanary
 from gradcanary.attach import report, words
+from gradcanary.attach.late_watch import LateWatch
+from gradcanary.settings import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +208,8 @@ def test_what_only_a_person_changes_is_said_once_and_tried_again(status, word, c
 def test_who_attached_hears_of_a_token_that_is_refused():
     with collector_that(once("hello", Says(401, refusal("x", "Revoked.")), times=99)) as collector:
         training = Training()
-        with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="barred") as watch:
+        with LateWatch(Settings.resolve({}, url=collector.url, run="barred"), "barred") as watch:
+            watch.begin()
             training.steps(5)
             until(lambda: report.of(watch)["is_barred"])
             said = {**report.of(watch), "alive": [], "held_s": 0.1, "for_s": None}

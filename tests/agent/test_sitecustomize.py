@@ -113,7 +113,8 @@ def test_without_the_variable_the_folder_on_the_path_does_nothing(workplace: Wor
 
 
 def test_what_is_carried_for_launchers_is_no_secret() -> None:
-    environ = launching.environment({"GRADCANARY_TOKEN": "gc_secret"}, ["python"], url=NOBODY, run="n", every="10")
+    secrets = dict.fromkeys(("GRADCANARY_TOKEN", "GRADCANARY_DB_PASSWORD", "GRADCANARY_WEBHOOK_SECRET"), "a secret")
+    environ = launching.environment(secrets, ["python"], url=NOBODY, run="n", every="10")
     carried = base64.b64decode(environ[launching.CARRIED]).decode().split("\0")
     assert [pair.partition("=")[0] for pair in carried] == [
         f"GRADCANARY_{name}" for name in ("EVERY", "LAUNCH", "RUN", "URL", "WATCH")

@@ -74,9 +74,9 @@ def test_an_incident_as_text(receiver_factory):
     notify(channel, message("resolved", state="resolved"))
     notify(channel, json.dumps({"type": "gradcanary.test", "data": {"summary": "A test.", "url": URL}}).encode())
     first, last, test = posted(receiver)
-    assert first["title"] == last["title"] == "gradcanary: collapse in sdxl (incident 31)"
+    assert first["title"] == last["title"] == "gradcanary: collapse (incident 31)"
     assert first["message"].splitlines() == [
-        "opened, critical: 3 of 24 layers (<b>a</b>, *x*) fell.",
+        "opened, critical, in sdxl: 3 of 24 layers (<b>a</b>, *x*) fell.",
         DATA["url"],
         "Likely cause: The learning rate.",
         "Fix: Check it.",
@@ -99,7 +99,7 @@ def test_ntfy_discord_and_slack_take_it_within_their_limits(receiver_factory):
         with contextlib.suppress(TransportError):  # nobody here says "ok", as Slack does
             notify(channel, message(likely_cause="é" * 3000))
     topic, discord, slack = posted(receiver)
-    assert (topic["topic"], topic["title"]) == ("gradients", "gradcanary: collapse in sdxl (incident 31)")
+    assert (topic["topic"], topic["title"]) == ("gradients", "gradcanary: collapse (incident 31)")
     [embed] = discord.get("embeds") or [{"description": discord["content"]}]
     assert len(embed["description"]) <= 2000
     assert DATA["url"] in embed["description"]
@@ -133,7 +133,7 @@ def test_a_service_is_told_like_any_endpoint(store, receiver_factory, monkeypatc
         eventually(lambda: len(store.rows(select(attempt))) == 2)
     finally:
         deliverer.stop()
-    assert [each["message"].split(":")[0] for each in posted(receiver)] == ["opened, critical"] * 2
+    assert [each["message"].split(":")[0] for each in posted(receiver)] == ["opened, critical, in sdxl"] * 2
     failed, delivered = store.rows(select(attempt).order_by(attempt.c.number))
     assert failed["error"] == "JSON: Failed to send JSON POST notification: Internal server error., error=500."
     assert (delivered["status"], delivered["error"]) == (None, None)
@@ -189,7 +189,7 @@ def test_the_command_line_is_the_list_of_the_operators_endpoints(collector_facto
     Session(collector.url, run="sdxl").send(Stream(collapsed(160, 12, (0, 2), 130)))
     for receiver in (hook, loud, service):
         receiver.wait(2 if receiver is service else 1)
-    assert posted(service)[0]["title"] == "gradcanary: collapse in sdxl (incident 1)"
+    assert posted(service)[0]["title"] == "gradcanary: collapse (incident 1)"
     listed = collector.get("/api/v1/endpoints").json()["endpoints"]
     assert [(each["kind"], each["min_severity"], each["url"], each["name"]) for each in listed] == [
         ("webhook", "warning", hook.url, ""),

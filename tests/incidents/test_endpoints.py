@@ -6,9 +6,10 @@ import pytest
 from sqlalchemy import select, update
 from standardwebhooks import Webhook
 
-from gradcanary_server import endpoint_changes, endpoints, webhooks
+from gradcanary_server import addresses, endpoint_changes, endpoints, operator_endpoints, webhooks
 from gradcanary_server.errors import RequestError, SettingsError
 from gradcanary_server.schema import endpoint
+from gradcanary_server.settings import Settings
 from gradcanary_server.webhooks import Message
 
 SECRET = "whsec_" + "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU="
@@ -109,11 +110,27 @@ def test_there_is_a_limit_to_endpoints(store, monkeypatch):
         "http://h\nx/",
         "http://a b/",
         "http://[::1/",
+        "https://bücher.example/hook",
     ],
 )
 def test_what_is_no_http_address_is_refused_with_a_reason(store, url):
     with pytest.raises(SettingsError, match="--webhook"):
         ensure(store, url)
+
+
+def test_an_address_given_twice_is_refused(tmp_path):
+    settings = Settings(tmp_path, "sqlite://", webhooks=("http://here/hook", "critical=http://here/hook"))
+    with pytest.raises(SettingsError, match="http://here/hook is given twice"):
+        operator_endpoints.read(settings)
+
+
+def test_an_address_is_shown_without_its_keys():
+    assert (
+        addresses.shown("https://a.example/hooks/catch/123/b7hf93ksl20dkf93")
+        == "https://a.example/hooks/catch/123/****"
+    )
+    assert addresses.shown("http://here:81/hook?key=1#x") == "http://here:81/hook?****#****"
+    assert addresses.shown("http://here/hook") == "http://here/hook"
 
 
 def test_credentials_are_refused_and_not_repeated(store):

@@ -67,6 +67,30 @@ def test_what_arrives_late_counts_as_told_and_the_truth_follows_at_its_pace(told
     assert (type(step), step.due.kind, step.key.version) == (Seal, "resolved", 2)
 
 
+def test_an_old_message_that_arrives_after_a_newer_one_is_not_the_last_word(told):
+    connection, now = told
+    expire(connection, now)
+    seal(connection, now + PACE.interval_s)
+    send(connection, now + PACE.interval_s)
+    connection.execute(update(incident).values(state="resolved", resolved=now, resolution="recovered"))
+    seal(connection, now + 3 * PACE.interval_s)
+    send(connection, now + 3 * PACE.interval_s)
+    assert states(connection) == ["expired", "delivered", "delivered"]
+    again(connection, now + 4 * PACE.interval_s)
+    [step] = seal(connection, now + 6 * PACE.interval_s)
+    assert (type(step), step.due.kind, step.key.version) == (Seal, "resolved", 4)
+
+
+def test_what_was_sealed_as_its_endpoint_was_disabled_is_not_sent(told):
+    connection, now = told
+    seal(connection, now)
+    connection.execute(update(endpoint).values(disabled=now))
+    assert deliveries.claimable(connection, now) == []
+    assert attempts.claim(connection, FIRST, now) is None
+    connection.execute(update(endpoint).values(disabled=None))
+    assert attempts.claim(connection, FIRST, now) is not None
+
+
 def test_what_fails_again_is_as_it_was(told):
     connection, now = told
     expire(connection, now)

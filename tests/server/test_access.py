@@ -103,6 +103,12 @@ def test_a_name_that_holds_a_path_changes_nothing(app, host):
     assert app.delete(RUN, headers={"host": host}).status_code in (400, 401)
 
 
+def test_a_line_feed_at_the_end_is_another_path(app, made):
+    read = made("read")
+    for path in ("/api/v1/tokens%0A", "/api/v1/audit%0A", "/api/v1/runs%0a", "/healthz%0A", "/sign-in%0A", "/a%00"):
+        assert code(app.get(path, headers=read)) == (404, "not_found"), path
+
+
 def test_each_scope_does_what_it_is_for(app, admin, made):
     ingest, read = made("ingest"), made("read")
     json_type = {"content-type": "application/json"}
@@ -197,6 +203,21 @@ def test_over_tls_the_cookie_stays_there(app, admin):
     assert "; Secure" in answer.headers["set-cookie"]
     assert app.get("https://testserver/api/v1/runs").status_code == 200
     assert app.get("http://testserver/api/v1/runs").status_code == 401
+
+
+def test_a_page_behind_a_proxy_asks_with_the_cookie_that_came_over_tls(app, admin):
+    token = admin["authorization"][7:]
+    answer = app.post("https://testserver/sign-in", data={"token": token}, headers={"origin": "https://testserver"})
+    cookie = answer.headers["set-cookie"].partition(";")[0]
+    app.cookies.clear()
+    assert app.get("http://testserver/api/v1/runs", headers={"cookie": cookie}).status_code == 200
+
+
+def test_who_is_not_signed_in_signs_nobody_out(app, admin, monkeypatch):
+    keyring = app.app.state.gate.keyring
+    monkeypatch.setattr(keyring, "forget", lambda: pytest.fail("everybody's tokens were forgotten"))
+    for name in ("gradcanary=nobodys", "other=x"):
+        assert app.post("/sign-out", headers={**OURS, "cookie": name}).status_code == 303
 
 
 @pytest.mark.parametrize("wanted", ["//evil.example", "https://evil.example", "/\\evil.example", '/"><script>'])

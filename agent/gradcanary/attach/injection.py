@@ -62,10 +62,11 @@ gdb=$$
 is_traced() {{ grep -q "^TracerPid:[^0-9]*$gdb$" /proc/{pid}/status; }}
 (
     sleep {late}
-    is_traced && kill -STOP {pid} && stopped={pid}
+    is_traced && kill -STOP {pid}
     for _ in $(seq {looks}); do is_traced && sleep 0.1; done
     kill -KILL $gdb
-    test -z "$stopped" || kill -CONT {pid}
+    sleep 0.1
+    grep -q "^State:.T" /proc/{pid}/status && kill -CONT {pid}
 ) &
 exec "$@"
 """
@@ -188,8 +189,8 @@ def _run(command: list[str], process: processes.Process, said: Path) -> tuple[st
         if gdb.poll() is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(gdb.pid, signal.SIGTERM)  # its watchdog
-    if gdb.returncode < 0 and processes.state(process.pid) == "T":
-        _continue(process)
+        if is_late or gdb.returncode:
+            _continue(process)
     return said.read_text(encoding="utf-8", errors="replace"), is_late
 
 
@@ -217,18 +218,18 @@ def _let_go(gdb: subprocess.Popen[bytes], process: processes.Process) -> None:
     except subprocess.TimeoutExpired:
         gdb.kill()
         gdb.wait()
-    finally:
-        _continue(process)
 
 
 def _continue(process: processes.Process) -> None:
-    """Continue a process that was stopped, or is about to be: it was not before, or it had been refused."""
+    """Continue a process that is stopped, or is about to be: it was not before, or it had been refused.
+
+    Nothing is sent to one that runs: it may have a handler for that signal.
+    """
     for _ in range(10):
-        with contextlib.suppress(OSError):
-            os.kill(process.pid, signal.SIGCONT)
-        time.sleep(0.05)
-        if processes.state(process.pid) != "T":
-            return
+        if processes.state(process.pid) == "T":
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGCONT)
+        time.sleep(0.02)
 
 
 def _last(said: str) -> str:
