@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from functools import lru_cache
 from ipaddress import ip_address
@@ -40,8 +39,6 @@ WRITTEN = (20.0, 0.1)
 
 SECURE_COOKIE, COOKIE = "__Host-gradcanary", "gradcanary"
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
 logger = logging.getLogger(__name__)
 
 NO_TOKEN = "This collector asks for an access token: send 'Authorization: Bearer gc_...', or sign in at /sign-in."  # noqa: S105
@@ -62,7 +59,7 @@ class Gate:
     async def admit(self, request: Request) -> Asker | None:
         """Return who asks, None for what everybody may see; raises RequestError."""
         method, path = request.method, path_of(request)
-        if _CONTROL.search(path):
+        if path.endswith("\n"):
             # "$" of a route is before a last line feed, too: it would be judged as another path than it leads to.
             raise RequestError(404, "not_found", "There is no such path here.")
         if method not in rights.SAFE and not rights.is_own(request.headers, self.settings.public_url):

@@ -105,7 +105,7 @@ def test_a_name_that_holds_a_path_changes_nothing(app, host):
 
 def test_a_line_feed_at_the_end_is_another_path(app, made):
     read = made("read")
-    for path in ("/api/v1/tokens%0A", "/api/v1/audit%0A", "/api/v1/runs%0a", "/healthz%0A", "/sign-in%0A", "/a%00"):
+    for path in ("/api/v1/tokens%0A", "/api/v1/audit%0A", "/api/v1/runs%0a", "/healthz%0A", "/sign-in%0A"):
         assert code(app.get(path, headers=read)) == (404, "not_found"), path
 
 
