@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from urllib.parse import urlsplit
 
 from dash import Dash
 from fastapi import FastAPI
@@ -11,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gradcanary_dashboard import callbacks, client, news, shell
+from gradcanary_dashboard import callbacks, client, news, pages, shell
 from gradcanary_dashboard.client import Collector
 
 MAX_BODY = 2**20
@@ -60,7 +61,7 @@ def _mount(server: FastAPI, collector: Collector) -> Dash:
 
 
 class Documents:
-    """Answer the address of a run's page with the document of ``/``, and say of each document what it may load.
+    """Answer the address of each page with the document of ``/``, and say of each document what it may load.
 
     Dash's own route for paths below ``/`` skips its set-up: the first request of a process would fail on a deep link.
     What a page asks the collector is asked with the credentials of the reader.
@@ -74,12 +75,16 @@ class Documents:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if scope["method"] in ("GET", "HEAD") and scope["path"].startswith("/runs/"):
+        if scope["method"] in ("GET", "HEAD") and pages.is_page(scope["path"]):
             scope = {**scope, "path": "/", "raw_path": b"/"}
 
         is_dashs = scope["path"] == "/" or scope["path"].startswith("/_dash-")
         if is_dashs and not _is_small(Headers(scope=scope), scope["method"]):
             await Response("This is more than a page says.", 413)(scope, receive, send)
+            return
+
+        if scope["method"] not in ("GET", "HEAD") and not _is_own(Headers(scope=scope)):
+            await Response("A page of another site may not change anything here.", 403)(scope, receive, send)
             return
 
         async def sending(message: Message) -> None:
@@ -101,6 +106,14 @@ def _is_small(headers: Headers, method: str) -> bool:
     if size is None:
         return method in ("GET", "HEAD") and "transfer-encoding" not in headers
     return size.isdecimal() and int(size) <= MAX_BODY
+
+
+def _is_own(headers: Headers) -> bool:
+    """Tell whether a request does not come from a page of another site: a page here asks the collector in its name."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site in ("same-origin", "none")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
 
 
 def create_app(collector_url: str, *, token: str | None = None, trusted: ssl.SSLContext | None = None) -> FastAPI:

@@ -110,6 +110,14 @@ class Collector:
                 self._endpoints = (time.monotonic(), answer)
         return answer
 
+    def change(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> object:
+        """Return the JSON that answers a change by the reader, None where there is none; raises DashboardError."""
+        request = self._http.build_request(method, path, json=body)
+        # The question that this answers came from a page of ours: who let it in looked (``Documents``, ``access``).
+        request.headers.update({**(_reader.get() if self.as_reader else self._own), "sec-fetch-site": "same-origin"})
+        response = self._send(request)
+        return self._read("", response).body if response.content else None
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -123,20 +131,23 @@ class Collector:
         known = self._recall(key)
         if known is not None:
             request.headers["if-none-match"] = known.version
-        try:
-            response = self._http.send(request)
-        except httpx.HTTPError as error:
-            raise UnreachableError(f"The collector at {self.url} does not answer ({type(error).__name__}).") from error
+        response = self._send(request)
         if response.status_code == 304 and known is not None:
             return known
         return self._read(key, response)
+
+    def _send(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return self._http.send(request)
+        except httpx.HTTPError as error:
+            raise UnreachableError(f"The collector at {self.url} does not answer ({type(error).__name__}).") from error
 
     def _read(self, key: str, response: httpx.Response) -> Answer:
         if response.status_code in (401, 403):
             raise DeniedError(_reason(response))
         if response.status_code == 404:
             raise NotFoundError(f"The collector at {self.url} knows no {response.request.url.path.removeprefix(API)}.")
-        if response.status_code == 422:
+        if response.status_code in (400, 409, 413, 415, 422, 429):
             raise RefusedError(_reason(response))
         try:
             response.raise_for_status()
@@ -145,7 +156,7 @@ class Collector:
             raise UnreachableError(f"The collector at {self.url} answered {response.status_code}.") from error
         etag = response.headers.get("etag")
         answer = Answer(body, etag or hashlib.sha256(response.content).hexdigest())
-        if etag is not None:
+        if etag is not None and key:
             self._remember(key, answer)
         return answer
 

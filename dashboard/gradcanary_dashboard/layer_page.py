@@ -15,7 +15,7 @@ from gradcanary_dashboard.layer_data import LayerData
 from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.stats import STATS, Stat
 from gradcanary_dashboard.verdict import of_layer
-from gradcanary_dashboard.view import Place, View, run_url
+from gradcanary_dashboard.view import View, run_url
 
 HEIGHT = 190
 
@@ -37,10 +37,10 @@ SLOTS = {
 """Id and property of everything that a refresh fills."""
 
 
-def frame(place: Place, contents: Mapping[str, Any]) -> list[Any]:
+def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
-    name = place.layer or ""
-    crumbs = contents.get("layer-crumbs", _crumbs(place.run, name, View()))
+    name = place["layer"]
+    crumbs = contents.get("layer-crumbs", _crumbs(place["run"], name, View()))
     return [
         html.Div(crumbs, id="layer-crumbs"),
         html.Div(
@@ -49,15 +49,14 @@ def frame(place: Place, contents: Mapping[str, Any]) -> list[Any]:
         html.Div(contents.get("layer-tiles"), id="layer-tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
         dcc.Location(id="layer-url", refresh=False),
-        dcc.Store(id="layer-place", data={"run": place.run, "layer": place.layer}),
         parts.heart("layer", contents.get("shown")),
     ]
 
 
-def unknown(place: Place) -> list[Any]:
+def unknown(run: str, layer: str) -> list[Any]:
     """Return the page of a layer that the run does not have."""
-    text = ["The run ", html.Code(place.run), " has no layer ", html.Code(place.layer), "."]
-    return [parts.missing("No such layer", text, ("See the run", run_url(place.run)))]
+    text = ["The run ", html.Code(run), " has no layer ", html.Code(layer), "."]
+    return [parts.missing("No such layer", text, ("See the run", run_url(run)))]
 
 
 def fill(data: LayerData, view: View) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         figures |= _stat(data, stat, span, events)
         figures[f"shown-{name}"] = name not in data.series
     return {
-        "name": layer["name"],
+        "title": layer["name"],
         "layer-crumbs": _crumbs(run, layer["name"], view),
         "layer-verdict": [parts.verdict(of_layer(layer, data.incidents))],
         "layer-tiles": _tiles(data),

@@ -63,15 +63,15 @@ FIGURES = {
 }
 
 
-def frame(run: str, contents: Mapping[str, Any]) -> list[Any]:
+def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
+    run = place["run"]
     return [
         parts.crumbs([("Runs", "/")], run),
         html.Div(contents.get("verdict", html.H1(run)), id="verdict", **parts.attributes(aria_live="polite")),
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
         dcc.Location(id="run-url", refresh=False),
-        dcc.Store(id="run-name", data=run),
         parts.heart("run", contents.get("shown")),
     ]
 

@@ -27,7 +27,7 @@ SLOTS = {"runs": "children", "runs-head": "className"}
 """Id and property of everything that a refresh fills."""
 
 
-def frame(contents: Mapping[str, Any]) -> list[Any]:
+def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page: a heading with the filter that stays, and the slot that a refresh fills."""
     return [
         html.Div(

@@ -33,7 +33,7 @@ INDEX = """<!DOCTYPE html>
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   var plotly = "/assets/PLOTLY";
   Object.defineProperty(window, "_dashPlotlyJSURL", { get: function () { return plotly; }, set: function () {} });
-  var hasFigures = location.pathname.indexOf("/runs/") === 0;
+  var hasFigures = /^\\/(runs\\/|compare)/.test(location.pathname);
   var early = document.createElement(hasFigures ? "script" : "link");
   if (hasFigures) early.src = plotly;
   else Object.assign(early, { rel: "prefetch", href: plotly });
@@ -48,6 +48,9 @@ INDEX = """<!DOCTYPE html>
 </body>
 </html>""".replace("PLOTLY", PLOTLY)
 
+
+WAYS = (("Runs", "/"), ("Incidents", "/incidents"), ("Compare", "/compare"), ("Settings", "/settings"))
+"""What the header leads to."""
 
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
@@ -86,9 +89,12 @@ def _header(*, signs_in: bool) -> html.Header:
     words = parts.attributes(aria_label="Switch between light and dark")
     theme = html.Button(parts.icon("theme"), id="theme", type="button", **words)
     brand = dcc.Link([parts.icon("pulse"), "gradcanary"], href="/", className="brand")
+    ways = html.Nav(
+        [dcc.Link(words, href=href) for words, href in WAYS], id="ways", **parts.attributes(aria_label="Pages")
+    )
     out = html.Form(html.Button("Sign out", type="submit"), action="/sign-out", method="post", className="sign-out")
     tools = [link, theme, *([out] if signs_in else [])]
-    return html.Header([brand, html.Div(tools, className="tools")], className="top")
+    return html.Header([brand, ways, html.Div(tools, className="tools")], className="top")
 
 
 def outage(message: str) -> list[Any]:

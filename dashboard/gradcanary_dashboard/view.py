@@ -1,9 +1,9 @@
-"""What is looked at: the run and layer that a path names, and the part of a page's state that lives in its query."""
+"""What is looked at: addresses, and the part of a page's state that lives in its query."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import parse_qs, quote, unquote, urlencode
+from urllib.parse import parse_qs, quote, urlencode
 
 from gradcanary_dashboard.stats import STATS
 
@@ -14,14 +14,6 @@ VALUES = ("min", "mean", "max")
 ORDERS = ("model", "worst", "block")
 CHOICES = {"stat": tuple(STATS), "value": VALUES, "order": ORDERS}
 """What a parameter may be; the first is meant where the address is silent."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """The page that a path names: of a run, or of one of its layers (a name or a number)."""
-
-    run: str
-    layer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,17 +62,6 @@ def layer_url(run: str, layer: str, number: int, view: View | None = None) -> st
     # A browser takes a segment of dots for a way up, whatever its encoding.
     name = str(number) if layer.strip(".") == "" else quote(layer, safe="")
     return f"/runs/{quote(run, safe='')}/layers/{name}{_search((view or View()).steps())}"
-
-
-def place_of(pathname: str) -> Place | None:
-    """Return the run or layer that a path names, None for any other page."""
-    root, *rest = pathname.strip("/").split("/")
-    parts = [unquote(part) for part in rest]
-    if root != "runs" or not parts or "" in parts:
-        return None
-    if len(parts) == 3 and parts[1] == "layers":
-        return Place(parts[0], parts[2])
-    return Place("/".join(parts))
 
 
 def _search(view: View) -> str:

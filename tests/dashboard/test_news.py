@@ -11,7 +11,7 @@ from streams import Session, Stream
 
 from gradcanary_dashboard.client import Answer
 from gradcanary_dashboard.client import Collector as Api
-from gradcanary_dashboard.news import runs_version
+from gradcanary_dashboard.pages import runs_version
 
 RUN = "some-run"
 PAGE = f"/runs/{RUN}"
@@ -39,7 +39,7 @@ def answer(api: Api, path: str, shown: object) -> int:
 
 def shown(api: Api) -> dict[str, object]:
     """What a page of the run that was filled just now holds."""
-    return {"version": api.run(RUN).version, "search": ""}
+    return {"version": api.run(RUN).version, "chosen": ""}
 
 
 def test_there_is_news_once_a_step_arrives(api: Api) -> None:
@@ -81,7 +81,7 @@ def test_an_endpoint_that_was_given_up_is_news(api: Api, monkeypatch: pytest.Mon
     assert runs_version(api) != before
 
 
-@pytest.mark.parametrize("held", ["", "{", "[1]", "[" * 5_000, '{"version": 3}', '{"version": "x", "search": null}'])
+@pytest.mark.parametrize("held", ["", "{", "[1]", "[" * 5_000, '{"version": 3}', '{"version": "x", "chosen": null}'])
 @pytest.mark.parametrize("path", ["/", "/runs/nobody", "x"])
 def test_what_cannot_be_told_is_news(module_collector: Any, path: str, held: str) -> None:
     asked = httpx.get(f"{module_collector.url}/_news", params={"path": path, "shown": held})

@@ -5,6 +5,7 @@ import json
 import re
 
 import numpy as np
+import pytest
 from api_answers import column, incident, layer, run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +22,10 @@ from gradcanary_dashboard import (
     silent_endpoints,
 )
 from gradcanary_dashboard.client import Answer
+from gradcanary_dashboard.pages import PAGES, Page
 from gradcanary_dashboard.sparkline import sparkline
 from gradcanary_dashboard.verdict import Verdict, of_layer, verdict
-from gradcanary_dashboard.view import Place, View
+from gradcanary_dashboard.view import View
 
 
 def text_of(component: object) -> str:
@@ -242,25 +244,20 @@ def test_a_sparkline_holds_no_word_of_python(values: list[float]) -> None:
     assert source is None or not re.search("nan|inf", base64.b64decode(source.split(",")[1]).decode())
 
 
-def test_every_slot_of_a_page_is_in_its_frame() -> None:
-    place = Place("run", "layer")
-    for frame, slots in (
-        (run_page.frame("run", {}), run_page.SLOTS),
-        (layer_page.frame(place, {}), layer_page.SLOTS),
-    ):
-        said = text_of(frame)
-        assert [slot for slot in slots if f'"id": "{slot}"' not in said] == []
+PLACE = {"run": "run", "layer": "layer"}
 
 
-def test_a_page_has_one_heading_of_the_first_level() -> None:
-    place = Place("run", "layer")
-    for page in (
-        run_page.frame("run", {}),
-        run_page.unknown("run"),
-        layer_page.frame(place, {}),
-        layer_page.unknown(place),
-    ):
-        assert text_of(page).count('"type": "H1"') == 1
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_frame_has_a_heading_and_all_that_is_filled_and_asked(page: Page) -> None:
+    said = text_of(page.frame(PLACE, {}))
+    wanted = (*page.slots, f"{page.name}-heart", page.choice[0])
+    assert [slot for slot in wanted if f'"id": "{slot}"' not in said] == []
+    assert said.count('"type": "H1"') == 1
+
+
+@pytest.mark.parametrize("missing", [run_page.unknown("run"), layer_page.unknown("run", "layer")])
+def test_a_page_of_something_unknown_has_a_heading(missing: object) -> None:
+    assert text_of(missing).count('"type": "H1"') == 1
 
 
 def test_a_layer_that_fires_tells_since_when_and_how_far_it_fell() -> None:

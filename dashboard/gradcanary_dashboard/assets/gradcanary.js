@@ -122,8 +122,19 @@
     return document.activeElement === field || field.value === wanted ? window.dash_clientside.no_update : wanted;
   }
 
+  // The way one is on; a run's page is reached from the list of runs.
+  function showWay() {
+    const root = "/" + window.location.pathname.split("/")[1];
+    for (const way of document.querySelectorAll("#ways a")) {
+      const href = way.getAttribute("href");
+      if (href === root || (href === "/" && root === "/runs")) way.setAttribute("aria-current", "page");
+      else way.removeAttribute("aria-current");
+    }
+  }
+
   function setTitle(title) {
     if (title) document.title = title + " · gradcanary";
+    showWay();
     window.scrollTo(0, 0);
   }
 

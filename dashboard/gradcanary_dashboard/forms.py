@@ -1,0 +1,46 @@
+"""What people change something with: fields, buttons, a second question before something is gone, and the answer."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from dash import html
+from dash.development.base_component import Component
+
+from gradcanary_dashboard import parts
+
+Id: TypeAlias = str | dict[str, str | int]
+"""Of one element, or of one of many: ``{"do": "ack", "incident": 31}`` (Dash's pattern-matching callbacks)."""
+
+
+def field(words: str, control: Component, hint: parts.Children = None) -> html.Label:
+    """Return a control with its name above and, below, what may be put in."""
+    below = [] if hint is None else [html.Span(hint, className="hint")]
+    return html.Label([html.Span(words, className="name"), control, *below], className="form-field")
+
+
+def button(words: str, name: Id, *, icon: str | None = None, tone: str = "plain") -> html.Button:
+    """Return a button; ``tone`` is plain, main (what the form is for) or danger."""
+    shown: list[Any] = [*([] if icon is None else [parts.icon(icon)]), words]
+    return html.Button(shown, id=name, type="button", className=f"do tone-{tone}")
+
+
+def asking(words: str, question: parts.Children, really: Component) -> html.Details:
+    """Return a button that asks before it does something that cannot be taken back; ``really`` does it."""
+    asked = html.Div([html.P(question), really], className="asked")
+    return html.Details([html.Summary(words, className="do tone-danger"), asked], className="asking")
+
+
+def answer(name: Id) -> html.P:
+    """Return the place of what was done, or of what is wrong."""
+    return html.P(id=name, className="answer", **parts.attributes(aria_live="polite"))
+
+
+def done(text: str) -> list[Any]:
+    """Return what an answer says when something was done."""
+    return [html.Span([parts.icon("check"), text], className="tone-quiet")]
+
+
+def wrong(text: str) -> list[Any]:
+    """Return what an answer says when it was not, and why."""
+    return [html.Span([parts.icon("warning"), text], className="tone-critical")]

@@ -1,0 +1,179 @@
+"""Every page of the dashboard: its address, what it asks of the collector, and when that has changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from gradcanary_dashboard import layer_data, layer_page, run_data, run_page, runs_page, silent_endpoints
+from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.errors import DashboardError
+from gradcanary_dashboard.view import parse
+
+Arguments = Mapping[str, str]
+"""What the path of a page names: ``{"run": .., "layer": ..}``."""
+
+Contents = Mapping[str, Any]
+"""What is filled into a page's slots, ``shown`` and its ``title`` among it."""
+
+Shown = Mapping[str, Any]
+"""What a page was filled with: ``version``, ``chosen``, and what is its own."""
+
+MAX_NAME = 100
+"""Characters in the name of a run."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """One kind of page.
+
+    ``path`` is its address; the groups of the expression are its arguments. ``frame`` returns what stays: the slots
+    that are filled, ``<name>-heart`` (``parts.heart``), and ``<name>-url``, a ``dcc.Location`` whose query holds what
+    is chosen on the page. ``ask`` returns the contents, nothing where ``shown`` says that the page has them.
+    """
+
+    name: str
+    path: str
+    title: str
+    slots: Mapping[str, str]
+    frame: Callable[[Arguments, Contents], list[Any]]
+    ask: Callable[[Collector, Arguments, str, Shown], Contents]
+    is_shown: Callable[[Collector, Arguments, Shown], bool]
+    unknown: Callable[[Collector, Arguments], list[Any]] = field(default=lambda _collector, _arguments: [])
+    chosen: tuple[str, str] | None = None
+    """Id and property of what is chosen, where that is not the query."""
+
+    @property
+    def choice(self) -> tuple[str, str]:
+        """Id and property of what is chosen on the page."""
+        return self.chosen or (f"{self.name}-url", "search")
+
+
+def versioned(
+    version: Callable[[Collector, Arguments, str], str], load: Callable[[Collector, Arguments, str], Contents]
+) -> tuple[Callable[[Collector, Arguments, str, Shown], Contents], Callable[[Collector, Arguments, Shown], bool]]:
+    """Return ``ask`` and ``is_shown`` of a page that changes when its version does."""
+
+    def ask(collector: Collector, arguments: Arguments, chosen: str, shown: Shown) -> Contents:
+        now = version(collector, arguments, chosen)
+        if (shown.get("version"), shown.get("chosen")) == (now, chosen):
+            return {}
+        return {**load(collector, arguments, chosen), "shown": json.dumps({"version": now, "chosen": chosen})}
+
+    def is_shown(collector: Collector, arguments: Arguments, shown: Shown) -> bool:
+        return bool(shown.get("version") == version(collector, arguments, shown.get("chosen") or ""))
+
+    return ask, is_shown
+
+
+def find(pathname: str) -> tuple[Page, Arguments]:
+    """Return the page of a path and what the path names; that of the runs for any other."""
+    for page in PAGES:
+        found = re.fullmatch(page.path, pathname.rstrip("/") or "/")
+        if found is not None:
+            return page, {name: unquote(text) for name, text in found.groupdict().items()}
+    return RUNS, {}
+
+
+def is_page(pathname: str) -> bool:
+    """Tell whether a path is the address of a page."""
+    return any(re.fullmatch(page.path, pathname.rstrip("/") or "/") for page in PAGES)
+
+
+def is_news(collector: Collector, path: str, shown: Shown) -> bool:
+    """Return whether the page has to be filled anew, which is so when that cannot be told."""
+    page, arguments = find(path)
+    try:
+        return not shown or bool(shown.get("down")) or not page.is_shown(collector, arguments, shown)
+    except DashboardError:
+        return True
+
+
+def runs_version(collector: Collector, _arguments: Arguments | None = None, _named: str = "") -> str:
+    """Return what changes when the list of runs does."""
+    return f"{collector.runs().version} {collector.incidents().version} {silent_endpoints.version(collector)}"
+
+
+def _load_runs(collector: Collector, _arguments: Arguments, named: str) -> Contents:
+    listed, incidents = collector.runs().body, collector.incidents().body["incidents"]
+    has_older = listed["next"] is not None
+    if has_older and named.strip():
+        listed = collector.runs(named=named.strip()[:MAX_NAME]).body
+    found, asks_token = listed["runs"], collector.as_reader
+    unheard = silent_endpoints.load(collector)
+    address = collector.public_url
+    return runs_page.fill(found, incidents, named, address, unheard, asks_token=asks_token, has_older=has_older)
+
+
+def _ask_run(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
+    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown):
+        return {}
+    version, view = collector.run(arguments["run"]).version, parse(search)
+    data = run_data.load(collector, arguments["run"], view, shown.get("layer"))
+    drawn = data.layer and data.layer["layer"]
+    return {**run_page.fill(data, view), "shown": _run_state(version, search, data, layer=drawn)}
+
+
+def _ask_layer(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
+    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown):
+        return {}
+    version, view = collector.run(arguments["run"]).version, parse(search)
+    data = layer_data.load(collector, arguments["run"], arguments["layer"], view)
+    return {**layer_page.fill(data, view), "shown": _run_state(version, search, data)}
+
+
+def _run_state(version: str, search: str, data: run_data.RunData | layer_data.LayerData, **own: object) -> str:
+    incidents = data.incidents_version if run_data.is_unsettled(data.incidents) else None
+    return json.dumps({"version": version, "chosen": search, "incidents": incidents, **own})
+
+
+def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown) -> bool:
+    if shown.get("version") != collector.run(arguments["run"]).version:
+        return False
+    if shown.get("incidents") is None:
+        return True
+    # A message is on its way: deliveries move on without a new revision of the run.
+    load = layer_data if "layer" in arguments else run_data
+    _, version = load.load_incidents(collector, arguments["run"], parse(shown.get("chosen")).incident)
+    return bool(version == shown["incidents"])
+
+
+def _unknown(collector: Collector, arguments: Arguments) -> list[Any]:
+    """Return the page that says what is missing: the run, or only the layer."""
+    try:
+        collector.run(arguments["run"])
+    except DashboardError:
+        return run_page.unknown(arguments["run"])
+    return layer_page.unknown(arguments["run"], arguments["layer"])
+
+
+_ask_runs, _is_runs_shown = versioned(runs_version, _load_runs)
+
+RUNS = Page(
+    "runs",
+    "/",
+    "Runs",
+    runs_page.SLOTS,
+    runs_page.frame,
+    _ask_runs,
+    _is_runs_shown,
+    chosen=("runs-filter", "value"),
+)
+LAYER = Page(
+    "layer",
+    "/runs/(?P<run>[^/]+)/layers/(?P<layer>[^/]+)",
+    "Layer",
+    layer_page.SLOTS,
+    layer_page.frame,
+    _ask_layer,
+    _is_run_shown,
+    _unknown,
+)
+RUN = Page("run", "/runs/(?P<run>.+)", "Run", run_page.SLOTS, run_page.frame, _ask_run, _is_run_shown, _unknown)
+
+PAGES = (RUNS, LAYER, RUN)
+"""The first whose expression matches is meant."""
