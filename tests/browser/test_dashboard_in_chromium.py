@@ -283,6 +283,6 @@ def test_the_page_says_when_its_own_server_is_gone(
     watched.start()
     expect(page.locator("#offline")).to_be_hidden()
     scenes.send(watched.url, "another", scenes.quiet(steps=40, blocks=1))
-    page.get_by_role("link", name="Runs").click()
+    page.locator(".crumbs").get_by_role("link", name="Runs").click()
     expect(page.locator(".run h2 a")).to_have_count(3)
     complaints.clear()
