@@ -37,7 +37,7 @@ from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.errors import RequestError
 from gradcanary_server.headers import SecurityHeaders
 from gradcanary_server.ingest import Ingest
-from gradcanary_server.layers import KnownSets
+from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.settings import Settings
 from gradcanary_server.tiles import Tiles
