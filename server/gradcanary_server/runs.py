@@ -58,19 +58,23 @@ def page(connection: Connection, chosen: Choice, now: float, silent: Silent = SI
         query = query.where(func.lower(run.c.name).contains(chosen.named.lower(), autoescape=True))
     if chosen.after is not None:
         query = query.where(tuple_(*keys) < tuple_(*_place(chosen.after)))
-    # First the keys: whole rows, with all that agents have said, would be put in order with them.
     found = connection.execute(query.order_by(*(key.desc() for key in keys)).limit(chosen.limit + 1)).all()
     shown = found[: chosen.limit]
-    rows = {row.run_id: row for row in connection.execute(select(run).where(run.c.run_id.in_([i for _, i in shown])))}
-    seen = _seen(connection, [rows[run_id] for _, run_id in shown], now, silent)
+    seen = _seen(connection, _rows(connection, [run_id for _, run_id in shown]), now, silent)
     return seen, "{}~{}".format(*shown[-1]) if len(found) > chosen.limit else None
 
 
 def unended(connection: Connection, most: int, now: float, silent: Silent = SILENT) -> list[Seen]:
     """Return the runs that did not end and are not in the archive: the ones heard of last, so many at most."""
-    query = select(run).where(run.c.ended.is_(None), run.c.archived.is_(False))
-    rows = connection.execute(query.order_by(run.c.last_seen.desc(), run.c.run_id.desc()).limit(most)).all()
-    return _seen(connection, rows, now, silent)
+    query = select(run.c.run_id).where(run.c.ended.is_(None), run.c.archived.is_(False))
+    found = connection.scalars(query.order_by(run.c.last_seen.desc(), run.c.run_id.desc()).limit(most)).all()
+    return _seen(connection, _rows(connection, found), now, silent)
+
+
+def _rows(connection: Connection, run_ids: Sequence[int]) -> list[Record]:
+    """Return the rows of runs in this order: put in order as rows, all that agents have said would move with them."""
+    rows = {row.run_id: row for row in connection.execute(select(run).where(run.c.run_id.in_(run_ids)))}
+    return [rows[run_id] for run_id in run_ids]
 
 
 def _place(text: str) -> tuple[float, int]:
