@@ -72,16 +72,13 @@ def say_hello(
     check_deleted(connection, run_name, session_id)
     its = (session.c.run_id == run_id) & (session.c.session == session_id)
     known = connection.execute(select(session).where(its)).one_or_none()
-    if known is None:
-        launch_no = launches.join(connection, run_id, hello, launches.began(hello, sent, now))
-    else:
-        launch_no = int(known.launch_no)
+    began = launches.began(hello, sent, now)
+    launch_no = launches.join(connection, run_id, hello, began) if known is None else int(known.launch_no)
     newer = launches.newer(connection, run_id, launch_no)
     _describe_run(connection, run_row, hello, now, is_newest=not newer)
     settled = layer_sets.numbers_of(connection, run_id, newer)
     sets = {} if known is None else json.loads(known.layer_sets)
-    new = [item for item in hello.layer_sets if item.id not in sets]
-    for item in new:
+    for item in (each for each in hello.layer_sets if each.id not in sets):
         sets[item.id] = layer_sets.keep(connection, run_id, item, layers.register(connection, run_id, item, settled))
     if known is not None:
         merged = _merged(_restored(known.hello), hello)
@@ -91,8 +88,7 @@ def say_hello(
         touch(connection, known, now, told)
         return int(known.next_seq)
     if not newer:
-        _take_over(connection, run_id, launch_no)
-        absences.close(connection, run_id, launch_no, "silent", now)
+        _take_over(connection, run_id, launch_no, now)
     row = {"run_id": run_id, "session": session_id, "launch_no": launch_no, "rank": hello.rank, "started": now}
     row |= {"interval_s": hello.interval_s, "hello": _stored(hello), "layer_sets": json.dumps(sets)}
     row |= _role(hello.rank, sharded=bool(hello.sharded))
@@ -208,11 +204,12 @@ def _describe_run(connection: Connection, row: Record, hello: wire.Hello, now: f
     revise(connection, row.run_id, last_seen=now, framework=named[0] or named[1], facts=stored)
 
 
-def _take_over(connection: Connection, run_id: int, launch_no: int) -> None:
+def _take_over(connection: Connection, run_id: int, launch_no: int, now: float) -> None:
     """Let the run go on with its newest launch, and be in the list again; what was open of others is silent now."""
     older = (session.c.run_id == run_id) & (session.c.launch_no != launch_no) & session.c.ended.is_(None)
     connection.execute(update(session).where(older).values(ended=SILENT))
     connection.execute(update(run).where(run.c.run_id == run_id).values(ended=None, archived=False))
+    absences.close(connection, run_id, launch_no, "silent", now)
 
 
 def _role(rank: int, *, sharded: bool) -> dict[str, object]:
