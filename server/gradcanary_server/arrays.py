@@ -1,14 +1,16 @@
 """Numbers as the read API sends them; pure."""
 
 from datetime import datetime, timezone
-from typing import TypedDict
 
 import numpy as np
 import pybase64
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
 
 class Array(TypedDict):
+    """An array: base64 of its little-endian bytes, rows first."""
+
     dtype: str
     shape: list[int]
     data: str

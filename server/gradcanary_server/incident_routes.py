@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, select, update
 
 from gradcanary import wire
 from gradcanary_server import bodies, dossiers, incident_views, incidents, runs, sessions, silences
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.requests import Reader, check_text
@@ -41,7 +42,7 @@ _ACK = Reader(Acknowledgement)
 
 
 # Response models would check what was just built: the answers are plain JSON values.
-@router.get("/incidents", response_model=None)
+@router.get("/incidents", response_model=None, responses=answered("incidents"))
 def list_incidents(
     request: Request,
     run: str | None = None,
@@ -62,7 +63,7 @@ def list_incidents(
     return JSONResponse({"incidents": [incident_views.brief(each, url, quiet) for each in found], "next": more})
 
 
-@router.get("/incidents/{number}", response_model=None)
+@router.get("/incidents/{number}", response_model=None, responses=answered("incident"))
 def show_incident(request: Request, number: int) -> JSONResponse:
     """Answer one incident with its layers and deliveries."""
     database: Database = request.app.state.database
@@ -70,7 +71,7 @@ def show_incident(request: Request, number: int) -> JSONResponse:
         return JSONResponse(_full(connection, number, request))
 
 
-@router.post("/incidents/{number}/ack", response_model=None)
+@router.post("/incidents/{number}/ack", response_model=None, responses=answered("incident"))
 async def acknowledge(request: Request, number: int) -> JSONResponse:
     """Take note that somebody knows, and answer the incident; a second one replaces the first."""
     ack = _ACK.read(await bodies.read(request))

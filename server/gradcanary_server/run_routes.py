@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from gradcanary import wire
 from gradcanary_server import bodies, deletion, requests, run_names, runs, sessions
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import invalid, unknown_run
 from gradcanary_server.requests import Reader, check_text
@@ -37,7 +38,7 @@ _WISH = Reader(Wish)
 
 
 # A response model would check what was just built: the answer is plain JSON values.
-@router.patch("/runs/{run}", response_model=None)
+@router.patch("/runs/{run}", response_model=None, responses=answered("run"))
 async def change_run(request: Request, run: str) -> JSONResponse:
     """Change what people say of a run, and answer the run; its former name goes on leading to it."""
     wish = _WISH.read(await bodies.read(request))

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 
 from gradcanary import wire
 from gradcanary_server import bodies, run_names, sessions, silences
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import invalid
 from gradcanary_server.expressions import Expression, ExpressionError
@@ -47,7 +48,7 @@ _WISH = Reader(Wish)
 
 
 # Response models would check what was just built: the answers are plain JSON values.
-@router.get("/silences", response_model=None)
+@router.get("/silences", response_model=None, responses=answered("silences"))
 def list_silences(request: Request) -> JSONResponse:
     """Answer the silences in force, in the order in which they were made, each with the open incidents it hides."""
     database: Database = request.app.state.database
@@ -56,7 +57,7 @@ def list_silences(request: Request) -> JSONResponse:
         return JSONResponse({"silences": [_shown(each, silences.hushed(connection, each)) for each in found]})
 
 
-@router.post("/silences", response_model=None)
+@router.post("/silences", response_model=None, status_code=201, responses=answered("silenced", 201))
 async def add_silence(request: Request) -> JSONResponse:
     """Silence members of incidents, and answer 201 with the silence; they stay on the pages."""
     wish = _WISH.read(await bodies.read(request))

@@ -104,7 +104,7 @@ def rounds(database: Database) -> dict[str, Callable[[], object]]:
     log = Log(sets)
     registry = operations_routes.registry(database, rules, ())
     watchdog = Watchdog(database, Archive(log, tiles), rules)
-    compactor = Compactor(database, log, tiles, lambda: None, 1.0)
+    compactor = Compactor(database, log, tiles, lambda: None, 30.0)
     deliverer = Deliverer(database, Pace(), "http://here")
     seal = deliverer._seal
     return {
