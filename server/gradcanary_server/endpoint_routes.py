@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
@@ -28,6 +27,7 @@ from gradcanary_server.channels import SEVERITIES
 from gradcanary_server.courier import Courier, Outcome
 from gradcanary_server.database import Database
 from gradcanary_server.deliveries import Key
+from gradcanary_server.endpoint_shapes import EndpointShape, NewEndpointShape, OutcomeShape, RotatedShape
 from gradcanary_server.errors import invalid
 from gradcanary_server.requests import Reader, check_member, check_text
 from gradcanary_server.webhooks import Message
@@ -142,7 +142,7 @@ async def redeliver(request: Request, name: str) -> JSONResponse:
     return JSONResponse({"id": name, "webhook_id": claim.message.id, **_told(outcome)})
 
 
-def _add(request: Request, new: NewEndpoint) -> dict[str, Any]:
+def _add(request: Request, new: NewEndpoint) -> NewEndpointShape:
     database = _database(request)
     with database.write() as connection:
         now = database.now(connection)
@@ -152,7 +152,7 @@ def _add(request: Request, new: NewEndpoint) -> dict[str, Any]:
         return {**endpoint_views.shown(row, 0), "secret": row["secret"]}
 
 
-def _change(request: Request, number: int, wished: EndpointChange) -> dict[str, Any]:
+def _change(request: Request, number: int, wished: EndpointChange) -> EndpointShape:
     database = _database(request)
     columns = {name: getattr(wished, name) for name in ("url", "name", "min_severity")}
     given = {name: value for name, value in columns.items() if value is not None}
@@ -164,7 +164,7 @@ def _change(request: Request, number: int, wished: EndpointChange) -> dict[str, 
     return _shown(request, number)
 
 
-def _rotate(request: Request, number: int) -> dict[str, Any]:
+def _rotate(request: Request, number: int) -> RotatedShape:
     database = _database(request)
     is_given = request.app.state.settings.webhook_secret is not None
     with database.write() as connection:
@@ -175,7 +175,7 @@ def _rotate(request: Request, number: int) -> dict[str, Any]:
     return {**_shown(request, number), "secret": secret, "old_secret_until": until}
 
 
-def _shown(request: Request, number: int) -> dict[str, Any]:
+def _shown(request: Request, number: int) -> EndpointShape:
     with _database(request).read() as connection:
         row = endpoint_changes.find(connection, number)
         return endpoint_views.shown(row, endpoint_views.pending(connection).get(number, 0))
@@ -209,7 +209,7 @@ async def _carry(request: Request, message: Message) -> Outcome:
         return await courier.carry(client, message)
 
 
-def _told(outcome: Outcome) -> dict[str, Any]:
+def _told(outcome: Outcome) -> OutcomeShape:
     error = None if outcome.error is None else str(outcome.error)
     return {"is_delivered": error is None, "status": outcome.status, "ms": outcome.ms, "error": error}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
@@ -16,6 +16,7 @@ from gradcanary_server import bodies, dossiers, incident_views, incidents, runs,
 from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError, invalid
+from gradcanary_server.incident_shapes import IncidentInFull
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.schema import incident
 
@@ -80,7 +81,7 @@ async def acknowledge(request: Request, number: int) -> JSONResponse:
     return JSONResponse(await run_in_threadpool(_acknowledge, request, number, ack))
 
 
-def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> dict[str, Any]:
+def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> IncidentInFull:
     database: Database = request.app.state.database
     with database.write() as connection:
         run_id = _run_of(connection, number)
@@ -94,7 +95,7 @@ def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> dict[st
         return _full(connection, number, request)
 
 
-def _full(connection: Connection, number: int, request: Request) -> dict[str, Any]:
+def _full(connection: Connection, number: int, request: Request) -> IncidentInFull:
     _run_of(connection, number)
     dossier = dossiers.load(connection, [number])[0]
     database: Database = request.app.state.database

@@ -93,7 +93,7 @@ def list_runs(
 def one_run(reader: Reading, run: str) -> Response:
     """Answer everything about a run but its measurements."""
 
-    def build(connection: Connection, seen: runs.Seen) -> runs.Json:
+    def build(connection: Connection, seen: runs.Seen) -> Mapping[str, object]:
         return runs.detail(connection, seen, reader.database.now(connection), reader.rules.silent)
 
     return reader.of_run(run, build)
@@ -103,7 +103,7 @@ def one_run(reader: Reading, run: str) -> Response:
 def list_layers(reader: Reading, run: str) -> Response:
     """Answer the layers of a run with their last values."""
 
-    def build(connection: Connection, seen: runs.Seen) -> runs.Json:
+    def build(connection: Connection, seen: runs.Seen) -> Mapping[str, object]:
         return {"revision": seen.row.revision, "layers": layer_table.table(connection, reader.archive, seen.row.run_id)}
 
     return reader.of_run(run, build)

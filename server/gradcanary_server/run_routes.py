@@ -15,6 +15,7 @@ from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import invalid, unknown_run
 from gradcanary_server.requests import Reader, check_text
+from gradcanary_server.run_shapes import RunInFull
 
 MAX_NOTE = 4_000
 MAX_TAGS = 32
@@ -73,7 +74,7 @@ def _said(wish: Wish) -> str:
     return ", ".join(f"{key}={value}" if key in ("name", "archived") else key for key, value in given.items())
 
 
-def _change(request: Request, name: str, wish: Wish) -> runs.Json:
+def _change(request: Request, name: str, wish: Wish) -> RunInFull:
     database: Database = request.app.state.database
     with database.write() as connection:
         row = run_names.find(connection, name, held=True)

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select, tuple_
 
 from gradcanary_server import incidents, launches, metrics, run_names, vigils
-from gradcanary_server.arrays import Array, array, moment
+from gradcanary_server.arrays import array, moment
 from gradcanary_server.database import Record
 from gradcanary_server.errors import invalid, unknown_run
 from gradcanary_server.life import Heard, run_state, session_state
 from gradcanary_server.rules import Silent
+from gradcanary_server.run_shapes import Gap, RunInBrief, RunInFull, SessionShape
 from gradcanary_server.schema import launch, layer, run, session
 from gradcanary_server.spark import Spark
-
-Json = dict[str, object]
 
 MAX_ID = 2**31 - 1
 
@@ -101,7 +100,7 @@ def find(connection: Connection, name: str) -> Record:
     return found
 
 
-def summaries(connection: Connection, seen: Sequence[Seen]) -> list[Json]:
+def summaries(connection: Connection, seen: Sequence[Seen]) -> list[RunInBrief]:
     """Return the runs as the list shows them."""
     ids = [each.row.run_id for each in seen]
     headlines = incidents.headlines(connection, ids)
@@ -112,10 +111,10 @@ def summaries(connection: Connection, seen: Sequence[Seen]) -> list[Json]:
     ]
 
 
-def detail(connection: Connection, seen: Seen, now: float, silent: Silent = SILENT) -> Json:
+def detail(connection: Connection, seen: Seen, now: float, silent: Silent = SILENT) -> RunInFull:
     """Return everything about a run but its measurements."""
     row = seen.row
-    sessions = _sessions(connection, row.run_id)
+    sessions, logged = _sessions(connection, row.run_id), metrics.of_run(connection, row.run_id)
     return {
         **summaries(connection, [seen])[0],
         "aliases": run_names.former(connection, row.run_id),
@@ -126,11 +125,11 @@ def detail(connection: Connection, seen: Seen, now: float, silent: Silent = SILE
         "sessions": [_session(each, session_state(each, now, silent, seen.since)) for each in sessions],
         "gaps": [gap for each in sessions for gap in _gaps(each)],
         "facts": json.loads(row.facts),
-        "metrics": [vars(series) for series in metrics.of_run(connection, row.run_id)],
+        "metrics": [{"name": each.name, "tags": each.tags, "last": each.last} for each in logged],
     }
 
 
-def gaps(connection: Connection, run_id: int) -> list[Json]:
+def gaps(connection: Connection, run_id: int) -> list[Gap]:
     """Return the steps of a run that should have come and did not."""
     return [gap for each in _sessions(connection, run_id) for gap in _gaps(each)]
 
@@ -166,9 +165,8 @@ def _layers(connection: Connection, ids: Sequence[int]) -> tuple[dict[int, int],
     return counts, defaultdict(dict, {run_id: dict(sorted(found.items())) for run_id, found in accumulators.items()})
 
 
-def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators: dict[str, int]) -> Json:
+def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators: dict[str, int]) -> RunInBrief:
     row = seen.row
-    spark: Array = array(Spark.unpack(row.spark).points())
     return {
         "run": row.name,
         "state": seen.state,
@@ -184,7 +182,7 @@ def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators
         "note": row.note,
         "tags": json.loads(row.tags),
         "archived": row.archived,
-        "spark": spark,
+        "spark": array(Spark.unpack(row.spark).points()),
     }
 
 
@@ -195,7 +193,7 @@ def _sessions(connection: Connection, run_id: int) -> Sequence[Record]:
     return connection.execute(query.where(session.c.run_id == run_id, session.c.rank >= 0).order_by(*order)).all()
 
 
-def _session(row: Record, state: str) -> Json:
+def _session(row: Record, state: str) -> SessionShape:
     hello = json.loads(row.hello)
     return {
         "session": row.session,
@@ -213,6 +211,6 @@ def _session(row: Record, state: str) -> Json:
     }
 
 
-def _gaps(row: Record) -> list[Json]:
+def _gaps(row: Record) -> list[Gap]:
     found = json.loads(row.gaps)
     return [{"session": row.session, "from_step": begin, "to_step": end, "why": why} for begin, end, why in found]

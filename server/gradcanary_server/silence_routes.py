@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
@@ -19,6 +18,7 @@ from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import invalid
 from gradcanary_server.expressions import Expression, ExpressionError
+from gradcanary_server.incident_shapes import SilenceShape
 from gradcanary_server.notifications import timestamp
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.rules import NAMES
@@ -88,7 +88,7 @@ def _check(wish: Wish) -> None:
             raise invalid(f"This expression does not work: {error}.", "match") from error
 
 
-def _add(request: Request, wish: Wish) -> dict[str, Any]:
+def _add(request: Request, wish: Wish) -> SilenceShape:
     database: Database = request.app.state.database
     with database.write() as connection:
         now = database.now(connection)
@@ -119,7 +119,7 @@ def _revise(connection: Connection, changed: Silence) -> Sequence[Hushed]:
     return hushed
 
 
-def _shown(silence: Silence, hushed: Sequence[Hushed]) -> dict[str, Any]:
+def _shown(silence: Silence, hushed: Sequence[Hushed]) -> SilenceShape:
     return {
         "id": silence.id,
         "run": silence.glob,

@@ -16,6 +16,7 @@ from gradcanary_server.answer_shapes import answered
 from gradcanary_server.errors import invalid
 from gradcanary_server.notifications import timestamp
 from gradcanary_server.requests import Reader
+from gradcanary_server.token_shapes import AuditRecord, NewTokenShape, TokenShape
 from gradcanary_server.tokens import Token
 
 MAX_ID = 2**31 - 1
@@ -75,7 +76,7 @@ def list_audit(request: Request, before: int = MAX_ID) -> JSONResponse:
     return JSONResponse({"audit": records, "next": records[-1]["id"] if len(found) > audit.PAGE else None})
 
 
-def shown(token: Token, now: float) -> dict[str, Any]:
+def shown(token: Token, now: float) -> TokenShape:
     """Return a token as it is answered."""
     return {
         "id": token.id,
@@ -89,7 +90,7 @@ def shown(token: Token, now: float) -> dict[str, Any]:
     }
 
 
-def _create(request: Request, wish: Wish) -> dict[str, Any]:
+def _create(request: Request, wish: Wish) -> NewTokenShape:
     gate = _gate(request)
     with gate.database.write() as connection:
         now = gate.database.now(connection)
@@ -99,7 +100,7 @@ def _create(request: Request, wish: Wish) -> dict[str, Any]:
     return {**shown(made, now), "secret": secret}
 
 
-def _record(row: dict[str, Any]) -> dict[str, Any]:
+def _record(row: dict[str, Any]) -> AuditRecord:
     return {
         "id": row["audit_id"],
         "at": timestamp(row["at"]),

@@ -110,8 +110,8 @@ def rounds(database: Database) -> dict[str, Callable[[], object]]:
     return {
         "/metrics": lambda: generate_latest(registry),
         "watchdog, a round (each 5 s)": lambda: (watchdog.listen(), watchdog.look()),
-        "deliverer, what nobody was told of": seal,
-        "deliverer, a round (each 0.5 s)": seal,
+        "deliverer, a round that writes": seal,
+        "deliverer, the next one": seal,
         "compactor, the first round": compactor.compact,
         "compactor, the second round": compactor.compact,
         "compactor, a round (each 2 s)": compactor.compact,
