@@ -103,7 +103,8 @@ class Compactor(Loop):
             with self._database.write() as connection:
                 is_more = take(connection, *of)
             for _ in range(RECLAIMS):
-                if self._stopping.is_set() or not self._database.reclaim():
+                self._is_roomy = self._database.reclaim()
+                if self._stopping.is_set() or not self._is_roomy:
                     break
             self._beat()
         return not is_more
