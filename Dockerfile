@@ -1,4 +1,5 @@
 # The collector and its pages, on SQLite in /data, or on PostgreSQL with --db: see docker-compose.yml and server/README.md.
+# Say how it is reached, for links in messages: docker run -e GRADCANARY_PUBLIC_URL=http://HOST:8787 ...
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./

@@ -17,9 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gradcanary_server import answers, audit, rights
 from gradcanary_server.buckets import Buckets, neighbourhood
-from gradcanary_server.database import Database, unavailable
+from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError
 from gradcanary_server.keyring import Keyring
+from gradcanary_server.outages import unavailable
 from gradcanary_server.rights import LOOPBACK, Asker
 from gradcanary_server.settings import Settings
 

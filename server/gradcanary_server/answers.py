@@ -11,9 +11,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
-from gradcanary_server.database import unavailable
 from gradcanary_server.errors import RequestError
 from gradcanary_server.headers import ALWAYS
+from gradcanary_server.outages import unavailable
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 logger = logging.getLogger(__name__)

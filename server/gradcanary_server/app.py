@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
@@ -37,7 +38,7 @@ from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.errors import RequestError
 from gradcanary_server.headers import SecurityHeaders
 from gradcanary_server.ingest import Ingest
-from gradcanary_server.layers import KnownSets
+from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.settings import Settings
 from gradcanary_server.tiles import Tiles
@@ -50,6 +51,19 @@ STOP_S = 4.5
 """How long the loops may take to end; a delivery that is under way has 3 s of it."""
 
 METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
+
+ROUTES = (
+    ingest_routes,
+    read_routes,
+    run_routes,
+    incident_routes,
+    silence_routes,
+    endpoint_routes,
+    token_routes,
+    json_schemas,
+    sign_in,
+    operations_routes,
+)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -67,30 +81,25 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
+    app.openapi = partial(json_schemas.document, app)  # type: ignore[method-assign]  # as FastAPI's own guide has it
     _fill(app, settings)
-    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
-    app.add_middleware(Access, gate=app.state.gate)
-    # The last one added is the first one asked. A stranger's DNS brings no token along: with them every name is fine.
-    names = ["*"] if settings.auth else [*LOOPBACK, *settings.hosts]
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
-    app.add_middleware(SecurityHeaders)
+    _guard(app, settings)
     answers.install(app)
-    for routes in (
-        ingest_routes,
-        read_routes,
-        run_routes,
-        incident_routes,
-        silence_routes,
-        endpoint_routes,
-        token_routes,
-        json_schemas,
-        sign_in,
-        operations_routes,
-    ):
+    for routes in ROUTES:
         app.include_router(routes.router)
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
     app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS, include_in_schema=False)
     return app
+
+
+def _guard(app: FastAPI, settings: Settings) -> None:
+    """Put in front of the routes what each request passes; the last one added is the first one asked."""
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
+    app.add_middleware(Access, gate=app.state.gate)
+    # A stranger's DNS brings no token along: with them every name is fine.
+    names = ["*"] if settings.auth else [*LOOPBACK, *settings.hosts]
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
+    app.add_middleware(SecurityHeaders)
 
 
 def _fill(app: FastAPI, settings: Settings) -> None:

@@ -1,15 +1,16 @@
 """Numbers as the read API sends them; pure."""
 
-import math
 from datetime import datetime, timezone
-from typing import TypedDict
 
 import numpy as np
 import pybase64
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
 
 class Array(TypedDict):
+    """An array: base64 of its little-endian bytes, rows first."""
+
     dtype: str
     shape: list[int]
     data: str
@@ -25,11 +26,10 @@ def array(values: NDArray[np.generic]) -> Array:
     }
 
 
-def number(value: float | np.floating) -> float | None:
-    """Return a number that JSON can hold: None for NaN and infinities; a float32 in its own shortest digits."""
-    if not math.isfinite(value):
-        return None
-    return float(str(value)) if isinstance(value, np.float32) else float(value)
+def numbers(values: NDArray[np.float32]) -> list[float | None]:
+    """Return numbers that JSON can hold: None for NaN and infinities, others in the shortest digits of a float32."""
+    are_finite = np.isfinite(values).tolist()
+    return [float(str(value)) if is_finite else None for value, is_finite in zip(values, are_finite, strict=True)]
 
 
 def moment(unix_s: float) -> str:

@@ -47,7 +47,7 @@ def of_others(
         select(batch.c.session, batch.c.seq, batch.c.launch_no, session.c.rank)
         .join(session, joined)
         .where(batch.c.run_id == run_id, batch.c.launch_no == launch_no, batch.c.seq >= session.c.sealed_seq)
-        .where(session.c.rank > 0, session.c.local_numels.is_(None))
+        .where(session.c.rank > 0, session.c.sends_shards.is_(False))
         .where(batch.c.first_step <= last, batch.c.last_step >= first)
     )
     return [(row.rank, log.piece(connection, run_id, row)) for row in connection.execute(query).all()]

@@ -16,6 +16,8 @@ from gradcanary_server.tiles import Tiles
 
 WAKE_S = 2.0
 THIN_EACH_S = 600.0
+RECLAIMS = 50
+"""After a bite: more than it frees, and not all the room that an older version may have left."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,22 +76,38 @@ class Compactor(Loop):
             self._deleted = deleted
         if self._raw_s is not None and time.monotonic() >= self._thin_at:
             self._thin_at = time.monotonic() + THIN_EACH_S
-            with self._database.write() as connection:
-                self._is_roomy |= deletion.thin(connection, self._database.now(connection) - self._raw_s)
+            self._thin(self._raw_s)
         if self._is_roomy:
             self._is_roomy = self._database.reclaim()
 
     def _purge(self) -> bool:
         """Take away what deleted runs left behind, a bite at a time; tell whether all of it is gone."""
-        while not self._stopping.is_set():
-            with self._database.read() as connection:
-                if not deletion.has_orphans(connection):
-                    return True
+        with self._database.read() as connection:
+            orphans = deletion.orphans(connection)
+        return all(self._bite_by_bite(deletion.purge, *each) for each in orphans)
+
+    def _thin(self, raw_s: float) -> None:
+        """Take away the raw samples that are too old, a bite at a time."""
+        with self._database.read() as connection:
+            aged = deletion.aged(connection, self._database.now(connection) - raw_s)
+        for each in aged:
+            self._bite_by_bite(deletion.thin, *each)
+
+    def _bite_by_bite(self, take: Callable[..., bool], *of: object) -> bool:
+        """Take bites until there are no more, and tell whether it came to that.
+
+        The room of each is given back at once: that of many at the end would take the square of the time.
+        """
+        is_more = True
+        while is_more and not self._stopping.is_set():
             with self._database.write() as connection:
-                deletion.purge(connection)
-            self._is_roomy = True
+                is_more = take(connection, *of)
+            for _ in range(RECLAIMS):
+                self._is_roomy = self._database.reclaim()
+                if self._stopping.is_set() or not self._is_roomy:
+                    break
             self._beat()
-        return False
+        return not is_more
 
     def _run(self) -> None:
         while not self._stopping.wait(WAKE_S):

@@ -1,4 +1,4 @@
-"""Transactions on the store, and every difference between SQL dialects (how to connect: engines).
+"""Transactions on the store, and every difference between SQL dialects (how to connect: engines; what fails: outages).
 
 SQLite: WAL, synchronous=FULL (a commit is on disk before it is acknowledged), one writer at a time, readers on
 their own connections. PostgreSQL: readers see one snapshot, writers wait for each other at the rows they lock; the
@@ -6,7 +6,6 @@ row of a run comes first, so that nobody waits in a circle. All other modules wr
 ``FOR UPDATE`` where PostgreSQL needs it: SQLAlchemy leaves it away for SQLite.
 """
 
-import logging
 import sqlite3
 import threading
 import time
@@ -23,11 +22,11 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, Row, Table, Update, bindparam, text, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import DBAPIError
 
 from gradcanary_server.engines import BUSY_S, begin_sqlite, check_file, claimed, open_engine
 from gradcanary_server.errors import RequestError, StoreError
+from gradcanary_server.outages import busy
 
 Record = Row[Any]
 """A row of a table, its columns as attributes."""
@@ -37,8 +36,11 @@ SET_UP_S = 120
 
 OLDEST_POSTGRESQL = 15
 
-_PAGES_AT_ONCE = 2000
-"""8 MB: some ten milliseconds in which nobody else writes."""
+_RECLAIM_S = 0.03
+"""In which nobody else writes while room is given back."""
+
+_MOVED_S, _SOUGHT_S = 40e-6, 4e-9
+"""What a page takes that is given back, and each free one beside it: SQLite looks for it among all of them."""
 
 _NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
 
@@ -149,11 +151,13 @@ class Database:
         with self._queued(), self._engine.connect() as connection:
             # Beside SQLAlchemy: it frees a page per row, and only a script takes the rows of what has no columns.
             raw = cast("sqlite3.Connection", connection.connection.driver_connection)
-            raw.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE});")
+            free = int(raw.execute("PRAGMA freelist_count").fetchone()[0])
+            pages = max(int(_RECLAIM_S / (_MOVED_S + _SOUGHT_S * free)), 1)
+            raw.executescript(f"PRAGMA incremental_vacuum({pages});")
             raw.execute("PRAGMA busy_timeout = 0")  # it would wait for readers, and writers would wait for it
             raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             raw.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
-            return int(raw.execute("PRAGMA freelist_count").fetchone()[0]) > 0
+            return free > pages
 
     def size(self, connection: Connection) -> int:
         """Return the bytes that the store takes on disk."""
@@ -234,90 +238,6 @@ def change(connection: Connection, table: Table, key: Mapping[str, object], valu
 def _change(table: Table, key: tuple[str, ...]) -> Update:
     # Made once: to put statements together anew for each batch took longer than to carry them out.
     return update(table).where(*(table.c[column] == bindparam(f"at_{column}") for column in key))
-
-
-def busy(message: str) -> RequestError:
-    """Return the 503 that asks the sender to come back."""
-    return RequestError(503, "unavailable", message, retry_after_s=2)
-
-
-def unavailable(error: Exception) -> RequestError | None:
-    """Return the 503 for a store that is locked, full or away for now, None for any other failure."""
-    if isinstance(error, RequestError):
-        return error if error.status == 503 else None
-    if isinstance(error, PoolTimeoutError):
-        return busy("Every database connection is in use.")
-    if not isinstance(error, DBAPIError):
-        return None
-    words = _of_postgresql(error) if hasattr(error.orig, "sqlstate") else _of_sqlite(error)
-    return None if words is None else busy(words)
-
-
-class Outage:
-    """Tells of a loop's store that is away in one line, however long that lasts."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-        self._lasts = False
-        self.reason: str | None = None  # why the last round failed
-
-    def explains(self, error: Exception) -> bool:
-        """Tell whether a round failed because the store is away for now."""
-        known = unavailable(error)
-        if known is not None and not self._lasts:
-            self._logger.warning("%s Trying again until it is back.", known.message)
-        self._lasts = known is not None
-        self.reason = f"{type(error).__name__}: the log says where." if known is None else known.message
-        return self._lasts
-
-    def end(self) -> None:
-        """Note a round that went well."""
-        self._lasts = False
-        self.reason = None
-
-
-_LOCKED = "The database is locked by another writer."
-_READ_ONLY = "The database is read-only."
-_DAMAGED = "The database file is damaged: stop the collector, and put a backup in its place."
-_FULL = "The database cannot be written: its disk is full or failing."
-_AWAY = "The database cannot be reached: it restarts, has no connection left, or its network is down."
-
-_STATES = {
-    "40": _LOCKED,  # deadlocks and failed serializations, told by their rollback
-    "55P03": _LOCKED,
-    "57014": "The database took too long.",
-    "25P03": "The database took too long.",
-    "25006": _READ_ONLY,
-    "58": _FULL,
-    "53": _FULL,
-    "53300": _AWAY,
-    "08": _AWAY,
-    "57": _AWAY,
-}
-"""By SQLSTATE, or its class: https://www.postgresql.org/docs/current/errcodes-appendix.html"""
-
-
-def _of_postgresql(error: DBAPIError) -> str | None:
-    state: str | None = getattr(error.orig, "sqlstate", None)
-    if state is None:  # said by the client library: what it cannot send, or that nobody is there
-        return _AWAY if error.connection_invalidated or isinstance(error, OperationalError) else None
-    return _STATES.get(state, _STATES.get(state[:2]))
-
-
-_SAID_BY_SQLITE = {
-    "locked": _LOCKED,
-    "busy": _LOCKED,
-    "is full": _FULL,
-    "disk i/o": _FULL,
-    "readonly": _READ_ONLY,
-    "malformed": _DAMAGED,
-    "not a database": _DAMAGED,
-}
-
-
-def _of_sqlite(error: DBAPIError) -> str | None:
-    words = str(error.orig).lower()
-    return next((told for part, told in _SAID_BY_SQLITE.items() if part in words), None)
 
 
 def _check_server(connection: Connection) -> None:

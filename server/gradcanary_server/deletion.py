@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqlalchemy import Connection, Table, and_, delete, exists, func, select, tuple_
+from sqlalchemy import Connection, Select, Table, and_, delete, exists, func, select, tuple_
 
 from gradcanary_server import run_names, tiles
 from gradcanary_server.database import insert_new
 from gradcanary_server.errors import RequestError, unknown_run
 from gradcanary_server.schema import HEAVY, deleted_session, run, session, tile
-from gradcanary_server.tiles import OF_METRICS
+from gradcanary_server.tiles import OF_METRICS, Chain
 
 REMEMBERED_S = 30 * 86_400.0
 """How long the sessions of a deleted run are told so."""
@@ -51,50 +51,63 @@ def count(connection: Connection) -> tuple[int, float]:
     return row[0], row[1] or 0.0
 
 
-def has_orphans(connection: Connection) -> bool:
-    """Tell whether deleted runs left measurements behind."""
-    return any(_orphan(connection, table) is not None for table in HEAVY)
+def orphans(connection: Connection) -> list[tuple[Table, int]]:
+    """Return which measurements deleted runs left behind: table and run_id.
 
-
-def purge(connection: Connection) -> None:
-    """Take a bite of what deleted runs left behind."""
-    for table in HEAVY:
-        run_id = _orphan(connection, table)
-        if run_id is not None:
-            _bite(connection, table, run_id)
-            return
-
-
-def thin(connection: Connection, older_than: float) -> bool:
-    """Delete raw samples that were stored before a time and are in the pyramid; tell whether there were any.
-
-    The last tile of a chain stays: the newest samples tell how the layers are.
+    From run to run by the keys: to look at each tile took as long as there are tiles, for each bite.
     """
+    return [(table, run_id) for table in HEAVY for run_id in connection.scalars(_orphans(table))]
+
+
+def purge(connection: Connection, table: Table, run_id: int) -> bool:
+    """Take a bite of what a deleted run left in a table; tell whether there may be more."""
+    keys = [column for column in table.primary_key.columns if column is not table.c.run_id]
+    mine = table.c.run_id == run_id
+    rows = connection.execute(select(*keys or [table.c.run_id]).where(mine).limit(BITE)).all()
+    if keys:
+        mine &= tuple_(*keys).in_([tuple(row) for row in rows])
+    connection.execute(delete(table).where(mine))
+    return len(rows) == BITE
+
+
+def aged(connection: Connection, older_than: float) -> list[tuple[int, int, int, int]]:
+    """Return the chains of which raw samples go, stored before a time: run_id, launch, interval, last tile of these."""
     keys = (tile.c.run_id, tile.c.launch_no, tile.c.every)
     old = and_(tile.c.level == 0, tile.c.every != OF_METRICS, tile.c.stored < older_than)
     query = select(*keys, func.max(tile.c.number).label("last")).where(old).group_by(*keys)
-    thinned = False
-    for row in connection.execute(query).all():
-        known = tiles.chains(connection, row.run_id, held=True)
-        of = next(each for each in known if (each.launch_no, each.every) == (row.launch_no, row.every))
-        until = min((row.last + 1) * of.span(0), of.end(1), (of.sealed - 1) // of.span(0) * of.span(0))
-        if until > of.raw_from:
-            tiles.discard(connection, row.run_id, of, 0, of.raw_from, until)
-            tiles.note(connection, row.run_id, replace(of, raw_from=until))
-            thinned = True
-    return thinned
+    known = {(run_id, of.launch_no, of.every): of for run_id, of in tiles.every_chain(connection)}
+    found = [(row.run_id, row.launch_no, row.every, row.last) for row in connection.execute(query)]
+    return [each for each in found if (of := known.get(each[:3])) and of.raw_from < _until(of, each[3])]
 
 
-def _orphan(connection: Connection, table: Table) -> int | None:
-    gone = ~exists().where(run.c.run_id == table.c.run_id)
-    found: int | None = connection.execute(select(table.c.run_id).where(gone).limit(1)).scalar_one_or_none()
-    return found
+def thin(connection: Connection, run_id: int, launch_no: int, every: int, last: int) -> bool:
+    """Delete a bite of the raw samples of a chain up to a tile that are in the pyramid; tell whether there are more."""
+    known = tiles.chains(connection, run_id, held=True)
+    of = next((each for each in known if (each.launch_no, each.every) == (launch_no, every)), None)
+    if of is None:
+        return False
+    span, until = of.span(0), _until(of, last)
+    if until <= of.raw_from:
+        return False
+    there = (tile.c.run_id == run_id) & (tile.c.level == 0) & (tile.c.launch_no == launch_no) & (tile.c.every == every)
+    number = of.raw_from // span
+    of_one = connection.execute(select(func.count()).where(there, tile.c.number == number)).scalar_one()
+    bite = min(until, (number + max(BITE // max(of_one, 1), 1)) * span)
+    tiles.discard(connection, run_id, of, 0, of.raw_from, bite)
+    tiles.note(connection, run_id, replace(of, raw_from=bite))
+    return bite < until
 
 
-def _bite(connection: Connection, table: Table, run_id: int) -> None:
-    keys = [column for column in table.primary_key.columns if column is not table.c.run_id]
-    mine = table.c.run_id == run_id
-    if keys:
-        rows = connection.execute(select(*keys).where(mine).limit(BITE)).all()
-        mine &= tuple_(*keys).in_([tuple(row) for row in rows])
-    connection.execute(delete(table).where(mine))
+def _until(of: Chain, last: int) -> int:
+    """Return before which step raw samples up to a tile go; the last tile stays: it tells how the layers are."""
+    span = of.span(0)
+    return min((last + 1) * span, of.end(1), (of.sealed - 1) // span * span)
+
+
+def _orphans(table: Table) -> Select[int]:
+    """Return the query for the run_ids in a table that no run has."""
+    first = select(func.min(table.c.run_id).label("run_id")).cte(recursive=True)
+    following = select(func.min(table.c.run_id)).where(table.c.run_id > first.c.run_id).scalar_subquery()
+    ids = first.union_all(select(following).where(first.c.run_id.is_not(None)))
+    known = exists().where(run.c.run_id == ids.c.run_id)
+    return select(ids.c.run_id).where(ids.c.run_id.is_not(None), ~known)

@@ -28,6 +28,12 @@ STOP_S = 3.0
 
 MAX_IN_FLIGHT = 16
 
+MAX_STEPS = 50
+"""Of one transaction: while thousands of messages were sealed in one, nobody else could write for seconds."""
+
+REST = 10
+"""Times what a round takes: one looks at each incident that is open or not told of, and there may be thousands."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -60,6 +66,7 @@ class Deliverer(Loop):
     async def _serve(self) -> None:
         async with webhooks.open_client() as client:
             while not self._stopping.is_set():
+                begun_s = time.thread_time()
                 try:
                     self._seal()
                     self._send(client)
@@ -68,15 +75,19 @@ class Deliverer(Loop):
                     if not self._outage.explains(error):
                         logger.exception("a round of deliveries failed; the next one is in %s s", WAKE_S)
                 self._beat()
-                await self._pause()
+                await self._pause(max(WAKE_S, REST * (time.thread_time() - begun_s)))
             await self._wind_down()
 
-    async def _pause(self) -> None:
-        # A finished attempt frees its endpoint for the next message at once.
-        if self._in_flight:
-            await asyncio.wait(self._in_flight.values(), timeout=WAKE_S, return_when=asyncio.FIRST_COMPLETED)
-        else:
-            await asyncio.sleep(WAKE_S)
+    async def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopping.is_set() and (left_s := until - time.monotonic()) > 0:
+            if not self._in_flight:
+                await asyncio.sleep(min(left_s, WAKE_S))
+                continue
+            # A finished attempt frees its endpoint for the next message at once.
+            flying = self._in_flight.values()
+            if (await asyncio.wait(flying, timeout=min(left_s, WAKE_S), return_when=asyncio.FIRST_COMPLETED))[0]:
+                return
 
     async def _wind_down(self) -> None:
         tasks = list(self._in_flight.values())
@@ -87,14 +98,14 @@ class Deliverer(Loop):
             await asyncio.gather(*late, return_exceptions=True)
 
     def _seal(self) -> None:
-        """Write what is due; the store's one writer is asked for only when there is something to write."""
+        """Write some of what is due; the store's one writer is asked for only when there is something to write."""
         with self._database.read() as connection:
             now = self._database.now(connection)
             if not deliveries.plan(connection, self._pace, now, self._muted):
                 return
         with self._database.write() as connection:
             now = self._database.now(connection)
-            for step in deliveries.plan(connection, self._pace, now, self._muted, holding=True):
+            for step in deliveries.plan(connection, self._pace, now, self._muted, holding=True)[:MAX_STEPS]:
                 deliveries.carry_out(connection, step, self._public_url, now)
 
     def _send(self, client: httpx.AsyncClient) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
@@ -23,10 +22,12 @@ from gradcanary_server import (
     webhooks,
 )
 from gradcanary_server.addresses import AddressError
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.channels import SEVERITIES
 from gradcanary_server.courier import Courier, Outcome
 from gradcanary_server.database import Database
 from gradcanary_server.deliveries import Key
+from gradcanary_server.endpoint_shapes import EndpointShape, NewEndpointShape, OutcomeShape, RotatedShape
 from gradcanary_server.errors import invalid
 from gradcanary_server.requests import Reader, check_member, check_text
 from gradcanary_server.webhooks import Message
@@ -62,7 +63,7 @@ _CHANGE = Reader(EndpointChange)
 
 
 # Response models would check what was just built: the answers are plain JSON values.
-@router.get("/endpoints", response_model=None)
+@router.get("/endpoints", response_model=None, responses=answered("endpoints"))
 def list_endpoints(request: Request) -> JSONResponse:
     """Answer all endpoints in the order in which they were made."""
     with _database(request).read() as connection:
@@ -71,13 +72,13 @@ def list_endpoints(request: Request) -> JSONResponse:
     return JSONResponse({"endpoints": [endpoint_views.shown(row, waiting.get(row["endpoint_id"], 0)) for row in rows]})
 
 
-@router.get("/endpoints/{number}", response_model=None)
+@router.get("/endpoints/{number}", response_model=None, responses=answered("endpoint"))
 def show_endpoint(request: Request, number: int) -> JSONResponse:
     """Answer one endpoint."""
     return JSONResponse(_shown(request, number))
 
 
-@router.post("/endpoints", response_model=None)
+@router.post("/endpoints", response_model=None, status_code=201, responses=answered("made-endpoint", 201))
 async def add_endpoint(request: Request) -> JSONResponse:
     """Make an endpoint, and answer 201 with it and, this once, its secret."""
     new = _NEW.read(await bodies.read(request))
@@ -88,7 +89,7 @@ async def add_endpoint(request: Request) -> JSONResponse:
     return JSONResponse(await run_in_threadpool(_add, request, new), 201)
 
 
-@router.patch("/endpoints/{number}", response_model=None)
+@router.patch("/endpoints/{number}", response_model=None, responses=answered("endpoint"))
 async def change_endpoint(request: Request, number: int) -> JSONResponse:
     """Change an endpoint, and answer it."""
     wished = _CHANGE.read(await bodies.read(request))
@@ -107,14 +108,14 @@ def remove_endpoint(request: Request, number: int) -> None:
         endpoint_changes.remove(connection, number, database.now(connection))
 
 
-@router.post("/endpoints/{number}/rotate", response_model=None)
+@router.post("/endpoints/{number}/rotate", response_model=None, responses=answered("rotated-endpoint"))
 async def rotate_secret(request: Request, number: int) -> JSONResponse:
     """Answer the endpoint with another secret; for a day messages are signed with both."""
     await _check_sender(request)
     return JSONResponse(await run_in_threadpool(_rotate, request, number))
 
 
-@router.post("/endpoints/{number}/test", response_model=None)
+@router.post("/endpoints/{number}/test", response_model=None, responses=answered("tested-endpoint"))
 async def test_endpoint(request: Request, number: int) -> JSONResponse:
     """Send a message of type ``gradcanary.test`` now, also to one that is disabled, and answer how that went."""
     await _check_sender(request)
@@ -122,7 +123,7 @@ async def test_endpoint(request: Request, number: int) -> JSONResponse:
     return JSONResponse(_told(await _carry(request, message)))
 
 
-@router.get("/endpoints/{number}/deliveries", response_model=None)
+@router.get("/endpoints/{number}/deliveries", response_model=None, responses=answered("deliveries"))
 def list_deliveries(request: Request, number: int, before: str | None = None) -> JSONResponse:
     """Answer the messages to an endpoint, newest first; ``next`` is the ``before`` of the following page."""
     with _database(request).read() as connection:
@@ -130,7 +131,7 @@ def list_deliveries(request: Request, number: int, before: str | None = None) ->
         return JSONResponse(endpoint_views.log(connection, number, before))
 
 
-@router.post("/deliveries/{name}/redeliver", response_model=None)
+@router.post("/deliveries/{name}/redeliver", response_model=None, responses=answered("redelivered"))
 async def redeliver(request: Request, name: str) -> JSONResponse:
     """Send a message once more now, under its id and with its bytes, and answer how that went."""
     await _check_sender(request)
@@ -141,7 +142,7 @@ async def redeliver(request: Request, name: str) -> JSONResponse:
     return JSONResponse({"id": name, "webhook_id": claim.message.id, **_told(outcome)})
 
 
-def _add(request: Request, new: NewEndpoint) -> dict[str, Any]:
+def _add(request: Request, new: NewEndpoint) -> NewEndpointShape:
     database = _database(request)
     with database.write() as connection:
         now = database.now(connection)
@@ -151,7 +152,7 @@ def _add(request: Request, new: NewEndpoint) -> dict[str, Any]:
         return {**endpoint_views.shown(row, 0), "secret": row["secret"]}
 
 
-def _change(request: Request, number: int, wished: EndpointChange) -> dict[str, Any]:
+def _change(request: Request, number: int, wished: EndpointChange) -> EndpointShape:
     database = _database(request)
     columns = {name: getattr(wished, name) for name in ("url", "name", "min_severity")}
     given = {name: value for name, value in columns.items() if value is not None}
@@ -163,7 +164,7 @@ def _change(request: Request, number: int, wished: EndpointChange) -> dict[str, 
     return _shown(request, number)
 
 
-def _rotate(request: Request, number: int) -> dict[str, Any]:
+def _rotate(request: Request, number: int) -> RotatedShape:
     database = _database(request)
     is_given = request.app.state.settings.webhook_secret is not None
     with database.write() as connection:
@@ -174,7 +175,7 @@ def _rotate(request: Request, number: int) -> dict[str, Any]:
     return {**_shown(request, number), "secret": secret, "old_secret_until": until}
 
 
-def _shown(request: Request, number: int) -> dict[str, Any]:
+def _shown(request: Request, number: int) -> EndpointShape:
     with _database(request).read() as connection:
         row = endpoint_changes.find(connection, number)
         return endpoint_views.shown(row, endpoint_views.pending(connection).get(number, 0))
@@ -208,7 +209,7 @@ async def _carry(request: Request, message: Message) -> Outcome:
         return await courier.carry(client, message)
 
 
-def _told(outcome: Outcome) -> dict[str, Any]:
+def _told(outcome: Outcome) -> OutcomeShape:
     error = None if outcome.error is None else str(outcome.error)
     return {"is_delivered": error is None, "status": outcome.status, "ms": outcome.ms, "error": error}
 

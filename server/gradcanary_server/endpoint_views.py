@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import Connection, RowMapping, func, select, tuple_
 
 from gradcanary_server import addresses
 from gradcanary_server.deliveries import Key
+from gradcanary_server.endpoint_shapes import AttemptShape, DeliveryList, DeliveryShape, EndpointShape
 from gradcanary_server.errors import invalid
 from gradcanary_server.notifications import timestamp
 from gradcanary_server.schema import attempt, delivery, incident, run
@@ -24,7 +24,7 @@ def pending(connection: Connection) -> dict[int, int]:
     return {row[0]: row[1] for row in connection.execute(query.group_by(delivery.c.endpoint_id))}
 
 
-def shown(row: RowMapping, waiting: int) -> dict[str, Any]:
+def shown(row: RowMapping, waiting: int) -> EndpointShape:
     """Return an endpoint with how it is, and ``waiting`` messages."""
     is_enabled = row["disabled"] is None
     return {
@@ -58,7 +58,7 @@ def label(row: RowMapping) -> str:
     return f"{said} (deleted)".strip() if row["deleted"] is not None else said
 
 
-def log(connection: Connection, number: int, before: str | None) -> dict[str, Any]:
+def log(connection: Connection, number: int, before: str | None) -> DeliveryList:
     """Return a page of the messages to an endpoint, newest first; ``next`` is the ``before`` of the following one."""
     query = select(*(column for column in delivery.c if column.name != "body"), run.c.name.label("run"))
     query = query.join(incident, incident.c.incident_id == delivery.c.incident_id)
@@ -71,17 +71,18 @@ def log(connection: Connection, number: int, before: str | None) -> dict[str, An
     tried = attempts(connection, [key(row) for row in rows[:PAGE]])
     last = rows[PAGE - 1] if len(rows) > PAGE else None
     return {
-        "deliveries": [{"run": row["run"], **delivered(row, tried[key(row)])} for row in rows[:PAGE]],
+        "deliveries": [delivered(row, tried[key(row)]) for row in rows[:PAGE]],
         "next": None if last is None else f"{last['sealed']!r}-{last['incident_id']}-{last['version']}",
     }
 
 
-def delivered(row: RowMapping, tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def delivered(row: RowMapping, tried: Sequence[AttemptShape]) -> DeliveryShape:
     """Return a message without its bytes, and the attempts at it."""
     its = key(row)
     return {
         "id": delivery_id(its),
         "webhook_id": f"msg_{its.incident}_{its.version}",
+        "run": row["run"],
         "incident": its.incident,
         "endpoint": its.endpoint,
         "version": its.version,
@@ -94,12 +95,12 @@ def delivered(row: RowMapping, tried: Sequence[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def attempts(connection: Connection, keys: Sequence[Key]) -> dict[Key, list[dict[str, Any]]]:
+def attempts(connection: Connection, keys: Sequence[Key]) -> dict[Key, list[AttemptShape]]:
     """Return the attempts at some messages, in their order."""
-    found: dict[Key, list[dict[str, Any]]] = defaultdict(list)
+    found: dict[Key, list[AttemptShape]] = defaultdict(list)
     its = tuple_(attempt.c.incident_id, attempt.c.endpoint_id, attempt.c.version)
     for row in connection.execute(select(attempt).where(its.in_(keys)).order_by(attempt.c.number)):
-        told = {"at": timestamp(row.at), "status": row.status, "ms": row.ms, "error": row.error}
+        told: AttemptShape = {"at": timestamp(row.at), "status": row.status, "ms": row.ms, "error": row.error}
         found[Key(row.incident_id, row.endpoint_id, row.version)].append(told)
     return found
 

@@ -15,25 +15,19 @@ FORMULA = ("=", "+", "-", "@")
 
 def lines(pieces: Iterable[Piece], stat: str, layers: Sequence[Record]) -> Iterator[str]:
     """Yield CSV: step, time, then a column per layer; a cell is empty where there is no finite value."""
-    yield _line(["step", "time", *(_title(layer.name) for layer in layers)])
-    column_of = {layer.layer_no: column for column, layer in enumerate(layers)}
+    head = io.StringIO()
+    csv.writer(head, lineterminator="\n").writerow(["step", "time", *(_title(layer.name) for layer in layers)])
+    yield head.getvalue()
     for piece in pieces:
         plane = piece.columns.values.get(stat)
         if plane is None:
             continue
-        pairs = [(column_of[n], i) for i, n in enumerate(piece.numbers.tolist()) if n in column_of]
+        whole = np.hstack([plane, np.full((len(plane), 1), np.nan, plane.dtype)])  # the last one: of layers not there
+        place = {number: column for column, number in enumerate(piece.numbers.tolist())}
+        columns = np.array([place.get(layer.layer_no, -1) for layer in layers], np.intp)
         for row in range(len(piece.columns.steps)):
-            cells = [""] * len(layers)
-            for column, index in pairs:
-                value = plane[row, index]
-                cells[column] = "" if np.isnan(value) else str(value)
-            yield _line([str(piece.columns.steps[row]), moment(piece.columns.times[row]), *cells])
-
-
-def _line(cells: Sequence[str]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()
+            cells = ["" if cell == "nan" else cell for cell in map(str, whole[row, columns])]
+            yield ",".join([str(piece.columns.steps[row]), moment(piece.columns.times[row]), *cells]) + "\n"
 
 
 def _title(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -173,16 +174,9 @@ class FoldState:
     @classmethod
     def unpack(cls, raw: bytes) -> FoldState:
         """Return a packed state; raises StoreError when another version packed it."""
-        version, length = _HEAD.unpack_from(raw) if len(raw) >= _HEAD.size else (None, 0)
-        if version not in (1, 2, VERSION):
-            raise StoreError(
-                f"The rules' memory of a run was packed by another version ({version}, this one is {VERSION}): "
-                "upgrade gradcanary."
-            )
+        version, length = _head(raw)
         head = json.loads(raw[_HEAD.size : _HEAD.size + length])
-        lists = {name: tuple(value) for name, value in head["progress"].items() if isinstance(value, list)}
-        jumps = tuple(Jump(*jump) for jump in head["progress"].get("jumps", []))
-        progress = Progress(**{**head["progress"], **lists, "jumps": jumps})
+        progress = _progress(head["progress"])
         reader = _Reader(raw, _HEAD.size + length)
         layers, block = head["layers"], head["block"]
         present, alive, low = (reader.take(np.bool_, layers) for _ in range(3))
@@ -207,6 +201,22 @@ class FoldState:
             began.level[scores.firing[EXPLOSION] & ~np.isnan(level)] = -np.inf
         whole = (progress, present, alive, low, shapes, losses, baselines, duty, precision, scores, of_run)
         return cls(*whole, resolve_after, accepted, began)
+
+
+def _head(raw: bytes) -> tuple[int, int]:
+    """Return the version of a packed state, and how many bytes of JSON follow; raises StoreError."""
+    version, length = _HEAD.unpack_from(raw) if len(raw) >= _HEAD.size else (None, 0)
+    if version not in (1, 2, VERSION):
+        raise StoreError(
+            f"The rules' memory of a run was packed by another version ({version}, this one is {VERSION}): "
+            "upgrade gradcanary."
+        )
+    return version, length
+
+
+def _progress(told: Mapping[str, Any]) -> Progress:
+    lists = {name: tuple(value) for name, value in told.items() if isinstance(value, list)}
+    return Progress(**{**told, **lists, "jumps": tuple(Jump(*jump) for jump in told.get("jumps", []))})
 
 
 def _sparse(scores: Scores) -> tuple[NDArray[Any], ...]:

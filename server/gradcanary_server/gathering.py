@@ -17,7 +17,7 @@ from gradcanary_server import roll_call, shards
 from gradcanary_server.assembly import Assembled, Holding, Part, assemble
 from gradcanary_server.batches import MetricColumn
 from gradcanary_server.gaps import with_late
-from gradcanary_server.layers import KnownSets
+from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.requests import LIMITS
 from gradcanary_server.roll_call import Moment
@@ -44,7 +44,7 @@ class Waiting(Part):
 _OVERDUE = (
     select(batch.c.run_id, batch.c.launch_no)
     .join(session, (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session))
-    .where(session.c.local_numels.is_not(None), session.c.next_seq > session.c.sealed_seq)
+    .where(session.c.sends_shards, session.c.next_seq > session.c.sealed_seq)
     .where(batch.c.received <= bindparam("latest"))
     .distinct()
 )
@@ -222,7 +222,7 @@ def _is_total_norm(metric: MetricColumn) -> bool:
 
 
 def _ranks(connection: Connection, run_id: int, launch_no: int) -> Sequence[Row[tuple[object, ...]]]:
-    is_sharded = session.c.local_numels.is_not(None).label("is_sharded")
+    is_sharded = session.c.sends_shards.label("is_sharded")
     its = session.c
     is_described = (session.c.layer_sets != "{}").label("is_described")
     columns = (its.session, its.rank, its.last_step, its.last_seen, its.ended, its.gaps, is_described)

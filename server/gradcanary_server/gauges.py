@@ -14,9 +14,10 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Connection, func, select
 
 from gradcanary_server import meters, runs, sealing
-from gradcanary_server.database import Database, unavailable
+from gradcanary_server.database import Database
 from gradcanary_server.incident_state import RANKS
 from gradcanary_server.loops import Loop
+from gradcanary_server.outages import unavailable
 from gradcanary_server.rules import Rules
 from gradcanary_server.schema import delivery, incident, run, session
 

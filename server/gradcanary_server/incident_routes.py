@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
@@ -13,8 +13,10 @@ from sqlalchemy import ColumnElement, Connection, select, update
 
 from gradcanary import wire
 from gradcanary_server import bodies, dossiers, incident_views, incidents, runs, sessions, silences
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError, invalid
+from gradcanary_server.incident_shapes import IncidentInFull
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.schema import incident
 
@@ -41,7 +43,7 @@ _ACK = Reader(Acknowledgement)
 
 
 # Response models would check what was just built: the answers are plain JSON values.
-@router.get("/incidents", response_model=None)
+@router.get("/incidents", response_model=None, responses=answered("incidents"))
 def list_incidents(
     request: Request,
     run: str | None = None,
@@ -62,7 +64,7 @@ def list_incidents(
     return JSONResponse({"incidents": [incident_views.brief(each, url, quiet) for each in found], "next": more})
 
 
-@router.get("/incidents/{number}", response_model=None)
+@router.get("/incidents/{number}", response_model=None, responses=answered("incident"))
 def show_incident(request: Request, number: int) -> JSONResponse:
     """Answer one incident with its layers and deliveries."""
     database: Database = request.app.state.database
@@ -70,7 +72,7 @@ def show_incident(request: Request, number: int) -> JSONResponse:
         return JSONResponse(_full(connection, number, request))
 
 
-@router.post("/incidents/{number}/ack", response_model=None)
+@router.post("/incidents/{number}/ack", response_model=None, responses=answered("incident"))
 async def acknowledge(request: Request, number: int) -> JSONResponse:
     """Take note that somebody knows, and answer the incident; a second one replaces the first."""
     ack = _ACK.read(await bodies.read(request))
@@ -79,7 +81,7 @@ async def acknowledge(request: Request, number: int) -> JSONResponse:
     return JSONResponse(await run_in_threadpool(_acknowledge, request, number, ack))
 
 
-def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> dict[str, Any]:
+def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> IncidentInFull:
     database: Database = request.app.state.database
     with database.write() as connection:
         run_id = _run_of(connection, number)
@@ -93,7 +95,7 @@ def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> dict[st
         return _full(connection, number, request)
 
 
-def _full(connection: Connection, number: int, request: Request) -> dict[str, Any]:
+def _full(connection: Connection, number: int, request: Request) -> IncidentInFull:
     _run_of(connection, number)
     dossier = dossiers.load(connection, [number])[0]
     database: Database = request.app.state.database

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import Connection, select
 
 from gradcanary_server import endpoint_views, incidents, silences
 from gradcanary_server.dossiers import Dossier
+from gradcanary_server.incident_shapes import (
+    AckShape,
+    IncidentInBrief,
+    IncidentInFull,
+    MemberShape,
+    SilencedShape,
+    ToldShape,
+)
 from gradcanary_server.incident_state import Member
 from gradcanary_server.notifications import timestamp
 from gradcanary_server.schema import delivery, endpoint
@@ -17,7 +24,7 @@ from gradcanary_server.silences import Silence
 WHOLE_RUN_NAME = "(whole run)"
 
 
-def brief(dossier: Dossier, public_url: str, in_force: Sequence[Silence]) -> dict[str, Any]:
+def brief(dossier: Dossier, public_url: str, in_force: Sequence[Silence]) -> IncidentInBrief:
     """Return an incident without its layers and deliveries, with what the silences ``in_force`` hide of it."""
     what = dossier.incident
     return {
@@ -46,7 +53,7 @@ def brief(dossier: Dossier, public_url: str, in_force: Sequence[Silence]) -> dic
     }
 
 
-def full(connection: Connection, dossier: Dossier, public_url: str, in_force: Sequence[Silence]) -> dict[str, Any]:
+def full(connection: Connection, dossier: Dossier, public_url: str, in_force: Sequence[Silence]) -> IncidentInFull:
     """Return an incident with its layers and what was told to whom."""
     return {
         **brief(dossier, public_url, in_force),
@@ -55,12 +62,12 @@ def full(connection: Connection, dossier: Dossier, public_url: str, in_force: Se
     }
 
 
-def _acked(dossier: Dossier) -> dict[str, str] | None:
+def _acked(dossier: Dossier) -> AckShape | None:
     ack = dossier.ack
     return None if ack is None else {"at": timestamp(ack.at), "by": ack.by, "note": ack.note}
 
 
-def _silenced(dossier: Dossier, in_force: Sequence[Silence]) -> dict[str, Any] | None:
+def _silenced(dossier: Dossier, in_force: Sequence[Silence]) -> SilencedShape | None:
     """Return how many of the members that fire nobody is told of, and when the first of them is told of again."""
     about = [each for each in in_force if each.is_about(dossier.run, dossier.incident.rule)]
     if not about or dossier.incident.state != "open":
@@ -76,7 +83,7 @@ def _silenced(dossier: Dossier, in_force: Sequence[Silence]) -> dict[str, Any] |
     return {"until": timestamp(min(ends)), "members": len(ends), "of": len(firing)}
 
 
-def _member(dossier: Dossier, number: int | None, member: Member) -> dict[str, Any]:
+def _member(dossier: Dossier, number: int | None, member: Member) -> MemberShape:
     return {
         "layer": number,
         "name": WHOLE_RUN_NAME if number is None else dossier.layers[number].name,
@@ -90,7 +97,7 @@ def _member(dossier: Dossier, number: int | None, member: Member) -> dict[str, A
     }
 
 
-def _deliveries(connection: Connection, incident_id: int) -> list[dict[str, Any]]:
+def _deliveries(connection: Connection, incident_id: int) -> list[ToldShape]:
     columns = (delivery.c.incident_id, delivery.c.endpoint_id, delivery.c.version, delivery.c.kind, delivery.c.state)
     query = select(*columns, endpoint.c.name, endpoint.c.url, endpoint.c.deleted)
     query = query.join(endpoint, endpoint.c.endpoint_id == delivery.c.endpoint_id)

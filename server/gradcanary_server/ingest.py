@@ -20,6 +20,7 @@ from gradcanary_server import (
     gathering,
     incidents,
     launches,
+    layer_sets,
     layers,
     meters,
     metrics,
@@ -36,7 +37,7 @@ from gradcanary_server.fold_states import FoldStates
 from gradcanary_server.gaps import note_gaps
 from gradcanary_server.gathering import Gathering
 from gradcanary_server.layer_rules import compile_rules
-from gradcanary_server.layers import KnownSet, KnownSets
+from gradcanary_server.layer_sets import KnownSet, KnownSets
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.observations import Change, Launch
 from gradcanary_server.requests import LIMITS
@@ -86,17 +87,17 @@ class Ingest:
             sessions.check_role(row)
             _check_place(row, columns, known)
             _append(connection, row, seq, digest, columns, raw, now)
-            settled = layers.of_launches(connection, row.run_id, launched.newer)
+            settled = layer_sets.numbers_of(connection, row.run_id, launched.newer)
             layers.note_accumulators(connection, row.run_id, known.numbers, columns.accumulators, settled)
             piece = Piece(row.launch_no, session_id, seq, known.numbers, columns)
             of_run = self._draw(connection, run_row, row, launched, piece, now) if row.draws else {}
             _note_progress(connection, row, seq, columns, launched.first_step, now, of_run)
-            if row.local_numels is not None:
+            if row.sends_shards:
                 self._gather(connection, row.run_id, row.launch_no, now, piece)
             elif not row.draws:
                 attribution.attribute(connection, row.run_id, row.launch_no, row.rank, [piece])
             reply = self._reply(connection, row.run_id, "stored", seq + 1)
-            is_of_use = row.draws or (row.local_numels is not None and _is_logged(connection, row, seq))
+            is_of_use = row.draws or (row.sends_shards and _is_logged(connection, row, seq))
         meters.POINTS.inc(columns.points())
         if is_of_use:
             self._log.keep((row.run_id, session_id, seq), columns)
@@ -109,7 +110,7 @@ class Ingest:
             _, row = sessions.lock(connection, run_name, session_id)
             now = self._database.now(connection)
             sessions.hear(connection, row, message, now)
-            if row.local_numels is not None:
+            if row.sends_shards:
                 self._gather(connection, row.run_id, row.launch_no, now)
             return self._reply(connection, row.run_id, "ok", row.next_seq)
 
@@ -119,7 +120,7 @@ class Ingest:
         with self._database.write() as connection:
             _, row = sessions.lock(connection, run_name, session_id)
             now = self._database.now(connection)
-            if row.local_numels is not None:
+            if row.sends_shards:
                 self._gather(connection, row.run_id, row.launch_no, now, ending=session_id)
             sessions.end(connection, row, message, now)
             return self._reply(connection, row.run_id, "ok", row.next_seq)
@@ -292,7 +293,7 @@ def _note_progress(
         values |= {"last_step": int(columns.steps[-1]), "every": columns.every}
         if row.first_sample is None:
             values["first_sample"] = int(columns.steps[0])
-        if row.rank == 0 or row.local_numels is not None:  # the others send only what is not finite of their own
+        if row.rank == 0 or row.sends_shards:  # the others send only what is not finite of their own
             values["gaps"] = note_gaps(row, columns, begins)
     phases = columns.phases.get("absmax", np.empty(0, np.uint8))
     seen = phases[phases != batches.NO_PHASE]

@@ -8,12 +8,13 @@ from fastapi.concurrency import run_in_threadpool
 
 from gradcanary import wire
 from gradcanary_server import bodies, meters, requests
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.ingest import Ingest
 
 router = APIRouter(prefix="/api/v1/runs/{run}/sessions/{session}")
 
 
-@router.put("")
+@router.put("", responses=answered("reply"))
 async def hello(request: Request, run: str, session: str) -> Response:
     """Take a Hello."""
     requests.check_names(run, session)
@@ -37,7 +38,7 @@ async def batch(request: Request) -> Response:
 router.add_route(f"{router.prefix}/batches/{{seq}}", batch, methods=["POST"])
 
 
-@router.post("/heartbeat")
+@router.post("/heartbeat", responses=answered("reply"))
 async def heartbeat(request: Request, run: str, session: str) -> Response:
     """Take a Heartbeat."""
     requests.check_names(run, session)
@@ -45,7 +46,7 @@ async def heartbeat(request: Request, run: str, session: str) -> Response:
     return await _answer(_ingest(request).heartbeat, run, session, raw)
 
 
-@router.post("/end")
+@router.post("/end", responses=answered("reply"))
 async def end(request: Request, run: str, session: str) -> Response:
     """Take an End."""
     requests.check_names(run, session)

@@ -1,15 +1,17 @@
-"""What is sent and received, as JSON Schemas: ``GET /api/v1/schemas``."""
+"""What is sent, received and answered, as JSON Schemas: ``GET /api/v1/schemas``, and the OpenAPI document."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter
 
 from gradcanary import wire
+from gradcanary_server.answer_shapes import ANSWERS, answered, components
 from gradcanary_server.endpoint_routes import EndpointChange, NewEndpoint
 from gradcanary_server.errors import RequestError
 from gradcanary_server.incident_routes import Acknowledgement
@@ -26,7 +28,6 @@ KINDS: dict[str, tuple[str, Any]] = {
     "batch": ("POST /runs/{run}/sessions/{session}/batches/{seq}", wire.Batch),
     "heartbeat": ("POST /runs/{run}/sessions/{session}/heartbeat", wire.Heartbeat),
     "end": ("POST /runs/{run}/sessions/{session}/end", wire.End),
-    "reply": ("the answer to each of these four", wire.Reply),
     "new-endpoint": ("POST /endpoints", NewEndpoint),
     "endpoint-change": ("PATCH /endpoints/{id}", EndpointChange),
     "run-change": ("PATCH /runs/{run}", RunChange),
@@ -34,23 +35,30 @@ KINDS: dict[str, tuple[str, Any]] = {
     "silence": ("POST /silences", Wish),
     "acknowledgement": ("POST /incidents/{id}/ack", Acknowledgement),
 }
-"""What each is the schema of, and its type."""
+"""What each is the schema of that is sent, and its type; answers are :data:`answer_shapes.ANSWERS`."""
 
 router = APIRouter(prefix="/api/v1")
 
 
-@router.get("/schemas", response_model=None)
+_SCHEMA = {"schema": {"type": "object"}}
+_AS_SCHEMA: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": _SCHEMA, "application/schema+json": _SCHEMA}}
+}
+
+
+@router.get("/schemas", response_model=None, responses=answered("schemas"))
 def list_schemas(request: Request) -> JSONResponse:
     """Answer which schemas there are, and what each is of."""
-    listed = [{"name": name, "of": of, "url": _url(request, name)} for name, (of, _) in KINDS.items()]
+    known = {**KINDS, **ANSWERS}
+    listed = [{"name": name, "of": of, "url": _url(request, name)} for name, (of, _) in known.items()]
     return JSONResponse({"schemas": listed})
 
 
-@router.get("/schemas/{name}", response_model=None)
+@router.get("/schemas/{name}", response_model=None, responses=_AS_SCHEMA)
 def show_schema(request: Request, name: str) -> JSONResponse:
     """Answer one schema, JSON Schema 2020-12."""
-    if name not in KINDS:
-        raise RequestError(404, "unknown_schema", f"A schema is one of {', '.join(KINDS)}.", "name")
+    if name not in KINDS and name not in ANSWERS:
+        raise RequestError(404, "unknown_schema", f"A schema is one of {', '.join([*KINDS, *ANSWERS])}.", "name")
     head = {"$schema": DIALECT, "$id": _url(request, name)}
     return JSONResponse({**head, **schema(name)}, media_type="application/schema+json")
 
@@ -58,7 +66,16 @@ def show_schema(request: Request, name: str) -> JSONResponse:
 @cache
 def schema(name: str) -> dict[str, Any]:
     """Return a schema by name, without its address."""
+    if name in ANSWERS:
+        return TypeAdapter(ANSWERS[name][1]).json_schema(mode="serialization")
     return TypeAdapter(KINDS[name][1]).json_schema()
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document of an app, with the shapes of its answers."""
+    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    made["components"]["schemas"] |= components()
+    return made
 
 
 def _url(request: Request, name: str) -> str:

@@ -11,8 +11,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from gradcanary_server import tokens
 from gradcanary_server.buckets import Buckets
-from gradcanary_server.database import Database, unavailable
+from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError
+from gradcanary_server.outages import unavailable
 from gradcanary_server.rights import Asker
 from gradcanary_server.tokens import Key
 

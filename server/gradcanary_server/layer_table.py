@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from sqlalchemy import Connection, select
 
 from gradcanary import wire
 from gradcanary_server.archive import Archive
-from gradcanary_server.arrays import number
+from gradcanary_server.arrays import numbers
 from gradcanary_server.database import Record
 from gradcanary_server.fold import FoldState
 from gradcanary_server.heatmap import block
@@ -87,22 +88,21 @@ def table(connection: Connection, archive: Archive, run_id: int) -> list[Json]:
     place = places(connection, run_id)
     for piece in archive.newest(connection, run_id):
         latest.take(piece, place[piece.launch_no])
-    state = folded(connection, run_id)
-    return [_entry(row, latest, state) for row in rows]
+    state, values = folded(connection, run_id), {stat: numbers(plane) for stat, plane in latest.values.items()}
+    return [_entry(row, latest, {stat: of[row.layer_no] for stat, of in values.items()}, state) for row in rows]
 
 
-def _entry(row: Record, latest: _Latest, state: FoldState) -> Json:
+def _entry(row: Record, latest: _Latest, values: dict[str, float | None], state: FoldState) -> Json:
     verdict, at = state.verdict(row.layer_no), row.layer_no
     is_known = latest.at[at] >= 0
     measured = wire.STATES[int(latest.state[at])] if is_known else None
-    values = {stat: number(plane[at]) for stat, plane in latest.values.items()}
     if is_known and measured != "nonfinite" and values["nonfinite"] is None:
         values["nonfinite"] = 0  # the count is sent only of layers that have one
     return {
         "layer": row.layer_no,
         "name": row.name,
         "block": block(row.name),
-        "shape": json.loads(row.shape),
+        "shape": _shape(row.shape),
         "param_dtype": row.param_dtype,
         "accumulator": {"declared": row.declared, "stored": row.stored, "effective": row.effective},
         "micro_steps": int(latest.micro_steps[at]) if is_known else None,
@@ -113,3 +113,9 @@ def _entry(row: Record, latest: _Latest, state: FoldState) -> Json:
         "low": verdict.low,
         "baseline": verdict.baseline,
     }
+
+
+@lru_cache(maxsize=1024)
+def _shape(text: str) -> list[int]:
+    found: list[int] = json.loads(text)
+    return found

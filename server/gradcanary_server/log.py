@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select
 
 from gradcanary_server import batches, requests
 from gradcanary_server.batches import Columns
-from gradcanary_server.layers import KnownSets
+from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.schema import batch, session
 
 CACHE_BYTES = 256 * 2**20

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from gradcanary_server.database import Outage
+from gradcanary_server.outages import Outage
 
 STUCK_S = 120.0
 """A round of work that takes longer is not healthy: PostgreSQL gives up a statement after 30 s."""

@@ -6,6 +6,7 @@ Names are the sender's and may be hostile: each text has a cap in UTF-8 bytes, e
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
@@ -73,15 +74,9 @@ def clip(text: str, size: int) -> str:
     """Return a text of at most ``size`` bytes as JSON holds them, cut at a character."""
     if _size(text) <= size:
         return text
-    # Escapes make a character up to six bytes: cut by what each one costs.
-    left = size - len("…".encode())
-    kept = 0
-    for character in text:
-        left -= _size(character)
-        if left < 0:
-            break
-        kept += 1
-    return text[:kept] + "…"
+    # Escapes make a character up to six bytes: the longest beginning that fits is looked for.
+    fits = bisect_right(range(len(text)), size - len("…".encode()), key=lambda length: _size(text[:length]))
+    return text[: max(fits - 1, 0)] + "…"
 
 
 def _worst(dossier: Dossier) -> list[Worst]:

@@ -10,9 +10,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from gradcanary_server.database import Database, newest_revision, revision, unavailable
+from gradcanary_server.answer_shapes import answered
+from gradcanary_server.database import Database, newest_revision, revision
 from gradcanary_server.gauges import Gauges
 from gradcanary_server.loops import Loop
+from gradcanary_server.outages import unavailable
 from gradcanary_server.rules import Rules
 
 OK = "ok"
@@ -34,7 +36,7 @@ def healthz() -> dict[str, str]:
     return {"status": OK}
 
 
-@router.get("/readyz", response_model=None)
+@router.get("/readyz", response_model=None, responses=answered("readiness", 200, 503))
 def readyz(request: Request) -> JSONResponse:
     """Answer 200 where everything works, else 503 and what does not: the database, its tables, each loop."""
     state = request.app.state

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from gradcanary import wire
 from gradcanary_server import export, layer_table, recordings, runs, views
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.archive import Archive
 from gradcanary_server.database import Database
 from gradcanary_server.heatmap import Order, Value
@@ -72,7 +73,7 @@ class Reader:
 Reading = Annotated[Reader, Depends(Reader)]
 
 
-@router.get("/runs")
+@router.get("/runs", responses=answered("runs"))
 def list_runs(
     reader: Reading,
     named: Annotated[str, Query(max_length=100)] = "",
@@ -88,27 +89,27 @@ def list_runs(
         return reader.answer(seen, lambda: {"runs": runs.summaries(connection, seen), "next": following})
 
 
-@router.get("/runs/{run}")
+@router.get("/runs/{run}", responses=answered("run"))
 def one_run(reader: Reading, run: str) -> Response:
     """Answer everything about a run but its measurements."""
 
-    def build(connection: Connection, seen: runs.Seen) -> runs.Json:
+    def build(connection: Connection, seen: runs.Seen) -> Mapping[str, object]:
         return runs.detail(connection, seen, reader.database.now(connection), reader.rules.silent)
 
     return reader.of_run(run, build)
 
 
-@router.get("/runs/{run}/layers")
+@router.get("/runs/{run}/layers", responses=answered("layers"))
 def list_layers(reader: Reading, run: str) -> Response:
     """Answer the layers of a run with their last values."""
 
-    def build(connection: Connection, seen: runs.Seen) -> runs.Json:
+    def build(connection: Connection, seen: runs.Seen) -> Mapping[str, object]:
         return {"revision": seen.row.revision, "layers": layer_table.table(connection, reader.archive, seen.row.run_id)}
 
     return reader.of_run(run, build)
 
 
-@router.get("/runs/{run}/series")
+@router.get("/runs/{run}/series", responses=answered("series"))
 def series(
     reader: Reading,
     run: str,
@@ -127,7 +128,7 @@ def series(
     return reader.of_run(run, build)
 
 
-@router.get("/runs/{run}/heatmap")
+@router.get("/runs/{run}/heatmap", responses=answered("heatmap"))
 def heatmap(
     reader: Reading,
     run: str,
@@ -149,7 +150,7 @@ def heatmap(
     return reader.of_run(run, build)
 
 
-@router.get("/runs/{run}/metrics")
+@router.get("/runs/{run}/metrics", responses=answered("metrics"))
 def metrics(
     reader: Reading,
     run: str,
@@ -191,7 +192,7 @@ def recording(reader: Reading, run: str) -> Response:
     return StreamingResponse(lines, media_type="application/x-ndjson")
 
 
-@router.get("/rules")
+@router.get("/rules", responses=answered("rules"))
 def rules(reader: Reading) -> Response:
     """Answer the rules that this collector applies, and their number in this store."""
     return JSONResponse({**asdict(reader.rules), "rules_version": reader.rules_version})

@@ -4,14 +4,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from gradcanary import wire
 from gradcanary_server import entries, tiles
 from gradcanary_server.nodes import COUNT, FACTOR, MAXIMUM, MEAN, MINIMUM, NONFINITE, Ticks
 from gradcanary_server.packing import Arrays
 from gradcanary_server.samples import PHASE
-from gradcanary_server.schema import chain
 from gradcanary_server.sources import MetricSource, StatSource, TickSource, entries_of, named
 from gradcanary_server.tiles import METRICS, OF_METRICS, SHELF, STATE, STEPS, TOP, Chain, Place, Tiles
 
@@ -32,21 +31,16 @@ class Work:
 
 def waiting(connection: Connection, runs: Collection[int] | None) -> list[tuple[int, int, int]]:
     """Return run, launch and interval of the chains of these runs, None = all, as far as they fill a tile."""
-    query = select(chain.c.run_id, chain.c.launch_no, chain.c.every)
-    if runs is not None:
-        query = query.where(chain.c.run_id.in_(runs))
-    return [(row.run_id, row.launch_no, row.every) for row in connection.execute(query)]
+    found = tiles.every_chain(connection, runs)
+    return [(run_id, of.launch_no, of.every) for run_id, of in found if _next(of) is not None]
 
 
 def prepare(connection: Connection, store: Tiles, run_id: int, launch_no: int, every: int) -> Work | None:
     """Return the next tiles of a chain's pyramid, the lowest level first; None if all are there."""
     mine = [each for each in tiles.chains(connection, run_id) if (each.launch_no, each.every) == (launch_no, every)]
     for of in mine:
-        for level in range(1, TOP + 1):
-            span = of.span(level)
-            begin, whole = of.end(level), of.end(level - 1) // span * span
-            if begin < whole:
-                return _range(connection, store, run_id, of, level, begin, whole)
+        if (following := _next(of)) is not None:
+            return _range(connection, store, run_id, of, *following)
     return None
 
 
@@ -57,6 +51,16 @@ def carry_out(connection: Connection, work: Work, now: float) -> bool:
     tiles.write(connection, work.run_id, work.packed, now)
     tiles.note(connection, work.run_id, work.after)
     return True
+
+
+def _next(of: Chain) -> tuple[int, int, int] | None:
+    """Return the lowest level that lacks whole tiles, and the steps that it lacks."""
+    for level in range(1, TOP + 1):
+        span = of.span(level)
+        begin, whole = of.end(level), of.end(level - 1) // span * span
+        if begin < whole:
+            return level, begin, whole
+    return None
 
 
 def _range(connection: Connection, store: Tiles, run_id: int, of: Chain, level: int, begin: int, whole: int) -> Work:

@@ -11,9 +11,11 @@ from fastapi.responses import JSONResponse
 
 from gradcanary import wire
 from gradcanary_server import bodies, deletion, requests, run_names, runs, sessions
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import invalid, unknown_run
 from gradcanary_server.requests import Reader, check_text
+from gradcanary_server.run_shapes import RunInFull
 
 MAX_NOTE = 4_000
 MAX_TAGS = 32
@@ -37,7 +39,7 @@ _WISH = Reader(Wish)
 
 
 # A response model would check what was just built: the answer is plain JSON values.
-@router.patch("/runs/{run}", response_model=None)
+@router.patch("/runs/{run}", response_model=None, responses=answered("run"))
 async def change_run(request: Request, run: str) -> JSONResponse:
     """Change what people say of a run, and answer the run; its former name goes on leading to it."""
     wish = _WISH.read(await bodies.read(request))
@@ -72,7 +74,7 @@ def _said(wish: Wish) -> str:
     return ", ".join(f"{key}={value}" if key in ("name", "archived") else key for key, value in given.items())
 
 
-def _change(request: Request, name: str, wish: Wish) -> runs.Json:
+def _change(request: Request, name: str, wish: Wish) -> RunInFull:
     database: Database = request.app.state.database
     with database.write() as connection:
         row = run_names.find(connection, name, held=True)

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select, tuple_
 
 from gradcanary_server import incidents, launches, metrics, run_names, vigils
-from gradcanary_server.arrays import Array, array, moment
+from gradcanary_server.arrays import array, moment
 from gradcanary_server.database import Record
 from gradcanary_server.errors import invalid, unknown_run
 from gradcanary_server.life import Heard, run_state, session_state
 from gradcanary_server.rules import Silent
+from gradcanary_server.run_shapes import Gap, RunInBrief, RunInFull, SessionShape
 from gradcanary_server.schema import launch, layer, run, session
 from gradcanary_server.spark import Spark
-
-Json = dict[str, object]
 
 MAX_ID = 2**31 - 1
 
@@ -58,19 +57,23 @@ def page(connection: Connection, chosen: Choice, now: float, silent: Silent = SI
         query = query.where(func.lower(run.c.name).contains(chosen.named.lower(), autoescape=True))
     if chosen.after is not None:
         query = query.where(tuple_(*keys) < tuple_(*_place(chosen.after)))
-    # First the keys: whole rows, with all that agents have said, would be put in order with them.
     found = connection.execute(query.order_by(*(key.desc() for key in keys)).limit(chosen.limit + 1)).all()
     shown = found[: chosen.limit]
-    rows = {row.run_id: row for row in connection.execute(select(run).where(run.c.run_id.in_([i for _, i in shown])))}
-    seen = _seen(connection, [rows[run_id] for _, run_id in shown], now, silent)
+    seen = _seen(connection, _rows(connection, [run_id for _, run_id in shown]), now, silent)
     return seen, "{}~{}".format(*shown[-1]) if len(found) > chosen.limit else None
 
 
 def unended(connection: Connection, most: int, now: float, silent: Silent = SILENT) -> list[Seen]:
     """Return the runs that did not end and are not in the archive: the ones heard of last, so many at most."""
-    query = select(run).where(run.c.ended.is_(None), run.c.archived.is_(False))
-    rows = connection.execute(query.order_by(run.c.last_seen.desc(), run.c.run_id.desc()).limit(most)).all()
-    return _seen(connection, rows, now, silent)
+    query = select(run.c.run_id).where(run.c.ended.is_(None), run.c.archived.is_(False))
+    found = connection.scalars(query.order_by(run.c.last_seen.desc(), run.c.run_id.desc()).limit(most)).all()
+    return _seen(connection, _rows(connection, found), now, silent)
+
+
+def _rows(connection: Connection, run_ids: Sequence[int]) -> list[Record]:
+    """Return the rows of runs in this order: put in order as rows, all that agents have said would move with them."""
+    rows = {row.run_id: row for row in connection.execute(select(run).where(run.c.run_id.in_(run_ids)))}
+    return [rows[run_id] for run_id in run_ids]
 
 
 def _place(text: str) -> tuple[float, int]:
@@ -97,7 +100,7 @@ def find(connection: Connection, name: str) -> Record:
     return found
 
 
-def summaries(connection: Connection, seen: Sequence[Seen]) -> list[Json]:
+def summaries(connection: Connection, seen: Sequence[Seen]) -> list[RunInBrief]:
     """Return the runs as the list shows them."""
     ids = [each.row.run_id for each in seen]
     headlines = incidents.headlines(connection, ids)
@@ -108,10 +111,10 @@ def summaries(connection: Connection, seen: Sequence[Seen]) -> list[Json]:
     ]
 
 
-def detail(connection: Connection, seen: Seen, now: float, silent: Silent = SILENT) -> Json:
+def detail(connection: Connection, seen: Seen, now: float, silent: Silent = SILENT) -> RunInFull:
     """Return everything about a run but its measurements."""
     row = seen.row
-    sessions = _sessions(connection, row.run_id)
+    sessions, logged = _sessions(connection, row.run_id), metrics.of_run(connection, row.run_id)
     return {
         **summaries(connection, [seen])[0],
         "aliases": run_names.former(connection, row.run_id),
@@ -122,11 +125,11 @@ def detail(connection: Connection, seen: Seen, now: float, silent: Silent = SILE
         "sessions": [_session(each, session_state(each, now, silent, seen.since)) for each in sessions],
         "gaps": [gap for each in sessions for gap in _gaps(each)],
         "facts": json.loads(row.facts),
-        "metrics": [vars(series) for series in metrics.of_run(connection, row.run_id)],
+        "metrics": [{"name": each.name, "tags": each.tags, "last": each.last} for each in logged],
     }
 
 
-def gaps(connection: Connection, run_id: int) -> list[Json]:
+def gaps(connection: Connection, run_id: int) -> list[Gap]:
     """Return the steps of a run that should have come and did not."""
     return [gap for each in _sessions(connection, run_id) for gap in _gaps(each)]
 
@@ -162,9 +165,8 @@ def _layers(connection: Connection, ids: Sequence[int]) -> tuple[dict[int, int],
     return counts, defaultdict(dict, {run_id: dict(sorted(found.items())) for run_id, found in accumulators.items()})
 
 
-def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators: dict[str, int]) -> Json:
+def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators: dict[str, int]) -> RunInBrief:
     row = seen.row
-    spark: Array = array(Spark.unpack(row.spark).points())
     return {
         "run": row.name,
         "state": seen.state,
@@ -180,7 +182,7 @@ def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators
         "note": row.note,
         "tags": json.loads(row.tags),
         "archived": row.archived,
-        "spark": spark,
+        "spark": array(Spark.unpack(row.spark).points()),
     }
 
 
@@ -191,7 +193,7 @@ def _sessions(connection: Connection, run_id: int) -> Sequence[Record]:
     return connection.execute(query.where(session.c.run_id == run_id, session.c.rank >= 0).order_by(*order)).all()
 
 
-def _session(row: Record, state: str) -> Json:
+def _session(row: Record, state: str) -> SessionShape:
     hello = json.loads(row.hello)
     return {
         "session": row.session,
@@ -209,6 +211,6 @@ def _session(row: Record, state: str) -> Json:
     }
 
 
-def _gaps(row: Record) -> list[Json]:
+def _gaps(row: Record) -> list[Gap]:
     found = json.loads(row.gaps)
     return [{"session": row.session, "from_step": begin, "to_step": end, "why": why} for begin, end, why in found]

@@ -103,10 +103,9 @@ session = Table(
     Column("rank", Integer, nullable=False),  # -1: all ranks of a sharded launch, put together
     Column("draws", Boolean, nullable=False, server_default=false()),  # its batches are the series of its launch
     Column("interval_s", Double, nullable=False),  # between heartbeats
-    # wire.Hello as merged from every hello, with the layer sets of which a later one described layers anew
-    Column("hello", Text, nullable=False),
-    Column("layer_sets", Text, nullable=False),  # JSON {layer set id: [layer_no, ...]}
-    Column("local_numels", Text),  # JSON {layer set id: [elements of each layer, ...]}, None unless it sends shards
+    Column("hello", Text, nullable=False),  # wire.Hello as merged from every hello, without layer sets and facts
+    Column("layer_sets", Text, nullable=False),  # JSON {layer set id: digest of layer_set}
+    Column("sends_shards", Boolean, nullable=False, server_default=false()),  # of its layers, not all of each
     Column("next_seq", BigInteger, nullable=False, default=0),
     Column("sealed_seq", BigInteger, nullable=False, default=0),  # batches below it left the log
     Column("every", Integer),
@@ -139,6 +138,15 @@ layer = Table(
     Column("stored", String(40)),
     Column("effective", String(40)),
     UniqueConstraint("run_id", "name"),
+)
+
+layer_set = Table(
+    "layer_set",
+    metadata,
+    Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), primary_key=True),
+    Column("digest", String(64), primary_key=True),  # of what follows: told again, it is kept once, and never changed
+    Column("numbers", LargeBinary, nullable=False),  # layer_no of each, int32 little-endian
+    Column("described", LargeBinary, nullable=False),  # layer_sets.Told of each: JSON, zstd
 )
 
 batch = Table(

@@ -36,7 +36,7 @@ def _waiting() -> Select[int, str]:
     return (
         select(session.c.run_id, session.c.session)
         .outerjoin(chain, and_(joined, chain.c.every == session.c.every))
-        .where(session.c.local_numels.is_(None), session.c.next_seq > session.c.sealed_seq)
+        .where(session.c.sends_shards.is_(False), session.c.next_seq > session.c.sealed_seq)
         .where(or_(is_over, fills_a_tile, is_long))
     )
 

@@ -14,7 +14,7 @@ from typing import cast
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from gradcanary import wire
-from gradcanary_server import absences, incidents, launches, layers, run_names
+from gradcanary_server import absences, incidents, launches, layer_sets, layers, run_names
 from gradcanary_server.database import Record, change, insert_new
 from gradcanary_server.deletion import check_deleted
 from gradcanary_server.errors import RequestError
@@ -72,30 +72,26 @@ def say_hello(
     check_deleted(connection, run_name, session_id)
     its = (session.c.run_id == run_id) & (session.c.session == session_id)
     known = connection.execute(select(session).where(its)).one_or_none()
-    if known is None:
-        launch_no = launches.join(connection, run_id, hello, launches.began(hello, sent, now))
-    else:
-        launch_no = int(known.launch_no)
+    began = launches.began(hello, sent, now)
+    launch_no = launches.join(connection, run_id, hello, began) if known is None else int(known.launch_no)
     newer = launches.newer(connection, run_id, launch_no)
     _describe_run(connection, run_row, hello, now, is_newest=not newer)
-    settled = layers.of_launches(connection, run_id, newer)
+    settled = layer_sets.numbers_of(connection, run_id, newer)
     sets = {} if known is None else json.loads(known.layer_sets)
-    new = [item for item in hello.layer_sets if item.id not in sets]
-    sets |= {item.id: layers.register(connection, run_id, item, settled) for item in new}
+    for item in (each for each in hello.layer_sets if each.id not in sets):
+        sets[item.id] = layer_sets.keep(connection, run_id, item, layers.register(connection, run_id, item, settled))
     if known is not None:
         merged = _merged(_restored(known.hello), hello)
         launches.fill(connection, run_id, launch_no, merged.first_step)
-        is_sharded = known.local_numels is not None if known.next_seq else bool(merged.sharded)  # what it sent decides
-        held = _held(known.local_numels, hello, sharded=is_sharded)
-        stored = connection.execute(select(session.c.hello).where(its)).scalar_one()  # by now it may hold more
-        touch(connection, known, now, {"hello": _stored(merged, stored), "layer_sets": json.dumps(sets), **held})
+        is_sharded = known.sends_shards if known.next_seq else bool(merged.sharded)  # what it sent decides
+        told = {"hello": _stored(merged), "layer_sets": json.dumps(sets), **_role(hello.rank, sharded=is_sharded)}
+        touch(connection, known, now, told)
         return int(known.next_seq)
     if not newer:
-        _take_over(connection, run_id, launch_no)
-        absences.close(connection, run_id, launch_no, "silent", now)
+        _take_over(connection, run_id, launch_no, now)
     row = {"run_id": run_id, "session": session_id, "launch_no": launch_no, "rank": hello.rank, "started": now}
     row |= {"interval_s": hello.interval_s, "hello": _stored(hello), "layer_sets": json.dumps(sets)}
-    row |= _held(None, hello, sharded=bool(hello.sharded))
+    row |= _role(hello.rank, sharded=bool(hello.sharded))
     connection.execute(insert(session).values(**row, last_seen=now, ended=SILENT if newer else None))
     return 0
 
@@ -115,7 +111,7 @@ def joint(
     sets = {} if known is None else json.loads(known.layer_sets)
     if set_id not in sets:
         this = (session.c.run_id == run_id) & (session.c.session == name)
-        stored = json.dumps({**sets, set_id: list(numbers)})
+        stored = json.dumps({**sets, set_id: layer_sets.keep_joint(connection, run_id, numbers)})
         connection.execute(update(session).where(this).values(layer_sets=stored))
     return connection.execute(its).one()
 
@@ -208,25 +204,21 @@ def _describe_run(connection: Connection, row: Record, hello: wire.Hello, now: f
     revise(connection, row.run_id, last_seen=now, framework=named[0] or named[1], facts=stored)
 
 
-def _take_over(connection: Connection, run_id: int, launch_no: int) -> None:
+def _take_over(connection: Connection, run_id: int, launch_no: int, now: float) -> None:
     """Let the run go on with its newest launch, and be in the list again; what was open of others is silent now."""
     older = (session.c.run_id == run_id) & (session.c.launch_no != launch_no) & session.c.ended.is_(None)
     connection.execute(update(session).where(older).values(ended=SILENT))
     connection.execute(update(run).where(run.c.run_id == run_id).values(ended=None, archived=False))
+    absences.close(connection, run_id, launch_no, "silent", now)
 
 
-def _held(known: str | None, hello: wire.Hello, *, sharded: bool) -> dict[str, object]:
-    """Return what a session's row says of its part: of shards, how many elements it has of each layer."""
-    if not sharded:
-        return {"draws": hello.rank == 0}
-    numels = {each.id: [layer.local_numel for layer in each.layers] for each in hello.layer_sets}
-    return {"draws": False, "local_numels": json.dumps({**json.loads(known or "{}"), **numels})}
+def _role(rank: int, *, sharded: bool) -> dict[str, object]:
+    """Return what a session's row says of its batches: they are the series of the launch, shards of it, or neither."""
+    return {"draws": rank == 0 and not sharded, "sends_shards": sharded}
 
 
-def _stored(hello: wire.Hello, before: str = "{}") -> str:
-    """Return a hello as its session's row has it: of its layer sets those that ``before`` had."""
-    told = json.loads(wire.dump(replace(hello, layer_sets=(), facts=())))
-    return json.dumps({**told, "layer_sets": json.loads(before).get("layer_sets", [])})
+def _stored(hello: wire.Hello) -> str:
+    return wire.dump(replace(hello, layer_sets=(), facts=())).decode()
 
 
 def _restored(text: str) -> wire.Hello:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
@@ -15,9 +14,11 @@ from sqlalchemy import Connection
 
 from gradcanary import wire
 from gradcanary_server import bodies, run_names, sessions, silences
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import invalid
 from gradcanary_server.expressions import Expression, ExpressionError
+from gradcanary_server.incident_shapes import SilenceShape
 from gradcanary_server.notifications import timestamp
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.rules import NAMES
@@ -47,7 +48,7 @@ _WISH = Reader(Wish)
 
 
 # Response models would check what was just built: the answers are plain JSON values.
-@router.get("/silences", response_model=None)
+@router.get("/silences", response_model=None, responses=answered("silences"))
 def list_silences(request: Request) -> JSONResponse:
     """Answer the silences in force, in the order in which they were made, each with the open incidents it hides."""
     database: Database = request.app.state.database
@@ -56,7 +57,7 @@ def list_silences(request: Request) -> JSONResponse:
         return JSONResponse({"silences": [_shown(each, silences.hushed(connection, each)) for each in found]})
 
 
-@router.post("/silences", response_model=None)
+@router.post("/silences", response_model=None, status_code=201, responses=answered("silenced", 201))
 async def add_silence(request: Request) -> JSONResponse:
     """Silence members of incidents, and answer 201 with the silence; they stay on the pages."""
     wish = _WISH.read(await bodies.read(request))
@@ -87,7 +88,7 @@ def _check(wish: Wish) -> None:
             raise invalid(f"This expression does not work: {error}.", "match") from error
 
 
-def _add(request: Request, wish: Wish) -> dict[str, Any]:
+def _add(request: Request, wish: Wish) -> SilenceShape:
     database: Database = request.app.state.database
     with database.write() as connection:
         now = database.now(connection)
@@ -118,7 +119,7 @@ def _revise(connection: Connection, changed: Silence) -> Sequence[Hushed]:
     return hushed
 
 
-def _shown(silence: Silence, hushed: Sequence[Hushed]) -> dict[str, Any]:
+def _shown(silence: Silence, hushed: Sequence[Hushed]) -> SilenceShape:
     return {
         "id": silence.id,
         "run": silence.glob,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gradcanary_server import baselines, beginnings, collapse, duty, explosion, idleness, precision, scale_drop
 from gradcanary_server.aging import age, highest, joined_steps, jumps
 from gradcanary_server.fold_state import FoldState
-from gradcanary_server.layer_rules import compile_rules
+from gradcanary_server.layer_rules import Floats, compile_rules
 from gradcanary_server.losses import Losses
 from gradcanary_server.moment import Mask, Moments
 from gradcanary_server.observations import Launch
@@ -162,14 +162,19 @@ class Stretches:
             if is_watched:
                 shared = collapse.common(fall, moments, alive, told, baseline, view)
                 restless |= np.isinf(shared)  # whose zeros are told of is known step by step only
-            quartiles = collapse.sibling_quartiles(moments, view)
-            beginning = joined_steps(self._rules.grace, moments.every)
-            joined = (moments.steps - self._launch.first_step < beginning) & self._launch.late
-            restless |= _any(collapse.by_fall(moments, view, fall, shared, told, baseline))
-            accepted = self._state.accepted[view.columns]
-            restless |= _any(collapse.by_siblings(moments, view, quartiles, fall, shared, told, accepted))
-            restless |= _any(collapse.by_lateness(moments, view, baseline, joined))
+            restless |= self._has_fallen(moments, fall, shared, told, baseline)
         return _first(restless)
+
+    def _has_fallen(self, moments: Moments, fall: Floats, shared: Floats, told: Mask, baseline: Floats) -> Mask:
+        """Return at which of these steps a layer that is low has evidence of a fall, of any kind."""
+        view = self._view
+        quartiles = collapse.sibling_quartiles(moments, view)
+        beginning = joined_steps(self._rules.grace, moments.every)
+        joined = (moments.steps - self._launch.first_step < beginning) & self._launch.late
+        accepted = self._state.accepted[view.columns]
+        found = _any(collapse.by_fall(moments, view, fall, shared, told, baseline))
+        found |= _any(collapse.by_siblings(moments, view, quartiles, fall, shared, told, accepted))
+        return found | _any(collapse.by_lateness(moments, view, baseline, joined))
 
     def _may_fall_to_zero(self, steps: int) -> Mask:
         """Return which layers may be told to have fallen when they are exactly zero in so many steps."""

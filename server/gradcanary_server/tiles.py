@@ -206,10 +206,13 @@ def packed(place: Place, arrays: Arrays) -> tuple[Place, bytes]:
 
 def chains(connection: Connection, run_id: int, *, held: bool = False) -> list[Chain]:
     """Return the chains of a run by launch and interval; ``held``: nobody moves them until the transaction ends."""
-    return [
-        Chain(row.launch_no, row.every, row.sealed, row.raw_from, tuple(json.loads(row.rolled)))
-        for row in connection.execute(_HELD_CHAINS if held else _CHAINS, {"run_id": run_id})
-    ]
+    return [_chain(row) for row in connection.execute(_HELD_CHAINS if held else _CHAINS, {"run_id": run_id})]
+
+
+def every_chain(connection: Connection, runs: Collection[int] | None = None) -> list[tuple[int, Chain]]:
+    """Return the chains of many runs, None = all, each with the number of its run."""
+    query = select(chain) if runs is None else select(chain).where(chain.c.run_id.in_(runs))
+    return [(row.run_id, _chain(row)) for row in connection.execute(query)]
 
 
 def note(connection: Connection, run_id: int, of: Chain) -> None:
@@ -233,6 +236,10 @@ def discard(connection: Connection, run_id: int, of: Chain, level: int, begin: i
             tile.c.number < -(-end // span),
         )
     )
+
+
+def _chain(row: Row[Any]) -> Chain:
+    return Chain(row.launch_no, row.every, row.sealed, row.raw_from, tuple(json.loads(row.rolled)))
 
 
 def _key(run_id: int, of: Chain, level: int) -> dict[str, Any]:

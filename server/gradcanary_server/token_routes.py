@@ -12,9 +12,11 @@ from fastapi.responses import JSONResponse
 from gradcanary import wire
 from gradcanary_server import audit, bodies, tokens
 from gradcanary_server.access import Gate
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.errors import invalid
 from gradcanary_server.notifications import timestamp
 from gradcanary_server.requests import Reader
+from gradcanary_server.token_shapes import AuditRecord, NewTokenShape, TokenShape
 from gradcanary_server.tokens import Token
 
 MAX_ID = 2**31 - 1
@@ -35,7 +37,7 @@ _WISH = Reader(Wish)
 
 
 # Response models would check what was just built: the answers are plain JSON values.
-@router.get("/tokens", response_model=None)
+@router.get("/tokens", response_model=None, responses=answered("tokens"))
 def list_tokens(request: Request) -> JSONResponse:
     """Answer the tokens without their secrets, and for thirty days those that hold no more."""
     database = _gate(request).database
@@ -44,7 +46,7 @@ def list_tokens(request: Request) -> JSONResponse:
         return JSONResponse({"tokens": [shown(each, now) for each in tokens.every(connection)]})
 
 
-@router.post("/tokens", response_model=None)
+@router.post("/tokens", response_model=None, status_code=201, responses=answered("made-token", 201))
 async def create_token(request: Request) -> JSONResponse:
     """Make a token, and answer 201 with it and its secret: the only time that it is told."""
     wish = _WISH.read(await bodies.read(request))
@@ -63,7 +65,7 @@ def revoke_token(request: Request, number: int) -> None:
     request.state.about = f"{ended.name} ({ended.scope})"
 
 
-@router.get("/audit", response_model=None)
+@router.get("/audit", response_model=None, responses=answered("audit"))
 def list_audit(request: Request, before: int = MAX_ID) -> JSONResponse:
     """Answer who changed what, the newest first; ``next`` is the ``before`` of the following page."""
     if not 0 <= before <= MAX_ID:
@@ -74,7 +76,7 @@ def list_audit(request: Request, before: int = MAX_ID) -> JSONResponse:
     return JSONResponse({"audit": records, "next": records[-1]["id"] if len(found) > audit.PAGE else None})
 
 
-def shown(token: Token, now: float) -> dict[str, Any]:
+def shown(token: Token, now: float) -> TokenShape:
     """Return a token as it is answered."""
     return {
         "id": token.id,
@@ -88,7 +90,7 @@ def shown(token: Token, now: float) -> dict[str, Any]:
     }
 
 
-def _create(request: Request, wish: Wish) -> dict[str, Any]:
+def _create(request: Request, wish: Wish) -> NewTokenShape:
     gate = _gate(request)
     with gate.database.write() as connection:
         now = gate.database.now(connection)
@@ -98,7 +100,7 @@ def _create(request: Request, wish: Wish) -> dict[str, Any]:
     return {**shown(made, now), "secret": secret}
 
 
-def _record(row: dict[str, Any]) -> dict[str, Any]:
+def _record(row: dict[str, Any]) -> AuditRecord:
     return {
         "id": row["audit_id"],
         "at": timestamp(row["at"]),

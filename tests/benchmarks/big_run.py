@@ -44,6 +44,8 @@ HEATMAP, TREND = "heatmap of everything", "trend of one layer"
 PICTURES = {HEATMAP: f"/api/v1/runs/{RUN}/heatmap", TREND: f"/api/v1/runs/{RUN}/series?layer=7"}
 TARGETS_MS = {HEATMAP: 100.0, TREND: 30.0}
 JOBS = 10
+EXPORTED = 60e6
+"""Bytes of CSV, of all that there would be."""
 GROWTH = (20_000, 200_000)
 
 
@@ -152,14 +154,40 @@ def ask(data: Path, steps: int) -> None:
         "loss": f"{api}/metrics?name=loss",
         "layer table": f"{api}/layers",
     }
-    print("| answer | cold | warm | size |\n|---|---|---|---|")
+    print("| answer | cold | warm | CPU of the collector, warm | its memory | size |\n|---|---|---|---|---|---|")
     for name, path in questions.items():
         with collector(data) as url, httpx.Client(base_url=url, timeout=600) as client:
             client.get("/api/v1/runs")
+            cold = timed(client, path)
+            before = told(client, "process_cpu_seconds_total")
             times = [timed(client, path) for _ in range(ROUNDS)]
+            used = (told(client, "process_cpu_seconds_total") - before) / ROUNDS
+            room = told(client, "process_resident_memory_bytes")
             size = len(client.get(path).content)
-        warm = statistics.median(times[1:])
-        print(f"| {name} | {times[0] * 1e3:.0f} ms | {warm * 1e3:.0f} ms | {size / 1e3:.0f} kB |", flush=True)
+        times_told = f"{cold * 1e3:.0f} ms | {statistics.median(times) * 1e3:.0f} ms | {used * 1e3:.0f} ms"
+        print(f"| {name} | {times_told} | {room / 2**20:.0f} MB | {size / 1e3:.0f} kB |", flush=True)
+    export(data)
+
+
+def export(data: Path) -> None:
+    """Print how fast samples come as CSV, and what the collector needs for it."""
+    with collector(data) as url, httpx.Client(base_url=url, timeout=600) as client:
+        before, began, size = told(client, "process_cpu_seconds_total"), time.perf_counter(), 0
+        with client.stream("GET", f"/api/v1/runs/{RUN}/export.csv") as answer:
+            for part in answer.iter_bytes():
+                size += len(part)
+                if size > EXPORTED:
+                    break
+        took, used = time.perf_counter() - began, told(client, "process_cpu_seconds_total") - before
+        room = told(client, "process_resident_memory_bytes")
+    each = f"{took / size * 1e8:.1f} s, {used / size * 1e8:.1f} s of CPU"
+    print(f"\n100 MB of CSV: {each}; the collector had {room / 2**20:.0f} MB of memory", flush=True)
+
+
+def told(client: httpx.Client, name: str) -> float:
+    """Return a number that the collector tells of itself."""
+    lines = client.get("/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
 def ask_during_ingest(data: Path, width: int) -> dict[str, float]:

@@ -1,18 +1,28 @@
-"""How long the list of runs takes when there are many: its first page, a later one, a search. Prints a table."""
+"""How long the list of runs takes when there are many: its first page, a later one, a search; and one run whose
+launches are many and describe their layers anew: what it takes to show it, and to take something of it. Prints tables.
+"""
 
 import argparse
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from sqlalchemy import insert
+from sqlalchemy import Connection, insert
 
-from gradcanary_server import runs
-from gradcanary_server.database import Database
-from gradcanary_server.schema import launch, layer, run, session
-from gradcanary_server.spark import Spark
+sys.path[:0] = [str(Path(__file__).parent.parent)]
+
+import streams  # noqa: E402 -- found through the path above
+
+from gradcanary_server import runs, sessions  # noqa: E402 -- likewise
+from gradcanary_server.database import Database  # noqa: E402 -- likewise
+from gradcanary_server.schema import launch, layer, run, session  # noqa: E402 -- likewise
+from gradcanary_server.spark import Spark  # noqa: E402 -- likewise
 
 NOW, LAYERS, ROUNDS = 1e9, 20, 9
+RESUMED, LAUNCHES, RANKS, WIDTH, DTYPES = "resumed", 8, 8, 500, ("float32", "bfloat16")
 FACTS = '[{"code": "x", "text": "' + "y" * 2000 + '", "layers": []}]'
 QUESTIONS = {
     "first page": runs.Choice(),
@@ -55,16 +65,61 @@ def fill(database: Database, count: int) -> None:
             connection.execute(insert(layer), layers)
 
 
-def measure(database: Database, chosen: runs.Choice) -> tuple[float, float, int]:
-    """Return the milliseconds of the quickest of some answers, those of CPU, and how many runs it has."""
+def launch_again(database: Database) -> float:
+    """Store a run of many launches, each with layers of another dtype; return the milliseconds of CPU of a hello."""
+    used = time.process_time()
+    for number in range(LAUNCHES):
+        layers = streams.layer_set(streams.layer_names(WIDTH), dtype=DTYPES[number % len(DTYPES)])
+        for rank in range(RANKS):
+            hello = replace(streams.hello(layers), launch=f"launch-{number}", rank=rank, world_size=RANKS)
+            with database.write() as connection:
+                sessions.say_hello(connection, RESUMED, f"{number}.{rank}", hello, None, NOW + number)
+    return 1000 * (time.process_time() - used) / (LAUNCHES * RANKS)
+
+
+def measure(database: Database, ask: Callable[[Connection], object]) -> tuple[float, float]:
+    """Return the milliseconds of the quickest of some answers, and those of CPU in this process."""
     took = []
     for _ in range(ROUNDS):
         begun, used = time.perf_counter(), time.process_time()
         with database.read() as connection:
-            found, _ = runs.page(connection, chosen, NOW)
-            runs.summaries(connection, found)
+            ask(connection)
         took.append((1000 * (time.perf_counter() - begun), 1000 * (time.process_time() - used)))
-    return min(wall for wall, _ in took), min(cpu for _, cpu in took), len(found)
+    return min(wall for wall, _ in took), min(cpu for _, cpu in took)
+
+
+def ask_for_the_list(database: Database) -> None:
+    """Print how long pages of the list take."""
+    for words, chosen in QUESTIONS.items():
+        found: list[runs.Seen] = []
+
+        def page(connection: Connection, chosen: runs.Choice = chosen, found: list[runs.Seen] = found) -> None:
+            found[:] = runs.page(connection, chosen, NOW)[0]
+            runs.summaries(connection, found)
+
+        ms, cpu_ms = measure(database, page)
+        print(f"| {words} | {ms:.0f} | {cpu_ms:.0f} | {len(found)} |")
+
+
+def ask_for_one(database: Database) -> None:
+    """Print how long the run of many launches takes."""
+    asked: dict[str, Callable[[Connection], object]] = {
+        "GET /runs/{run}": lambda connection: runs.detail(connection, runs.one(connection, RESUMED, NOW), NOW),
+        "its gaps, which each heatmap has": lambda connection: runs.gaps(
+            connection, runs.find(connection, RESUMED).run_id
+        ),
+        "its row and a session's, which each batch reads": lambda connection: sessions.lock(connection, RESUMED, "0.0"),
+    }
+    for words, ask in asked.items():
+        ms, cpu_ms = measure(database, ask)
+        print(f"| {words} | {ms:.2f} | {cpu_ms:.2f} |")
+
+
+def size_of(database: Database) -> int:
+    """Return the bytes on disk, without the log of writes."""
+    database.reclaim()
+    with database.read() as connection:
+        return database.size(connection)
 
 
 def main() -> None:
@@ -76,9 +131,13 @@ def main() -> None:
         database = Database(given.db or f"sqlite:///{Path(folder) / 'gradcanary.db'}")
         fill(database, given.runs)
         print(f"| of {given.runs:,} runs | ms | ms of CPU here | runs in the answer |\n|---|---|---|---|")
-        for words, chosen in QUESTIONS.items():
-            ms, cpu_ms, number = measure(database, chosen)
-            print(f"| {words} | {ms:.0f} | {cpu_ms:.0f} | {number} |")
+        ask_for_the_list(database)
+        before = size_of(database)
+        hello_ms = launch_again(database)
+        size = size_of(database) - before
+        print(f"\n| of {LAUNCHES * RANKS} sessions of {WIDTH} layers | ms | ms of CPU here |\n|---|---|---|")
+        ask_for_one(database)
+        print(f"\na hello: {hello_ms:.1f} ms of CPU; all of it: {size / 1e6:.1f} MB more on disk")
         database.close()
 
 

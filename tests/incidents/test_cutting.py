@@ -13,7 +13,7 @@ from wired import batches, greeting
 from gradcanary import wire
 from gradcanary_server.database import Database
 from gradcanary_server.ingest import Ingest
-from gradcanary_server.layers import KnownSets
+from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.schema import fold_state, incident, incident_layer, run
 

@@ -12,6 +12,7 @@ from sqlalchemy import func, select, update
 from stores import Store
 
 from gradcanary_server import attempts, deliveries, endpoints
+from gradcanary_server import deliverer as deliverers
 from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.pace import Pace
 from gradcanary_server.rules import Rules
@@ -58,6 +59,18 @@ def test_three_hundred_layers_are_one_verified_message(store, receiver_factory):
     assert message["data"]["prefixes"] == ["*"]
     assert message["data"]["url"] == f"{URL}/runs/sdxl?incident=1"
     assert receiver.got[0].id == "msg_1_1"
+
+
+def test_what_is_due_is_written_some_at_a_time(store, receiver_factory, monkeypatch):
+    """Nobody else can write meanwhile, and there may be thousands."""
+    monkeypatch.setattr(deliverers, "MAX_STEPS", 1)
+    receiver = receiver_factory()
+    listen(store, receiver)
+    store.record(fired(0), fired(1, rule="nonfinite"), fired(2, rule="explosion"))
+    with delivering(store, SLOW):
+        receiver.wait(3)
+    moments = {row["sealed"] for row in store.rows(select(delivery.c.sealed))}
+    assert len(moments) == 3, "each is of a transaction of its own"
 
 
 def test_the_story_of_an_incident_reaches_the_receiver(store, receiver_factory):

@@ -7,6 +7,7 @@ import time
 import httpx
 import jsonschema
 import pytest
+import shapes
 from collectors import Collector
 from receivers import status
 from standardwebhooks import Webhook
@@ -33,6 +34,24 @@ def team(new_db, tmp_path_factory):
     collector.kill()
 
 
+SHAPES = {
+    r"GET /endpoints": "endpoints",
+    r"POST /endpoints": "made-endpoint",
+    r"(GET|PATCH) /endpoints/\d+": "endpoint",
+    r"POST /endpoints/\d+/test": "tested-endpoint",
+    r"POST /endpoints/\d+/rotate": "rotated-endpoint",
+    r"GET /endpoints/\d+/deliveries": "deliveries",
+    r"POST /deliveries/.*/redeliver": "redelivered",
+    r"GET /incidents/\d+": "incident",
+}
+
+
+def shape_of(method, path):
+    """Return the name of the schema of an answer, None where there is none."""
+    asked = f"{method} {path.partition('?')[0]}"
+    return next((name for pattern, name in SHAPES.items() if re.fullmatch(pattern, asked)), None)
+
+
 @pytest.fixture
 def ask(team):
     """Ask the collector and return the answer; endpoints that a test makes end with it."""
@@ -42,6 +61,8 @@ def ask(team):
 
         def run(method, path, **body):
             answer = client.request(method, path, json=body if method in ("POST", "PATCH") and body else None)
+            if answer.is_success and (name := shape_of(method, path)) is not None:
+                shapes.hold(name, answer)
             if (method, path, answer.status_code) == ("POST", "/endpoints", 201):
                 made.append(answer.json()["id"])
             return answer

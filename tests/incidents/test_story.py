@@ -10,7 +10,7 @@ from traces import Trace, launch
 from wired import batches, greeting
 
 from gradcanary_server.ingest import Ingest
-from gradcanary_server.layers import KnownSets
+from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.observations import LayerFacts
 from gradcanary_server.rules import Rules

@@ -12,7 +12,7 @@ from gradcanary_server.archive import Archive
 from gradcanary_server.compactor import Compactor
 from gradcanary_server.database import Database
 from gradcanary_server.ingest import Ingest
-from gradcanary_server.layers import KnownSets
+from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.rules import Rules
 from gradcanary_server.schema import (
@@ -22,6 +22,7 @@ from gradcanary_server.schema import (
     incident_layer,
     launch,
     layer,
+    layer_set,
     metadata,
     metric,
     run,
@@ -38,7 +39,7 @@ LAYERS = 3
 ROUGH = 2.5e-4
 """What a node is made wider by, beyond what is in it; single samples, and buckets of them, are exact."""
 
-TOLD = (run, launch, session, layer, metric, fold_state, incident, incident_layer, deleted_session)
+TOLD = (run, launch, session, layer, layer_set, metric, fold_state, incident, incident_layer, deleted_session)
 """What follows from what agents told."""
 
 OF_A_STORE = ("run_id", "incident_id", "sealed_seq", "settled")

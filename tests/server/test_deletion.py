@@ -3,12 +3,14 @@
 import os
 import time
 
+import blank_stores
 import pytest
 import streams
 import warm
 from archives import RUN, Store
 from sqlalchemy import delete, func, select, update
 
+from gradcanary_server import database as databases
 from gradcanary_server import deletion, layer_table, tiles
 from gradcanary_server.database import Database
 from gradcanary_server.engines import BUSY_S
@@ -70,8 +72,8 @@ def test_a_reader_that_takes_its_time_holds_up_no_writer(store):
 
 
 def test_what_is_left_behind_is_looked_for_after_a_deletion_only(store, monkeypatch):
-    looked, look = [], deletion.has_orphans
-    monkeypatch.setattr(deletion, "has_orphans", lambda connection: looked.append(1) or look(connection))
+    looked, look = [], deletion.orphans
+    monkeypatch.setattr(deletion, "orphans", lambda connection: looked.append(1) or look(connection))
     store.send("s", streams.Stream(streams.healthy(30, 3)), 10, end="finished")
     for _ in range(3):
         store.compactor.compact()
@@ -82,6 +84,53 @@ def test_what_is_left_behind_is_looked_for_after_a_deletion_only(store, monkeypa
     assert store.count(tile) == 0
 
 
+def free_pages(store):
+    """How much of SQLite's file is nobody's."""
+    with store.database.read() as connection:
+        return connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+
+
+def test_the_room_of_a_large_run_comes_back_with_its_bites(tmp_path, monkeypatch):
+    """What is left for the end takes the square of the time: SQLite looks for a page among all that are free."""
+    monkeypatch.setattr(deletion, "BITE", 4)
+    store = Store(f"sqlite:///{blank_stores.lay(tmp_path)}")
+    store.send("s", streams.Stream(streams.healthy(2048, 40)), 256, end="finished")
+    store.compactor.compact()
+    free, purge = [], deletion.purge
+    monkeypatch.setattr(deletion, "purge", lambda *of: free.append(free_pages(store)) or purge(*of))
+    with store.database.write() as connection:
+        deletion.delete_run(connection, RUN, store.database.now(connection))
+    store.compactor.compact()
+    assert len(free) > 5
+    assert max(free[1:]) == free_pages(store) == 0
+    store.database.close()
+
+
+def test_the_more_is_free_the_less_is_given_back_at_once(tmp_path, monkeypatch):
+    store = Store(f"sqlite:///{blank_stores.lay(tmp_path)}")
+    store.send("s", streams.Stream(streams.healthy(300, 100)), 50)
+    with store.database.write() as connection:
+        connection.execute(delete(batch))
+    free = free_pages(store)
+    assert free > 20
+    monkeypatch.setattr(databases, "_SOUGHT_S", databases._RECLAIM_S / free / 10)
+    assert store.database.reclaim(), "there is more"
+    assert free - 10 <= free_pages(store) < free
+    store.database.close()
+
+
+def thin(store, older_than):
+    """Take away what was stored before a time; return how many bites that took."""
+    with store.database.read() as connection:
+        (aged,) = deletion.aged(connection, older_than)
+    bites = 1
+    while True:
+        with store.database.write() as connection:
+            if not deletion.thin(connection, *aged):
+                return bites
+        bites += 1
+
+
 def test_old_samples_go_and_the_pyramid_stays(store, monkeypatch):
     monkeypatch.setattr(tiles, "ROWS", 8)
     store.send("s", streams.Stream(streams.healthy(1000, 3), streams.falling_loss(1000)), 50)
@@ -89,8 +138,10 @@ def test_old_samples_go_and_the_pyramid_stays(store, monkeypatch):
     before = store.pictures(20)
     with store.database.write() as connection:
         connection.execute(update(tile).where(tile.c.number < 80).values(stored=0.0))
-        assert deletion.thin(connection, 1.0)
-        assert not deletion.thin(connection, 1.0)
+    monkeypatch.setattr(deletion, "BITE", 30)
+    assert thin(store, 1.0) == 14, "six ranges of five tiles at once"
+    with store.database.read() as connection:
+        assert deletion.aged(connection, 1.0) == []
         raw = select(func.min(tile.c.number)).where(tile.c.level == 0, tile.c.kind == "absmax")
         assert connection.execute(raw).scalar_one() == 80
     store.forget()
@@ -105,8 +156,7 @@ def test_how_the_layers_ended_is_kept(store, monkeypatch):
     store.send("s", streams.Stream(streams.healthy(128, 3)), 64, end="finished")
     store.compactor.compact()
     layers = store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id))
-    with store.database.write() as connection:
-        assert deletion.thin(connection, store.database.now(connection) + 1)
+    thin(store, time.time() + 60)
     store.forget()
     assert store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id)) == layers
     assert layers[0]["step"] == 127

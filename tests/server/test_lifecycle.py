@@ -8,8 +8,9 @@ import streams
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from gradcanary_server.database import Database, unavailable
+from gradcanary_server.database import Database
 from gradcanary_server.life import run_state, session_state
+from gradcanary_server.outages import unavailable
 from gradcanary_server.schema import run
 
 

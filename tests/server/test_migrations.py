@@ -1,5 +1,6 @@
 """The migrations make the tables that schema.py describes, once, and refuse a newer database."""
 
+import json
 import random
 import signal
 import stat
@@ -10,12 +11,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from effort import EFFORT
 from frail import Frail, die, mortal
-from sqlalchemy import func, insert, inspect, select, text
+from sqlalchemy import MetaData, func, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from gradcanary_server.database import Database
 from gradcanary_server.errors import StoreError
-from gradcanary_server.schema import endpoint, fold_state, launch, metadata, metric, session
+from gradcanary_server.layer_sets import KnownSets
+from gradcanary_server.observations import LayerFacts
+from gradcanary_server.schema import endpoint, fold_state, launch, layer_set, metadata, metric, session
 
 OF_THE_OLDER_VERSION = {
     "run (run_id, name, created, last_seen, revision, low, note, tags, archived, facts)": (
@@ -26,8 +29,8 @@ OF_THE_OLDER_VERSION = {
     ),
     "session (run_id, session, launch_no, rank, started, interval_s, hello, layer_sets, next_seq, sealed_seq,"
     " last_seen, dropped_steps, gaps)": (
-        "(1, 'a', 1, 0, 10, 1, '', '', 0, 0, 0, 0, ''), (1, 'b', 1, 1, 11, 1, '', '', 0, 0, 0, 0, ''),"
-        " (1, 'c', 2, 0, 20, 1, '', '', 0, 0, 0, 0, '')"
+        "(1, 'a', 1, 0, 10, 1, '{}', '{}', 0, 0, 0, 0, ''), (1, 'b', 1, 1, 11, 1, '{}', '{}', 0, 0, 0, 0, ''),"
+        " (1, 'c', 2, 0, 20, 1, '{}', '{}', 0, 0, 0, 0, '')"
     ),
     "metric (run_id, series, name, tags, last_step)": "(1, '1', 'loss', '', 0)",
 }
@@ -128,7 +131,7 @@ def test_a_store_that_cannot_be_opened(url, words):
         Database(url)
 
 
-POINTS = 27
+POINTS = 91
 """Statements, and both sides of the commit, of the upgrade from that version."""
 
 
@@ -190,6 +193,59 @@ def test_launches_of_an_older_version_are_in_the_order_in_which_they_came(databa
         connection.execute(insert(session).values(**its, layer_sets="{}", started=0.0, last_seen=0.0))
         draws = connection.execute(select(session.c.draws).where(session.c.session == "d")).scalar_one()
         assert draws is False, "a session is drawn only where somebody says so"
+
+
+def described(dtype, *names):
+    """Return what a set says of its layers, as the rules know them."""
+    return [LayerFacts(number, name, (8,), dtype, "Linear", 0) for number, name in names]
+
+
+def test_layer_sets_of_an_older_version_say_what_they_said(database, monkeypatch):
+    to_head = command.upgrade
+    monkeypatch.setattr(command, "upgrade", lambda config, _: to_head(config, "0011"))
+    database.migrate()
+    anew = [{"id": "x", "layers": [[0, "a", [8], "float32", "Linear", 0]]}]
+    told = [
+        ("first", 1, {"layer_sets": anew, "rank": 0}, {"x": [0], "y": [0, 1]}, None),
+        ("second", 2, {}, {"y": [0, 1]}, None),
+        ("shards", 3, {}, {"z": [1, 0]}, {"z": [3, 4]}),
+        ("nothing", 3, {"rank": 1, "layer_sets": []}, {}, {}),
+    ]
+    zero = dict.fromkeys(("rank", "started", "interval_s", "last_seen", "next_seq", "sealed_seq", "dropped_steps"), 0)
+    with database.write() as connection:
+        for table in ("run", "launch"):
+            (columns,) = (each for each in OF_THE_OLDER_VERSION if each.startswith(f"{table} "))
+            connection.execute(text(f"INSERT INTO {columns} VALUES {OF_THE_OLDER_VERSION[columns]}"))
+        older = MetaData()
+        older.reflect(connection, only=["layer", "session"])
+        of_layer = {"run_id": 1, "shape": "[8]", "param_dtype": "bfloat16", "module_class": "Linear", "group_no": 0}
+        named = [{**of_layer, "layer_no": number, "name": name} for number, name in enumerate("ab")]
+        connection.execute(insert(older.tables["layer"]), named)
+        for name, launch_no, hello, sets, numels in told:
+            row = {"run_id": 1, "session": name, "launch_no": launch_no, "gaps": "[]", "draws": True, **zero}
+            row |= {"hello": json.dumps(hello), "layer_sets": json.dumps(sets)}
+            row |= {"local_numels": None if numels is None else json.dumps(numels)}
+            connection.execute(insert(older.tables["session"]).values(row))
+    monkeypatch.undo()
+    database.migrate()
+    sets = KnownSets()
+    with database.read() as connection:
+        for name, set_id, facts in (
+            ("first", "x", described("float32", (0, "a"))),
+            ("first", "y", described("bfloat16", (0, "a"), (1, "b"))),
+            ("second", "y", described("bfloat16", (0, "a"), (1, "b"))),
+            ("shards", "z", described("bfloat16", (1, "b"), (0, "a"))),
+        ):
+            assert list(sets.find(connection, 1, name, set_id).facts) == facts
+        assert sets.find(connection, 1, "shards", "z").numel.tolist() == [3, 4]
+        assert connection.execute(select(func.count()).select_from(layer_set)).scalar_one() == 3
+        told = connection.execute(select(session.c.session, session.c.hello, session.c.sends_shards)).all()
+    assert {row.session: (json.loads(row.hello), row.sends_shards) for row in told} == {
+        "first": ({"layer_sets": [], "rank": 0}, False),
+        "second": ({}, False),
+        "shards": ({}, True),
+        "nothing": ({"layer_sets": [], "rank": 1}, True),
+    }
 
 
 def test_endpoints_of_an_older_version_are_the_operators(database, monkeypatch):

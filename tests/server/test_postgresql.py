@@ -14,8 +14,9 @@ from sqlalchemy import select, update
 from sqlalchemy.exc import DBAPIError
 
 from gradcanary import cli
-from gradcanary_server.database import Database, unavailable
+from gradcanary_server.database import Database
 from gradcanary_server.errors import StoreError
+from gradcanary_server.outages import unavailable
 from gradcanary_server.schema import run
 
 STREAM = streams.Stream(streams.healthy(40, 6), streams.falling_loss(40))

@@ -9,7 +9,7 @@ from streams import Stream, healthy
 from gradcanary import wire
 from gradcanary_server import absences, incidents, runs
 from gradcanary_server.ingest import Ingest
-from gradcanary_server.layers import KnownSets
+from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.observations import Change
 from gradcanary_server.rules import Explosion, Rules, Silent

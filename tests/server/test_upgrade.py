@@ -5,6 +5,7 @@ What the older version wrote is what this one writes, put into the older one's t
 
 import json
 
+import numpy as np
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
@@ -17,7 +18,7 @@ from gradcanary_server import attempts, deliveries, dossiers, incident_views, ru
 from gradcanary_server import database as databases
 from gradcanary_server.database import Database
 from gradcanary_server.pace import Pace
-from gradcanary_server.schema import chain, endpoint, incident, metadata, tile
+from gradcanary_server.schema import chain, endpoint, incident, layer_set, metadata, session, tile
 
 LATER = 4e9
 """A moment at which all that was opened is due to be told, and what is silent is silent in both."""
@@ -61,10 +62,18 @@ def transplant(store, url, revision, monkeypatch):
                 continue
             common = [column for column in table.c if column.name in known.tables[table.name].c]
             rows = [dict(row) for row in reading.execute(select(*common)).mappings()]
+            if table is session and revision < "0012":
+                rows = [{**row, "layer_sets": numbered(reading, row["layer_sets"])} for row in rows]
             if rows:
                 writing.execute(insert(known.tables[table.name]), rows)
         assert databases.revision(writing) == revision
     older.close()
+
+
+def numbered(connection, kept):
+    """Return the layer sets of a session as versions before 0012 had them: with the numbers of their layers."""
+    found = {row.digest: np.frombuffer(row.numbers, "<i4").tolist() for row in connection.execute(select(layer_set))}
+    return json.dumps({set_id: found[digest] for set_id, digest in json.loads(kept).items()})
 
 
 def answers(store):
