@@ -5,17 +5,20 @@ session meanwhile. A kill between the two loses nothing: the log still has it.
 """
 
 import logging
-import time
 from collections.abc import Callable
 
 from gradcanary_server import deletion, rolling, sealing
 from gradcanary_server.database import Database
+from gradcanary_server.leaps import Pulse
 from gradcanary_server.log import Log
 from gradcanary_server.loops import Loop
 from gradcanary_server.tiles import Tiles
 
 WAKE_S = 2.0
 THIN_EACH_S = 600.0
+DOUBT_S = 86_400.0
+"""After the clock was set forward, in which it may be put right: what it takes is not to be had again."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ class Compactor(Loop):
         self._settle = settle
         self._raw_s = None if raw_days is None else raw_days * 86_400
         self._thin_at = 0.0
+        self._pulse = Pulse()
         self._deleted: tuple[int, float] | None = None
         self._is_roomy = True
         self._is_first = True
@@ -72,12 +76,18 @@ class Compactor(Loop):
             deleted = deletion.count(connection)
         if deleted != self._deleted and self._purge():
             self._deleted = deleted
-        if self._raw_s is not None and time.monotonic() >= self._thin_at:
-            self._thin_at = time.monotonic() + THIN_EACH_S
-            with self._database.write() as connection:
-                self._is_roomy |= deletion.thin(connection, self._database.now(connection) - self._raw_s)
+        if self._raw_s is not None and self._database.steady() >= self._thin_at:
+            self._thin(self._raw_s)
         if self._is_roomy:
             self._is_roomy = self._database.reclaim()
+
+    def _thin(self, raw_s: float) -> None:
+        """Take away samples that are too old; not by a clock that has just been set forward, which may be wrong."""
+        with self._database.write() as connection:
+            now = self._database.now(connection)
+            is_set = self._pulse.leap(now, self._database.steady()) > 0
+            self._is_roomy |= not is_set and deletion.thin(connection, now - raw_s)
+        self._thin_at = self._database.steady() + (DOUBT_S if is_set else THIN_EACH_S)
 
     def _purge(self) -> bool:
         """Take away what deleted runs left behind, a bite at a time; tell whether all of it is gone."""

@@ -40,6 +40,8 @@ OLDEST_POSTGRESQL = 15
 _PAGES_AT_ONCE = 2000
 """8 MB: some ten milliseconds in which nobody else writes."""
 
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 _NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
 
 _SNAPSHOT: dict[str, dict[str, Any]] = {
@@ -121,6 +123,10 @@ class Database:
         if self._dialect == "sqlite":
             return time.time()
         return float(connection.execute(_NOW).scalar_one())
+
+    def steady(self) -> float:
+        """Return seconds by a clock that nobody sets, of any origin; on Linux it goes on while the machine sleeps."""
+        return time.clock_gettime(_STEADY)
 
     def migrate(self) -> tuple[str | None, str]:
         """Bring the tables to this version's shape and return the revision that they had, None = none, and the new one.

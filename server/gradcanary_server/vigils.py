@@ -28,7 +28,7 @@ def keep(database: Database, connection: Connection) -> None:
         insert_new(connection, vigil, {"vigil_id": _ONE, "began": now, "since": now, "at": now})
         return
     since = row.since if _is_kept(row.at, now) else now
-    connection.execute(update(vigil).where(its).values(since=since, at=now))
+    connection.execute(update(vigil).where(its).values(began=min(row.began, since), since=since, at=now))
 
 
 def read(connection: Connection, now: float) -> Vigil:
@@ -36,7 +36,8 @@ def read(connection: Connection, now: float) -> Vigil:
     row = connection.execute(select(vigil).where(vigil.c.vigil_id == _ONE)).one_or_none()
     if row is None:
         return Vigil()
-    return Vigil(row.began, row.since if _is_kept(row.at, now) else now)
+    since = row.since if _is_kept(row.at, now) else now
+    return Vigil(min(row.began, since), since)
 
 
 def _is_kept(at: float, now: float) -> bool:

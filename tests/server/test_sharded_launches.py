@@ -120,11 +120,12 @@ def series(store, stat="absmax", layer=0):
 @pytest.fixture
 def clock(store, monkeypatch):
     """The database's clock, which tests move on."""
-    real, ahead = store.database.now, [0.0]
-    monkeypatch.setattr(store.database, "now", lambda connection: real(connection) + ahead[0])
+    (real, steady), ahead, was_set = (store.database.now, store.database.steady), [0.0], [0.0]
+    monkeypatch.setattr(store.database, "now", lambda connection: real(connection) + ahead[0] + was_set[0])
+    monkeypatch.setattr(store.database, "steady", lambda: steady() + ahead[0])
 
-    def move(by_s):
-        ahead[0] += by_s
+    def move(by_s, *, is_set=False):
+        (was_set if is_set else ahead)[0] += by_s
 
     store.ingest.settle()  # it listens from now on
     return move
@@ -426,7 +427,7 @@ def test_pages_show_the_ranks_and_a_collapse_of_the_whole(store):
     for seq in range(4):
         for part in parts:
             post(store, part, seq, part.batch(50 * seq, 50 * seq + 50))
-    detail = store.read(lambda c, run: runs.detail(c, runs.one(c, RUN, 0.0), 1, 0.0))
+    detail = store.read(lambda c, run: runs.detail(c, runs.one(c, RUN, 0.0), 0.0))
     assert [(each["session"], each["rank"]) for each in detail["sessions"]] == [("r0", 0), ("r1", 1)]
     assert detail["gaps"] == []
     (brief,) = store.read(lambda c, run: incidents.open_briefs(c, run.run_id, "http://here"))
