@@ -140,7 +140,9 @@ class Ingest:
         try:
             with self._database.write() as connection:
                 if sessions.is_there(connection, run_id):
-                    self._gather(connection, run_id, launch_no, self._database.now(connection), is_round=True)
+                    now = self._database.now(connection)
+                    launches.redate(connection, run_id, now)
+                    self._gather(connection, run_id, launch_no, now, is_round=True)
         except Exception:  # it waits for the next round, and holds up no other
             logger.exception("launch %s of run %s could not be put together", launch_no, run_id)
 

@@ -75,13 +75,11 @@ def join(connection: Connection, run_id: int, hello: wire.Hello, started: float)
     return number
 
 
-def redate(connection: Connection, run_id: int, last_seen: float, now: float) -> None:
-    """Let a run's launches have begun earlier where the clock was set back since one of its sessions was heard of.
+def redate(connection: Connection, run_id: int, now: float) -> None:
+    """Let the launches of a run have begun earlier where the clock was set back since it was last heard of.
 
     Otherwise the next launch would have begun before them, and not be judged.
     """
-    if not is_ahead(last_seen, now):
-        return
     heard = connection.execute(select(run.c.last_seen).where(run.c.run_id == run_id)).scalar_one()
     mine = launch.c.run_id == run_id
     latest = connection.execute(select(func.max(launch.c.started)).where(mine)).scalar_one()

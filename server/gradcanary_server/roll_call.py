@@ -53,8 +53,8 @@ class Moment:
 
         What lies ahead was before the clock was set back, and so before we listened anew.
         """
-        before = (moment for moment in since if not is_ahead(moment, self.now))
-        return self.now - max(self.began + BACKOFF_S, *before) >= patience_s
+        before = [moment for moment in since if not is_ahead(moment, self.now)]
+        return self.now - max([self.began + BACKOFF_S, *before]) >= patience_s
 
 
 def until(

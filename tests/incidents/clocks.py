@@ -45,13 +45,13 @@ class Clocked(Database):
     def wait(self, seconds=0.0):
         """Let time go by, and the deliverer go through rounds of it until what it sends has arrived."""
         self.ahead_s += seconds
-        self._look_on(10)
+        self.look_on(10)
         end = time.monotonic() + 60
         while self._is_sending():
             assert time.monotonic() < end, "an attempt never ended"
-            self._look_on(2)
+            self.look_on(2)
 
-    def _look_on(self, times):
+    def look_on(self, times):
         with self.looked:
             until = self.asked + times
             assert self.looked.wait_for(lambda: self.asked >= until, 60)
