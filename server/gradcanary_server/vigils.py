@@ -36,8 +36,7 @@ def read(connection: Connection, now: float) -> Vigil:
     row = connection.execute(select(vigil).where(vigil.c.vigil_id == _ONE)).one_or_none()
     if row is None:
         return Vigil()
-    since = row.since if _is_kept(row.at, now) else now
-    return Vigil(min(row.began, since), since)
+    return Vigil(row.began, row.since if _is_kept(row.at, now) else now)
 
 
 def _is_kept(at: float, now: float) -> bool:

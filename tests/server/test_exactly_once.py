@@ -294,11 +294,12 @@ class ExactlyOnce(RuleBasedStateMachine):
     @rule(trouble=broken(50))
     def compact(self, trouble):
         """A round: what waits in vain for a rank is put together, in the next one if it breaks, and then sealed."""
-        before = len(self.history), self.database.commits
+        before, settle = self.database.commits, lambda store: store.ingest.settle()
         self.attempt(self.store.ingest.settle, trouble)
-        self.tell(lambda store: store.ingest.settle() or "done", "done", None)
-        if self.database.commits > before[1] and len(self.history) == before[0]:
-            self.note(lambda store: store.ingest.settle() or "done", self.store.ingest)
+        settle(self.store)
+        if self.database.commits > before:
+            self.note(settle, self.store.ingest)
+            self.hear()
         self.attempt(self.store.compactor.compact, trouble)
 
     @rule()
@@ -317,19 +318,21 @@ class ExactlyOnce(RuleBasedStateMachine):
         if expected in NEWS and self.database.commits > before:
             self.note(act, ingest)
             note()
+            if expected in ("ok", "stored"):
+                self.hear()
         return answer
 
     def note(self, act, ingest):
         """Keep what was done for the other collector, and since when this one listened."""
         self.history.append((self.database.time, ingest.began, act))
-        self.hear()
 
     def hear(self):
         """Note that the run was heard of: launches ahead of that began before the clock was set back."""
         here = [each for each in self.launches if each.agents[0].is_known and not each.agents[0].is_deleted]
-        if self.heard > self.database.time + AHEAD_S and max(each.at for each in here) > self.database.time:
+        back_s = self.heard - self.database.time
+        if back_s > AHEAD_S and max((each.at for each in here), default=0.0) > self.database.time:
             for each in here:
-                each.at -= self.heard - self.database.time
+                each.at -= back_s
         self.heard = self.database.time
 
     def attempt(self, act, trouble):
