@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from gradcanary_server import deletion, rolling, sealing
-from gradcanary_server.database import Database
+from gradcanary_server.database import Database, unavailable
 from gradcanary_server.leaps import Pulse
 from gradcanary_server.log import Log
 from gradcanary_server.loops import Loop
@@ -67,7 +67,9 @@ class Compactor(Loop):
         try:
             while not self._stopping.is_set() and work(*key):
                 self._beat()
-        except Exception:  # the log keeps everything until the next round
+        except Exception as error:  # the log keeps everything until the next round
+            if unavailable(error) is not None:
+                raise  # it is the store that fails, and with it the round
             logger.exception("%s of %s failed; again in %s s", work.__name__, key, WAKE_S)
 
     def _tidy(self) -> None:

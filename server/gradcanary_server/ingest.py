@@ -28,7 +28,7 @@ from gradcanary_server import (
     spark,
 )
 from gradcanary_server.batches import Columns
-from gradcanary_server.database import Database, Record
+from gradcanary_server.database import Database, Record, unavailable
 from gradcanary_server.encoding import encode
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.fold import fold
@@ -143,7 +143,9 @@ class Ingest:
                     now = self._database.now(connection)
                     launches.redate(connection, run_id, now)
                     self._gather(connection, run_id, launch_no, now, is_round=True)
-        except Exception:  # it waits for the next round, and holds up no other
+        except Exception as error:  # it waits for the next round, and holds up no other
+            if unavailable(error) is not None:
+                raise  # nor does any other go now
             logger.exception("launch %s of run %s could not be put together", launch_no, run_id)
 
     def _gather(
