@@ -21,6 +21,7 @@ RUN = "/api/v1/runs/lora"
 SESSION = f"{RUN}/sessions/one"
 HTML = {"accept": "text/html,*/*"}
 OURS = {"origin": "http://testserver"}
+BODY = {"content-type": "application/json"}
 TOMORROW = (datetime.now(timezone.utc) + timedelta(days=1)).isoformat()
 
 
@@ -172,6 +173,35 @@ def test_what_people_change_is_written_down(app, admin, made):
     assert {each["address"] for each in newest(app, admin)} <= {"testclient", ""}
     assert not any(secret in app.get("/api/v1/audit", headers=admin).text for secret in secrets)
     assert app.get("/api/v1/audit?before=1", headers=admin).json() == {"audit": [], "next": None}
+
+
+def test_what_became_of_endpoints_and_runs_is_written_down(app, admin):
+    """In words that hold no secret, and nothing of a note."""
+
+    def ask(method, path, body=None):
+        answer = app.request(method, f"/api/v1{path}", headers=admin, json={} if body is None else body)
+        assert answer.status_code < 300, answer.text
+        return answer.json() if answer.content else None
+
+    made = ask("POST", "/endpoints", {"url": "https://hooks.example/a?key=hush"})
+    number = made["id"]
+    ask("PATCH", f"/endpoints/{number}", {"name": "on call", "enabled": False})
+    secret = ask("POST", f"/endpoints/{number}/rotate")["secret"]
+    ask("DELETE", f"/endpoints/{number}")
+    assert app.put("/api/v1/runs/told/sessions/s", content=hello(), headers={**admin, **BODY}).status_code == 200
+    ask("PATCH", "/runs/told", {"name": "best", "note": "hush", "tags": ["a"], "archived": True})
+    ask("DELETE", "/runs/best")
+    told = [(each["what"], each["on"]) for each in newest(app, admin)[:6]]
+    assert told == [
+        ("DELETE /runs/best", ""),
+        ("PATCH /runs/told", "note, tags, archived=True, name=best"),
+        (f"DELETE /endpoints/{number}", "on call"),
+        (f"POST /endpoints/{number}/rotate", "on call"),
+        (f"PATCH /endpoints/{number}", "on call: name, disabled"),
+        ("POST /endpoints", f"{number} https://hooks.example/a?****"),
+    ]
+    log = app.get("/api/v1/audit", headers=admin).text
+    assert not any(word in log for word in ("hush", secret, made["secret"]))
 
 
 def test_a_browser_signs_in_and_out(app, admin, made):
@@ -343,8 +373,17 @@ def test_nobody_comes_in_by_a_websocket(app):
 
 
 def test_pages_are_asked_for_in_a_few_bytes(app, admin):
-    answer = app.post("/_dash-update-component", content=b" " * (2**20 + 1), headers={**admin, **OURS})
-    assert answer.status_code == 413
+    much, little = b" " * (2**20 + 1), b"{}"
+    for method, path in (("POST", "/_dash-update-component"), ("GET", "/_dash-layout"), ("GET", "/"), ("POST", "/")):
+        said = {}
+        for name, body in (
+            ("much", much),
+            ("much, of no length", iter([much])),
+            ("little, of no length", iter([little])),
+        ):
+            said[name] = app.request(method, path, content=body, headers={**admin, **OURS}).status_code
+        assert set(said.values()) == {413}, (method, path, said)
+    assert app.request("GET", "/_dash-layout", content=little, headers={**admin, **OURS}).status_code == 200
 
 
 @pytest.fixture(scope="module")
