@@ -4,6 +4,7 @@ One process for all of it; ``trustme`` is the authority that nobody else believe
 """
 
 import json
+import shutil
 import socket
 import ssl
 import time
@@ -108,7 +109,7 @@ def test_at_its_first_start_it_says_how_to_get_in(guarded, admin, ingest):
     ]
 
 
-def test_an_agent_gets_in_with_its_token_and_the_authority(guarded, ingest, monkeypatch):
+def test_an_agent_gets_in_with_its_token_and_the_authority(guarded, ingest, monkeypatch, tmp_path):
     hello = wire.dump(Stream(collapsed(4, LAYERS, (), 2)).hello())
     transport = Transport(guarded.url, ingest, "agent", "one")
     with pytest.raises(UnreachableError, match="certificate verify failed"):
@@ -116,6 +117,15 @@ def test_an_agent_gets_in_with_its_token_and_the_authority(guarded, ingest, monk
     monkeypatch.setenv("GRADCANARY_CA_FILE", "/no/such.pem")
     with pytest.raises(UnreachableError, match=r"GRADCANARY_CA_FILE='/no/such\.pem' is no certificate"):
         Transport(guarded.url, ingest, "agent", "one").send("PUT", "", hello, compress=True)
+    renewed = tmp_path / "authority.pem"
+    trustme.CA().cert_pem.write_to_path(str(renewed))
+    monkeypatch.setenv("GRADCANARY_CA_FILE", str(renewed))
+    transport = Transport(guarded.url, ingest, "agent", "one")
+    with pytest.raises(UnreachableError, match="certificate verify failed"):
+        transport.send("PUT", "", hello, compress=True)
+    shutil.copy(guarded.authority, renewed)
+    assert transport.send("PUT", "", hello, compress=True).status == 200, "an agent reads it again as it runs"
+    transport.close()
     monkeypatch.setenv("GRADCANARY_CA_FILE", str(guarded.authority))
     for token, status in ((ingest, 200), (None, 401), ("gc_ingest_wrong", 401)):
         transport = Transport(guarded.url, token, "agent", "one")

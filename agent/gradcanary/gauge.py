@@ -45,7 +45,8 @@ class Gauge:
         self.outlook = Outlook()
         self._of = observer
         self._earlier = [0] * len(layers)
-        self._unknown: Sequence[int] = ()
+        self._unknown: set[int] = set()
+        self._rested: Sequence[int] = ()
 
     def follow(self, mine: Sequence[int], layers: Layers) -> None:
         """Take the numbers of its layers among others, and the ways to them that are known by now."""
@@ -63,10 +64,12 @@ class Gauge:
     def forget(self, window: Window, *, was_sampled: bool) -> None:
         """Let go of a window; of one that was not sampled, remember for the next sample which layers took part."""
         if was_sampled:
-            self._earlier, self._unknown = [0] * len(self.layers), ()
+            self._earlier, self._unknown, self._rested = [0] * len(self.layers), set(), ()
         else:
             self._earlier = [*map(add, self._earlier, window.counts)]
-            self._unknown = window.rested or self._unknown
+            if window.rested is not self._rested:  # the same layers rest in many windows
+                self._unknown.update(window.rested)
+                self._rested = window.rested
 
     # -- samples -------------------------------------------------------------------------------------------------
 

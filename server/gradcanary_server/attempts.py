@@ -6,19 +6,18 @@ hang writes nothing.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
 from gradcanary_server import endpoints
 from gradcanary_server.courier import Result
-from gradcanary_server.deliveries import Key, free, is_key, is_unclaimed
+from gradcanary_server.deliveries import free, is_key, is_unclaimed
 from gradcanary_server.errors import RequestError
+from gradcanary_server.planning import LEASE_S, Key
 from gradcanary_server.schema import attempt, delivery, endpoint, incident
 from gradcanary_server.webhooks import Message, TransportError, retry_delay
-
-LEASE_S = 15.0
-"""How long a claim holds: longer than an attempt can take (webhooks.TIMEOUT_S), short enough after a kill."""
 
 MAX_ERROR = 500
 
@@ -113,7 +112,14 @@ def _delivered(connection: Connection, claim: Claim, now: float) -> dict[str, ob
         return {}
     if claim.state != "pending":
         connection.execute(update(incident).where(incident.c.incident_id == claim.key.incident).values(settled=False))
-    return {"state": "delivered", "delivered": now}
+    return {"state": "delivered", "delivered": _arrived(connection, claim, now)}
+
+
+def _arrived(connection: Connection, claim: Claim, now: float) -> float:
+    """Return when a message arrived: after all others of its incident, also by a clock that was set back meanwhile."""
+    mine = (delivery.c.incident_id == claim.key.incident, delivery.c.endpoint_id == claim.key.endpoint)
+    before = connection.execute(select(func.max(delivery.c.delivered)).where(*mine)).scalar_one()
+    return now if before is None or before < now else math.nextafter(before, math.inf)
 
 
 def _claimed(connection: Connection, key: Key, now: float) -> Claim:

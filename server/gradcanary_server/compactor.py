@@ -5,19 +5,23 @@ session meanwhile. A kill between the two loses nothing: the log still has it.
 """
 
 import logging
-import time
 from collections.abc import Callable
 
 from gradcanary_server import deletion, rolling, sealing
 from gradcanary_server.database import Database
+from gradcanary_server.leaps import Pulse
 from gradcanary_server.log import Log
 from gradcanary_server.loops import Loop
+from gradcanary_server.outages import unavailable
 from gradcanary_server.tiles import Tiles
 
 WAKE_S = 2.0
 THIN_EACH_S = 600.0
 RECLAIMS = 50
 """After a bite: more than it frees, and not all the room that an older version may have left."""
+
+DOUBT_S = 86_400.0
+"""After the clock was set forward, in which it may be put right: what it takes is not to be had again."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +44,7 @@ class Compactor(Loop):
         self._settle = settle
         self._raw_s = None if raw_days is None else raw_days * 86_400
         self._thin_at = 0.0
+        self._pulse = Pulse()
         self._deleted: tuple[int, float] | None = None
         self._is_roomy = True
         self._is_first = True
@@ -65,7 +70,9 @@ class Compactor(Loop):
         try:
             while not self._stopping.is_set() and work(*key):
                 self._beat()
-        except Exception:  # the log keeps everything until the next round
+        except Exception as error:  # the log keeps everything until the next round
+            if unavailable(error) is not None:
+                raise  # it is the store that fails, and with it the round
             logger.exception("%s of %s failed; again in %s s", work.__name__, key, WAKE_S)
 
     def _tidy(self) -> None:
@@ -74,8 +81,7 @@ class Compactor(Loop):
             deleted = deletion.count(connection)
         if deleted != self._deleted and self._purge():
             self._deleted = deleted
-        if self._raw_s is not None and time.monotonic() >= self._thin_at:
-            self._thin_at = time.monotonic() + THIN_EACH_S
+        if self._raw_s is not None and self._database.steady() >= self._thin_at:
             self._thin(self._raw_s)
         if self._is_roomy:
             self._is_roomy = self._database.reclaim()
@@ -87,11 +93,15 @@ class Compactor(Loop):
         return all(self._bite_by_bite(deletion.purge, *each) for each in orphans)
 
     def _thin(self, raw_s: float) -> None:
-        """Take away the raw samples that are too old, a bite at a time."""
+        """Take away the raw samples that are too old, a bite at a time; not by a clock that has just been set forward,
+        which may be wrong."""
         with self._database.read() as connection:
-            aged = deletion.aged(connection, self._database.now(connection) - raw_s)
+            now = self._database.now(connection)
+            is_set = self._pulse.leap(now, self._database.steady()) > 0
+            aged = [] if is_set else deletion.aged(connection, now - raw_s)
         for each in aged:
             self._bite_by_bite(deletion.thin, *each)
+        self._thin_at = self._database.steady() + (DOUBT_S if is_set else THIN_EACH_S)
 
     def _bite_by_bite(self, take: Callable[..., bool], *of: object) -> bool:
         """Take bites until there are no more, and tell whether it came to that.

@@ -42,6 +42,8 @@ _RECLAIM_S = 0.03
 _MOVED_S, _SOUGHT_S = 40e-6, 4e-9
 """What a page takes that is given back, and each free one beside it: SQLite looks for it among all of them."""
 
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 _NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
 
 _SNAPSHOT: dict[str, dict[str, Any]] = {
@@ -123,6 +125,10 @@ class Database:
         if self._dialect == "sqlite":
             return time.time()
         return float(connection.execute(_NOW).scalar_one())
+
+    def steady(self) -> float:
+        """Return seconds by a clock that nobody sets, of any origin; on Linux it goes on while the machine sleeps."""
+        return time.clock_gettime(_STEADY)
 
     def migrate(self) -> tuple[str | None, str]:
         """Bring the tables to this version's shape and return the revision that they had, None = none, and the new one.

@@ -13,11 +13,13 @@ import random
 import time
 
 import httpx
+from sqlalchemy import Connection
 
-from gradcanary_server import attempts, deliveries, meters, webhooks
+from gradcanary_server import attempts, deliveries, leaps, meters, webhooks
 from gradcanary_server.attempts import Claim
 from gradcanary_server.courier import Courier, Outcome
 from gradcanary_server.database import Database
+from gradcanary_server.leaps import Leaps, Pulse
 from gradcanary_server.loops import Loop
 from gradcanary_server.pace import Pace
 from gradcanary_server.webhooks import TransportError
@@ -55,6 +57,8 @@ class Deliverer(Loop):
         self._muted = muted
         self._public_url = public_url
         self._in_flight: dict[int, asyncio.Task[None]] = {}
+        self._pulse = Pulse()
+        self._leaps: Leaps = ()
 
     def stop(self, timeout_s: float | None = STOP_S + 2 * WAKE_S) -> None:
         """End the loop; an attempt that has no answer within 3 s counts as failed and is made again later."""
@@ -100,13 +104,23 @@ class Deliverer(Loop):
     def _seal(self) -> None:
         """Write some of what is due; the store's one writer is asked for only when there is something to write."""
         with self._database.read() as connection:
-            now = self._database.now(connection)
-            if not deliveries.plan(connection, self._pace, now, self._muted):
+            now = self._now(connection)
+            if not deliveries.plan(connection, self._pace, now, self._muted, self._leaps):
                 return
         with self._database.write() as connection:
-            now = self._database.now(connection)
-            for step in deliveries.plan(connection, self._pace, now, self._muted, holding=True)[:MAX_STEPS]:
+            now = self._now(connection)
+            due = deliveries.plan(connection, self._pace, now, self._muted, self._leaps, holding=True)
+            for step in due[:MAX_STEPS]:
                 deliveries.carry_out(connection, step, self._public_url, now)
+
+    def _now(self, connection: Connection) -> float:
+        """Return the time by the store's clock, and note where that was set."""
+        now = self._database.now(connection)
+        by_s = self._pulse.leap(now, self._database.steady())
+        if by_s:
+            logger.warning("the clock of the store was set by %+.0f s", by_s)
+            self._leaps = leaps.after(self._leaps, by_s, now)
+        return now
 
     def _send(self, client: httpx.AsyncClient) -> None:
         """Start an attempt for each endpoint that has a message waiting and none under way."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 from sqlalchemy import (
     BindParameter,
@@ -22,74 +20,31 @@ from sqlalchemy import (
     update,
 )
 
-from gradcanary_server import dossiers, endpoints, incident_rows, incidents, notifications, silences, veils
+from gradcanary_server import dossiers, endpoints, incident_rows, incidents, notifications, planning, silences
 from gradcanary_server.endpoints import Endpoint
-from gradcanary_server.incident_state import RANKS, Incident
-from gradcanary_server.pace import Due, Pace, Told, due
+from gradcanary_server.leaps import AHEAD_S, Leaps, is_ahead
+from gradcanary_server.pace import Pace, Told
+from gradcanary_server.planning import LEASE_S, Expire, Key, Redate, Seal, Sent, Settle, Step
 from gradcanary_server.schema import delivery, endpoint, incident
-from gradcanary_server.veils import Veil
-
-
-class Key(NamedTuple):
-    """A message: the version-th of an incident for an endpoint."""
-
-    incident: int
-    endpoint: int
-    version: int
-
 
 # Made once: twice a second they are asked, and mostly for nothing.
 _UNSETTLED = select(incident).where(incident.c.settled.is_(False)).order_by(incident.c.incident_id)
 _HELD = _UNSETTLED.with_for_update(skip_locked=True)
 
 
-@dataclass(frozen=True)
-class Expire:
-    """A sealed message is too old to be sent."""
-
-    key: Key
-
-
-@dataclass(frozen=True)
-class Seal:
-    """The next message is due."""
-
-    key: Key
-    due: Due
-    hidden: frozenset[int | None] = frozenset()
-    """Members that it may not name: a silence covers them, or did as they recovered."""
-
-
-@dataclass(frozen=True)
-class Settle:
-    """Nobody is to be told anything more about an incident."""
-
-    incident: int
-
-
-Step = Expire | Seal | Settle
-Waiting = Literal["waiting"]
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A message without its bytes; ``told`` is set once it was delivered."""
-
-    key: Key
-    state: str
-    sealed: float
-    next_attempt: float
-    lease_until: float | None
-    told: Told | None
-
-
 def plan(
-    connection: Connection, pace: Pace, now: float, muted: frozenset[str] = frozenset(), *, holding: bool = False
+    connection: Connection,
+    pace: Pace,
+    now: float,
+    muted: frozenset[str] = frozenset(),
+    leaps: Leaps = (),
+    *,
+    holding: bool = False,
 ) -> list[Step]:
     """Return what is to be written now, from what is true and what was told; of ``muted`` rules nobody is told.
 
-    ``holding`` the incidents until the transaction ends, without those that somebody changes at this moment: their
-    turn comes in the next round.
+    ``leaps`` are those of the clock that are known. ``holding`` the incidents until the transaction ends, without those
+    that somebody changes at this moment: their turn comes in the next round.
     """
     rows = connection.execute(_HELD if holding else _UNSETTLED).mappings().all()
     if not rows:
@@ -99,20 +54,26 @@ def plan(
     veiled = silences.veiled(connection, rows, silences.in_force(connection, now))
     steps: list[Step] = []
     for row in rows:
-        what = incident_rows.parsed(row)
+        what = planning.gathered(incident_rows.parsed(row), leaps, now)
         whom = () if row["rule"] in muted else targets
         heard = [(target, told.get((row["incident_id"], target.id), [])) for target in whom]
         veil = veiled.get(row["incident_id"])
-        verdicts = [_next(what, veil, each, sent, pace, now) for each, sent in heard if sent or not _is_past(row, each)]
+        past = [redate for _, sent in heard for redate in planning.redated(sent, now)]
+        if past:
+            steps += past
+            continue  # in the next round they are what they should be
+        heard = [(target, [planning.aged(each, leaps) for each in sent]) for target, sent in heard]
+        wanted = [(each, sent) for each, sent in heard if sent or not _is_past(row, each, now)]
+        verdicts = [planning.following(what, veil, each, sent, pace, now) for each, sent in wanted]
         steps += [verdict for verdict in verdicts if isinstance(verdict, Expire | Seal)]
         if what.state == "resolved" and all(verdict is None for verdict in verdicts):
             steps.append(Settle(row["incident_id"]))
     return steps
 
 
-def _is_past(row: RowMapping, target: Endpoint) -> bool:
+def _is_past(row: RowMapping, target: Endpoint, now: float) -> bool:
     """Tell whether an incident was over before there was anybody to tell: nobody wants to hear old stories."""
-    return row["state"] == "resolved" and bool(row["resolved"] < target.since)
+    return row["state"] == "resolved" and bool(row["resolved"] < target.since) and not is_ahead(target.since, now)
 
 
 def carry_out(connection: Connection, step: Step, public_url: str, now: float) -> None:
@@ -123,6 +84,10 @@ def carry_out(connection: Connection, step: Step, public_url: str, now: float) -
         # Not what another collector has claimed meanwhile: that is on its way.
         unclaimed = (*is_key(step.key), delivery.c.state == "pending", is_unclaimed(now))
         connection.execute(update(delivery).where(*unclaimed).values(state="expired"))
+    elif isinstance(step, Redate):
+        told = {} if step.delivered is None else {"delivered": step.delivered}
+        dated = update(delivery).where(*is_key(step.key))
+        connection.execute(dated.values(sealed=step.sealed, next_attempt=step.next_attempt, **told))
     else:
         connection.execute(update(incident).where(incident.c.incident_id == step.incident).values(settled=True))
 
@@ -153,33 +118,6 @@ def _sent(row: RowMapping) -> Sent:
         lease_until=row["lease_until"],
         told=told if row["state"] == "delivered" else None,
     )
-
-
-def _next(
-    what: Incident, veil: Veil | None, target: Endpoint, sent: list[Sent], pace: Pace, now: float
-) -> Step | Waiting | None:
-    """Return the step for one endpoint; "waiting" while something is under way or due later, None when all is said."""
-    last = sent[-1] if sent else None
-    # What arrived last, which is not the newest where an older message was sent once more.
-    heard = max((each.told for each in reversed(sent) if each.told is not None), key=lambda told: told.at, default=None)
-    view = veils.view(what, veil, heard)
-    if last is not None and last.lease_until is not None and last.lease_until >= now:
-        return "waiting"  # how that ends decides what is to be said
-    if last is not None and last.state == "pending":
-        is_old = now >= last.sealed + pace.interval_s or view is None
-        return Expire(last.key) if is_old else "waiting"
-    if view is None:
-        return "waiting" if veils.is_owed(what, heard) else None
-    what, hidden = view
-    if heard is None and RANKS[what.severity] < RANKS[target.min_severity]:
-        return None
-    news = due(what, heard, pace, what.acked is not None)
-    if news is None or what.id is None:
-        return None
-    # A receiver that failed is not asked sooner because the message was renewed.
-    held = last.next_attempt if last is not None and last.state == "expired" else 0.0
-    key = Key(what.id, target.id, 1 if last is None else last.key.version + 1)
-    return Seal(key, news, hidden) if now >= max(news.not_before, held) else "waiting"
 
 
 def _seal(connection: Connection, step: Seal, public_url: str, now: float) -> None:
@@ -214,8 +152,9 @@ def free(now: float | BindParameter[float]) -> Sequence[ColumnElement[bool]]:
 
 
 def is_unclaimed(now: float | BindParameter[float]) -> ColumnElement[bool]:
-    """Return what is true of messages that nobody is sending."""
-    return or_(delivery.c.lease_until.is_(None), delivery.c.lease_until < now)
+    """Return what is true of messages that nobody is sending; as :func:`planning.is_leased`, in SQL."""
+    lease = delivery.c.lease_until
+    return or_(lease.is_(None), lease < now, lease > now + (LEASE_S + AHEAD_S))
 
 
 def is_key(key: Key) -> Sequence[ColumnElement[bool]]:

@@ -26,9 +26,9 @@ from gradcanary_server.answer_shapes import answered
 from gradcanary_server.channels import SEVERITIES
 from gradcanary_server.courier import Courier, Outcome
 from gradcanary_server.database import Database
-from gradcanary_server.deliveries import Key
 from gradcanary_server.endpoint_shapes import EndpointShape, NewEndpointShape, OutcomeShape, RotatedShape
 from gradcanary_server.errors import invalid
+from gradcanary_server.planning import Key
 from gradcanary_server.requests import Reader, check_member, check_text
 from gradcanary_server.webhooks import Message
 

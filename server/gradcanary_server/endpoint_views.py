@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, RowMapping, func, select, tuple_
 
 from gradcanary_server import addresses
-from gradcanary_server.deliveries import Key
 from gradcanary_server.endpoint_shapes import AttemptShape, DeliveryList, DeliveryShape, EndpointShape
 from gradcanary_server.errors import invalid
 from gradcanary_server.notifications import timestamp
+from gradcanary_server.planning import Key
 from gradcanary_server.schema import attempt, delivery, incident, run
 
 PAGE = 50

@@ -90,6 +90,8 @@ def claimed(engine: Engine) -> Iterator[None]:
         try:
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise _unwritable(path, str(error)) from error
             raise StoreError(
                 f"{path} belongs to another collector that runs ({error}): stop that one, or choose another folder "
                 "with --data DIR."
@@ -172,9 +174,11 @@ def _create_private(path: Path) -> None:
                 connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
                 connection.execute("PRAGMA journal_mode=WAL")
     except OSError as error:
-        raise StoreError(
-            f"{path} cannot be created or written ({error.strerror}): choose a folder of yours with --data DIR."
-        ) from error
+        raise _unwritable(path, str(error.strerror)) from error
+
+
+def _unwritable(path: Path, why: str) -> StoreError:
+    return StoreError(f"{path} cannot be created or written ({why}): choose a folder of yours with --data DIR.")
 
 
 def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:

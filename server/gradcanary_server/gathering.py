@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import Connection, Row, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, or_, select, update
 
 from gradcanary_server import roll_call, shards
 from gradcanary_server.assembly import Assembled, Holding, Part, assemble
 from gradcanary_server.batches import MetricColumn
 from gradcanary_server.gaps import with_late
 from gradcanary_server.layer_sets import KnownSets
+from gradcanary_server.leaps import AHEAD_S
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.requests import LIMITS
 from gradcanary_server.roll_call import Moment
@@ -45,14 +46,14 @@ _OVERDUE = (
     select(batch.c.run_id, batch.c.launch_no)
     .join(session, (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session))
     .where(session.c.sends_shards, session.c.next_seq > session.c.sealed_seq)
-    .where(batch.c.received <= bindparam("latest"))
+    .where(or_(batch.c.received <= bindparam("latest"), batch.c.received > bindparam("ahead")))
     .distinct()
 )
 
 
 def overdue(connection: Connection, now: float) -> list[tuple[int, int]]:
     """Return the launches, by run and number, in which something has waited for too long."""
-    rows = connection.execute(_OVERDUE, {"latest": now - roll_call.LAG_S})
+    rows = connection.execute(_OVERDUE, {"latest": now - roll_call.LAG_S, "ahead": now + AHEAD_S})
     return [(row.run_id, row.launch_no) for row in rows]
 
 
@@ -95,7 +96,7 @@ class Gathering:
     def _oldest(self, now: float, *, is_asked: bool) -> float:
         """Return when the oldest batch came that waits, ``now`` where it does not matter."""
         ranks = map(self._ranks.get, self._expected)
-        if not is_asked and all(row is not None and row.last_seen > now - roll_call.LAG_S for row in ranks):
+        if not is_asked and all(row is not None and roll_call.is_heard(row, now) for row in ranks):
             return now
         mine = [row.session for row in self._ranks.values() if row.is_sharded]
         oldest = select(func.min(batch.c.received)).where(batch.c.run_id == self._run_id, batch.c.session.in_(mine))

@@ -38,8 +38,10 @@ from gradcanary_server.gaps import note_gaps
 from gradcanary_server.gathering import Gathering
 from gradcanary_server.layer_rules import compile_rules
 from gradcanary_server.layer_sets import KnownSet, KnownSets
+from gradcanary_server.leaps import Pulse
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.observations import Change, Launch
+from gradcanary_server.outages import unavailable
 from gradcanary_server.requests import LIMITS
 from gradcanary_server.rule_versions import RuleVersions
 from gradcanary_server.rules import Rules
@@ -62,7 +64,9 @@ class Ingest:
         self._public_url = public_url
         self._states = FoldStates()
         self.rule_versions = RuleVersions(database, rules, self._states)
-        self._began: float | None = None
+        self.began: float | None = None
+        """Since when this collector listens, by the database's clock: its first request, or when that was set."""
+        self._pulse = Pulse()
 
     def hello(self, run_name: str, session_id: str, raw: bytes, sent: float | None = None) -> wire.Reply:
         """Store a hello, the first or a fuller one; ``sent`` is the time at which it was, by the sender's clock."""
@@ -138,8 +142,12 @@ class Ingest:
         try:
             with self._database.write() as connection:
                 if sessions.is_there(connection, run_id):
-                    self._gather(connection, run_id, launch_no, self._database.now(connection), is_round=True)
-        except Exception:  # it waits for the next round, and holds up no other
+                    now = self._database.now(connection)
+                    launches.redate(connection, run_id, now)
+                    self._gather(connection, run_id, launch_no, now, is_round=True)
+        except Exception as error:  # it waits for the next round, and holds up no other
+            if unavailable(error) is not None:
+                raise  # nor does any other go now
             logger.exception("launch %s of run %s could not be put together", launch_no, run_id)
 
     def _gather(
@@ -168,10 +176,10 @@ class Ingest:
             _note_progress(connection, row, seq, whole.columns, launched.first_step, now, of_run)
 
     def _listening(self, now: float) -> float:
-        """Return since when this collector listens, by the database's clock: the first time that it is asked."""
-        if self._began is None:
-            self._began = now
-        return self._began
+        """Return since when this collector listens, with that clock; who is missing by a leap of it is given time."""
+        if self._pulse.leap(now, self._database.steady()) or self.began is None:
+            self.began = now
+        return self.began
 
     def _draw(
         self, connection: Connection, run_row: Record, row: Record, launched: Launch, piece: Piece, now: float

@@ -71,7 +71,7 @@ class Keyring:
         tried = self._noted.get(key.token_id)
         if tried is not None and self._clock() - tried < NOTED_S:
             return False
-        return key.noted is None or self._now() - key.noted >= NOTED_S
+        return key.noted is None or abs(self._now() - key.noted) >= NOTED_S  # it may have been set back since
 
     def _now(self) -> float:
         return self._clock() + self._ahead

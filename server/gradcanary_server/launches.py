@@ -10,7 +10,8 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from gradcanary import wire
 from gradcanary_server.database import Record
-from gradcanary_server.schema import launch, session
+from gradcanary_server.leaps import is_ahead
+from gradcanary_server.schema import launch, run, session
 
 CLOCK_S = 5.0
 """A clock that is off by less is taken for right: a Date header has whole seconds, and requests take their time."""
@@ -72,6 +73,18 @@ def join(connection: Connection, run_id: int, hello: wire.Hello, started: float)
     values |= {"absmax_below": hello.absmax_below, "norm_below": hello.norm_below}
     connection.execute(insert(launch).values(**values))
     return number
+
+
+def redate(connection: Connection, run_id: int, now: float) -> None:
+    """Let the launches of a run have begun earlier where the clock was set back since it was last heard of.
+
+    Otherwise the next launch would have begun before them, and not be judged.
+    """
+    heard = connection.execute(select(run.c.last_seen).where(run.c.run_id == run_id)).scalar_one()
+    mine = launch.c.run_id == run_id
+    latest = connection.execute(select(func.max(launch.c.started)).where(mine)).scalar_one()
+    if is_ahead(heard, now) and latest is not None and latest > now:  # all of them, so that they stay in their order
+        connection.execute(update(launch).where(mine).values(started=launch.c.started - (heard - now)))
 
 
 def fill(connection: Connection, run_id: int, launch_no: int, first_step: int | None) -> None:

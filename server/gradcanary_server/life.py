@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from gradcanary_server.leaps import is_ahead
 from gradcanary_server.rules import Rules, Silent, Stalled
 
 STALE_AFTER = 3
@@ -46,8 +47,8 @@ class Absence:
 
 
 def is_stale(session: Heard, now: float) -> bool:
-    """Tell whether a session missed some heartbeats."""
-    return now - session.last_seen > STALE_AFTER * session.interval_s
+    """Tell whether a session missed some heartbeats, or was not heard of since the clock was set back."""
+    return now - session.last_seen > STALE_AFTER * session.interval_s or is_ahead(session.last_seen, now)
 
 
 def session_state(session: Heard, now: float, silent: Silent = Silent(), since: float = 0.0) -> str:  # noqa: B008 -- immutable
@@ -59,7 +60,12 @@ def session_state(session: Heard, now: float, silent: Silent = Silent(), since: 
         return session.ended
     if not is_stale(session, now):
         return "live"
-    return "silent" if now - max(session.last_seen, since) > silence_s(session, silent) else "stale"
+    return "silent" if now - _quiet_since(session, now, since) > silence_s(session, silent) else "stale"
+
+
+def _quiet_since(session: Heard, now: float, since: float) -> float:
+    # What lies ahead was before the clock was set back, and so before anybody listened by the present one.
+    return since if is_ahead(session.last_seen, now) else max(session.last_seen, since)
 
 
 def run_state(
@@ -97,7 +103,7 @@ def absence(
     if not sessions:
         return None
     state = run_state(None, sessions, now, rules.silent, vigil.since)
-    heard = max(session.last_seen for session in sessions)
+    heard = max(vigil.since if is_ahead(session.last_seen, now) else session.last_seen for session in sessions)
     launch_no = max(session.launch_no for session in sessions)
     last = max((session.reached for session in sessions if session.reached is not None), default=step)
     if state == "silent":

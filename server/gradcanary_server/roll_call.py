@@ -10,6 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
+from gradcanary_server.leaps import is_ahead
+
 LAG_S = 60.0
 """Without a word of a rank, while something waits for it, after which it is left out."""
 
@@ -47,8 +49,12 @@ class Moment:
     moved: float
 
     def is_over(self, patience_s: float, *since: float) -> bool:
-        """Tell whether that much time went by since the last of these, and since everybody could have tried again."""
-        return self.now - max(self.began + BACKOFF_S, *since) >= patience_s
+        """Tell whether that much time went by since the last of these, and since everybody could have tried again.
+
+        What lies ahead was before the clock was set back, and so before we listened anew.
+        """
+        before = [moment for moment in since if not is_ahead(moment, self.now)]
+        return self.now - max([self.began + BACKOFF_S, *before]) >= patience_s
 
 
 def until(
@@ -65,6 +71,11 @@ def until(
     if least < np.inf and moment.is_over(STALL_S, moment.oldest, moment.moved):
         return min((step for step in passed.values() if step > least), default=np.inf)
     return least
+
+
+def is_heard(rank: Rank, now: float) -> bool:
+    """Tell whether a rank said something lately; what lies ahead it said before the clock was set back."""
+    return rank.last_seen > now - LAG_S and not is_ahead(rank.last_seen, now)
 
 
 def is_out(rank: Rank, settled: int) -> bool:

@@ -18,6 +18,7 @@ from gradcanary_server import absences, incidents, launches, layer_sets, layers,
 from gradcanary_server.database import Record, change, insert_new
 from gradcanary_server.deletion import check_deleted
 from gradcanary_server.errors import RequestError
+from gradcanary_server.leaps import is_ahead
 from gradcanary_server.requests import MAX_FACTS
 from gradcanary_server.schema import run, session
 
@@ -70,6 +71,8 @@ def say_hello(
     run_row = _join_run(connection, run_name, hello, now)
     run_id = int(run_row.run_id)
     check_deleted(connection, run_name, session_id)
+    if is_ahead(run_row.last_seen, now):
+        launches.redate(connection, run_id, now)
     its = (session.c.run_id == run_id) & (session.c.session == session_id)
     known = connection.execute(select(session).where(its)).one_or_none()
     began = launches.began(hello, sent, now)
@@ -166,6 +169,8 @@ def touch(
     """Note that a session was heard of, and told of a step, and what is new ``of_run``; one whose launch was replaced
     stays silent, and its run as it is.
     """
+    if is_ahead(row.last_seen, now):
+        launches.redate(connection, row.run_id, now)
     told = {"last_seen": now, **absences.progress(row, now, step), **values}
     change(connection, session, {"run_id": row.run_id, "session": row.session}, told)
     revise(connection, row.run_id, last_seen=now, **of_run)

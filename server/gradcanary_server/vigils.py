@@ -28,7 +28,7 @@ def keep(database: Database, connection: Connection) -> None:
         insert_new(connection, vigil, {"vigil_id": _ONE, "began": now, "since": now, "at": now})
         return
     since = row.since if _is_kept(row.at, now) else now
-    connection.execute(update(vigil).where(its).values(since=since, at=now))
+    connection.execute(update(vigil).where(its).values(began=min(row.began, since), since=since, at=now))
 
 
 def read(connection: Connection, now: float) -> Vigil:

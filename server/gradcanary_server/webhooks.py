@@ -35,6 +35,7 @@ GONE = 410
 FIRST_RETRY_S = 5.0
 LAST_RETRY_S = 4 * 3600.0
 JITTER = 0.2
+LONGEST_RETRY_S = LAST_RETRY_S * (1 + JITTER)
 
 
 class TransportError(CollectorError):

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Iterator
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from struct import pack
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from scripted import Says, Training, collector_that, until
 from torch import nn
 
 import gradcanary
-from gradcanary import ring
+from gradcanary import attached, ring
 
 NOBODY = "http://127.0.0.1:9"
 STEPS = 6
@@ -175,6 +176,26 @@ def test_the_page_is_told_of_the_first_fault_of_each_place(
         loop.train(None)
     (fact,) = collector.facts("agent_fault")
     assert "comparing weights failed in gradcanary: ZeroDivisionError: our own fault" in fact["text"]
+
+
+def test_layers_that_were_hooked_before_a_fault_are_counted_once(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really, made = attached.Hook, []
+
+    def hook(*arguments: Any) -> attached.Hook:
+        made.append(arguments)
+        if len(made) == 3:
+            raise ZeroDivisionError("our own fault")
+        return really(*arguments)
+
+    monkeypatch.setattr("gradcanary.counters.Hook", hook)
+    training = Training()
+    with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="hooked") as watch:
+        training.steps(4)
+    assert watch._session.guard.caught == 1
+    assert collector.per_step("micro_steps")[1:] == [1] * 3
+    assert len(made) == len([*training.model.parameters()]) + 1
 
 
 # -- the ring --------------------------------------------------------------------------------------------------------

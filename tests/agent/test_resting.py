@@ -210,6 +210,24 @@ def test_where_none_of_those_awake_is_called_all_are_awake_again(collector: Reco
     assert [*collector.metric("loss")] == [*range(51)]
 
 
+def test_what_went_on_in_a_window_that_was_lost_after_a_sample_is_not_known(collector: Recorded) -> None:
+    """It trained other layers than those whose hooks were awake; at the next sample these have no gradient."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({name: nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))) for name in "ab"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with watching(collector, model, is_watched=True):
+        for step in range(41):
+            optimizer.zero_grad()
+            outputs = model["b"](torch.randn(8, 4))
+            if step <= 20:
+                outputs = outputs + model["a"](torch.randn(8, 4))
+            (model["a"][1:5](torch.randn(8, 4)) if step == 21 else outputs).square().mean().backward()
+            optimizer.step()
+    states = collector.states()
+    assert [states[step]["a.3.weight"] for step in (20, 30, 40)] == ["measured", "partial", "no_gradient"]
+    assert {states[step]["b.3.weight"] for step in (20, 30, 40)} == {"measured"}
+
+
 def test_which_hooks_stay_awake() -> None:
     resting = Resting(10)
     resting.keep(9)

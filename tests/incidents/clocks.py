@@ -17,31 +17,41 @@ URL = "http://127.0.0.1:8787"
 
 
 class Clocked(Database):
-    """A store whose clock can be moved on; ``asked`` counts how often anybody looked at it."""
+    """A store whose time can be moved on, and whose clock be set; ``asked`` counts how often anybody looked at it."""
 
-    ahead_s = 0.0
+    ahead_s = set_s = 0.0
 
     def __init__(self, url):
         super().__init__(url)
         self.looked = threading.Condition()
         self.asked = 0
+        self.seen = threading.local()
 
     def now(self, connection):
         with self.looked:
             self.asked += 1
             self.looked.notify_all()
-        return super().now(connection) + self.ahead_s
+        self.seen.ahead_s = self.ahead_s  # a test may move it on before this thread asks what follows
+        return super().now(connection) + self.seen.ahead_s + self.set_s
+
+    def steady(self):
+        return super().steady() + getattr(self.seen, "ahead_s", 0.0)
+
+    def set(self, by_s):
+        """Set the clock, and let everybody see it."""
+        self.set_s += by_s
+        self.wait()
 
     def wait(self, seconds=0.0):
         """Let time go by, and the deliverer go through rounds of it until what it sends has arrived."""
         self.ahead_s += seconds
-        self._look_on(10)
+        self.look_on(10)
         end = time.monotonic() + 60
         while self._is_sending():
             assert time.monotonic() < end, "an attempt never ended"
-            self._look_on(2)
+            self.look_on(2)
 
-    def _look_on(self, times):
+    def look_on(self, times):
         with self.looked:
             until = self.asked + times
             assert self.looked.wait_for(lambda: self.asked >= until, 60)

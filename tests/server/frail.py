@@ -27,6 +27,8 @@ class Frail(Database):
     """``points`` counts what is asked of the store: each statement, and each commit before and after it."""
 
     time = 1.7e9
+    set_s = 0.0
+    """By which the clock was set: all other time went by."""
 
     def __init__(self, url):
         super().__init__(url)
@@ -36,6 +38,9 @@ class Frail(Database):
 
     def now(self, connection):
         return self.time
+
+    def steady(self):
+        return self.time - self.set_s
 
     def break_at(self, points, error):
         """Raise an error at the point that comes after so many others."""

@@ -219,6 +219,45 @@ def test_our_own_outage_is_nobodys_silence(world):
     assert (world.state, world.told()) == ("silent", [("silent", "open", None, 0)])
 
 
+@pytest.mark.parametrize("set_s", [HOUR, -24 * HOUR], ids=["forward", "back"])
+def test_a_clock_that_is_set_hides_no_silence_and_makes_none(world, set_s):
+    world.start()
+    world.step()
+    world.wait(6 * MINUTE)
+    world.ahead += set_s
+    assert world.state == "silent", "it is not heard of because a clock was set"
+    world.look()
+    world.beat()
+    assert (world.state, world.told()) == ("live", [("silent", "resolved", "resumed", 0)])
+    world.ahead += set_s
+    assert world.state == "stale"
+    world.wait(4 * MINUTE)
+    assert (world.state, world.told()) == ("stale", [("silent", "resolved", "resumed", 0)])
+    world.wait(2 * MINUTE)
+    assert (world.state, world.told()) == ("silent", [("silent", "open", None, 1)])
+
+
+@pytest.mark.parametrize("set_s", [HOUR, -24 * HOUR], ids=["forward", "back"])
+def test_a_standstill_is_as_long_as_it_is_whatever_the_clock_says(world, set_s):
+    world.start()
+    world.step()
+    world.wait(2 * MINUTE, "a")
+    world.ahead += set_s
+    world.look()
+    world.wait(2 * MINUTE, "a")
+    assert (world.state, world.told()) == ("live", [])
+    world.wait(6 * MINUTE, "a")
+    assert (world.state, world.told()) == ("live", [("stalled", "open", None, 0)])
+
+
+def test_a_run_that_died_on_the_first_day_of_a_collector_whose_clock_was_ahead_is_missed(world):
+    world.start()
+    world.ahead -= 24 * HOUR
+    world.wait(6 * MINUTE)
+    assert (world.state, world.told()) == ("silent", [("silent", "open", None, 0)])
+    assert "Nothing was heard of the run since 20" in world.dossier(0).summary
+
+
 def test_a_restart_of_a_collector_is_no_outage(world):
     world.start()
     for _ in range(7):

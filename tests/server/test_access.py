@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from gradcanary import wire
 from gradcanary_dashboard.app import mount
-from gradcanary_server import access, headers
+from gradcanary_server import access
 from gradcanary_server.app import create_app
 from gradcanary_server.settings import Settings
 
@@ -21,6 +21,15 @@ RUN = "/api/v1/runs/lora"
 SESSION = f"{RUN}/sessions/one"
 HTML = {"accept": "text/html,*/*"}
 OURS = {"origin": "http://testserver"}
+PROMISED = {
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+"""What every answer says."""
+
+BODY = {"content-type": "application/json"}
 TOMORROW = (datetime.now(timezone.utc) + timedelta(days=1)).isoformat()
 
 
@@ -174,6 +183,35 @@ def test_what_people_change_is_written_down(app, admin, made):
     assert app.get("/api/v1/audit?before=1", headers=admin).json() == {"audit": [], "next": None}
 
 
+def test_what_became_of_endpoints_and_runs_is_written_down(app, admin):
+    """In words that hold no secret, and nothing of a note."""
+
+    def ask(method, path, body=None):
+        answer = app.request(method, f"/api/v1{path}", headers=admin, json={} if body is None else body)
+        assert answer.status_code < 300, answer.text
+        return answer.json() if answer.content else None
+
+    made = ask("POST", "/endpoints", {"url": "https://hooks.example/a?key=hush"})
+    number = made["id"]
+    ask("PATCH", f"/endpoints/{number}", {"name": "on call", "enabled": False})
+    secret = ask("POST", f"/endpoints/{number}/rotate")["secret"]
+    ask("DELETE", f"/endpoints/{number}")
+    assert app.put("/api/v1/runs/told/sessions/s", content=hello(), headers={**admin, **BODY}).status_code == 200
+    ask("PATCH", "/runs/told", {"name": "best", "note": "hush", "tags": ["a"], "archived": True})
+    ask("DELETE", "/runs/best")
+    told = [(each["what"], each["on"]) for each in newest(app, admin)[:6]]
+    assert told == [
+        ("DELETE /runs/best", ""),
+        ("PATCH /runs/told", "note, tags, archived=True, name=best"),
+        (f"DELETE /endpoints/{number}", "on call"),
+        (f"POST /endpoints/{number}/rotate", "on call"),
+        (f"PATCH /endpoints/{number}", "on call: name, disabled"),
+        ("POST /endpoints", f"{number} https://hooks.example/a?****"),
+    ]
+    log = app.get("/api/v1/audit", headers=admin).text
+    assert not any(word in log for word in ("hush", secret, made["secret"]))
+
+
 def test_a_browser_signs_in_and_out(app, admin, made):
     token = made("read")["authorization"][7:]
     sent = app.get("/runs/lora?layer=3", headers=HTML)
@@ -184,7 +222,7 @@ def test_a_browser_signs_in_and_out(app, admin, made):
     answer = app.post("/sign-in", data=form, headers=OURS)
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs/lora?layer=3")
     cookie = answer.headers["set-cookie"]
-    assert {"HttpOnly", "Path=/", "SameSite=lax"} <= set(cookie.split("; "))
+    assert {"HttpOnly", "Path=/", "SameSite=lax", "Max-Age=604800"} <= set(cookie.split("; "))
     assert "Secure" not in cookie
     assert token not in cookie
     assert app.get("/api/v1/runs").status_code == 200
@@ -192,6 +230,7 @@ def test_a_browser_signs_in_and_out(app, admin, made):
     assert code(app.get("/api/v1/tokens")) == (403, "forbidden")
     gone = app.post("/sign-out", headers=OURS)
     assert (gone.status_code, gone.headers["location"]) == (303, "/sign-in")
+    assert {'gradcanary=""', "Max-Age=0", "Path=/"} <= set(gone.headers["set-cookie"].split("; "))
     assert app.get("/api/v1/runs", headers={"cookie": cookie.partition(";")[0]}).status_code == 401
     assert [each["what"] for each in newest(app, admin)][:2] == ["signed out", "signed in"]
 
@@ -203,6 +242,10 @@ def test_over_tls_the_cookie_stays_there(app, admin):
     assert "; Secure" in answer.headers["set-cookie"]
     assert app.get("https://testserver/api/v1/runs").status_code == 200
     assert app.get("http://testserver/api/v1/runs").status_code == 401
+    plain = answer.headers["set-cookie"].partition(";")[0].removeprefix("__Host-")
+    app.cookies.clear()
+    taken = [app.get(f"{scheme}://testserver/api/v1/runs", headers={"cookie": plain}) for scheme in ("http", "https")]
+    assert [each.status_code for each in taken] == [200, 401], "a neighbouring host may have set it"
 
 
 def test_a_page_behind_a_proxy_asks_with_the_cookie_that_came_over_tls(app, admin):
@@ -308,9 +351,14 @@ def test_every_answer_says_what_browsers_may_do_with_it(app, admin):
         app.get("/assets/gradcanary.js", headers=admin), app.post("/api/v1/silences", headers={"origin": "null"}),
     ]  # fmt: skip
     for answer in answers:
-        assert set(headers.ALWAYS) <= set(answer.headers), answer.request.url
+        assert PROMISED.items() <= dict(answer.headers).items(), answer.request.url
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
         assert "strict-transport-security" not in answer.headers
+    for of_no_page in (answers[0], answers[1], answers[2], answers[6]):
+        assert of_no_page.headers["content-security-policy"] == (
+            "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+    assert answers[3].headers["cache-control"] == "no-store"
     policy = answers[4].headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self' 'sha256-")
     scripts = re.search("script-src ([^;]*);", policy)[1]
@@ -325,7 +373,8 @@ def test_every_answer_says_what_browsers_may_do_with_it(app, admin):
 
 def test_only_a_name_of_its_own_is_bound_to_tls(app):
     for url, is_bound in (("https://testserver", True), ("https://testserver:8787", False), ("https://[::1]", True)):
-        assert ("strict-transport-security" in app.get(f"{url}/healthz").headers) == is_bound
+        said = app.get(f"{url}/healthz").headers.get("strict-transport-security")
+        assert said == ("max-age=31536000" if is_bound else None)
 
 
 def test_nobody_comes_in_by_a_websocket(app):
@@ -343,8 +392,17 @@ def test_nobody_comes_in_by_a_websocket(app):
 
 
 def test_pages_are_asked_for_in_a_few_bytes(app, admin):
-    answer = app.post("/_dash-update-component", content=b" " * (2**20 + 1), headers={**admin, **OURS})
-    assert answer.status_code == 413
+    much, little = b" " * (2**20 + 1), b"{}"
+    for method, path in (("POST", "/_dash-update-component"), ("GET", "/_dash-layout"), ("GET", "/"), ("POST", "/")):
+        said = {}
+        for name, body in (
+            ("much", much),
+            ("much, of no length", iter([much])),
+            ("little, of no length", iter([little])),
+        ):
+            said[name] = app.request(method, path, content=body, headers={**admin, **OURS}).status_code
+        assert set(said.values()) == {413}, (method, path, said)
+    assert app.request("GET", "/_dash-layout", content=little, headers={**admin, **OURS}).status_code == 200
 
 
 @pytest.fixture(scope="module")

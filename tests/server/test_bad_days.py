@@ -3,6 +3,7 @@
 import os
 import resource
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import streams
@@ -17,6 +18,7 @@ from gradcanary_server.settings import Settings
 
 STREAM = streams.Stream(streams.healthy(4000, 40), streams.falling_loss(4000))
 PAGE = 4096
+UNPRIVILEGED = str(Path(__file__).with_name("unprivileged.py"))
 
 
 @pytest.fixture
@@ -73,6 +75,27 @@ def test_a_damaged_file_is_named_and_left_as_it_is(tmp_path, where, what):
     assert f"{file} is damaged" in ended.stderr
     assert file.read_bytes() == before
     assert {each.name for each in tmp_path.iterdir()} <= {file.name, f"{file.name}.lock"}
+
+
+@pytest.mark.parametrize("there", ["nothing", "a store", "a store that is read-only"])
+def test_a_folder_that_is_read_only_is_named_and_left_as_it_is(tmp_path, there):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    if there != "nothing":
+        fill(folder)
+    if there == "a store that is read-only":
+        (folder / "gradcanary.db").chmod(0o400)
+    else:
+        folder.chmod(0o500)
+    before = {each.name: each.read_bytes() for each in folder.iterdir()}
+    words = [UNPRIVILEGED, "up", "--port", "0", "--data", str(folder)]
+    ended = warm.run(warm.COLLECTOR, words, os.environ)
+    folder.chmod(0o700)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert len(ended.stderr.splitlines()) == 1
+    assert f"{folder / 'gradcanary.db'} cannot be created or written (" in ended.stderr
+    assert ended.stderr.endswith("choose a folder of yours with --data DIR.\n")
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
 
 
 def test_what_is_damaged_or_read_only_while_it_runs_is_told_in_a_sentence(app, client, tmp_path, caplog):

@@ -12,8 +12,11 @@ from sqlalchemy import delete, func, select, update
 
 from gradcanary_server import database as databases
 from gradcanary_server import deletion, layer_table, tiles
+from gradcanary_server.compactor import Compactor
 from gradcanary_server.database import Database
 from gradcanary_server.engines import BUSY_S
+from gradcanary_server.layer_sets import KnownSets
+from gradcanary_server.log import Log
 from gradcanary_server.schema import batch, tile
 
 
@@ -160,6 +163,28 @@ def test_how_the_layers_ended_is_kept(store, monkeypatch):
     store.forget()
     assert store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id)) == layers
     assert layers[0]["step"] == 127
+
+
+def test_a_clock_that_is_set_a_year_forward_takes_nothing(store, monkeypatch):
+    monkeypatch.setattr(tiles, "ROWS", 8)
+    ahead, by_s = [0.0, 0.0], 400 * 86_400.0
+    real, steady = store.database.now, store.database.steady
+    monkeypatch.setattr(store.database, "now", lambda connection: real(connection) + ahead[0])
+    monkeypatch.setattr(store.database, "steady", lambda: steady() + ahead[1])
+    store.send("s", streams.Stream(streams.healthy(128, 3)), 64, end="finished")
+    keeper = Compactor(store.database, Log(KnownSets()), tiles.Tiles(), store.ingest.settle, raw_days=30.0)
+
+    def counted():
+        keeper.compact()
+        return store.count(tile)
+
+    whole = counted()
+    ahead[:] = [by_s, 3600.0]
+    assert counted() == whole
+    ahead[:] = [by_s + 7200.0, 3600.0 + 7200.0]
+    assert counted() == whole, "nor an hour or two after that"
+    ahead[:] = [2 * by_s, by_s + 3600.0]
+    assert counted() < whole, "it was so for a day"
 
 
 def test_a_raw_days_that_is_no_number_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Whatever is asked, and however: an answer that the collector promises, never a failure of its own."""
 
+import base64
 import json
 import socket
 import threading
@@ -7,6 +8,7 @@ import time
 from datetime import datetime
 
 import httpx
+import numpy as np
 import pytest
 import schemathesis
 import shapes
@@ -15,6 +17,7 @@ from effort import EFFORT
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from gradcanary import wire
@@ -131,7 +134,7 @@ def drawn(client, operation):
     statuses = set()
 
     @settings(max_examples=12 * EFFORT, phases=[Phase.generate], suppress_health_check=ANYTHING)
-    @given(operation.as_strategy(), st.booleans())
+    @given(st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)), st.booleans())
     def ask(case, is_there):
         known = {"run": "ill", "number": 1}
         if is_there and case.path_parameters:
@@ -161,6 +164,24 @@ leaves = st.one_of(
 anything = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner))
 
 
+numbers = st.lists(st.sampled_from([0.0, 1.0, -1.0, 1e-30, 3e38, np.nan, np.inf, -np.inf]), max_size=16)
+columns = st.one_of(
+    st.builds(wire.column, st.sampled_from("fd"), numbers),
+    st.builds(wire.column, st.just("B"), st.lists(st.integers(0, 9), max_size=16)),
+)
+words = st.sampled_from(["", "loss", "lr0", "a\nb", "bfloat16", *wire.STATS, *wire.PHASES])
+
+
+def nearly(value):
+    """Draw what has the type of a value in a batch, and may be wrong all the same."""
+    if isinstance(value, list):
+        turned = st.sampled_from([value[::-1], value + value[:1], value[1:], value * 2, []])
+        return turned if value and isinstance(value[0], dict) else turned | st.lists(st.integers(-1, 60), max_size=6)
+    if isinstance(value, str):
+        return st.one_of(columns, columns, words, st.just(value[:-1]), st.just(value[4:]))
+    return st.one_of(st.none(), st.integers(-2, 60), st.sampled_from([100, 2**31, 2**53, 2**63, 2**64]))
+
+
 @st.composite
 def bad_batches(draw):
     """A batch in which something was put in another place, or cut, or that is something else altogether."""
@@ -169,23 +190,68 @@ def bad_batches(draw):
         place = made
         while isinstance(place, dict | list) and place:
             key = draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
-            if not isinstance(place[key], dict | list) or not place[key] or draw(st.booleans()):
-                place[key] = draw(anything)
+            inner = place[key]
+            if not isinstance(inner, dict | list) or not inner or draw(st.integers(0, 3)) == 0:
+                is_other = isinstance(inner, dict) or draw(st.integers(0, 5)) == 0
+                place[key] = draw(anything if is_other else nearly(inner))
                 break
-            place = place[key]
+            place = inner
     raw = json.dumps(made).encode()
-    return raw if draw(st.booleans()) else raw[: draw(st.integers(0, len(raw)))] + draw(st.binary(max_size=5))
+    return raw if draw(st.integers(0, 9)) < 9 else raw[: draw(st.integers(0, len(raw)))] + draw(st.binary(max_size=5))
 
 
-@settings(max_examples=100 * EFFORT, phases=[Phase.generate], suppress_health_check=ANYTHING)
+def check_good(batch, layers=3):
+    """Hold a batch that was taken against what the wire promises of its columns."""
+    steps, state = batch["steps"], base64.b64decode(batch["state"])
+    assert steps == sorted(set(steps))
+    assert all(0 <= step < 2**31 for step in steps)
+    assert {len(batch[name]) for name in ("micro_steps", "skipped", "clipped")} == {len(steps)}
+    assert len(state) == len(steps) * layers
+    assert set(state) <= set(range(len(wire.STATES)))
+    for block in batch["blocks"]:
+        mine = range(layers) if block["layers"] is None else block["layers"]
+        values = np.frombuffer(base64.b64decode(block["values"]), "<f4")
+        assert set(block["steps"]) <= set(steps)
+        assert set(mine) <= set(range(layers))
+        assert len(values) == len(block["steps"]) * len(mine)
+        assert not np.isinf(values).any()
+    for metric in batch["metrics"]:
+        assert len(base64.b64decode(metric["values"])) == 8 * len(metric["steps"])
+
+
+class Fresh:
+    """A session that has sent nothing yet; every batch that is taken is the first one of another."""
+
+    def __init__(self, client):
+        self.client, self.count = client, 0
+        self.begin()
+
+    def begin(self):
+        self.count += 1
+        self.path = f"{OTHER}{self.count}"
+        hello = STREAM.hello(launch=f"l{self.count}")
+        self.client.put(self.path, content=wire.dump(hello)).raise_for_status()
+
+
+@pytest.fixture
+def fresh(client):
+    return Fresh(client)
+
+
+@settings(max_examples=150 * EFFORT, phases=[Phase.generate], suppress_health_check=ANYTHING)
 @given(bad_batches())
-def test_a_bad_batch_is_refused_and_changes_nothing(client, raw):
+def test_a_bad_batch_is_refused_and_changes_nothing(client, fresh, raw):
     before = client.get("/api/v1/runs/other").json()["revision"]
-    answer = client.post(f"{OTHER}/batches/1", content=raw)
+    answer = client.post(f"{fresh.path}/batches/0", content=raw)
     assert answer.status_code in (200, 400, 409, 413, 422), (answer.text, raw)
     if answer.status_code != 200:  # some are good ones
         assert set(answer.json()["error"]) == {"code", "message", "field"}
         assert client.get("/api/v1/runs/other").json()["revision"] == before
+        return
+    fresh.begin()
+    check_good(json.loads(raw))
+    for path in ("", "/layers", "/heatmap", "/metrics", "/series?layer=0", "/export.csv"):
+        assert client.get(f"/api/v1/runs/other{path}").status_code == 200, (path, raw)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Whatever is repeated, cut off, killed and compacted when: a store is as if undisturbed, and has what an oracle has.
 
 The oracle is a dict of steps for the series, a number for each session, and a second collector which is told the same
-once, at the same moments, and is neither disturbed nor compacted: of that one every column has to agree.
+once, at the same moments, and is neither disturbed nor compacted: of that one every column has to agree. Of launches
+whose ranks send shards the dict has what all of them sent, up to the step that they were waited for.
 """
 
 from dataclasses import dataclass, field, replace
@@ -28,17 +29,21 @@ from sqlalchemy import select
 from gradcanary import wire
 from gradcanary_server import deletion, sealing, tiles, views
 from gradcanary_server.errors import RequestError
-from gradcanary_server.schema import run, session
+from gradcanary_server.leaps import AHEAD_S
+from gradcanary_server.schema import launch, run, session
 from gradcanary_server.window import Range
 
 ROWS = 300
 LEVELS = (1e-2, 3e-3, 1e-7, 0.0, np.nan, np.inf)
 SHAPES = ((8, 64), (4, 4))
-LOOK_S, SIX_MINUTES, SEVEN_HOURS = 40.0, 360.0, 7 * 3600.0
+LOOK_S, SIX_MINUTES, HOUR, SEVEN_HOURS = 40.0, 360.0, 3600.0, 7 * 3600.0
+NUMEL = ((4, 3, 5), (4, 2, 0), (0, 1, 5))
+"""Elements of each layer that a rank has of a shard."""
+
 NEWS = ("ok", "stored", "gone", "done")
 """Answers to what changes the store."""
 
-some, newest = st.integers(0, 5), st.integers(-2, -1)
+some, newest = st.integers(0, 5), st.integers(-3, -1)
 
 
 def broken(most):
@@ -48,6 +53,12 @@ def broken(most):
 
 troubles = broken(14)
 """A batch takes about as many."""
+
+
+def shard_of(layers, rank):
+    """Return a layer set as a rank describes it that has some elements of each layer."""
+    mine = tuple(replace(layer, local_numel=numel) for layer, numel in zip(layers.layers, NUMEL[rank], strict=True))
+    return wire.LayerSet(wire.layer_set_id(mine), mine)
 
 
 def drawn_absmax(seed, rows=ROWS):
@@ -64,19 +75,51 @@ class Agent:
     name: str
     stream: streams.Stream
     hello: bytes
-    started: float
-    place: int = -1
+    launch: "Started"
+    rank: int = 0
     row: int = 0
     next_seq: int = 0
     made: dict[int, tuple[int, int, bytes]] = field(default_factory=dict)
     is_known: bool = False
     is_deleted: bool = False
     taken: list[int] = field(default_factory=list)
+    late: set[int] = field(default_factory=set)
+    """Steps that came when the others were not waiting for them any more."""
 
     def measured(self):
-        """Return absmax by step of what was taken."""
+        """Return absmax by step of what was taken in time."""
         rows = [row for seq in self.taken for row in range(*self.made[seq][:2])]
-        return {int(self.stream.steps()[row]): self.stream.absmax[row] for row in rows}
+        found = {int(self.stream.steps()[row]): self.stream.absmax[row] for row in rows}
+        return {step: values for step, values in found.items() if step not in self.late}
+
+
+@dataclass(eq=False)
+class Started:
+    """A launch: when it began, by the clock of the store, and its ranks; of more than one each sends a shard."""
+
+    name: str
+    at: float
+    place: int = -1
+    agents: list[Agent] = field(default_factory=list)
+
+    def measured(self, settled):
+        """Return absmax by step: of shards the largest, NaN where one is missing that has elements of the layer."""
+        if len(self.agents) == 1:
+            return self.agents[0].measured()
+        parts = [agent.measured() for agent in self.agents]
+        steps = sorted(set().union(*parts))
+        return {step: self._whole([part.get(step) for part in parts]) for step in steps if step <= settled}
+
+    def _whole(self, parts):
+        whole = np.full(LAYERS, np.nan, np.float32)
+        for layer in range(LAYERS):
+            mine = [
+                None if part is None else part[layer] for part, has in zip(parts, NUMEL, strict=False) if has[layer]
+            ]
+            there = [value for value in mine if value is not None and not np.isnan(value)]
+            if there and (np.inf in there or None not in [each if each is None else 0 for each in mine]):
+                whole[layer] = max(there)
+        return whole
 
 
 class ExactlyOnce(RuleBasedStateMachine):
@@ -86,50 +129,73 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.agents, self.history = [], []
-        self.revision = 0
+        self.agents, self.history, self.launches = [], [], []
+        self.revision, self.heard = 0, 0.0
         self.database = self.store.database
-        self.database.time = Frail.time
+        self.database.time, self.database.set_s = Frail.time, 0.0
         for each in (self.store, self.undisturbed):
             each.clear()
             each.forget(QUICK)
 
     @initialize(seed=st.integers(0, 2**16))
     def begin_one(self, seed):
-        self.begin(seed, 0, 0, SHAPES[0], None)
+        self.begin(seed, 0, 0, SHAPES[0], 1 + seed % 3, None)
 
     @rule(
         seed=st.integers(0, 2**16),
         back=st.integers(0, 30),
         ago=st.sampled_from([0, 0, 50]),
         shape=st.sampled_from(SHAPES),
+        ranks=st.sampled_from([1, 1, 2, 3]),
         trouble=troubles,
     )
-    def begin(self, seed, back, ago, shape, trouble):
+    def begin(self, seed, back, ago, shape, ranks, trouble):
         """A launch begins where the last one was, or a little before; of one that began ``ago`` we hear late."""
         reached = max((each.stream.first_step + each.row for each in self.agents), default=0)
-        stream = streams.Stream(drawn_absmax(seed), streams.falling_loss(ROWS), first_step=max(0, reached - back))
-        stream.layers = streams.layer_set(stream.names, shape)
-        number, started = len(self.agents), self.database.time - ago
-        hello = wire.dump(stream.hello(launch=f"l{number}", started=started))
-        self.agents.append(Agent(f"s{number}", stream, hello, started))
-        self.greet(number, trouble)
+        begun = Started(f"l{len(self.launches)}", self.database.time - ago)
+        self.launches.append(begun)
+        for rank in range(ranks):
+            stream = streams.Stream(drawn_absmax(seed + rank), streams.falling_loss(ROWS), max(0, reached - back))
+            stream.layers = streams.layer_set(stream.names, shape)
+            place = {"rank": rank, "world_size": ranks, "sharded": ranks > 1}
+            if ranks > 1:
+                stream.layers = shard_of(stream.layers, rank)
+            hello = wire.dump(stream.hello(launch=begun.name, started=begun.at, **place))
+            begun.agents.append(Agent(f"{begun.name}r{rank}", stream, hello, begun, rank))
+        self.agents += begun.agents
+        self.greet(-ranks, trouble)
+        for rank in range(ranks if ranks > 1 else 0):
+            self.greet(rank - ranks, None)
 
     @rule(which=some, trouble=troubles)
     def greet(self, which, trouble):
         agent = self.agent(which)
 
         def note():
-            agent.place = agent.place if agent.is_known else len(self.history)
+            if agent.launch.place < 0:
+                agent.launch.place, agent.launch.at = len(self.history), min(agent.launch.at, self.database.time)
             agent.is_known = True
 
         expected = "run_deleted" if agent.is_deleted else "ok"
         self.tell(lambda store: store.ingest.hello(RUN, agent.name, agent.hello).status, expected, trouble, note)
 
-    @rule(which=newest, sizes=st.lists(st.sampled_from([1, 5, 13]), min_size=1, max_size=6), trouble=troubles)
-    def send(self, which, sizes, trouble):
-        """Send what comes next, or again what was not acknowledged; the last of it with trouble."""
-        agent = self.agent(which)
+    @rule(
+        which=newest,
+        sizes=st.lists(st.sampled_from([1, 5, 13]), min_size=1, max_size=6),
+        lagging=st.sampled_from([None, None, 0, 1]),
+        trouble=troubles,
+    )
+    def send(self, which, sizes, lagging, trouble):
+        """Send what comes next, or again what was not acknowledged; the last of it with trouble.
+
+        Of a launch of several ranks each does, but for one that lags.
+        """
+        ranks = self.agent(which).launch.agents
+        for agent in ranks:
+            if len(ranks) == 1 or agent.rank != lagging:
+                self.send_on(agent, sizes[agent.rank :] or sizes, trouble if agent is ranks[-1] else None)
+
+    def send_on(self, agent, sizes, trouble):
         for number, size in enumerate(sizes, start=1):
             if agent.next_seq not in agent.made:
                 end = min(agent.row + size, ROWS)
@@ -161,7 +227,14 @@ class ExactlyOnce(RuleBasedStateMachine):
         late = "duplicate" if is_gone else "superseded"
         expected = "duplicate" if seq in agent.taken else "stored" if seq > last else late
         act = lambda store: store.ingest.batch(RUN, agent.name, seq, raw).status  # noqa: E731
-        return self.tell(act, self.of(agent, expected), trouble, lambda: agent.taken.append(seq))
+        settled = self.settled(agent.launch)
+
+        def note():
+            agent.taken.append(seq)
+            steps = agent.stream.steps()[slice(*agent.made[seq][:2])]
+            agent.late.update(steps[steps <= settled].tolist())
+
+        return self.tell(act, self.of(agent, expected), trouble, note)
 
     @rule(which=some, seq=st.integers(0, 40))
     def forge(self, which, seq):
@@ -195,17 +268,24 @@ class ExactlyOnce(RuleBasedStateMachine):
             return "gone"
 
         def note():
-            self.revision = 0
+            self.revision, self.heard = 0, 0.0
             for each in self.agents:
                 each.is_deleted |= each.is_known
 
         is_there = any(each.is_known and not each.is_deleted for each in self.agents)
         self.tell(act, "gone" if is_there else "unknown_run", trouble, note)
 
-    @rule(seconds=st.sampled_from([LOOK_S, SIX_MINUTES, SEVEN_HOURS, -SEVEN_HOURS]))
+    @rule(seconds=st.sampled_from([LOOK_S, SIX_MINUTES, SEVEN_HOURS]))
     def wait(self, seconds):
-        """Time goes by while somebody listens, or it jumps."""
-        jump = LOOK_S if 0 < seconds < SEVEN_HOURS else seconds
+        """Time goes by while somebody listens, or nobody does."""
+        self.go_by(seconds, min(seconds, LOOK_S) if seconds < SEVEN_HOURS else seconds)
+
+    @rule(seconds=st.sampled_from([HOUR, -SEVEN_HOURS, -SEVEN_HOURS]))
+    def set_clock(self, seconds):
+        self.database.set_s += seconds
+        self.go_by(seconds, seconds)
+
+    def go_by(self, seconds, jump):
         for _ in range(round(seconds / jump)):
             self.database.time += jump
             self.tell(lambda store: store.watchdog.listen() or "done", "done", None)
@@ -213,6 +293,13 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     @rule(trouble=broken(50))
     def compact(self, trouble):
+        """A round: what waits in vain for a rank is put together, in the next one if it breaks, and then sealed."""
+        before, settle = self.database.commits, lambda store: store.ingest.settle()
+        self.attempt(self.store.ingest.settle, trouble)
+        settle(self.store)
+        if self.database.commits > before:
+            self.note(settle, self.store.ingest)
+            self.hear()
         self.attempt(self.store.compactor.compact, trouble)
 
     @rule()
@@ -222,16 +309,31 @@ class ExactlyOnce(RuleBasedStateMachine):
 
     def tell(self, act, expected, trouble, note=lambda: None):
         """Let the store act, and note what it commits, once, whether an answer comes or not; return the answer."""
-        before = self.database.commits
+        before, ingest = self.database.commits, self.store.ingest
         try:
             answer = self.attempt(lambda: act(self.store), trouble)
         except RequestError as error:
             answer = error.code
         assert answer in (expected, None)
         if expected in NEWS and self.database.commits > before:
-            self.history.append((self.database.time, act))
+            self.note(act, ingest)
             note()
+            if expected in ("ok", "stored"):
+                self.hear()
         return answer
+
+    def note(self, act, ingest):
+        """Keep what was done for the other collector, and since when this one listened."""
+        self.history.append((self.database.time, ingest.began, act))
+
+    def hear(self):
+        """Note that the run was heard of: launches ahead of that began before the clock was set back."""
+        here = [each for each in self.launches if each.agents[0].is_known and not each.agents[0].is_deleted]
+        back_s = self.heard - self.database.time
+        if back_s > AHEAD_S and max((each.at for each in here), default=0.0) > self.database.time:
+            for each in here:
+                each.at -= back_s
+        self.heard = self.database.time
 
     def attempt(self, act, trouble):
         """Return what comes of it, None where it broke; whoever is killed remembers nothing."""
@@ -252,6 +354,13 @@ class ExactlyOnce(RuleBasedStateMachine):
     def of(self, agent, expected):
         return "run_deleted" if agent.is_deleted else expected if agent.is_known else "unknown_session"
 
+    def settled(self, begun):
+        """Return the step up to which the shards of a launch were put together."""
+        with self.database.read() as connection:
+            its = select(launch.c.settled).where(launch.c.launch == begun.name)
+            settled = connection.execute(its).scalar_one_or_none()
+        return -1 if settled is None else settled
+
     def sealed(self, agent):
         with self.database.read() as connection:
             its = select(session.c.sealed_seq).where(session.c.session == agent.name)
@@ -261,13 +370,18 @@ class ExactlyOnce(RuleBasedStateMachine):
     def numbers_only_rise(self):
         with self.database.read() as connection:
             revision = connection.execute(select(run.c.revision)).scalar_one_or_none() or 0
-            told = connection.execute(select(session.c.session, session.c.next_seq)).all()
+            mine = select(session.c.session, session.c.next_seq).where(session.c.rank >= 0)
+            told = connection.execute(mine).all()
         assert revision >= self.revision
         self.revision = revision
         here = [each for each in self.agents if each.is_known and not each.is_deleted]
         assert dict(told) == {each.name: max(each.taken, default=-1) + 1 for each in here}
 
     def teardown(self):
+        self.compact(None)
+        self.wait(SIX_MINUTES)
+        self.compact(None)
+        self.check_nothing_waits()
         self.check()
         for _ in range(2):  # the caches of who compacted, and those of a new process
             self.store.compactor.compact()
@@ -281,9 +395,16 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.check_columns()
         self.check_pictures()
 
+    def check_nothing_waits(self):
+        """Nobody spoke for six minutes, so nobody is waited for."""
+        for each in (each for each in self.launches if len(each.agents) > 1 and not each.agents[0].is_deleted):
+            steps = [agent.stream.steps()[agent.made[max(agent.taken)][1] - 1] for agent in each.agents if agent.taken]
+            assert self.settled(each) == max(steps, default=-1)
+
     def check(self):
         clock = self.undisturbed.database
-        for clock.time, act in self.history:
+        for clock.time, began, act in self.history:
+            self.undisturbed.ingest.began = began
             act(self.undisturbed)
         self.check_columns()
         self.check_pictures()
@@ -315,10 +436,9 @@ class ExactlyOnce(RuleBasedStateMachine):
     def expected(self):
         """Return the same of what was taken: a later launch stands before earlier ones wherever it measured."""
         steps = {}
-        for agent in sorted(
-            (each for each in self.agents if not each.is_deleted), key=lambda one: (one.started, one.place)
-        ):
-            mine = agent.measured()
+        here = (each for each in self.launches if not each.agents[0].is_deleted)
+        for each in sorted(here, key=lambda one: (one.at, one.place)):
+            mine = each.measured(self.settled(each))
             if mine:
                 steps = {step: row for step, row in steps.items() if not min(mine) <= step <= max(mine)} | mine
         return {

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradcanary import wire
-from gradcanary_server import tiles
+from gradcanary_server import incidents, launches, tiles
 
 BEFORE, AFTER = 1_000.0, 2_000.0
 """When the first and the second launch began."""
@@ -175,6 +175,30 @@ def test_a_clock_that_is_ahead_does_not_hold_the_place_of_the_newest(runs, told)
     new.client.put(new.path(), content=body, headers={"Content-Type": "application/json"}).raise_for_status()
     go_on(new, 0, stream.batches())
     assert states(told(new)) == [("old", "silent"), ("new", "live")]
+
+
+@pytest.mark.parametrize("first", ["hello", "heartbeat"])
+def test_a_launch_that_began_after_our_clock_was_set_back_is_the_newer_one(store, monkeypatch, first):
+    """Else it would not be judged for a day."""
+    store.clear()
+    real, set_s = store.database.now, [86_400.0]
+    monkeypatch.setattr(store.database, "now", lambda connection: real(connection) + set_s[0])
+    stream = streams.Stream(streams.collapsed(500, LAYERS, [0], 300))
+    for number in range(3):
+        store.send(f"s{number}", streams.Stream(streams.healthy(20, LAYERS)), 20)
+    set_s[0] += 600.0
+    store.ingest.heartbeat(RUN, "s2", wire.dump(wire.Heartbeat(19, 0, 0, 0.0)))
+    set_s[0] -= 86_400.0
+    if first == "heartbeat":
+        store.ingest.heartbeat(RUN, "s2", wire.dump(wire.Heartbeat(19, 0, 0, 0.0)))
+    with store.database.read() as connection:
+        now = store.database.now(connection)
+    store.send("later", stream, 100, started=now - 1.0)
+    assert store.read(lambda _, run: run.step) == 499
+    known = store.read(lambda connection, run: launches.in_order(connection, run.run_id))
+    assert [each.launch for each in known] == ["s0", "s1", "s2", "later"]
+    (brief,) = store.read(lambda connection, run: incidents.open_briefs(connection, run.run_id, ""))
+    assert brief.rule == "collapse"
 
 
 def test_a_clock_that_is_behind_is_set_right_by_the_date_of_its_hello(runs, told):

@@ -14,7 +14,7 @@ from frail import Frail, die, mortal
 from sqlalchemy import MetaData, func, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
-from gradcanary_server.database import Database
+from gradcanary_server.database import Database, newest_revision
 from gradcanary_server.errors import StoreError
 from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.observations import LayerFacts
@@ -170,6 +170,7 @@ def test_killed_at_any_moment_an_upgrade_is_done_or_not_begun(empty_url):
 
         kills += not mortal(lambda tell: database.migrate() or tell(1), kill)
     print(f"killed {kills} times")
+    assert (found := shape(database)) == before or found[0] == newest_revision(), "it stopped in the middle"
     database.migrate()
     with database.read() as connection:
         context = MigrationContext.configure(connection, opts={"compare_server_default": True})

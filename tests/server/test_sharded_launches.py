@@ -120,11 +120,12 @@ def series(store, stat="absmax", layer=0):
 @pytest.fixture
 def clock(store, monkeypatch):
     """The database's clock, which tests move on."""
-    real, ahead = store.database.now, [0.0]
-    monkeypatch.setattr(store.database, "now", lambda connection: real(connection) + ahead[0])
+    (real, steady), ahead, was_set = (store.database.now, store.database.steady), [0.0], [0.0]
+    monkeypatch.setattr(store.database, "now", lambda connection: real(connection) + ahead[0] + was_set[0])
+    monkeypatch.setattr(store.database, "steady", lambda: steady() + ahead[0])
 
-    def move(by_s):
-        ahead[0] += by_s
+    def move(by_s, *, is_set=False):
+        (was_set if is_set else ahead)[0] += by_s
 
     store.ingest.settle()  # it listens from now on
     return move
@@ -250,6 +251,34 @@ def test_a_rank_that_could_not_reach_us_is_waited_for_after_a_restart(store, clo
     assert step(store) is None
     post(store, second, 0, second.batch(0, 10))
     assert (step(store), gaps(store)) == (9, [])
+
+
+@pytest.mark.parametrize("set_s", [3600.0, -86_400.0], ids=["forward", "back"])
+def test_a_clock_that_is_set_neither_leaves_a_rank_out_nor_waits_for_one_for_a_day(store, clock, set_s):
+    first, second = measured(22, 40, 2)
+    greet(store, (first, second))
+    clock(LAG_S + BACKOFF_S)
+    post(store, second, 0, second.batch(0, 10))
+    post(store, first, 0, first.batch(0, 20))
+    clock(set_s, is_set=True)
+    store.compactor.compact()
+    beat(store, 0)
+    assert (step(store), gaps(store)) == (None, []), "it is there, and has 60 s"
+    post(store, second, 1, second.batch(10, 15))
+    clock(LAG_S + BACKOFF_S + 1)
+    store.compactor.compact()
+    assert (step(store), gaps(store), waiting(store)) == (19, [("r1", 15, 19, "late")], 0)
+
+
+def test_a_rank_that_died_before_the_clock_was_set_back_is_not_waited_for_for_a_day(store, clock):
+    first, second = measured(23, 20, 2)
+    greet(store, (first, second))
+    post(store, first, 0, first.batch(0, 20))
+    clock(-86_400.0, is_set=True)
+    store.compactor.compact()
+    clock(LAG_S + BACKOFF_S)
+    store.compactor.compact()
+    assert (step(store), waiting(store)) == (19, 0)
 
 
 def test_a_rank_that_is_heard_of_is_waited_for_longer(store, clock):
@@ -426,7 +455,7 @@ def test_pages_show_the_ranks_and_a_collapse_of_the_whole(store):
     for seq in range(4):
         for part in parts:
             post(store, part, seq, part.batch(50 * seq, 50 * seq + 50))
-    detail = store.read(lambda c, run: runs.detail(c, runs.one(c, RUN, 0.0), 1, 0.0))
+    detail = store.read(lambda c, run: runs.detail(c, runs.one(c, RUN, 0.0), 0.0))
     assert [(each["session"], each["rank"]) for each in detail["sessions"]] == [("r0", 0), ("r1", 1)]
     assert detail["gaps"] == []
     (brief,) = store.read(lambda c, run: incidents.open_briefs(c, run.run_id, "http://here"))

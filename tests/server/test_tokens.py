@@ -198,6 +198,28 @@ def test_of_many_visits_the_oldest_end(store, make, monkeypatch):
         assert connection.execute(select(func.count()).select_from(visit_table)).scalar_one() == 1
 
 
+def test_a_visit_that_began_after_the_clock_was_set_back_is_the_newest(store, make, monkeypatch):
+    monkeypatch.setattr(tokens, "MOST_VISITS", 2)
+    made, _ = make()
+    with store.database.write() as connection:
+        now = store.database.now(connection)
+        for place in range(2):
+            tokens.begin_visit(connection, made.id, now + DAY + place)
+        cookies = [tokens.begin_visit(connection, made.id, now + place) for place in range(2)]
+        found = set(connection.scalars(select(visit_table.c.secret_hash)))
+        assert found == {tokens.digest(each) for each in cookies}
+
+
+def test_when_a_token_was_used_is_noted_also_after_the_clock_was_set_back(store, ring, make):
+    made, secret = make()
+    with store.database.write() as connection:
+        now = store.database.now(connection)
+        tokens.note_use(connection, made.id, now + DAY)
+    ring.look(secret)
+    with store.database.read() as connection:
+        assert tokens.every(connection)[0].last_used < now + 60
+
+
 @pytest.mark.parametrize(
     ("name", "scope", "days"),
     [("", "read", None), ("x" * 101, "read", None), ("a\nb", "read", None), ("a", "root", None), ("a", "read", 0.0),

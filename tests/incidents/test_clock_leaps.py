@@ -1,0 +1,150 @@
+"""The deliverer as shipped and a real receiver, while the clock of the store is set forward an hour and back a day."""
+
+import itertools
+
+import pytest
+from changes import fired, resolved
+from clocks import delivering, listen
+from receivers import status
+from sqlalchemy import select, update
+
+from gradcanary_server import attempts, deliveries, silences
+from gradcanary_server.pace import Pace
+from gradcanary_server.schema import delivery, endpoint, incident
+from gradcanary_server.silences import Silence
+
+HOUR, DAY = 3_600.0, 86_400.0
+PACE = Pace()
+SOON = PACE.interval_s + 60.0
+
+sets = pytest.mark.parametrize("by_s", [HOUR, -DAY], ids=["forward", "back"])
+
+
+def told(receiver):
+    return [(message.id, message.type.rsplit(".", 1)[1]) for message in receiver.got]
+
+
+@sets
+def test_what_was_told_keeps_its_distance_in_truth(new_store, receiver_factory, by_s):
+    store, receiver = new_store(), receiver_factory()
+    listen(store, receiver)
+    store.record(fired(0))
+    with delivering(store):
+        store.database.wait(20.0)
+        store.record(resolved(0))
+        store.database.set(by_s)
+        store.database.wait(PACE.interval_s - 60.0)
+        assert told(receiver) == [("msg_1_1", "opened")]
+        store.database.wait(120.0)
+        assert told(receiver) == [("msg_1_1", "opened"), ("msg_1_2", "resolved")]
+        store.record(fired(0))
+        store.database.wait(20.0)
+        store.database.set(-by_s)
+        store.database.wait(2 * PACE.interval_s + 60.0)
+    assert told(receiver)[2:] == [("msg_1_3", "reopened")]
+
+
+@sets
+def test_what_is_gathered_or_waits_for_another_attempt_is_sent_soon(new_store, receiver_factory, by_s):
+    store, receiver, other = new_store(), receiver_factory(status(503), status(503)), receiver_factory()
+    listen(store, receiver)
+    listen(store, other)
+    store.record(fired(0))
+    with delivering(store):
+        store.database.wait(20.0)
+        assert (told(receiver), told(other)) == ([("msg_1_1", "opened")], [("msg_1_1", "opened")])
+        store.record(fired(0, rule="nonfinite"))
+        store.database.set(by_s)
+        store.database.wait(30.0)
+        assert told(other)[1:] == [("msg_2_1", "opened")]
+        store.database.wait(120.0)
+    heard = told(receiver)
+    assert set(heard) == {("msg_1_1", "opened"), ("msg_2_1", "opened")}
+    assert all(row["state"] == "delivered" for row in store.rows(select(delivery.c.state)))
+
+
+@sets
+def test_a_message_that_nobody_concluded_is_sent_again_under_its_id(new_store, receiver_factory, by_s):
+    """Its lease and its age were written by the clock of before; whoever sent it was killed."""
+    store, receiver = new_store(), receiver_factory()
+    listen(store, receiver)
+    store.record(fired(0))
+    store.database.ahead_s = 20.0
+    with store.database.write() as connection:
+        now = store.database.now(connection)
+        for step in deliveries.plan(connection, PACE, now):
+            deliveries.carry_out(connection, step, "", now)
+        [key] = deliveries.claimable(connection, now)
+        attempts.claim(connection, key, now)
+    with delivering(store):
+        store.database.look_on(10)
+        assert told(receiver) == [], "somebody has it"
+        store.database.set(by_s)
+        store.database.wait(60.0)
+    assert told(receiver) == [("msg_1_1", "opened")]
+
+
+def test_what_was_said_by_a_clock_that_ran_ahead_is_not_waited_for_by_who_starts_now(new_store, receiver_factory):
+    """The clock is set while no collector runs, as at a boot; also of endpoints that were made before."""
+    store, receiver = new_store(), receiver_factory()
+    store.database.set_s = DAY
+    listen(store, receiver)
+    store.record(fired(0))
+    with delivering(store):
+        store.database.wait(20.0)
+    store.record(resolved(0))
+    store.database.set_s = 0.0
+    store.record(fired(1, rule="nonfinite"))
+    with store.database.write() as connection:
+        ended = {"state": "resolved", "resolved": store.database.now(connection), "resolution": "run_finished"}
+        connection.execute(update(incident).where(incident.c.rule == "nonfinite").values(**ended))
+    with delivering(store):
+        store.database.wait(20.0)
+        assert told(receiver) == [("msg_1_1", "opened"), ("msg_2_1", "opened")]
+        store.database.wait(PACE.interval_s)
+    assert sorted(told(receiver)[2:]) == [("msg_1_2", "resolved"), ("msg_2_2", "resolved")]
+
+
+def test_the_order_in_which_messages_arrived_is_kept_while_the_clock_goes_back(new_store, receiver_factory):
+    store, receiver = new_store(), receiver_factory()
+    listen(store, receiver)
+    store.record(fired(0))
+    with delivering(store):
+        store.database.wait(20.0)
+    store.record(*[fired(layer) for layer in range(8)])
+    with store.database.write() as connection:  # the second one is on its way as the clock is set back
+        now = store.database.now(connection) + SOON
+        for step in deliveries.plan(connection, PACE, now):
+            deliveries.carry_out(connection, step, "", now)
+        [key] = deliveries.claimable(connection, now)
+        claim = attempts.claim(connection, key, now)
+        attempts.conclude(connection, claim, 200, 10, now - DAY, 0.0)
+    store.database.set_s = -DAY
+    with delivering(store):
+        store.database.wait(2 * HOUR)
+    assert told(receiver) == [("msg_1_1", "opened")], "eight layers were told of: they have not grown"
+    first, second = (row["delivered"] for row in store.rows(select(delivery).order_by(delivery.c.version)))
+    assert first < second
+
+
+@sets
+def test_reminders_and_silences_go_on(new_store, receiver_factory, by_s):
+    store, receiver = new_store(), receiver_factory()
+    listen(store, receiver)
+    store.record(fired(0), fired(1))
+    with delivering(store):
+        store.database.wait(20.0)
+        store.database.set(by_s)
+        store.database.wait(DAY + SOON)
+        assert told(receiver)[1:] == [("msg_1_2", "reminder")]
+        with store.database.write() as connection:  # until a moment that somebody named, whatever the clock does
+            now = store.database.now(connection)
+            silences.add(connection, Silence(0, "sdxl", None, None, now, now + 2 * HOUR, "ada", ""))
+        store.record(fired(0, rule="nonfinite"))
+        store.database.wait(HOUR)
+        assert len(told(receiver)) == 2
+        store.database.wait(HOUR + 60.0)
+    assert told(receiver)[2:] == [("msg_2_1", "opened")]
+    assert store.rows(select(endpoint.c.disabled))[0]["disabled"] is None
+    gaps = [after.at - before.at for before, after in itertools.pairwise(receiver.got)]
+    assert len(gaps) == 2

@@ -1,0 +1,151 @@
+"""A store that is away for hours: PostgreSQL is down, the disk is full. What is asked meanwhile, and that all heals."""
+
+import contextlib
+import resource
+import signal
+import threading
+import time
+
+import postgres
+import pytest
+import streams
+from fastapi.testclient import TestClient
+from receivers import Receiver
+
+from gradcanary import wire
+from gradcanary_server import compactor, deliverer, vigils, watchdog
+from gradcanary_server.app import create_app
+from gradcanary_server.settings import Settings
+
+STREAM = streams.Stream(streams.collapsed(1200, 6, [0], 420), streams.falling_loss(1200))
+SIZE = 40
+LOOPS = ("deliverer", "compactor", "watchdog")
+SEVEN_HOURS = 7 * 3600.0
+"""After which a run is silent, a session taken for over, and each message due."""
+
+ROOM = 16 * 4096
+"""Bytes; each file is larger by then."""
+
+
+def path(rest=""):
+    return f"/api/v1/runs/run/sessions/s{rest}"
+
+
+@contextlib.contextmanager
+def postgresql(_folder):
+    """Yield the address of a database, and what takes it away for a block."""
+    with postgres.running() as server:
+
+        @contextlib.contextmanager
+        def away():
+            server.stop(signal.SIGQUIT)
+            yield
+            server.start()
+
+        yield server.create_database(), away
+
+
+@contextlib.contextmanager
+def full_disk(folder):
+    """As that, where no file can grow."""
+
+    @contextlib.contextmanager
+    def full():
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    yield f"sqlite:///{folder / 'gradcanary.db'}", full
+
+
+class Story:
+    """A collector with all its loops, one agent, one receiver, and time that a test moves on."""
+
+    def __init__(self, client, receiver, monkeypatch):
+        self.client, self.receiver, self.ahead = client, receiver, 0.0
+        database = client.app.state.database
+        real, steady = database.now, database.steady
+        monkeypatch.setattr(database, "now", lambda connection: real(connection) + self.ahead)
+        monkeypatch.setattr(database, "steady", lambda: steady() + self.ahead)
+
+    def post(self, seq):
+        made = STREAM.batch(seq * SIZE, seq * SIZE + SIZE, change_records=seq == 0)
+        return self.client.post(path(f"/batches/{seq}"), content=wire.dump(made))
+
+    def checks(self):
+        answer = self.client.get("/readyz")
+        assert answer.status_code == (200 if answer.json()["status"] == "ready" else 503)
+        assert answer.status_code == 200 or answer.headers["retry-after"]
+        return answer.json()["checks"]
+
+    def incidents(self):
+        return [(each["rule"], each["state"]) for each in self.client.get("/api/v1/incidents").json()["incidents"]]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Loops that look often: nobody waits here for rounds of seconds."""
+    for loop in (compactor, deliverer, watchdog):
+        monkeypatch.setattr(loop, "WAKE_S", 0.1)
+    monkeypatch.setattr(vigils, "BEAT_S", 0.0)
+
+
+def eventually(probe, seconds=60):
+    end = time.monotonic() + seconds
+    while not probe():
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.05)
+
+
+def asked_to_come_back(answer):
+    """Return what a 503 says."""
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable"), answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    return answer.json()["error"]["message"]
+
+
+def threads():
+    return {each.name: each.ident for each in threading.enumerate() if each.name.startswith("gradcanary-")}
+
+
+@pytest.mark.parametrize("fault", [postgresql, full_disk])
+def test_a_store_that_is_away_for_hours(tmp_path, monkeypatch, caplog, quick, fault):
+    """All that was acknowledged is there, nobody is missed for it, every thread goes on, and messages are sent."""
+    with contextlib.closing(Receiver()) as receiver, fault(tmp_path) as (db, away):
+        app = create_app(Settings.from_env({}, data=tmp_path, db=db, webhooks=[receiver.url]))
+        with TestClient(app, base_url="http://localhost", headers={"Content-Type": "application/json"}) as client:
+            live_through(Story(client, receiver, monkeypatch), away)
+    assert "Traceback" not in caplog.text
+    lines = [record.message for record in caplog.records if "Trying again" in record.message]
+    assert len(lines) <= 2 * len(LOOPS), "a line for each loop, and not for each round"
+
+
+def live_through(story, away):
+    story.client.put(path(), content=wire.dump(STREAM.hello())).raise_for_status()
+    for seq in range(12):
+        story.post(seq).raise_for_status()
+    eventually(lambda: set(story.checks().values()) == {"ok"})
+    before = threads()
+    assert story.incidents() == [("collapse", "open")]
+    with away():
+        story.ahead += SEVEN_HOURS
+        for _ in range(3):
+            assert asked_to_come_back(story.post(12))
+            assert asked_to_come_back(story.client.post(path("/heartbeat"), content=wire.dump(BEAT)))
+            eventually(lambda: not {"ok"} & {story.checks()[loop] for loop in LOOPS})
+            assert story.client.get("/healthz").status_code == 200
+            story.ahead += 600.0
+        assert story.receiver.got == []
+    eventually(lambda: set(story.checks().values()) == {"ok"})
+    assert threads() == before
+    story.receiver.wait(1)
+    assert [story.post(seq).json()["status"] for seq in (11, 12, 13)] == ["duplicate", "stored", "stored"]
+    assert story.incidents() == [("collapse", "open")], "it was not heard of because nobody listened"
+    assert len(story.client.get("/api/v1/runs/run/export.csv").text.splitlines()) == 1 + 14 * SIZE
+    assert [message.type for message in story.receiver.got] == ["gradient.collapse.opened"]
+
+
+BEAT = wire.Heartbeat(None, 0, 0, 0.0)
