@@ -96,7 +96,7 @@ class _Trainings:
         self._address = urlsplit(url)
         self._batches = batches
         self._acks, self._used = Acks(), 0.0
-        self._series = _Series(layers, batches)
+        self._series = Series(layers, batches)
 
     async def run(self, count: int) -> None:
         self._stopping = asyncio.Event()
@@ -161,7 +161,7 @@ def _path(number: int, launch: int, rest: str = "") -> str:
     return f"/api/v1/runs/{run_name(number)}/sessions/session-{launch}{rest}"
 
 
-class _Series:
+class Series:
     """The bodies of a healthy training: absmax and norm, with mantissas as random as those of a real one."""
 
     def __init__(self, layers: int, batches: int) -> None:
