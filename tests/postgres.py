@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import psycopg
 import pytest
@@ -40,6 +41,8 @@ SETTINGS = {
 class Server:
     """One server in a folder of its own; ``stop`` and ``start`` keep its port and its databases."""
 
+    settings: ClassVar = SETTINGS
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._identity = _identity()
@@ -55,7 +58,7 @@ class Server:
         self.execute(f"CREATE ROLE {OWNER} LOGIN PASSWORD '{PASSWORD}'")
 
     def start(self) -> None:
-        settings = [part for key, value in SETTINGS.items() for part in ("-c", f"{key}={value}")]
+        settings = [part for key, value in self.settings.items() for part in ("-c", f"{key}={value}")]
         with (self.folder / "log").open("ab") as log:
             self._process = self._open(["postgres", "-D", self._data, "-p", str(self.port), *settings], log)
         end = time.monotonic() + STARTUP_S
@@ -70,6 +73,12 @@ class Server:
             self._process.send_signal(signal_number)
             self._process.wait(STARTUP_S)
             self._process = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that started all others of it."""
+        assert self._process is not None, "it was stopped"
+        return self._process.pid
 
     def close(self) -> None:
         self.stop(signal.SIGQUIT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -11,6 +12,16 @@ from dash import Dash, Input, Output, State, no_update
 
 Contents = Mapping[str, Any]
 Handler = Callable[..., Contents]
+
+_TURNS = threading.BoundedSemaphore(2)
+"""Callbacks at the same time: they share one interpreter with ingest, so more at once are no quicker. Not one alone,
+which may wait for a collector that does not answer.
+"""
+
+
+def _in_turn(handler: Handler, *values: object) -> Contents:
+    with _TURNS:
+        return handler(*values)
 
 
 def threaded(
@@ -26,7 +37,7 @@ def threaded(
     def decorate(handler: Handler) -> None:
         @functools.wraps(handler)
         async def callback(*values: object) -> dict[str, Any]:
-            contents = await asyncio.to_thread(handler, *values)
+            contents = await asyncio.to_thread(_in_turn, handler, *values)
             return {name: contents.get(name, no_update) for name in outputs}
 
         register_callback: Callable[[Callable[..., Coroutine[Any, Any, Any]]], Any] = app.callback(

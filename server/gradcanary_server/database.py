@@ -1,6 +1,6 @@
 """Transactions on the store, and every difference between SQL dialects (how to connect: engines; what fails: outages).
 
-SQLite: WAL, synchronous=FULL (a commit is on disk before it is acknowledged), one writer at a time, readers on
+SQLite: WAL, on disk before anybody is told of a commit (:mod:`gradcanary_server.wal`), one writer at a time, readers on
 their own connections. PostgreSQL: readers see one snapshot, writers wait for each other at the rows they lock; the
 row of a run comes first, so that nobody waits in a circle. All other modules write portable SQLAlchemy Core, with
 ``FOR UPDATE`` where PostgreSQL needs it: SQLAlchemy leaves it away for SQLite.
@@ -26,7 +26,8 @@ from sqlalchemy.exc import DBAPIError
 
 from gradcanary_server.engines import BUSY_S, begin_sqlite, check_file, claimed, open_engine
 from gradcanary_server.errors import RequestError, StoreError
-from gradcanary_server.outages import busy
+from gradcanary_server.outages import UNFLUSHED, busy
+from gradcanary_server.wal import WriteAheadLog
 
 Record = Row[Any]
 """A row of a table, its columns as attributes."""
@@ -74,6 +75,7 @@ class Database:
         self._engine = open_engine(url)
         self._dialect = self._engine.dialect.name
         self._writer = threading.Lock() if self._dialect == "sqlite" else None
+        self._wal = WriteAheadLog(str(self._engine.url.database)) if self._dialect == "sqlite" else None
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -90,6 +92,7 @@ class Database:
         with self._queued(), self._engine.connect() as connection, connection.begin():
             self._begin(connection, write=True)
             yield connection
+        self._flush()
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -192,6 +195,14 @@ class Database:
     def _begin(self, connection: Connection, *, write: bool) -> None:
         if self._dialect == "sqlite":
             begin_sqlite(connection, write=write)
+
+    def _flush(self) -> None:
+        """Wait for the disk, where the database does not by itself; the next writer works meanwhile."""
+        try:
+            if self._wal is not None:
+                self._wal.flush()
+        except OSError as error:
+            raise busy(f"{UNFLUSHED} ({error})") from error
 
     @contextmanager
     def _queued(self) -> Iterator[None]:

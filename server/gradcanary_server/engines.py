@@ -39,7 +39,7 @@ _POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
 
 _PRAGMAS = (
     "PRAGMA journal_mode=WAL",
-    "PRAGMA synchronous=FULL",
+    "PRAGMA synchronous=NORMAL",  # the rest of FULL is what :mod:`gradcanary_server.wal` does
     "PRAGMA foreign_keys=ON",
     f"PRAGMA busy_timeout={int(BUSY_S * 1000)}",
     f"PRAGMA journal_size_limit={WAL_LIMIT}",

@@ -79,9 +79,11 @@ class Ingest:
 
     def batch(self, run_name: str, session_id: str, seq: int, raw: bytes) -> wire.Reply:
         """Store and fold a batch, once."""
-        columns = batches.decode(requests.batch(raw))
-        digest = hashlib.sha256(raw).digest()
         with self._database.write() as connection:
+            # In here, though it needs no store yet: on SQLite one batch at a time is decoded and folded. Others that
+            # are decoded meanwhile would take the interpreter from this one at each of its statements.
+            columns = batches.decode(requests.batch(raw))
+            digest = hashlib.sha256(raw).digest()
             run_row, row = sessions.lock(connection, run_name, session_id)
             if _is_known(connection, row, seq, digest):
                 return self._reply(connection, row.run_id, "duplicate", row.next_seq)

@@ -1,6 +1,7 @@
 """The layers of a run in the store: numbered by name, never renumbered, with what is known of each."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,6 +11,11 @@ from sqlalchemy import BindParameter, Connection, bindparam, insert, select, upd
 from gradcanary import wire
 from gradcanary_server.errors import invalid
 from gradcanary_server.schema import layer
+
+_NOTED = update(layer).where(
+    layer.c.run_id == bindparam("at_run_id"), layer.c.layer_no.in_(bindparam("at_layers", expanding=True))
+)
+"""All that are alike at once: a row at a time, of 500 layers, took as long as a batch."""
 
 MAX_LAYERS_OF_RUN = 100_000
 """Over all launches of a run; a launch has at most Limits.max_layers."""
@@ -47,17 +53,14 @@ def note_accumulators(
     settled: frozenset[int] = frozenset(),
 ) -> None:
     """Keep the latest change record of each layer, but not of ``settled`` ones: those of a newer launch count."""
-    latest = {index: record for record in records for index in record.layers if int(numbers[index]) not in settled}
-    rows: list[dict[str, object]] = [
-        {
-            "layer_no": int(numbers[index]),
-            "declared": record.declared,
-            "stored": record.stored,
-            "effective": record.effective,
-        }
-        for index, record in latest.items()
-    ]
-    _rewrite(connection, run_id, rows, ("declared", "stored", "effective"))
+    latest = {int(numbers[index]): record for record in records for index in record.layers}
+    alike: dict[tuple[str | None, str | None, str | None], list[int]] = defaultdict(list)
+    for number, record in latest.items():
+        if number not in settled:
+            alike[record.declared, record.stored, record.effective].append(number)
+    for (declared, stored, effective), these in alike.items():
+        told = {"declared": declared, "stored": stored, "effective": effective}
+        connection.execute(_NOTED, {"at_run_id": run_id, "at_layers": these, **told})
 
 
 def _described(item: wire.Layer, number: int) -> dict[str, object]:

@@ -199,12 +199,13 @@ def ask_during_ingest(data: Path, width: int) -> dict[str, float]:
             for name, path in PICTURES.items():
                 times[name].append(timed(client, path) * 1e3)
                 time.sleep(0.25)
-    if jobs.problems:
-        raise RuntimeError("; ".join(jobs.problems))
+        posted = jobs.stop()
+    if posted.problems:
+        raise RuntimeError("; ".join(posted.problems))
     print(f"\n| during ingest of {JOBS} jobs, 10 steps/s each | cold | warm: median (range) |\n|---|---|---|")
     for name, (cold, *warm) in times.items():
         print(f"| {name} | {cold:.0f} ms | {ratios.told(warm, '.0f')} ms |")
-    acks = sorted(each * 1e3 for each in jobs.acks_s)
+    acks = sorted(each * 1e3 for each in posted.ack_s)
     print(
         f"\nacks of {len(acks)} batches: median {acks[len(acks) // 2]:.0f} ms, p99 {acks[len(acks) * 99 // 100]:.0f} ms"
     )

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -49,13 +50,14 @@ class Server:
 
     def cpu_s(self) -> float:
         """Return the seconds of CPU that it has used so far."""
-        return sum(each.cpu_times().user + each.cpu_times().system for each in self._processes())
+        return cpu_of(self.processes())
 
     def disk(self) -> int:
         """Return the bytes of its folder."""
         return sum(each.stat().st_size for each in self.data.rglob("*") if each.is_file())
 
-    def _processes(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
+        """Return it and its children."""
         return [self._process, *self._process.children(recursive=True)]
 
     def _answers(self) -> bool:
@@ -65,13 +67,16 @@ class Server:
             return False
 
 
-def collector(data: Path) -> Server:
-    """Return gradcanary's collector, with its pages, on the data of a folder."""
-    return Server(
-        data,
-        *("-m", "gradcanary.cli", "up", "--port", "{port}", "--data", str(data)),
-        ready="/api/v1/runs",
-    )
+def collector(data: Path, db: str | None = None) -> Server:
+    """Return gradcanary's collector, with its pages, on the data of a folder or on a database."""
+    store = ("--data", str(data)) if db is None else ("--db", db)
+    return Server(data, *("-m", "gradcanary.cli", "up", "--port", "{port}", *store), ready="/api/v1/runs")
+
+
+def cpu_of(processes: Iterable[psutil.Process]) -> float:
+    """Return the seconds of CPU that processes have used, with those of their children that are gone."""
+    times = [each.cpu_times() for each in processes]
+    return sum(each.user + each.system + each.children_user + each.children_system for each in times)
 
 
 def _free_port() -> int:

@@ -42,6 +42,34 @@ def test_a_handler_runs_in_another_thread() -> None:
     assert threads != [threading.get_ident()]
 
 
+def test_two_handlers_run_at_a_time_and_the_others_wait() -> None:
+    app = Dash("test", server=FastAPI())  # type: ignore[arg-type]
+    begun, go = threading.Semaphore(0), threading.Semaphore(0)
+    under_way: list[int] = []
+    most: list[int] = []
+
+    @threaded(app, {"one": Output("a", "children")}, Input("c", "value"))
+    def handler(value: int) -> dict[str, object]:
+        under_way.append(value)
+        most.append(len(under_way))
+        begun.release()
+        assert go.acquire(timeout=30)
+        under_way.remove(value)
+        return {"one": value}
+
+    (entry,) = app.callback_map.values()
+    ask = entry["callback"].__wrapped__
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(lambda value=value: asyncio.run(ask(value))) for value in range(4)]
+        assert begun.acquire(timeout=30)
+        assert begun.acquire(timeout=30)
+        is_more = begun.acquire(timeout=0.3)
+        go.release(4)
+        assert [each.result(30) for each in asked] == [{"one": value} for value in range(4)]
+    assert not is_more
+    assert max(most) == 2
+
+
 @pytest.mark.parametrize("path", ["/", "/runs/some-run", "/runs/some-run?layer=x", "/runs/a/layers/b%2Fc"])
 def test_every_page_is_served_first(path: str) -> None:
     with TestClient(create_app(NOBODY)) as server:

@@ -1,0 +1,159 @@
+"""A team's collector: a hundred trainings post to it while ten people look on. Acknowledgements, CPU, memory, disk.
+
+python tests/benchmarks/team.py [--jobs 100] [--layers 500] [--seconds 300] [--tabs 10] [--database postgresql]
+Each training has ten steps a second, all sampled, absmax and norm, in a batch each half second. They begin one after
+the other; what is measured comes when all are there. An acknowledgement counts from the moment at which its batch was
+due. Every other tab shows the list of runs, the others a run each, and each asks once a second (tabs.py). CPU, memory
+and writes are those of the collector and of PostgreSQL, each by itself; who posts and who looks is counted apart. Exit
+status 1 where a target is missed.
+"""
+
+import argparse
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import httpx
+import ratios
+
+ratios.need("psutil", "playwright", "pytest")
+
+import jobs  # noqa: E402 -- once they are known to be there
+import postgresql  # noqa: E402 -- likewise
+import psutil  # noqa: E402 -- likewise
+import servers  # noqa: E402 -- likewise
+import tabs  # noqa: E402 -- likewise
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402 -- likewise
+
+ACK_MS, CORES = 100.0, 2.0
+QUIET_S = 5.0
+
+
+def main() -> int:
+    """Print the table and whether the targets were met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=100)
+    parser.add_argument("--layers", type=int, default=500)
+    parser.add_argument("--seconds", type=int, default=300)
+    parser.add_argument("--tabs", type=int, default=10)
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gradcanary-team-") as folder, contextlib.ExitStack() as stack:
+        database = stack.enter_context(postgresql.running()) if given.database == "postgresql" else None
+        collector = stack.enter_context(
+            servers.collector(Path(folder) / "data", database and database.create_database())
+        )
+        measured = {"collector": collector.processes}
+        if database is not None:
+            measured["PostgreSQL"] = database.processes
+        questions = tabs.questions(collector.url, given.layers, shown(given.tabs, given.jobs))
+        with jobs.Jobs(collector.url, given.jobs, given.layers, seconds=given.seconds) as load:
+            with tabs.Tabs(questions) as readers, Meter(measured) as meter:
+                load.begin()
+                time.sleep(given.seconds)
+            acks = load.stop()
+        settled(collector)
+        told = counted(collector.url)
+    print(f"{given.jobs} trainings of {given.layers} layers, {given.tabs} tabs, {given.seconds} s, {given.database}\n")
+    ack_ms = show(acks, readers.answers_s, meter, given.seconds)
+    print(f"| store, all of it in tiles | {told['store_bytes'] / 2**20:,.0f} MB |")
+    print(f"| a point takes | {told['store_bytes'] / told['ingest_points_total']:.1f} B |\n")
+    problems = [*acks.problems, *readers.problems]
+    print("".join(f"- {each}\n" for each in problems), end="")
+    are_met = [
+        ratios.judged("99th percentile of acknowledgements, ms", ack_ms, ACK_MS),
+        ratios.judged("cores", sum(meter.cores().values()), CORES),
+    ]
+    return int(bool(problems) or not all(are_met))
+
+
+def shown(count: int, runs: int) -> list[str | None]:
+    """Return what so many tabs show: the list, or a run; those are from all over it."""
+    return [None if number % 2 else jobs.run_name(number * runs // count) for number in range(count)]
+
+
+class Meter:
+    """What groups of processes use while the block lasts: CPU, the most memory they had, and what they wrote."""
+
+    def __init__(self, groups: Mapping[str, Callable[[], Sequence[psutil.Process]]]) -> None:
+        self._groups = groups
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.memory = dict.fromkeys(groups, 0)
+        self.written = dict.fromkeys(groups, 0)
+
+    def __enter__(self) -> Self:
+        self._began, self._used = time.perf_counter(), self._cpu()
+        self._before = {name: self._written(name) for name in self._groups}
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._took, self._until = time.perf_counter() - self._began, self._cpu()
+        self.written = {name: self._written(name) - self._before[name] for name in self._groups}
+        self._stopping.set()
+        self._thread.join()
+
+    def cores(self) -> dict[str, float]:
+        """Return how many cores each group kept busy."""
+        return {name: (self._until[name] - self._used[name]) / self._took for name in self._groups}
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(1):
+            for name, processes in self._groups.items():
+                # Of what is shared, as PostgreSQL's buffers are, each process has its part.
+                now = sum(each.memory_full_info().pss for each in processes())
+                self.memory[name] = max(self.memory[name], now)
+
+    def _cpu(self) -> dict[str, float]:
+        return {name: servers.cpu_of(processes()) for name, processes in self._groups.items()}
+
+    def _written(self, name: str) -> int:
+        return sum(each.io_counters().write_bytes for each in self._groups[name]())
+
+
+def show(acks: jobs.Acks, answers_s: Sequence[float], meter: Meter, seconds: float) -> float:
+    """Print the table; return the 99th percentile of acknowledgements in milliseconds."""
+    print("| what | found |\n|---|---|")
+    print(f"| acknowledged | {len(acks.ack_s) / seconds:.0f} batches a second, {acks.points / seconds:,.0f} points |")
+    print(f"| acknowledgement: median, p99, longest | {_spread(acks.ack_s)} |")
+    print(f"| posted after it was due: median, p99, longest | {_spread(acks.late_s)} |")
+    if answers_s:
+        print(f"| refresh of a tab, of {len(answers_s) / seconds:.1f} a second | {_spread(answers_s)} |")
+    for name, cores in meter.cores().items():
+        memory, written = meter.memory[name] / 2**20, meter.written[name] / 2**20 / seconds
+        print(f"| {name} | {cores:.2f} cores, {memory:,.0f} MB of memory, writes {written:.1f} MB/s |")
+    print(f"| who posts | {acks.cpu_s / seconds:.2f} cores |")
+    return _quantile(acks.ack_s, 0.99) * 1e3
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return ", ".join(f"{_quantile(seconds, share) * 1e3:.0f} ms" for share in (0.5, 0.99, 1.0))
+
+
+def _quantile(numbers: Sequence[float], share: float) -> float:
+    return sorted(numbers)[min(len(numbers) - 1, int(len(numbers) * share))]
+
+
+def settled(collector: servers.Server) -> None:
+    """Wait until all of it is in tiles and nobody has anything to do any more."""
+    while True:
+        used = collector.cpu_s()
+        time.sleep(QUIET_S)
+        if collector.cpu_s() - used < 0.02 * QUIET_S and not counted(collector.url)["compaction_waiting_sessions"]:
+            return
+
+
+def counted(url: str) -> dict[str, float]:
+    """Return what the collector says of itself, those numbers that have no labels."""
+    text = httpx.get(f"{url}/metrics").raise_for_status().text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {sample.name.removeprefix("gradcanary_"): sample.value for sample in samples if not sample.labels}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

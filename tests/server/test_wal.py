@@ -1,0 +1,127 @@
+"""A commit is on disk before anybody is told of it, and one flush serves all that wait."""
+
+import errno
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import blank_stores
+import pytest
+from sqlalchemy import func, insert, select
+
+from gradcanary_server import wal
+from gradcanary_server.database import Database
+from gradcanary_server.errors import RequestError
+from gradcanary_server.schema import fold_state
+from gradcanary_server.wal import WriteAheadLog
+
+
+class Disk:
+    """A disk that takes its time: flushes wait for ``go``; ``kept`` is what the log was when each of them began."""
+
+    def __init__(self):
+        self.kept, self.begun, self.go = [], threading.Semaphore(0), threading.Semaphore(0)
+        self.error = None
+
+    def flush(self, descriptor):
+        size = os.fstat(descriptor).st_size
+        self.begun.release()
+        assert self.go.acquire(timeout=60)
+        if self.error is not None:
+            raise self.error
+        self.kept.append(os.pread(descriptor, size, 0))
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    slow = Disk()
+    monkeypatch.setattr(wal, "_flush", slow.flush)
+    return slow
+
+
+@pytest.fixture
+def log(tmp_path):
+    return WriteAheadLog(str(tmp_path / "x.db")), tmp_path / "x.db-wal"
+
+
+def commit(file, what):
+    with file.open("ab") as appended:
+        appended.write(what)
+
+
+def test_one_flush_serves_all_that_were_committed_before_it_began(log, disk):
+    written, file = log
+    commit(file, b"0")
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(written.flush)
+        assert disk.begun.acquire(timeout=30)  # and what is committed from here on may not be in it
+        commit(file, b"12345678")
+        others = [pool.submit(written.flush) for _ in range(8)]
+        disk.go.release(2)
+        for each in (first, *others):
+            each.result(30)
+    assert b"12345678" in disk.kept[1]
+    assert len(disk.kept) <= 3  # one that came late may have missed the second
+
+
+def test_nobody_is_served_by_a_flush_that_began_before_his_commit(log, disk):
+    written, file = log
+    commit(file, b"0")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(written.flush)
+        assert disk.begun.acquire(timeout=30)
+        commit(file, b"1")
+        second = pool.submit(written.flush)
+        disk.go.release()
+        first.result(30)
+        assert disk.begun.acquire(timeout=30)
+        assert not second.done()
+        disk.go.release()
+        second.result(30)
+    assert disk.kept == [b"0", b"01"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = Database(f"sqlite:///{blank_stores.lay(tmp_path)}")
+    yield opened
+    opened.close()
+
+
+def write(store, run_id):
+    with store.write() as connection:
+        connection.execute(insert(fold_state).values(run_id=run_id, packed=b"told %d" % run_id))
+
+
+def test_who_writes_waits_for_the_disk_with_the_whole_commit_in_it(store, disk):
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(write, store, 1)
+        assert disk.begun.acquire(timeout=30)
+        second = pool.submit(write, store, 2)  # the disk holds up nobody who computes
+        until = time.monotonic() + 30
+        while read(store) < 2:
+            assert time.monotonic() < until
+        assert not first.done()
+        assert not second.done()
+        disk.go.release(2)
+        first.result(30)
+        second.result(30)
+    assert b"told 1" in disk.kept[0]
+    assert b"told 2" in disk.kept[1]
+
+
+def read(store):
+    with store.read() as connection:
+        return connection.execute(select(func.count()).select_from(fold_state)).scalar_one()
+
+
+def test_nobody_is_told_that_it_is_kept_once_the_disk_failed(store, disk):
+    disk.error = OSError(errno.EIO, "Input/output error")
+    disk.go.release(2)
+    with pytest.raises(RequestError, match="Input/output error") as refused:
+        write(store, 1)
+    assert refused.value.status == 503
+    disk.error = None  # as a kernel does, which has forgotten what it could not write
+    with pytest.raises(RequestError, match="start the collector anew"):
+        write(store, 2)
