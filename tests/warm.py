@@ -77,12 +77,14 @@ class Process:
             os.close(write_in)
         self.pid = int(self._said.recv(20))
         self.returncode: int | None = None
+        self._asked = threading.Lock()
 
     def poll(self) -> int | None:
         """Return the exit status as ``subprocess`` has it, None while the process runs."""
-        if self.returncode is None and select.select([self._said], [], [], 0)[0]:
-            self.returncode = os.waitstatus_to_exitcode(int(self._said.recv(20)))
-            self._said.close()
+        with self._asked:  # who kills it in one thread may be waited for in another
+            if self.returncode is None and select.select([self._said], [], [], 0)[0]:
+                self.returncode = os.waitstatus_to_exitcode(int(self._said.recv(20)))
+                self._said.close()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
