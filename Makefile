@@ -13,7 +13,7 @@ SUBSET ?=
 WORKERS ?= 4
 BENCHMARKS ?= agent_overhead agent_budget accumulator_memory endurance ingest_cost fold_speed big_run pages team growth
 
-.PHONY: demo test test-gpu check detection loops benchmarks browser clean
+.PHONY: demo test test-gpu check detection loops benchmarks browser screenshots clean
 
 demo: $(VENV)/.product
 	$(BIN)/gradcanary demo $(if $(HEADLESS),--headless) $(ARGS)
@@ -48,6 +48,10 @@ benchmarks: $(VENV)-benchmarks/.benchmarks
 	done; exit $$status
 
 browser: $(VENV)/.browser
+
+# What the READMEs show of the pages, into docs/.
+screenshots: $(VENV)/.browser
+	$(BIN)/python tests/browser/screenshots.py docs --published $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-benchmarks dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

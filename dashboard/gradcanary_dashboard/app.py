@@ -9,11 +9,15 @@ from dash import Dash
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gradcanary_dashboard import callbacks, client, news, pages, shell
 from gradcanary_dashboard.client import Collector
+
+KEPT = "private, max-age=31536000, immutable"
+"""Of a file whose address changes when it does: browsers ask once. Not public: a proxy would show it to strangers."""
 
 MAX_BODY = 2**20
 """Bytes that a page says of itself; a few thousand are usual."""
@@ -69,6 +73,8 @@ class Documents:
 
     def __init__(self, app: ASGIApp, policy: str) -> None:
         self.app = app
+        # What is kept for a year is worth more of an effort than an answer: a tenth of the bytes of a first visit.
+        self.files = GZipMiddleware(app, minimum_size=1000, compresslevel=6)
         self.policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,6 +96,8 @@ class Documents:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                if message["status"] == 200 and _is_fingerprinted(scope):
+                    headers["cache-control"] = KEPT
                 if headers.get("content-type", "").startswith("text/html"):
                     headers.setdefault("content-security-policy", self.policy)
                     headers.setdefault("x-content-type-options", "nosniff")
@@ -97,7 +105,8 @@ class Documents:
             await send(message)
 
         with client.reading_as(Headers(scope=scope)):
-            await self.app(scope, receive, sending)
+            answering = self.files if _is_file(scope) else self.app
+            await answering(scope, receive, sending)
 
 
 def _is_small(headers: Headers, method: str) -> bool:
@@ -106,6 +115,18 @@ def _is_small(headers: Headers, method: str) -> bool:
     if size is None:
         return method in ("GET", "HEAD") and "transfer-encoding" not in headers
     return size.isdecimal() and int(size) <= MAX_BODY
+
+
+def _is_file(scope: Scope) -> bool:
+    """Tell whether a file is asked for: one of ours or of Dash's."""
+    return str(scope["path"]).startswith(("/assets/", "/_dash-component-suites/"))
+
+
+def _is_fingerprinted(scope: Scope) -> bool:
+    """Tell whether an address is that of a file of ours as it is now: with the time of its change, or its version."""
+    query: bytes = scope["query_string"]
+    has_time = scope["path"].startswith("/assets/") and query.startswith(b"m=")
+    return has_time or scope["path"] == f"/assets/{shell.PLOTLY}"
 
 
 def _is_own(headers: Headers) -> bool:
@@ -119,5 +140,6 @@ def _is_own(headers: Headers) -> bool:
 def create_app(collector_url: str, *, token: str | None = None, trusted: ssl.SSLContext | None = None) -> FastAPI:
     """Return a server that holds the dashboard and nothing else; it reads with one token for all who ask it."""
     server = FastAPI(openapi_url=None)
+    server.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
     _mount(server, Collector(collector_url, token=token, trusted=trusted))
     return server

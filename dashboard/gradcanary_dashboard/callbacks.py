@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dash import ClientsideFunction, Dash, Input, Output, State
 from dash.exceptions import PreventUpdate
 
-from gradcanary_dashboard import news, pages, shell
+from gradcanary_dashboard import first_start, news, pages, shell
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.pages import PAGES, Page, Shown
@@ -21,6 +21,7 @@ def register(app: Dash, collector: Collector) -> None:
     _register_opening(app, collector)
     for page in PAGES:
         _register_refresh(app, collector, page)
+    first_start.register(app, collector)
     _register_browser(app)
 
 

@@ -110,6 +110,10 @@ class Collector:
                 self._endpoints = (time.monotonic(), answer)
         return answer
 
+    def demo(self) -> Answer:
+        """Return whether the demo can be started where the collector runs, and how it goes."""
+        return self._get("/demo")
+
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> object:
         """Return the JSON that answers a change by the reader, None where there is none; raises DashboardError."""
         request = self._http.build_request(method, path, json=body)

@@ -38,7 +38,7 @@ def table(slot: str, contents: Mapping[str, Any], title: str, *, draws: bool = F
         role="table",
         **parts.attributes(aria_labelledby="layers-title"),
     )
-    around = parts.attributes(aria_labelledby="layers-title")
+    around = parts.attributes(aria_label="Rows of the table")
     scrolled = html.Div(drawn, className="scroll", tabIndex=0, role="region", **around)
     tally = html.Span(contents.get(f"{slot}-tally"), id=f"{slot}-tally")
     return parts.card("layers", scrolled, title=title, aside=tally)

@@ -13,14 +13,14 @@ from gradcanary_dashboard.pages import Shown
 
 
 def register(server: FastAPI, collector: Collector) -> None:
-    """Serve ``/_news?path=&shown=``: 204 while the page of that path would be filled with the same again, else 200.
+    """Serve ``/_news?path=&search=&shown=``: 204 while that page would be filled with the same again, else 200.
 
     To be called before Dash, whose routes answer every path.
     """
 
     @server.get("/_news", include_in_schema=False)
-    def news(path: str, shown: str = "") -> Response:
-        return Response(status_code=200 if pages.is_news(collector, path, read(shown)) else 204)
+    def news(path: str, shown: str = "", search: str | None = None) -> Response:
+        return Response(status_code=200 if pages.is_news(collector, path, read(shown), search) else 204)
 
 
 def read(shown: str | None) -> Shown:

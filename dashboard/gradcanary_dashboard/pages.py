@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from gradcanary_dashboard import layer_data, layer_page, run_data, run_page, runs_page, silent_endpoints
+from gradcanary_dashboard import (
+    first_start,
+    layer_data,
+    layer_page,
+    listing,
+    run_data,
+    run_page,
+    runs_page,
+    silent_endpoints,
+)
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError
 from gradcanary_dashboard.view import parse
@@ -22,9 +31,6 @@ Contents = Mapping[str, Any]
 
 Shown = Mapping[str, Any]
 """What a page was filled with: ``version``, ``chosen``, and what is its own."""
-
-MAX_NAME = 100
-"""Characters in the name of a run."""
 
 
 @dataclass(frozen=True)
@@ -84,29 +90,36 @@ def is_page(pathname: str) -> bool:
     return any(re.fullmatch(page.path, pathname.rstrip("/") or "/") for page in PAGES)
 
 
-def is_news(collector: Collector, path: str, shown: Shown) -> bool:
-    """Return whether the page has to be filled anew, which is so when that cannot be told."""
+def is_news(collector: Collector, path: str, shown: Shown, search: str | None = None) -> bool:
+    """Return whether the page has to be filled anew, which is so when that cannot be told.
+
+    So it is where the address says something else by now than what the page shows: who goes back quickly may overtake
+    an answer.
+    """
     page, arguments = find(path)
+    if search is not None and page.chosen is None and shown.get("chosen", search) != search:
+        return True
     try:
         return not shown or bool(shown.get("down")) or not page.is_shown(collector, arguments, shown)
     except DashboardError:
         return True
 
 
-def runs_version(collector: Collector, _arguments: Arguments | None = None, _named: str = "") -> str:
+def runs_version(collector: Collector, _arguments: Arguments | None = None, search: str = "") -> str:
     """Return what changes when the list of runs does."""
-    return f"{collector.runs().version} {collector.incidents().version} {silent_endpoints.version(collector)}"
+    listed = collector.runs(**listing.parse(search).question())
+    parts = listed.version, collector.incidents().version, silent_endpoints.version(collector)
+    return " ".join((*parts, *(() if listed.body["runs"] else (first_start.version(collector.demo().body),))))
 
 
-def _load_runs(collector: Collector, _arguments: Arguments, named: str) -> Contents:
-    listed, incidents = collector.runs().body, collector.incidents().body["incidents"]
-    has_older = listed["next"] is not None
-    if has_older and named.strip():
-        listed = collector.runs(named=named.strip()[:MAX_NAME]).body
-    found, asks_token = listed["runs"], collector.as_reader
-    unheard = silent_endpoints.load(collector)
-    address = collector.public_url
-    return runs_page.fill(found, incidents, named, address, unheard, asks_token=asks_token, has_older=has_older)
+def _load_runs(collector: Collector, _arguments: Arguments, search: str) -> Contents:
+    chosen = listing.parse(search)
+    listed, incidents = collector.runs(**chosen.question()).body, collector.incidents().body["incidents"]
+    found, unheard, first = listed["runs"], silent_endpoints.load(collector), None
+    if not found and chosen.is_everything and not collector.runs(archived="true", limit=1).body["runs"]:
+        asks_token, demo = collector.as_reader, collector.demo().body
+        first = first_start.page(collector.public_url, demo, asks_token=asks_token)
+    return runs_page.fill(found, incidents, chosen, unheard, following=listed["next"], first=first)
 
 
 def _ask_run(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
@@ -153,16 +166,7 @@ def _unknown(collector: Collector, arguments: Arguments) -> list[Any]:
 
 _ask_runs, _is_runs_shown = versioned(runs_version, _load_runs)
 
-RUNS = Page(
-    "runs",
-    "/",
-    "Runs",
-    runs_page.SLOTS,
-    runs_page.frame,
-    _ask_runs,
-    _is_runs_shown,
-    chosen=("runs-filter", "value"),
-)
+RUNS = Page("runs", "/", "Runs", runs_page.SLOTS, runs_page.frame, _ask_runs, _is_runs_shown)
 LAYER = Page(
     "layer",
     "/runs/(?P<run>[^/]+)/layers/(?P<layer>[^/]+)",

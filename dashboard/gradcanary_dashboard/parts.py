@@ -14,7 +14,7 @@ from gradcanary_dashboard.verdict import Verdict
 Children: TypeAlias = str | Component | Sequence[str | Component] | None
 
 ICONS = {"quiet": "check", "waiting": "dots", "information": "info", "warning": "warning", "critical": "critical"}
-RUN_STATES = {"live": "pulse", "stale": "dots", "silent": "warning", "finished": "check", "crashed": "critical"}
+RUN_STATES = {"live": "pulse", "stale": "clock", "silent": "muted", "finished": "flag", "crashed": "critical"}
 
 
 def attributes(**named: str | None) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""The list of runs, and what stands there before the first one."""
+"""The list of runs, a page of it after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dash import dcc, html
@@ -10,6 +11,7 @@ from dash.development.base_component import Component
 
 from gradcanary_dashboard import palette, parts, silent_endpoints, wording
 from gradcanary_dashboard.columns import decode
+from gradcanary_dashboard.listing import MAX_TEXT, PER_PAGE, SORTS, STATES, Listing
 from gradcanary_dashboard.sparkline import HEIGHT, WIDTH, sparkline
 from gradcanary_dashboard.verdict import Verdict, firing, verdict
 from gradcanary_dashboard.view import View, run_url
@@ -26,17 +28,17 @@ COLOURS = {
 SLOTS = {"runs": "children", "runs-head": "className"}
 """Id and property of everything that a refresh fills."""
 
+HIDDEN, SHOWN = "runs-head hidden", "runs-head"
+
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
-    """Return the page: a heading with the filter that stays, and the slot that a refresh fills."""
+    """Return the page: a heading with what chooses the runs, which stays, and the slot that a refresh fills."""
     return [
+        dcc.Location(id="runs-url", refresh=False),
         html.Div(
-            [
-                html.H1("Runs"),
-                dcc.Input(id="runs-filter", type="search", placeholder="Filter, press /", autoComplete="off"),
-            ],
+            [html.H1("Runs"), _choices(contents.get("listing", Listing()))],
             id="runs-head",
-            className=contents.get("runs-head", "runs-head"),
+            className=contents.get("runs-head", SHOWN),
         ),
         html.Div(contents.get("runs"), id="runs"),
         parts.heart("runs", contents.get("shown")),
@@ -46,57 +48,77 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 def fill(
     runs: Sequence[Mapping[str, Any]],
     incidents: Sequence[Mapping[str, Any]],
-    wanted: str,
-    collector_url: str,
+    listing: Listing,
     silent: Sequence[Mapping[str, Any]] = (),
     *,
-    asks_token: bool = False,
-    has_older: bool = False,
+    following: str | None = None,
+    first: Component | None = None,
 ) -> dict[str, Any]:
-    """Return the contents: the open incidents and a card per run whose name holds ``wanted``, or the empty state.
+    """Return the contents: the open incidents and a card per run, or what stands there before the ``first`` one.
 
-    ``has_older``: there are runs that are found by a part of their names only.
-    Above all stand the endpoints that no message reaches, which are ``silent``.
+    ``following`` is the place of the next page. Above all stand the endpoints that no message reaches, ``silent``.
     """
     unheard = silent_endpoints.banner(silent)
-    if not runs and not has_older:
-        return {"runs-head": "runs-head hidden", "runs": [*unheard, empty(collector_url, asks_token=asks_token)]}
-    shown = [run for run in runs if wanted.strip().casefold() in run["run"].casefold()]
-    cards = [_card(run, [incident for incident in incidents if incident["run"] == run["run"]]) for run in shown]
-    none = html.P(["No run has ", html.Code(wanted), " in its name."], className="dim")
-    rest = [html.P("Older runs are found by a part of their names: press /", className="dim")] if has_older else []
-    listed = html.Div([*cards, *rest] if cards else none, className="runs")
-    return {"runs-head": "runs-head", "runs": [*unheard, *_banner(incidents), listed]}
+    if first is not None:
+        return {"runs-head": HIDDEN, "runs": [*unheard, first], "listing": listing}
+    cards = [_card(run, [incident for incident in incidents if incident["run"] == run["run"]]) for run in runs]
+    listed = html.Div(cards or _nothing(listing), className="runs")
+    shown = [*unheard, *_banner(incidents), listed, *_pages(listing, following)]
+    return {"runs-head": SHOWN, "runs": shown, "listing": listing}
 
 
-TOKEN = "A token of yours, made where the collector runs: gradcanary token create --scope ingest --name JOBS"  # noqa: S105
-
-
-def empty(collector_url: str, *, asks_token: bool) -> html.Div:
-    """Return what stands here before the first run: the lines that bring one, with this collector's address."""
-    added = [html.Span(f"+ {line}\n", className="added") for line in ("import gradcanary", "gradcanary.watch()")]
-    loop = html.Span("  for batch in loader:  # your training loop, unchanged", className="dim")
+def _choices(listing: Listing) -> html.Div:
+    """Return the controls; ``assets/runs.js`` writes what they say into the address, and follows that."""
+    text = dcc.Input(
+        id="runs-filter",
+        type="search",
+        value=listing.text,
+        placeholder="name, tag or note",
+        autoComplete="off",
+        spellCheck=False,
+        maxLength=MAX_TEXT,
+    )
+    states = [("", "any state"), *((state, state) for state in STATES)]
+    sorts = [("" if name == "heard" else name, words) for name, words in SORTS.items()]
+    pressed = parts.attributes(data_list="archived", aria_pressed=str(listing.is_archived).lower())
+    archive = html.Button([parts.icon("archive"), "Archive"], type="button", className="do", **pressed)
     return html.Div(
         [
-            html.Div(parts.icon("pulse"), className="halo"),
-            html.H1("Waiting for the first run"),
-            html.P("Add two lines to a training; it shows up here within a second of its first step.", className="dim"),
-            html.H2("Where the training runs"),
-            parts.code("pip install gradcanary"),
-            html.H2("In the training script, before the loop"),
-            parts.code("import gradcanary\ngradcanary.watch()\n", [*added, loop]),
-            html.H2("So that it finds this collector"),
-            parts.code(
-                f"export GRADCANARY_URL={collector_url}" + (" GRADCANARY_TOKEN=gc_ingest_..." if asks_token else "")
+            html.Div(
+                [html.Label("Filter runs", htmlFor="runs-filter", className="unseen"), text],
+                className="field",
+                role="search",
             ),
-            *([html.P(TOKEN, className="dim")] if asks_token else []),
-            html.P(
-                [html.Span(className="beat"), f"Listening on {collector_url} · no agent seen yet"],
-                className="listening",
-            ),
+            _select("state", "State", states, listing.state or ""),
+            _select("sort", "Order", sorts, "" if listing.sort == "heard" else listing.sort),
+            archive,
         ],
-        className="empty",
+        className="list-choices",
     )
+
+
+def _select(key: str, words: str, options: Sequence[tuple[str, str]], chosen: str) -> html.Select:
+    listed = [html.Option(text, value=value, selected=value == chosen or None) for value, text in options]
+    return html.Select(listed, **parts.attributes(data_list=key, aria_label=words))
+
+
+def _nothing(listing: Listing) -> html.P:
+    """Return why no run is listed, and the way to those there are."""
+    which = " that is not in the archive" if not listing.is_archived else " in the archive"
+    why: list[Any] = [f"There is no {listing.state or ''} run".replace("  ", " "), which]
+    if listing.text:
+        why += [" with ", html.Code(listing.text), " in its name, its tags or its note"]
+    words = "Look among the others." if listing.is_archived else "Look in the archive."
+    elsewhere = replace(listing, is_archived=not listing.is_archived).url(after=None)
+    return html.P([*why, ". ", dcc.Link(words, href=elsewhere)], className="dim")
+
+
+def _pages(listing: Listing, following: str | None) -> list[html.Nav]:
+    back = [] if listing.after is None else [dcc.Link("Back to the first", href=listing.url(after=None))]
+    on = [] if following is None else [dcc.Link(f"Next {PER_PAGE}", href=listing.url(after=following))]
+    if not back and not on:
+        return []
+    return [html.Nav([*back, *on], className="pages", **parts.attributes(aria_label="Pages of the list"))]
 
 
 def _banner(incidents: Sequence[Mapping[str, Any]]) -> list[html.Section]:
@@ -117,24 +139,41 @@ def _link(incident: Mapping[str, Any]) -> dcc.Link:
 
 def _card(run: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> html.Article:
     said = verdict(run, incidents)
-    facts: list[str | Component] = [parts.run_state(run["state"]), f"step {wording.integer(run['step'])}"]
-    facts += [f"accumulators {wording.dtypes(run['accumulators'])}"] if run["accumulators"] else []
-    facts.append(parts.moment(run["last_seen"]))
-    facts += [*run["tags"], *([run["note"]] if run["note"] else [])]
     return html.Article(
         [
+            parts.run_state(run["state"]),
             html.Div(
                 [
-                    html.H2([parts.badge(said.tone, said.tone), dcc.Link(run["run"], href=run_url(run["run"]))]),
+                    html.H2([dcc.Link(run["run"], href=run_url(run["run"])), parts.badge(said.tone, said.tone)]),
                     html.P(said.text, className="said"),
-                    html.P([html.Span(fact) for fact in facts if fact], className="dim facts"),
-                ]
+                    html.P([html.Span(fact) for fact in _facts(run)], className="dim facts"),
+                    *_words(run),
+                ],
+                className="what",
             ),
             _counts(run),
             html.Div(_spark(run, said), className="spark"),
         ],
         className=f"run tone-{said.tone}",
     )
+
+
+def _facts(run: Mapping[str, Any]) -> list[str | list[Any] | Component]:
+    """Return the last step and how old it is, which is not when the run was heard of: a loop may hang and be heard."""
+    step: list[Any] = [f"step {wording.integer(run['step'])}"]
+    if run["stepped"] is not None:
+        step = [step[0], ", ", parts.moment(run["stepped"])]
+    facts: list[str | list[Any] | Component] = [html.Span(step)]
+    if run["stepped"] is None or run["state"] in ("stale", "silent"):
+        facts.append(parts.moment(run["last_seen"], "heard of "))
+    return [*facts, *([f"accumulators {wording.dtypes(run['accumulators'])}"] if run["accumulators"] else [])]
+
+
+def _words(run: Mapping[str, Any]) -> list[html.P]:
+    """Return what people said of it: tags that lead to the runs that have them, and the note's first line."""
+    tags = [dcc.Link(tag, href=Listing(text=tag).url(after=None), className="tag") for tag in run["tags"]]
+    note = [html.Span(run["note"].strip().splitlines()[0], className="note")] if run["note"].strip() else []
+    return [html.P([*tags, *note], className="words")] if tags or note else []
 
 
 def _counts(run: Mapping[str, Any]) -> html.Div:

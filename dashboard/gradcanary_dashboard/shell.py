@@ -74,6 +74,7 @@ def layout(collector_url: str, *, signs_in: bool = False) -> html.Div:
             dcc.Location(id="url", refresh=False),
             html.A("Skip to the content", href="#main", className="skip"),
             _header(signs_in=signs_in),
+            html.P(id="key-said", className="unseen", role="status"),
             html.Div(id="outage", role="alert"),
             html.Div([parts.icon("warning"), gone], id="offline", role="alert", hidden=True),
             html.Main(id="main", tabIndex=-1),
@@ -88,12 +89,14 @@ def _header(*, signs_in: bool) -> html.Header:
     link = html.Span([html.Span(className="dot"), html.Span("connected", className="word")], id="link")
     words = parts.attributes(aria_label="Switch between light and dark")
     theme = html.Button(parts.icon("theme"), id="theme", type="button", **words)
-    brand = dcc.Link([parts.icon("pulse"), "gradcanary"], href="/", className="brand")
+    brand = dcc.Link([parts.icon("pulse"), html.Span("gradcanary", className="word")], href="/", className="brand")
     ways = html.Nav(
         [dcc.Link(words, href=href) for words, href in WAYS], id="ways", **parts.attributes(aria_label="Pages")
     )
     out = html.Form(html.Button("Sign out", type="submit"), action="/sign-out", method="post", className="sign-out")
-    tools = [link, theme, *([out] if signs_in else [])]
+    pressed = parts.attributes(aria_label="Keyboard shortcuts", aria_haspopup="dialog", aria_keyshortcuts="?")
+    keys = html.Button("?", id="keys", type="button", title="Keyboard shortcuts", **pressed)
+    tools = [link, keys, theme, *([out] if signs_in else [])]
     return html.Header([brand, ways, html.Div(tools, className="tools")], className="top")
 
 

@@ -54,6 +54,7 @@ ANSWERS: dict[str, tuple[str, Any]] = {
     "series": ("the answer to GET /runs/{run}/series", run_shapes.StatSeries),
     "heatmap": ("the answer to GET /runs/{run}/heatmap", run_shapes.HeatmapShape),
     "metrics": ("the answer to GET /runs/{run}/metrics", run_shapes.MetricsShape),
+    "demo": ("the answer to GET and POST /demo", run_shapes.DemoShape),
     "rules": ("the answer to GET /rules", RulesInForce),
     "incidents": ("the answer to GET /incidents", incident_shapes.IncidentList),
     "incident": ("the answer to GET /incidents/{id} and POST /incidents/{id}/ack", incident_shapes.IncidentInFull),

@@ -12,6 +12,7 @@ from starlette.routing import Match
 
 from gradcanary_server import (
     answers,
+    demo_routes,
     endpoint_routes,
     incident_routes,
     ingest_routes,
@@ -35,6 +36,7 @@ from gradcanary_server.compactor import Compactor
 from gradcanary_server.courier import Courier
 from gradcanary_server.database import Database
 from gradcanary_server.deliverer import Deliverer
+from gradcanary_server.demo import Demo
 from gradcanary_server.errors import RequestError
 from gradcanary_server.headers import SecurityHeaders
 from gradcanary_server.ingest import Ingest
@@ -50,6 +52,9 @@ LOOPBACK = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 STOP_S = 4.5
 """How long the loops may take to end; a delivery that is under way has 3 s of it."""
 
+DEMO_STOP_S = 1.0
+"""How long the demo's trainings may take: longer, and they end behind the collector."""
+
 METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 
 ROUTES = (
@@ -59,6 +64,7 @@ ROUTES = (
     incident_routes,
     silence_routes,
     endpoint_routes,
+    demo_routes,
     token_routes,
     json_schemas,
     sign_in,
@@ -114,6 +120,7 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.watchdog = Watchdog(state.database, state.archive, state.rules)
     state.gate = Gate(state.database, settings)
     state.new_tokens = {}
+    state.demo = Demo()
     state.operators = operator_endpoints.read(settings)
     state.courier = Courier(state.operators.channels, Guard(settings.webhook_networks))
     state.told = ()
@@ -138,6 +145,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             yield
         finally:
+            await run_in_threadpool(app.state.demo.stop, DEMO_STOP_S)
             await run_in_threadpool(loops.stop_all, app.state.loops, STOP_S)
             await run_in_threadpool(database.close)
 

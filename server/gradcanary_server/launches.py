@@ -27,13 +27,19 @@ def in_order(connection: Connection, run_id: int) -> Sequence[Record]:
     return connection.execute(_IN_ORDER, {"run_id": run_id}).all()
 
 
-def reached(connection: Connection, run_ids: Sequence[int]) -> dict[int, int]:
-    """Return the highest step that the newest launch of each run has told of, sampled or not."""
+def progress(connection: Connection, run_ids: Sequence[int]) -> dict[int, tuple[int, float | None]]:
+    """Return the highest step that the newest launch of each run has told of, sampled or not, and when it did."""
     joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
-    query = select(session.c.run_id, func.max(session.c.reached).label("step")).join(launch, joined)
+    told = func.max(session.c.reached).label("step"), func.max(session.c.moved).label("moved")
+    query = select(session.c.run_id, *told).join(launch, joined)
     mine = query.where(session.c.run_id.in_(run_ids), session.c.reached.is_not(None))
     in_turn = mine.group_by(session.c.run_id, *ORDER).order_by(*ORDER)
-    return {row.run_id: row.step for row in connection.execute(in_turn)}
+    return {row.run_id: (row.step, row.moved) for row in connection.execute(in_turn)}
+
+
+def reached(connection: Connection, run_id: int) -> int | None:
+    """Return the highest step that the newest launch of a run has told of, None where it has told of none."""
+    return progress(connection, [run_id]).get(run_id, (None, None))[0]
 
 
 def places(connection: Connection, run_id: int) -> dict[int, int]:

@@ -17,6 +17,7 @@ from gradcanary_server.database import Database
 from gradcanary_server.heatmap import Order, Value
 from gradcanary_server.requests import MAX_STEP
 from gradcanary_server.rules import Rules
+from gradcanary_server.run_choice import Choice, Sort, State
 from gradcanary_server.window import Range
 
 router = APIRouter(prefix="/api/v1")
@@ -79,11 +80,17 @@ def list_runs(
     named: Annotated[str, Query(max_length=100)] = "",
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 200,
+    text: Annotated[str, Query(max_length=100)] = "",
+    state: State | None = None,
+    sort: Sort = "heard",
     *,
     archived: bool = False,
 ) -> Response:
-    """Answer runs in a few words, the one heard of last first; ``next`` is the ``after`` of the following page."""
-    chosen = runs.Choice(archived, named, limit, after)
+    """Answer runs in a few words, the one heard of last first; ``next`` is the ``after`` of the following page.
+
+    ``named`` is a part of the name; each word of ``text`` is in the name, a tag or the note.
+    """
+    chosen = Choice(archived, named, limit, after, text, state, sort)
     with reader.database.read() as connection:
         seen, following = runs.page(connection, chosen, reader.database.now(connection), reader.rules.silent)
         return reader.answer(seen, lambda: {"runs": runs.summaries(connection, seen), "next": following})

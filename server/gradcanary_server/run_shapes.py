@@ -34,6 +34,7 @@ class RunInBrief(TypedDict):
     run: str
     state: RunState
     step: Step | None
+    stepped: Moment | None
     last_seen: Moment
     layers: Count
     firing: dict[str, int]
@@ -240,3 +241,12 @@ class MetricsShape(Buckets):
     """Metrics, by name and tags."""
 
     metrics: list[MetricSeries]
+
+
+class DemoShape(TypedDict):
+    """Whether the demo can be started here, how it goes, the names of its two runs, and why it failed."""
+
+    offered: bool
+    state: Annotated[str, one_of("none", "starting", "running", "ended", "failed")]
+    runs: list[str]
+    why: str | None

@@ -1,66 +1,56 @@
 """Runs as the read API tells them."""
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select, tuple_
+from sqlalchemy import Connection, func, select
 
 from gradcanary_server import incidents, launches, metrics, run_names, vigils
 from gradcanary_server.arrays import array, moment
 from gradcanary_server.database import Record
-from gradcanary_server.errors import invalid, unknown_run
+from gradcanary_server.errors import unknown_run
 from gradcanary_server.life import Heard, run_state, session_state
 from gradcanary_server.rules import Silent
+from gradcanary_server.run_choice import OF_THE_CLOCK, Choice
 from gradcanary_server.run_shapes import Gap, RunInBrief, RunInFull, SessionShape
 from gradcanary_server.schema import launch, layer, run, session
 from gradcanary_server.spark import Spark
 
-MAX_ID = 2**31 - 1
-
 
 @dataclass(frozen=True)
 class Seen:
-    """A run, its state at the moment of the question, and the last step that it told of; silence counts from ``since``
-    on, when we listened."""
+    """A run, its state at the moment of the question, the last step that it told of and when; silence counts from
+    ``since`` on, when we listened."""
 
     row: Record
     state: str
     since: float
     step: int | None
+    stepped: float | None
 
 
 SILENT = Silent()
 
-
-@dataclass(frozen=True)
-class Choice:
-    """Which runs a list shows: those that are in the archive or the others, by a part of their names, ``limit`` of them
-    after a place that :func:`page` returned."""
-
-    archived: bool = False
-    named: str = ""
-    limit: int = 200
-    after: str | None = None
+MOST_TIMED = 1_000
+"""Runs that are looked at for those of a state that the clock tells."""
 
 
 def page(connection: Connection, chosen: Choice, now: float, silent: Silent = SILENT) -> tuple[list[Seen], str | None]:
-    """Return runs, the one heard of last first, and the place after which the next ones are, None after the last.
+    """Return runs in their order, and the place after which the next ones are, None after the last.
 
     A run that is heard of between two questions moves to the front. Raises RequestError 422 for a place that is none.
     """
-    keys = run.c.last_seen, run.c.run_id
-    query = select(*keys).where(run.c.archived.is_(chosen.archived))
-    if chosen.named:
-        query = query.where(func.lower(run.c.name).contains(chosen.named.lower(), autoescape=True))
-    if chosen.after is not None:
-        query = query.where(tuple_(*keys) < tuple_(*_place(chosen.after)))
-    found = connection.execute(query.order_by(*(key.desc() for key in keys)).limit(chosen.limit + 1)).all()
+    most = MOST_TIMED if chosen.state in OF_THE_CLOCK else chosen.limit
+    keys = connection.execute(chosen.keys().limit(most + 1)).all()
+    looked_at = keys[:most]
+    seen = _seen(connection, _rows(connection, [key.run_id for key in looked_at]), now, silent)
+    pairs = zip(looked_at, seen, strict=True)
+    found = [(key, each) for key, each in pairs if chosen.state in (None, each.state)]
     shown = found[: chosen.limit]
-    seen = _seen(connection, _rows(connection, [run_id for _, run_id in shown]), now, silent)
-    return seen, "{}~{}".format(*shown[-1]) if len(found) > chosen.limit else None
+    last = shown[-1][0] if len(found) > chosen.limit else looked_at[-1] if len(keys) > most else None
+    return [each for _, each in shown], None if last is None else chosen.place(last)
 
 
 def unended(connection: Connection, most: int, now: float, silent: Silent = SILENT) -> list[Seen]:
@@ -74,17 +64,6 @@ def _rows(connection: Connection, run_ids: Sequence[int]) -> list[Record]:
     """Return the rows of runs in this order: put in order as rows, all that agents have said would move with them."""
     rows = {row.run_id: row for row in connection.execute(select(run).where(run.c.run_id.in_(run_ids)))}
     return [rows[run_id] for run_id in run_ids]
-
-
-def _place(text: str) -> tuple[float, int]:
-    heard, _, number = text.partition("~")
-    try:
-        place = float(heard), int(number)
-    except ValueError:
-        place = math.nan, 0
-    if not (math.isfinite(place[0]) and 0 <= place[1] <= MAX_ID):
-        raise invalid("after is what a list of runs has as next.", "after")
-    return place
 
 
 def one(connection: Connection, name: str, now: float, silent: Silent = SILENT) -> Seen:
@@ -142,13 +121,14 @@ def _seen(connection: Connection, rows: Sequence[Record], now: float, silent: Si
     for each in connection.execute(query):
         alive[each.run_id].append(each)
     missed, vigil = incidents.missed(connection, ids), vigils.read(connection, now)
-    reached = launches.reached(connection, ids)
+    progress = launches.progress(connection, ids)
     found = []
     for row in rows:
         # One that is missed already is not heard again because our own outage came in between.
         since = 0.0 if "silent" in missed[row.run_id] else vigil.since
         state = run_state(row.ended, alive[row.run_id], now, silent, since)
-        found.append(Seen(row, state, since, reached.get(row.run_id, row.step)))
+        step, stepped = progress.get(row.run_id, (row.step, None))
+        found.append(Seen(row, state, since, step, stepped))
     return found
 
 
@@ -171,6 +151,7 @@ def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators
         "run": row.name,
         "state": seen.state,
         "step": seen.step,
+        "stepped": None if seen.stepped is None else moment(seen.stepped),
         "last_seen": moment(row.last_seen),
         "layers": layers,
         "firing": headline.firing,

@@ -154,7 +154,7 @@ def end(connection: Connection, row: Record, message: wire.End, now: float) -> N
 def close_incidents(connection: Connection, run_id: int, now: float) -> None:
     """Close what is open of a run that ended."""
     folded = connection.execute(select(run.c.step).where(run.c.run_id == run_id)).scalar_one()
-    step = max(folded or 0, launches.reached(connection, [run_id]).get(run_id, 0))
+    step = max(folded or 0, launches.reached(connection, run_id) or 0)
     incidents.close_run(connection, run_id, step, now, "run_finished")
 
 

@@ -18,6 +18,7 @@ import streams  # noqa: E402 -- found through the path above
 
 from gradcanary_server import runs, sessions  # noqa: E402 -- likewise
 from gradcanary_server.database import Database  # noqa: E402 -- likewise
+from gradcanary_server.run_choice import Choice  # noqa: E402 -- likewise
 from gradcanary_server.schema import launch, layer, run, session  # noqa: E402 -- likewise
 from gradcanary_server.spark import Spark  # noqa: E402 -- likewise
 
@@ -25,10 +26,13 @@ NOW, LAYERS, ROUNDS = 1e9, 20, 9
 RESUMED, LAUNCHES, RANKS, WIDTH, DTYPES = "resumed", 8, 8, 500, ("float32", "bfloat16")
 FACTS = '[{"code": "x", "text": "' + "y" * 2000 + '", "layers": []}]'
 QUESTIONS = {
-    "first page": runs.Choice(),
-    "a later page": runs.Choice(after="5000.0~5001"),
-    "by a part of the name": runs.Choice(named="run-009"),
-    "archive": runs.Choice(archived=True),
+    "first page": Choice(),
+    "a later page": Choice(after="5000.0~5001"),
+    "by a part of the name": Choice(named="run-009"),
+    "by a word": Choice(text="run-009"),
+    "live ones": Choice(state="live"),
+    "by name": Choice(sort="name"),
+    "archive": Choice(archived=True),
 }
 
 
@@ -93,7 +97,7 @@ def ask_for_the_list(database: Database) -> None:
     for words, chosen in QUESTIONS.items():
         found: list[runs.Seen] = []
 
-        def page(connection: Connection, chosen: runs.Choice = chosen, found: list[runs.Seen] = found) -> None:
+        def page(connection: Connection, chosen: Choice = chosen, found: list[runs.Seen] = found) -> None:
             found[:] = runs.page(connection, chosen, NOW)[0]
             runs.summaries(connection, found)
 

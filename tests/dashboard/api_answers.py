@@ -94,6 +94,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "run": "run",
         "state": "live",
         "step": 99,
+        "stepped": "2026-11-20T09:59:58Z",
         "last_seen": "2026-11-20T10:00:00Z",
         "layers": 2,
         "firing": {},

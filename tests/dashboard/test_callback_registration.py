@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from gradcanary_dashboard.app import create_app, mount
 from gradcanary_dashboard.pages import PAGES
+from gradcanary_dashboard.shell import PLOTLY
 from gradcanary_dashboard.threads import threaded
 
 NOBODY = "http://127.0.0.1:9"
@@ -77,6 +78,20 @@ def test_every_page_is_served_first(path: str) -> None:
     assert answer.status_code == 200
     assert '<html lang="en">' in answer.text
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', answer.text)
+
+
+def test_files_are_small_and_asked_for_once() -> None:
+    with TestClient(create_app(NOBODY)) as server:
+        addresses = [*re.findall(r'(?:src|href)="(/[^"]+)"', server.get("/").text), f"/assets/{PLOTLY}"]
+        assert len(addresses) > 10
+        for address in set(addresses) - {"/assets/icon.svg"}:
+            answer = server.get(address, headers={"accept-encoding": "gzip"})
+            assert "max-age=31536000" in answer.headers["cache-control"], address
+            assert len(answer.content) < 1000 or answer.headers["content-encoding"] == "gzip", address
+        for address in ("/assets/gradcanary.css", "/assets/icon.svg"):
+            assert "max-age" not in server.get(address).headers.get("cache-control", ""), (
+                "its name stays when it changes"
+            )
 
 
 def test_a_process_may_hold_two_dashboards() -> None:

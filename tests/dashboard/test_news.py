@@ -31,8 +31,9 @@ def api(module_collector: Any) -> Iterator[Api]:
     api.close()
 
 
-def answer(api: Api, path: str, shown: object) -> int:
-    status = httpx.get(f"{api.url}/_news", params={"path": path, "shown": json.dumps(shown)}).status_code
+def answer(api: Api, path: str, shown: object, **search: str) -> int:
+    asked = {"path": path, "shown": json.dumps(shown), **search}
+    status = httpx.get(f"{api.url}/_news", params=asked).status_code
     assert status in (200, 204)
     return status
 
@@ -60,6 +61,25 @@ def test_the_list_of_runs_has_news_once_a_run_says_hello(api: Api) -> None:
     assert answer(api, "/", known) == 204
     begin(api.url, "another")
     assert answer(api, "/", known) == 200
+
+
+def test_how_the_demo_goes_is_news_before_the_first_run(collector: Any) -> None:
+    api = Api(collector.url)
+    known = runs_version(api)
+    api.demo = lambda: Answer({"offered": True, "state": "starting"}, "")  # type: ignore[method-assign]
+    assert runs_version(api) != known
+    begin(api.url, "first")
+    known = runs_version(api)
+    api.demo = lambda: pytest.fail("there is a run")  # type: ignore[method-assign]
+    assert runs_version(api) == known
+    api.close()
+
+
+def test_what_the_address_says_by_now_is_news(api: Api) -> None:
+    begin(api.url, "chosen")
+    known = {"version": runs_version(api, {}, "?state=live"), "chosen": "?state=live"}
+    assert answer(api, "/", known, search="?state=live") == 204
+    assert answer(api, "/", known, search="") == 200
 
 
 def test_an_endpoint_that_was_given_up_is_news(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from plotly.utils import PlotlyJSONEncoder
 
 from gradcanary_dashboard import (
     controls,
+    first_start,
     incident_cards,
     layer_page,
     layers,
@@ -22,6 +23,7 @@ from gradcanary_dashboard import (
     silent_endpoints,
 )
 from gradcanary_dashboard.client import Answer
+from gradcanary_dashboard.listing import MAX_TEXT, SORTS, STATES, Listing, parse
 from gradcanary_dashboard.pages import PAGES, Page
 from gradcanary_dashboard.sparkline import sparkline
 from gradcanary_dashboard.verdict import Verdict, of_layer, verdict
@@ -154,21 +156,21 @@ def test_whom_no_message_reaches_stands_above_the_runs() -> None:
         endpoint(state="disabled", why="somebody disabled it", disabled_by="api"),
         endpoint(**{**failing, "last_failure": "2026-11-20T10:01:00.000Z"}),
     ]
-    silent = silent_endpoints.load(Listing([*shown, *hidden]))
+    silent = silent_endpoints.load(Endpoints([*shown, *hidden]))
     assert silent == shown
     for runs in ([], [run()]):
-        said = text_of(runs_page.fill(runs, [], "", "", silent)["runs"])
+        said = text_of(runs_page.fill(runs, [], Listing(), silent)["runs"])
         assert "Messages do not reach 2 endpoints" in said
         assert (
             "is disabled since 2026-11-20 10:00 UTC: answered 410. Enable it: gradcanary endpoints set 3 --en" in said
         )
         assert "pager https://hook.example/x fails since 2026-11-20 10:00 UTC: answered 500" in said
-    versions = {silent_endpoints.version(Listing(each)) for each in (hidden, shown, shown[:1])}
+    versions = {silent_endpoints.version(Endpoints(each)) for each in (hidden, shown, shown[:1])}
     assert len(versions) == 3
     assert silent_endpoints.banner([]) == []
 
 
-class Listing:
+class Endpoints:
     """As much of a collector as is asked for its endpoints."""
 
     def __init__(self, endpoints: list[dict[str, object]]) -> None:
@@ -197,38 +199,89 @@ def test_a_listed_incident_without_details_is_a_card_too() -> None:
     assert "resolved at step 80" in said
 
 
+DEMO = {"offered": True, "state": "none", "runs": [], "why": None}
+
+
+def first(url: str = "http://127.0.0.1:4711", *, asks_token: bool = False, **demo: object) -> str:
+    return text_of(first_start.page(url, {**DEMO, **demo}, asks_token=asks_token))
+
+
 def test_the_empty_state_names_the_collector_that_was_asked() -> None:
-    said = text_of(runs_page.fill([], [], "", "http://127.0.0.1:4711")["runs"])
+    said = first()
     assert "export GRADCANARY_URL=http://127.0.0.1:4711" in said
+    assert "gradcanary run train.py" in said
+    assert "gradcanary attach PID --url http://127.0.0.1:4711" in said
     assert "no agent seen" in said
     assert "GRADCANARY_TOKEN" not in said
-    said = text_of(runs_page.fill([], [], "", "https://here.example", asks_token=True)["runs"])
+    said = first("https://here.example", asks_token=True)
     assert "export GRADCANARY_URL=https://here.example GRADCANARY_TOKEN=gc_ingest_..." in said
     assert "gradcanary token create --scope ingest" in said
 
 
+def test_the_empty_state_says_how_the_demo_goes() -> None:
+    assert '"demo-start"' in first()
+    assert "Starting the demo" in first(state="starting")
+    assert "The demo trains" in first(state="running")
+    failed = first(state="failed", why="torch is not installed")
+    assert "The demo failed: torch is not installed" in failed
+    assert "Try the demo again" in failed
+    elsewhere = first(offered=False)
+    assert '"demo-start"' not in elsewhere
+    assert "gradcanary demo" in elsewhere
+    versions = {first_start.version({**DEMO, "state": state}) for state in ("none", "starting", "running", "failed")}
+    assert len(versions) == 4
+
+
 def test_the_filter_says_when_nothing_matches() -> None:
-    said = text_of(runs_page.fill([run()], [], "<img src=x>", "")["runs"])
-    assert "No run has" in said
+    said = text_of(runs_page.fill([], [], Listing(text="<img src=x>", state="live"))["runs"])
+    assert "There is no live run" in said
+    assert '"<img src=x>"' in said
+    assert '"/?text=%3Cimg+src%3Dx%3E&state=live&archived=1"' in said
 
 
 def test_a_run_is_one_link() -> None:
-    said = text_of(runs_page.fill([run(spark=column(np.full(64, -3.0), "float32"))], [], "RU", "")["runs"])
+    said = text_of(runs_page.fill([run(spark=column(np.full(64, -3.0), "float32"))], [], Listing())["runs"])
     assert '"href": "/runs/run"' in said
     assert "data:image/svg+xml" in said
 
 
-def test_older_runs_are_found_by_their_names() -> None:
-    said = text_of(runs_page.fill([run()], [], "", "", has_older=True)["runs"])
-    assert "Older runs are found" in said
-    assert "No run has" in text_of(runs_page.fill([], [], "old", "", has_older=True)["runs"])
+def test_the_pages_of_the_list_lead_to_each_other() -> None:
+    listed = Listing(text="lr", sort="name", after="a~1")
+    said = text_of(runs_page.fill([run()], [], listed, following="b~2")["runs"])
+    assert '"/?text=lr&sort=name&after=b~2"' in said
+    assert '"/?text=lr&sort=name"' in said
+    assert "Next 25" not in text_of(runs_page.fill([run()], [], Listing())["runs"])
+
+
+def test_a_card_tells_the_last_step_from_when_it_was_heard_of() -> None:
+    said = text_of(runs_page.fill([run()], [], Listing())["runs"])
+    assert "2026-11-20T09:59:58Z" in said
+    assert "heard of" not in said, "of a live run that is a heartbeat ago"
+    assert "heard of" in text_of(runs_page.fill([run(state="silent")], [], Listing())["runs"])
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=MAX_TEXT)
+
+
+@given(WORDS, st.sampled_from([None, *STATES]), st.sampled_from(list(SORTS)), st.booleans(), WORDS)
+def test_a_listing_is_what_its_address_says(
+    text: str, state: str | None, sort: str, archived: bool, after: str
+) -> None:
+    listed = Listing(text, state, sort, archived, after or None)
+    assert parse(listed.url(after=listed.after).removeprefix("/")) == listed
+    assert listed.question().get("after") == (after or None)
+
+
+@pytest.mark.parametrize("search", ["?state=ended&sort=x&archived=yes", "?&&=", "?text=" + "x" * 200])
+def test_what_a_listing_cannot_be_counts_as_absent(search: str) -> None:
+    assert parse(search) == Listing("x" * MAX_TEXT if "text" in search else "")
 
 
 def test_what_people_said_of_a_run_is_on_its_card_and_its_page() -> None:
     labelled = run(note="lr too\nhigh", tags=["sdxl"], archived=True, aliases=["before"])
-    shown = text_of(runs_page.fill([labelled], [], "", ""))
-    assert '"sdxl"' in shown
-    assert '"lr too\\nhigh"' in shown
+    shown = text_of(runs_page.fill([labelled], [], Listing())["runs"])
+    assert '"/?text=sdxl"' in shown
+    assert '"lr too"' in shown, "the first line of a note is enough"
     [card] = notes.cards(labelled)
     for words in ('"Note"', '"lr too"', '"high"', '"Tags: sdxl"', '"Was called before"', '"In the archive"'):
         assert words in text_of(card)

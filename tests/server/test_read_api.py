@@ -13,8 +13,8 @@ import pytest
 import streams
 
 RUN = {
-    "run", "state", "step", "last_seen", "layers", "firing", "low", "worst", "accumulators", "open_incidents",
-    "headline", "note", "tags", "archived", "spark",
+    "run", "state", "step", "stepped", "last_seen", "layers", "firing", "low", "worst", "accumulators",
+    "open_incidents", "headline", "note", "tags", "archived", "spark",
 }  # fmt: skip
 DETAIL = {"aliases", "created", "revision", "framework", "rules_version", "sessions", "gaps", "facts", "metrics"}
 LAYER = {
@@ -54,6 +54,7 @@ def test_a_run_that_only_said_hello(session, read):
     row = listed(session)
     assert set(row) == RUN
     assert (row["state"], row["step"], row["layers"], row["firing"], row["worst"]) == ("live", None, 0, {}, None)
+    assert row["stepped"] is None
     assert np.isnan(decode(row["spark"])).all()
     assert set(read("")) == RUN | DETAIL
     assert read("/layers") == {"revision": 1, "layers": []}
@@ -68,7 +69,8 @@ def test_the_run_and_its_list_entry(session, read):
     assert set(detail) == RUN | DETAIL
     assert {key: detail[key] for key in RUN} == row
     assert (row["step"], row["layers"], row["accumulators"]) == (99, 6, {"bfloat16": 6})
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", row["last_seen"])
+    for when in (row["last_seen"], row["stepped"]):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", when)
     spark = decode(row["spark"])
     assert (spark.shape, spark.dtype) == ((64,), np.float32)
     np.testing.assert_allclose(np.nanmin(spark), np.log10(stream.absmax.min()), rtol=1e-5)

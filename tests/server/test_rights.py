@@ -34,6 +34,8 @@ SESSION = "/api/v1/runs/r/sessions/s"
         ("GET", "/api/v1/audit", "admin"),
         ("GET", "/api/v1/audit/more", "admin"),
         ("POST", "/api/v1/endpoints", "admin"),
+        ("GET", "/api/v1/demo", "read"),
+        ("POST", "/api/v1/demo", "admin"),
         ("GET", "/healthz", None),
         ("GET", "/sign-in", None),
         ("POST", "/sign-in", None),

@@ -38,6 +38,48 @@ def test_a_run_has_a_note_and_tags(module_collector, change):
     assert {**change("noted").json(), "revision": 0} == {**before.json(), "revision": 0}
 
 
+def test_runs_are_found_by_what_people_say_of_them_and_by_state(module_collector, change):
+    for number, run in enumerate(("found-Alpha", "found-beta", "found-gamma")):
+        session = Session(module_collector.url, run=run)
+        session.put_hello(Stream(healthy(1, 2)).hello()).raise_for_status()
+        if number:
+            session.end(state="crashed" if number == 1 else "finished")
+    change("found-beta", tags=["50%_lr", 'a "b"'], note="Ask Ada")
+    for text, names in {
+        "found-": ["found-gamma", "found-beta", "found-Alpha"], "FOUND- ada": ["found-beta"], "50%_LR": ["found-beta"],
+        '"b"': ["found-beta"], "found- %": ["found-beta"], "found- nobody": [], "found-\0alpha": ["found-Alpha"],
+    }.items():  # fmt: skip
+        assert listed(module_collector, text=text) == names, text
+    for state, name in {"live": "Alpha", "stale": None, "silent": None, "crashed": "beta", "finished": "gamma"}.items():
+        assert listed(module_collector, text="found-", state=state) == ([f"found-{name}"] if name else [])
+    assert refused(module_collector.get("/api/v1/runs", state="ended"), 422, "invalid", "state")
+
+
+def paged(collector, **asked):
+    """Names of all runs, from as many questions as it takes."""
+    found, after = [], None
+    while True:
+        page = collector.get("/api/v1/runs", **asked, **({"after": after} if after else {})).json()
+        assert len(page["runs"]) <= asked["limit"]
+        found += [each["run"] for each in page["runs"]]
+        after = page["next"]
+        if after is None:
+            return found
+
+
+def test_each_order_goes_on_over_pages(module_collector):
+    names = ["order-b", "Order-A", "order-c", "order-B2", "order-a"]
+    for run in names:
+        Session(module_collector.url, run=run).put_hello(Stream(healthy(1, 2)).hello())
+    Session(module_collector.url, run="order-b").heartbeat()
+    asked = {"text": "order-", "limit": 2}
+    assert paged(module_collector, **asked, sort="heard") == ["order-b", *reversed(names[1:])]
+    assert paged(module_collector, **asked, sort="begun") == names[::-1]
+    # Equal but for capitals: the one that came first.
+    assert paged(module_collector, **asked, sort="name") == ["Order-A", "order-a", "order-b", "order-B2", "order-c"]
+    assert paged(module_collector, **asked, sort="name", state="live") == paged(module_collector, **asked, sort="name")
+
+
 def test_an_archived_run_is_in_the_archive_until_it_trains_again(module_collector, change):
     stream = Stream(healthy(3, 2))
     Session(module_collector.url, run="archived").send(stream)
@@ -165,4 +207,5 @@ def test_the_list_comes_in_pages(module_collector):
 
 @pytest.mark.parametrize("after", ["x", "1", "nan~1", "1~x", "1~-1", "1~99999999999", "inf~2"])
 def test_a_place_in_the_list_that_is_none(module_collector, after):
+    assert refused(module_collector.get("/api/v1/runs", after="a\0~1", sort="name"), 422, "invalid", "after")
     assert refused(module_collector.get("/api/v1/runs", after=after), 422, "invalid", "after")

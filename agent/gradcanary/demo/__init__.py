@@ -59,7 +59,7 @@ def _collector(folder: Path, port: int, receiver: Receiver) -> Collector:
 
 
 def _show(stack: contextlib.ExitStack, collector: Collector, folder: Path, receiver: Receiver, headless: bool) -> int:
-    runs = _new_runs(collector)
+    runs = Runs.unused(collector.read)
     trainings = []
     for name in (runs.faulty, runs.twin):
         training = Training(name, collector.url, folder, is_faulty=name == runs.faulty)
@@ -76,18 +76,6 @@ def _show(stack: contextlib.ExitStack, collector: Collector, folder: Path, recei
     elif not wrong:
         say("Exactly the right thing was caught: three layers, one incident, one webhook; the healthy twin is quiet.")
     return 1 if wrong else 0
-
-
-def _new_runs(collector: Collector) -> Runs:
-    """Return names that this collector does not have yet: data that was kept holds the runs of earlier demos."""
-    known = {run["run"] for run in collector.read("/runs")["runs"]}
-    number = 1
-    while True:
-        suffix = f"-{number}" if number > 1 else ""
-        runs = Runs(f"lora-wrong-schedule{suffix}", f"lora-healthy{suffix}")
-        if not {runs.faulty, runs.twin} & known:
-            return runs
-        number += 1
 
 
 def _watch(collector: Collector, trainings: list[Training], runs: Runs) -> list[str]:

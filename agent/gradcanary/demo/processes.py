@@ -25,6 +25,12 @@ class NotListeningError(Exception):
     """The collector did not start; it has said on stderr why."""
 
 
+def read(url: str, path: str) -> Any:  # noqa: ANN401 -- JSON
+    """Return an answer of a collector's read API."""
+    with _direct.open(f"{url}/api/v1{path}", timeout=30) as answer:
+        return json.load(answer)
+
+
 def new_secret() -> str:
     """Return a signing secret as Standard Webhooks write it."""
     return "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
@@ -118,8 +124,7 @@ class Collector(Process):
 
     def read(self, path: str) -> Any:  # noqa: ANN401 -- JSON
         """Return an answer of the read API."""
-        with _direct.open(f"{self.url}/api/v1{path}", timeout=30) as answer:
-            return json.load(answer)
+        return read(self.url, path)
 
 
 class Training(Process):

@@ -32,6 +32,18 @@ class Runs:
     faulty: str
     twin: str
 
+    @classmethod
+    def unused(cls, read: Read) -> Runs:
+        """Return names that this collector does not have yet: data that was kept holds the runs of earlier demos."""
+        known = {run["run"] for run in read("/runs")["runs"]}
+        number = 1
+        while True:
+            suffix = f"-{number}" if number > 1 else ""
+            runs = cls(f"lora-wrong-schedule{suffix}", f"lora-healthy{suffix}")
+            if not {runs.faulty, runs.twin} & known:
+                return runs
+            number += 1
+
 
 def problems(read: Read, runs: Runs, messages: Sequence[Message], refused: int = 0) -> list[str]:
     """Return what is wrong, in words; nothing if everything is as it should be.

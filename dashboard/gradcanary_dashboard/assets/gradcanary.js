@@ -176,13 +176,17 @@
   function beat() {
     const heart = document.querySelector(".heart");
     if (!heart || awaited || document.hidden) return;
-    const question = new URLSearchParams({ path: window.location.pathname, shown: heart.dataset.shown || "" });
+    const { pathname, search } = window.location;
+    const question = new URLSearchParams({ path: pathname, search: search, shown: heart.dataset.shown || "" });
     window.fetch("/_news?" + question, { cache: "no-store" }).then((answer) => {
       if (answer.status === 200) window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
     }, () => { /* the banner says so */ });
   }
 
-  // ---- clicks and keys
+  // Whoever comes back to a tab sees what is now, and not what was until the next second.
+  document.addEventListener("visibilitychange", beat);
+
+  // ---- clicks
 
   function copy(button) {
     navigator.clipboard.writeText(button.dataset.copy).then(() => {
@@ -219,14 +223,6 @@
     if (event.target.tagName === "SELECT" && event.target.dataset.key) {
       go({ [event.target.dataset.key]: event.target.value || null });
     }
-  });
-
-  document.addEventListener("keydown", (event) => {
-    const filter = document.getElementById("runs-filter");
-    const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
-    if (event.key !== "/" || !filter || typing || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    filter.focus();
   });
 
   // ---- focus: a refresh puts new elements into the page; whoever uses keys stays where they were

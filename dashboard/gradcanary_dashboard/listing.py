@@ -1,0 +1,58 @@
+"""Which runs the list shows: the part of its state that lives in the query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlencode
+
+STATES = ("live", "stale", "silent", "finished", "crashed")
+SORTS = {"heard": "heard of last", "begun": "newest", "name": "name"}
+"""The first is meant where the address is silent."""
+
+PER_PAGE = 25
+MAX_TEXT = 100
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Words that a run has in its name, tags or note, its state, the order, the archive, where the page begins."""
+
+    text: str = ""
+    state: str | None = None
+    sort: str = "heard"
+    is_archived: bool = False
+    after: str | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether no run that is not in the archive is left out."""
+        return self == Listing(sort=self.sort)
+
+    def question(self) -> dict[str, str | int]:
+        """Return what the collector is asked."""
+        asked = {**self._parts(), "text": " ".join(self.text.split()), "archived": "true" if self.is_archived else ""}
+        return {"limit": PER_PAGE, **{key: value for key, value in asked.items() if value}}
+
+    def url(self, *, after: str | None) -> str:
+        """Return the address of the same list from another place on."""
+        parts = {**self._parts(), "after": after}
+        search = urlencode({key: value for key, value in parts.items() if value})
+        return f"/?{search}" if search else "/"
+
+    def _parts(self) -> dict[str, str | None]:
+        sort = None if self.sort == "heard" else self.sort
+        archived = "1" if self.is_archived else None
+        return {"text": self.text, "state": self.state, "sort": sort, "archived": archived, "after": self.after}
+
+
+def parse(search: str | None) -> Listing:
+    """Return the listing of a query string; what cannot be read counts as absent."""
+    query = {key: values[0] for key, values in parse_qs((search or "").removeprefix("?")).items()}
+    state, sort = query.get("state"), query.get("sort", "")
+    return Listing(
+        text=query.get("text", "")[:MAX_TEXT],
+        state=state if state in STATES else None,
+        sort=sort if sort in SORTS else "heard",
+        is_archived=query.get("archived") == "1",
+        after=query.get("after"),
+    )

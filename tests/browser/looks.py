@@ -1,0 +1,68 @@
+"""What is wrong with how a page looks, whichever page it is: for eyes, for fingers and for those who hear it."""
+
+from typing import Any
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page
+from plots import await_figures
+
+CUT = """() => {
+    // Hidden from eyes on purpose, and figures, whose svg is as large as it is.
+    const allowed = ".unseen, .skip, .brand .word, #link .word, .js-plotly-plot, select, option";
+    const name = (one) => one.tagName + "." + one.className + ": " + one.textContent.trim().slice(0, 40);
+    const hides = (overflow) => overflow === "hidden" || overflow === "clip";
+    return Array.from(document.querySelectorAll("header *, main *, dialog *")).filter((one) => {
+        if (!one.textContent.trim() || !one.getClientRects().length || one.closest(allowed)) return false;
+        const style = getComputedStyle(one);
+        return (hides(style.overflowX) && one.scrollWidth > one.clientWidth + 1)
+            || (hides(style.overflowY) && one.scrollHeight > one.clientHeight + 1);
+    }).map(name);
+}"""
+OUT_OF_FIGURES = """() => Array.from(document.querySelectorAll(".js-plotly-plot .main-svg text")).filter((text) => {
+    const svg = text.closest(".main-svg").getBoundingClientRect();
+    const box = text.getBoundingClientRect();
+    const isOut = box.left < svg.left - 1 || box.right > svg.right + 1
+        || box.bottom > svg.bottom + 1 || box.top < svg.top - 1;
+    return box.width && isOut && text.closest(".hoverlayer") === null;
+}).map((text) => text.closest(".dash-graph").id + ": " + text.textContent)"""
+SIDEWAYS = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
+    Array.from(document.querySelectorAll("body *"))
+        .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
+        .map((one) => one.tagName + "." + one.className).slice(0, 9)"""
+
+_axe = Axe()
+
+
+def faults(page: Page) -> list[str]:
+    """Return what is wrong with the page in the tab: light, dark, and as wide as a phone."""
+    await_figures(page)
+    found = [*_of_frame(page), *_heard(page), *_seen(page, "wide")]
+    page.emulate_media(color_scheme="dark")
+    found += [f"dark: {fault}" for fault in _heard(page, runOnly=["color-contrast"])]
+    page.set_viewport_size({"width": 390, "height": 844})
+    await_figures(page)
+    page.wait_for_timeout(300)  # figures follow the width when it rests
+    found += _seen(page, "narrow")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.emulate_media(color_scheme="light")
+    return found
+
+
+def _of_frame(page: Page) -> list[str]:
+    counted = page.evaluate("""() => ({
+        lang: document.documentElement.lang === "en",
+        "one main": document.querySelectorAll("main").length === 1,
+        "one h1": Array.from(document.querySelectorAll("h1")).filter((one) => one.getClientRects().length).length === 1,
+        title: document.title.endsWith(" · gradcanary"),
+    })""")
+    return [what for what, holds in counted.items() if not holds]
+
+
+def _heard(page: Page, **options: Any) -> list[str]:
+    violations = _axe.run(page, options={"resultTypes": ["violations"], **options}).response["violations"]
+    return [f"{each['id']}: {node['html'][:160]} {node['target']}" for each in violations for node in each["nodes"]]
+
+
+def _seen(page: Page, how: str) -> list[str]:
+    found = {"sideways": SIDEWAYS, "cut": CUT, "out of its figure": OUT_OF_FIGURES}
+    return [f"{how}, {what}: {each}" for what, asked in found.items() for each in page.evaluate(asked)]

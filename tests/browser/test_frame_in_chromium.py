@@ -1,0 +1,236 @@
+"""What surrounds the pages: the first start and its demo, the list of runs, keys, paper, a tab in the background."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import scenes
+from looks import faults
+from playwright.sync_api import Page, Request, expect
+from plots import IMAGE
+from streams import Session
+
+RUN = "lora-fell"
+LONG_MS = 60_000
+"""A list of cards, on a machine that does other things."""
+
+WITHOUT_TORCH = """
+import pathlib, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch" and pathlib.Path(__file__).with_name("no-torch").exists():
+            raise ImportError("not here")
+sys.meta_path.insert(0, Refuse())
+import importlib.util
+found = importlib.util.find_spec
+def find_spec(name, package=None):
+    try:
+        return found(name, package)
+    except ImportError:
+        return None
+importlib.util.find_spec = find_spec
+"""
+
+
+def trainings_of(url: str) -> list[str]:
+    """The processes of a collector's demo, by its address or by the child that has it."""
+    listed = subprocess.run(["ps", "-wweo", "pid=,ppid=,ni=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 3) for line in listed.splitlines()]
+    pairs = {pid for pid, _, _, words in rows if words.endswith(f"gradcanary.demo.pair {url}")}
+    return [f"{nice} {words}" for pid, parent, nice, words in rows if {pid, parent} & pairs]
+
+
+def test_the_demo_starts_from_the_first_page_and_ends_with_the_collector(
+    collector_factory: Callable[..., Any], open_page: Callable[..., Page], tmp_path: Path, complaints: list[str]
+) -> None:
+    (tmp_path / "no-torch").touch()
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    collector = collector_factory(env={"PYTHONPATH": str(tmp_path)})
+    page = open_page(collector.url)
+    assert faults(page) == []
+    page.get_by_role("button", name="Play the demo").click()
+    again = page.get_by_role("button", name="Try the demo again")
+    expect(again).to_be_visible()
+    expect(page.locator("#demo-said")).to_contain_text("torch is not installed where the collector runs")
+
+    (tmp_path / "no-torch").unlink()
+    again.click()
+    expect(page.locator(".demo")).to_contain_text(re.compile("Starting the demo|The demo trains"))
+    expect(page.locator("#demo-start")).to_have_count(0)
+    assert httpx.post(f"{collector.url}/api/v1/demo").status_code == 409
+    expect(page.locator(".run h2 a")).to_have_count(2, timeout=2 * LONG_MS)
+    expect(page.locator(".run h2 a", has_text="lora-wrong-schedule")).to_be_visible()
+    expect(page.locator(".run .state").first).to_have_text("live")
+    running = trainings_of(collector.url)
+    assert len(running) == 3, running
+    assert all(each.startswith("19 ") for each in running), "they leave the processors to others"
+    collector.kill()
+    expect(page.locator("#offline")).to_be_visible()
+    for _ in range(100):
+        if not trainings_of(collector.url):
+            break
+        page.wait_for_timeout(100)
+    assert trainings_of(collector.url) == []
+    complaints.clear()
+
+
+def names(page: Page) -> Any:
+    return page.locator(".run h2 a")
+
+
+def test_the_list_of_runs_is_chosen_by_its_address(collector: Any, open_page: Callable[..., Page]) -> None:
+    """Filter, state, order, archive and pages; back and forward, a copied link, and what arrives meanwhile."""
+    quiet = scenes.quiet(steps=4, blocks=1)
+    for number in range(27):
+        Session(collector.url, run=f"run-{number:02}", session=f"s{number}").put_hello(quiet.hello())
+
+    Session(collector.url, run="run-07", session="s7").end(state="crashed")
+    api = httpx.Client(base_url=f"{collector.url}/api/v1", trust_env=False)
+    api.patch("/runs/run-05", json={"tags": ["bad-lr"], "note": "as Ada said\nand more"}).raise_for_status()
+    api.patch("/runs/run-06", json={"archived": True}).raise_for_status()
+    page = open_page(collector.url)
+    expect(names(page)).to_have_count(25, timeout=LONG_MS)
+    expect(names(page).first).to_have_text("run-07", timeout=LONG_MS)  # heard of last
+    page.get_by_role("link", name="Next 25").click()
+    expect(names(page)).to_have_text(["run-00"], timeout=LONG_MS)
+    page.go_back()
+    expect(names(page)).to_have_count(25, timeout=LONG_MS)
+
+    page.get_by_label("Order").select_option("name")
+    expect(names(page).first).to_have_text("run-00", timeout=LONG_MS)
+    page.get_by_label("State").select_option("crashed")
+    expect(names(page)).to_have_text(["run-07"], timeout=LONG_MS)
+    crashed = page.locator(".run .state")
+    expect(crashed).to_have_text("crashed")
+    expect(crashed.locator(".icon-critical")).to_be_visible()
+    expect(page).to_have_url(f"{collector.url}/?sort=name&state=crashed")
+    page.go_back()
+    expect(page.get_by_label("State")).to_have_value("")
+    expect(names(page)).to_have_count(25, timeout=LONG_MS)
+
+    page.keyboard.press("/")
+    page.keyboard.type("ada LR")
+    expect(names(page)).to_have_text(["run-05"], timeout=LONG_MS)
+    expect(page.locator(".run .words")).to_have_text("bad-lras Ada said")
+    page.locator(".run .tag").click()
+    expect(page).to_have_url(f"{collector.url}/?text=bad-lr")
+    expect(page.locator("#runs-filter")).to_have_value("bad-lr")
+    page.get_by_role("button", name="Archive").click()
+    expect(page.locator("#runs")).to_contain_text("There is no run in the archive with bad-lr")
+    page.locator("#runs-filter").fill("")
+    expect(names(page)).to_have_text(["run-06"], timeout=LONG_MS)
+    page.reload()
+    expect(names(page)).to_have_text(["run-06"], timeout=LONG_MS)
+    expect(page.get_by_role("button", name="Archive")).to_have_attribute("aria-pressed", "true")
+    api.patch("/runs/run-07", json={"archived": True}).raise_for_status()
+    expect(names(page)).to_have_text(["run-07", "run-06"], timeout=LONG_MS)
+    page.get_by_label("Pages").get_by_role("link", name="Runs").click()
+    expect(names(page)).to_have_count(25, timeout=LONG_MS)
+    expect(page.get_by_role("button", name="Archive")).to_have_attribute("aria-pressed", "false")
+    api.close()
+
+
+def focused(page: Page) -> Any:
+    return page.evaluate("document.activeElement.textContent")
+
+
+def test_everything_is_reached_by_keys(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(shared.url)
+    expect(names(page).nth(2)).to_be_visible()
+    page.keyboard.press("Tab")
+    assert focused(page) == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    listed = names(page).all_inner_texts()
+    for key, place in (("j", 0), ("j", 1), ("ArrowDown", 2), ("k", 1), ("ArrowUp", 0), ("k", 0)):
+        page.keyboard.press(key)
+        assert focused(page) == listed[place]
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keyboard")).to_contain_text("To the filter")
+    assert faults(page) == []
+    page.keyboard.press("j")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert focused(page) == listed[0], "nothing moved, and one is where one was"
+
+    page.keyboard.press("/")
+    page.keyboard.type("fell j?/g")
+    expect(page.locator("#runs-filter")).to_have_value("fell j?/g")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("Escape")
+    expect(page.locator("#runs-filter")).to_have_value("")
+    page.keyboard.type("fell")
+    expect(names(page)).to_have_text([RUN])
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(IMAGE)
+
+    page.locator("#heatmap").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".cell-cursor")).to_be_visible()
+    for key, layer in (("ArrowDown", "lora_B"), ("PageDown", "mlp.down.lora_B"), ("End", "mlp.down.lora_B")):
+        page.keyboard.press(key)
+        expect(page.locator("#key-said")).to_contain_text(layer)
+    expect(page.locator("#key-said")).to_contain_text(re.compile(r"step 39\d"))
+    assert page.locator("#key-said").inner_text() == page.locator("#readout").inner_text()
+    page.keyboard.press("Enter")
+    expect(page.locator(".crumbs .here")).to_have_text("blocks.0.mlp.down.lora_B.weight")
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+
+
+def test_on_paper_there_is_nothing_to_press_and_nothing_dark(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{shared.url}/runs/{RUN}", theme="dark")
+    page.wait_for_selector(IMAGE)
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+    for control in ("#ways", ".controls", "#theme", ".zoom", ".copy"):
+        expect(page.locator(control).first).to_be_hidden()
+    for content in ("h1", "#heatmap", "#trend", "#layer-rows tr >> nth=0"):
+        expect(page.locator(content)).to_be_visible()
+    rows = page.locator(".scroll").evaluate("(table) => table.scrollHeight - table.clientHeight")
+    assert rows <= 1, "a table is on paper as long as it is"
+    page.emulate_media(media="screen", color_scheme="light")
+
+
+def test_who_asks_for_calm_or_colours_of_his_own_gets_them(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(shared.url)
+    icon = page.locator(".state .icon").first
+    icon.evaluate("(one) => one.parentElement.classList.add('state-live')")  # some time ago it was
+    seen = "(one) => [getComputedStyle(one).animationName, getComputedStyle(one).backgroundColor]"
+    assert icon.evaluate(seen)[0] == "beat"
+    page.emulate_media(reduced_motion="reduce", forced_colors="active")
+    animation, colour = icon.evaluate(seen)
+    assert animation == "none"
+    assert colour == page.evaluate("getComputedStyle(document.body).color"), "an icon is drawn in the text's colour"
+    page.emulate_media(reduced_motion="null", forced_colors="null")
+
+
+def test_a_tab_in_the_background_asks_nothing_and_catches_up(shared: Any, open_page: Callable[..., Page]) -> None:
+    session = scenes.send(shared.url, "behind", scenes.quiet(steps=80, blocks=1))
+    page = open_page(f"{shared.url}/runs/behind")
+    step = page.locator(".tile .value").first
+    expect(step).to_have_text("79")
+    # A headless browser has no tab that is hidden: the page is told so.
+    page.evaluate("Object.defineProperty(document, 'hidden', { configurable: true, get: () => window.isAway })")
+    page.evaluate("window.isAway = true")
+    page.wait_for_timeout(300)  # what was asked just before
+    asked: list[str] = []
+
+    def note(request: Request) -> None:
+        asked.append(request.url)
+
+    page.on("request", note)
+    session.post_batch(2, scenes.quiet(steps=120, blocks=1).batch(80, 120)).raise_for_status()
+    page.wait_for_timeout(2_500)
+    page.remove_listener("request", note)
+    assert asked == []
+    expect(step).to_have_text("79")
+    with page.expect_request("**/_news?*"):
+        page.evaluate("window.isAway = false; document.dispatchEvent(new Event('visibilitychange'))")
+    expect(step).to_have_text("119")
