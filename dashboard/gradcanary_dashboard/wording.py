@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime, timezone
 
 NOTHING = "\N{EN DASH}"
 STATES = {
@@ -55,12 +56,32 @@ def percent(part: float) -> str:
     return f"{number:.{2 if number < 1 else 1 if number < 10 else 0}f} %"
 
 
+def seconds(number: float) -> str:
+    """Return ``163 ms``, ``2.04 s`` or ``3 min 20 s``."""
+    if number >= 120:
+        return f"{number // 60:,.0f} min {number % 60:.0f} s"
+    return f"{scientific(number)} s" if number >= 1 else f"{scientific(round(1e3 * number, 3))} ms"
+
+
+def memory(number: float) -> str:
+    """Return bytes as ``23.5 GB``."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{scientific(number / size)} {unit}"
+    return f"{integer(number)} B"
+
+
 def exact(number: float) -> str:
     """Return a float32 with every digit it holds: ``6.103516e-7``, ``0.03125``, ``12,340``."""
     if not math.isfinite(number) or number == 0 or 1e-3 <= abs(number) < 1e6:
         return f"{number:,.7g}"
     mantissa, exponent = f"{number:.6e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def moment(unix_s: float) -> str:
+    """Return a time as the API writes it, RFC 3339 in UTC."""
+    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def minute(moment: str) -> str:

@@ -127,8 +127,8 @@ HOSTILE = "<img src=x onerror=alert(3)>%{x}"
 
 
 def with_metrics(batch: wire.Batch, hosts: int = 0) -> wire.Batch:
-    """Return a batch with all that an agent measures by itself, and what a user logs: scores each tenth step by category and
-    provider, a loss of the validation, a metric with a hostile name and tag, and the load of so many hosts."""
+    """Return a batch with all that an agent measures by itself, and what a user logs each tenth step: scores by
+    category and provider, a loss of the validation, one with a hostile name and tag, the load of so many hosts."""
     random = np.random.default_rng(batch.steps[0])
     tenth = tuple(step for step in batch.steps if step % 10 == 0)
 
@@ -151,7 +151,7 @@ def with_metrics(batch: wire.Batch, hosts: int = 0) -> wire.Batch:
 
 
 def log(url: str, run: str, steps: int = 400, blocks: int = 6) -> Session:
-    """Post a healthy run with every metric and every stat, tagged ones of 30 hosts among them; returns the open session."""
+    """Post a healthy run with every stat and every metric, those of 30 hosts too; returns the open session."""
     stream = quiet(steps=steps, blocks=blocks)
     session = Session(url, run=run, session=f"session-of-{run}")
     session.put_hello(stream.hello()).raise_for_status()
