@@ -164,7 +164,10 @@ def _name(kind: Kind, rows: str | None) -> html.Th:
     """Return the names of a kind; a click shows its rows only, in heatmap and table, another one all again."""
     pressed = str(kind.expression == rows).lower()
     words = parts.attributes(data_key="rows", data_choice=kind.expression, data_toggles="", aria_pressed=pressed)
-    shown = html.Button(kind.pattern, type="button", className="kind", title="Show these rows only", **words)
+    # A line may end behind a dot, and nowhere else while there is room.
+    parted = [part for name in kind.pattern.split(".") for part in (f"{name}.", html.Wbr())]
+    parted[-2:] = [kind.pattern.rpartition(".")[2]]
+    shown = html.Button(parted, type="button", className="kind", title="Show these rows only", **words)
     return html.Th(
         [shown, html.Span(f"\N{MULTIPLICATION SIGN} {wording.integer(kind.layers)}", className="dim")], scope="row"
     )

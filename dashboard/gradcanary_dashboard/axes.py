@@ -74,7 +74,7 @@ class Span:
     def axis(self) -> dict[str, Any]:
         """Return the x axis; only whole steps are labelled."""
         steps = {"tickformat": ",d", "nticks": 7, **({"dtick": 1} if self.width <= 6 else {})}
-        kind = steps if self.clock is None else {"type": "date", "nticks": 6}
+        kind = steps if self.clock is None else {"type": "date", "nticks": 4, "tickangle": 0}
         return {
             "range": [self.at(self.first - 0.5), self.at(self.last + 0.5)],
             **kind,

@@ -194,6 +194,23 @@ def rows_of(page: Page) -> list[str]:
     return list(meta(page)["names"])
 
 
+def test_a_finger_points_in_all_figures_on_a_phone(logged: Any, phone: Page) -> None:
+    phone.goto(f"{logged.url}/runs/{RUN}")
+    phone.wait_for_selector(IMAGE)
+    load = key_of(phone, "gpu_load")
+    await_panel(phone, load)
+    await_panel(phone, "loss")
+    phone.touchscreen.tap(*place(phone, "loss", 0.5, 0.5))
+    until(phone, f"Math.abs((({SHOWN})().heatmap || [0])[0] - 200) < 3")
+    assert re.fullmatch(r"step \d+", phone.evaluate(SHOWN)["loss"][1])
+    value = phone.locator(".panel[data-key=loss] .line .value").first
+    assert 0.12 < float(value.inner_text()) < 0.25
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    wide = ".card.accumulators, .card.accumulators table, .card.accumulators dl"
+    for cut in phone.locator(wide).all():
+        assert cut.evaluate("element => element.scrollWidth - element.clientWidth") <= 1
+
+
 def test_what_is_shown_can_be_taken_along(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url, "lora-collapse?from=300&to=340&rows=lora_A&x=time")
     with page.expect_download() as taken:
