@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from http import HTTPStatus
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,6 +22,11 @@ from gradcanary_dashboard.view import View, parse
 
 MOST_SERIES = 100
 """Series of one answer of the collector."""
+
+MOST_POINTS = 5_000
+"""Points of one answer."""
+
+_SUMS = ("min", "mean", "max", "count")
 
 Keys = Annotated[list[str], Query(alias="key", max_length=panels.MOST_PANELS)]
 Layers = Annotated[list[int], Query(alias="layer", min_length=1, max_length=MOST_SERIES)]
@@ -59,20 +65,24 @@ def drawn(collector: Collector, run: str, keys: Sequence[str], view: View) -> li
 
 
 def cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first: int, last: int) -> str:
-    """Return a stat of layers over some steps with every digit; raises DashboardError."""
-    numbers, bounds = [str(layer) for layer in layers], {"from": first, "to": last}
-    found = collector.run(run, "series", stat=stat, layer=numbers, points=1, **bounds).body["series"]
-    low, mean, high, count = (
-        np.array([decode(each[key])[:1].sum() for each in found]) for key in ("min", "mean", "max", "count")
-    )
+    """Return a stat of layers over some steps with every digit; raises DashboardError.
+
+    It is asked for sample by sample, because sums of samples are rounded outward; where only these are left, or there
+    are more steps than one answer holds, the extremes are told in fewer digits.
+    """
+    numbers, steps = [str(layer) for layer in layers], {"from": first, "to": last}
+    points = max(1, min(MOST_POINTS, last - first + 1))
+    found = collector.run(run, "series", stat=stat, layer=numbers, points=points, **steps).body["series"]
+    low, mean, high, count = (np.concatenate([decode(each[key]) for each in found]) for key in _SUMS)
     known = count > 0
     if not known.any():
         return ""
     least, most = float(low[known].min()), float(high[known].max())
+    told = wording.exact if (count <= 1).all() else wording.scientific
     if least == most:
-        return wording.exact(least)
-    mean_of_all = float((mean[known] * count[known]).sum() / count[known].sum())
-    return f"{wording.exact(least)} to {wording.exact(most)}, mean {wording.exact(mean_of_all)}"
+        return told(least)
+    average = float(np.average(mean[known], weights=count[known]))
+    return f"{told(least)} to {told(most)}, mean {told(average)}"
 
 
 def _questions(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel], dict[str, Any]]]:
@@ -99,11 +109,12 @@ def _asked(panel: Panel) -> int:
     return len(panel.asked) if panel.key == panels.RATES else len(panel.series)
 
 
-def _answered(build: Any) -> Response:  # noqa: ANN401 -- a function that returns what JSON can hold
+def _answered(build: Callable[[], Mapping[str, Any]]) -> Response:
+    """Answer what ``build`` returns; not a 5xx when the collector fails: that is what this server itself would say."""
     try:
         return JSONResponse(build(), headers={"Cache-Control": "no-store"})
     except DashboardError as error:
-        return JSONResponse({"error": str(error)}, 502)
+        return JSONResponse({"error": str(error)}, HTTPStatus.FAILED_DEPENDENCY)
 
 
 def _csv(collector: Collector, run: str, view: View) -> Response:
@@ -113,7 +124,7 @@ def _csv(collector: Collector, run: str, view: View) -> Response:
     try:
         pieces = stack.enter_context(collector.download(run, **query))
     except DashboardError as error:
-        return Response(str(error), 502, media_type="text/plain")
+        return Response(str(error), HTTPStatus.FAILED_DEPENDENCY, media_type="text/plain")
     bounds = f"-{view.from_step or 0}-{'end' if view.to_step is None else view.to_step}" if view.is_zoomed else ""
     headers = {"Content-Disposition": f'attachment; filename="{run}-{view.stat}{bounds}.csv"'}
 

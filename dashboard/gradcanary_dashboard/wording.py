@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
+import numpy as np
+
 NOTHING = "\N{EN DASH}"
 STATES = {
     "measured": "measured",
@@ -72,11 +74,17 @@ def memory(number: float) -> str:
 
 
 def exact(number: float) -> str:
-    """Return a float32 with every digit it holds: ``6.103516e-7``, ``0.03125``, ``12,340``."""
-    if not math.isfinite(number) or number == 0 or 1e-3 <= abs(number) < 1e6:
+    """Return a float32 with every digit it holds: ``6.1035156e-7``, ``0.03125``, ``12,340``; others with seven."""
+    if not math.isfinite(number) or number == 0:
         return f"{number:,.7g}"
-    mantissa, exponent = f"{number:.6e}".split("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    with np.errstate(over="ignore", under="ignore"):
+        single = np.float32(number)
+    shortest = single if float(single) == number else np.float64(f"{number:.7g}")
+    if 1e-3 <= abs(number) < 1e6:
+        whole, dot, rest = np.format_float_positional(abs(shortest), unique=True, trim="-").partition(".")
+        return f"{'-' if number < 0 else ''}{int(whole):,}{dot}{rest}"
+    mantissa, exponent = np.format_float_scientific(shortest, unique=True, trim="-").split("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
 def moment(unix_s: float) -> str:

@@ -98,16 +98,17 @@
     const plot = button.parentElement.querySelector(".js-plotly-plot");
     if (!plot || !plot.layout) return;
     const [first, last] = namedSteps(plot);
-    const run = decodeURIComponent(window.location.pathname.split("/")[2] || "");
+    const [, , run, , layer] = window.location.pathname.split("/").map(decodeURIComponent);
     const card = button.closest(".card");
     const heading = card && card.querySelector("h2");
     const what = heading ? heading.textContent : "";
-    const figure = painted(plot, [run, what, `steps ${first.toLocaleString("en")} to ${last.toLocaleString("en")}`].filter(Boolean).join(" · "));
+    const figure = painted(plot, [run, layer, what, `steps ${first.toLocaleString("en")} to ${last.toLocaleString("en")}`].filter(Boolean).join(" · "));
     const { width, height } = figure.layout;
     const svg = await window.Plotly.toImage(figure, { format: "svg", width, height });
     const id = (plot.id || plot.parentElement.id || "figure").replace(/^stat-/, "");
     const stat = id === "heatmap" || id === "trend" ? (new URLSearchParams(window.location.search).get("stat") || "absmax") + "-" + id : id;
-    save(await rasterised(svg, width, height), `${run}-${stat}-${first}-${last}.png`);
+    const name = [run, layer, stat, first, last].filter((part) => part !== undefined).join("-");
+    save(await rasterised(svg, width, height), name.replace(/[^\w.-]+/g, "_") + ".png");
   }
 
   document.addEventListener("click", (event) => {
