@@ -62,10 +62,12 @@
   function arrange() {
     const wanted = new Set(told.panels.map((panel) => panel.key));
     for (const key of Array.from(cards.keys())) if (!wanted.has(key)) remove(key);
+    let next = box.firstElementChild;
     for (const panel of told.panels) {
       if (!cards.has(panel.key)) cards.set(panel.key, newCard(panel));
       const card = cards.get(panel.key);
-      if (card.element.parentNode !== box) box.append(card.element);
+      if (card.element === next) next = next.nextElementSibling;
+      else box.insertBefore(card.element, next);
       if (!card.note.dataset.last) card.note.textContent = panel.words;
       card.words = panel.words;
     }
@@ -147,8 +149,10 @@
   function replace(legend, list) {
     const before = legend.querySelector(".list");
     const focused = before && before.contains(document.activeElement) ? document.activeElement.dataset.line : null;
+    const scrolled = before ? before.scrollTop : 0;
     if (before) before.replaceWith(list);
     else legend.append(list);
+    list.scrollTop = scrolled;
     const again = focused && list.querySelector(`[data-line="${CSS.escape(focused)}"]`);
     if (again) again.focus({ preventScroll: true });
   }
