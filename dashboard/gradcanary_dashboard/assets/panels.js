@@ -4,6 +4,7 @@
   "use strict";
 
   const FEW = 12; // more lines than these get a field to find some
+  const AGAIN_MS = 2000; // after a question that nobody answered
   const SHOWN = 60; // entries of a legend at a time
   const CONFIG = { displayModeBar: false, displaylogo: false, plotlyServerURL: "", doubleClick: "autosize", responsive: true };
 
@@ -104,7 +105,9 @@
     const number = ++sent;
     fetch("/_panels?" + query, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer))).then(({ panels }) => {
       for (const panel of panels) show(panel, now, number);
-    }).catch(() => { for (const key of missing) if (cards.has(key)) cards.get(key).asked = null; });
+    }).catch(() => setTimeout(() => {
+      for (const key of missing) if (cards.has(key)) cards.get(key).asked = null;
+    }, AGAIN_MS));
   }
 
   function show(panel, of, number) {
