@@ -79,7 +79,7 @@ def exact(number: float) -> str:
         return f"{number:,.7g}"
     with np.errstate(over="ignore", under="ignore"):
         single = np.float32(number)
-    shortest = single if float(single) == number else np.float64(f"{number:.7g}")
+    shortest = float(str(single) if float(single) == number else f"{number:.7g}")
     if 1e-3 <= abs(number) < 1e6:
         whole, dot, rest = np.format_float_positional(abs(shortest), unique=True, trim="-").partition(".")
         return f"{'-' if number < 0 else ''}{int(whole):,}{dot}{rest}"
