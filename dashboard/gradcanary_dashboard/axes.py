@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gradcanary_dashboard import palette, wording
+from gradcanary_dashboard.clock import Clock
+from gradcanary_dashboard.columns import encode, read
 from gradcanary_dashboard.view import View
 
 Figure: TypeAlias = dict[str, Any]
@@ -39,6 +41,7 @@ class Span:
     first: float
     last: float
     identity: str
+    clock: Clock | None = None
 
     @classmethod
     def of(cls, run: str, view: View, steps: Floats, bucket_steps: int) -> Span:
@@ -49,6 +52,20 @@ class Span:
         last = last if view.to_step is None else view.to_step
         return cls(float(first), float(max(last, first)), f"{run}|{view.from_step}|{view.to_step}")
 
+    def timed(self, clock: Clock | None) -> Span:
+        """Return the span with an axis of time; of steps where there is no clock."""
+        return self if clock is None else replace(self, clock=clock, identity=f"{self.identity}|time")
+
+    def at(self, step: float) -> float:
+        """Return where a step is on the axis: itself, or its time."""
+        return step if self.clock is None else float(self.clock.at(step))
+
+    def placed(self, traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return traces over steps as traces over the axis."""
+        if self.clock is None:
+            return list(traces)
+        return [{**trace, "x": encode(self.clock.at(_steps_of(trace["x"])))} for trace in traces]
+
     @property
     def width(self) -> float:
         """How many steps are in sight."""
@@ -56,16 +73,20 @@ class Span:
 
     def axis(self) -> dict[str, Any]:
         """Return the x axis; only whole steps are labelled."""
+        steps = {"tickformat": ",d", "nticks": 7, **({"dtick": 1} if self.width <= 6 else {})}
+        kind = steps if self.clock is None else {"type": "date", "nticks": 4, "tickangle": 0}
         return {
-            "range": [self.first - 0.5, self.last + 0.5],
-            "tickformat": ",d",
-            "nticks": 7,
-            **({"dtick": 1} if self.width <= 6 else {}),
+            "range": [self.at(self.first - 0.5), self.at(self.last + 0.5)],
+            **kind,
             "zeroline": False,
             "showline": False,
             "ticks": "",
-            "title": {"text": "step", "standoff": 8, "font": {"size": 11.5}},
+            "title": {"text": "step" if self.clock is None else "time, UTC", "standoff": 8, "font": {"size": 11.5}},
         }
+
+
+def _steps_of(x: Mapping[str, Any] | Sequence[float]) -> Floats:
+    return np.asarray(read(x) if isinstance(x, Mapping) else x, np.float64)
 
 
 def layout(span: Span, height: int, yaxis: Mapping[str, Any]) -> dict[str, Any]:

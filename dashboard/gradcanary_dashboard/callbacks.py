@@ -82,7 +82,7 @@ def _register_browser(app: Dash) -> None:
         register_callback: Callable[..., None] = app.clientside_callback
         register_callback(ClientsideFunction("gradcanary", function), *arguments, prevent_initial_call=at_click)
 
-    figures = {"run": ("heatmap", "trend", "loss", "rates", "agent"), "layer": tuple(f"stat-{stat}" for stat in STATS)}
+    figures = {"run": ("heatmap", "trend"), "layer": tuple(f"stat-{stat}" for stat in STATS)}
     for page, drawn in figures.items():
         zooms = [Input(figure, "relayoutData") for figure in drawn]
         browser("zoom", Output(f"{page}-url", "search"), *zooms, at_click=True)
@@ -93,6 +93,6 @@ def _register_browser(app: Dash) -> None:
         State("heatmap", "figure"),
         at_click=True,
     )
-    browser("read_out", Output("readout", "children"), Input("heatmap", "hoverData"), State("heatmap", "figure"))
     browser("show_choices", Output("rows", "value"), Input("run-url", "search"))
+    browser("show_axis", Input("layer-url", "search"))
     browser("title", Input("title", "data"))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -122,6 +123,21 @@ class Collector:
         response = self._send(request)
         return self._read("", response).body if response.content else None
 
+    @contextmanager
+    def download(self, run: str, **query: str | int | None) -> Iterator[Iterator[bytes]]:
+        """Yield the CSV of a run's samples, piece by piece: it may be larger than the memory; raises DashboardError."""
+        params = {key: value for key, value in query.items() if value is not None}
+        request = self._http.build_request("GET", f"/runs/{quote(run, safe='')}/export.csv", params=params)
+        request.headers.update(_reader.get() if self.as_reader else self._own)
+        response = self._send(request, streams=True)
+        try:
+            if response.status_code != HTTPStatus.OK:
+                response.read()
+                self._read("", response)
+            yield response.iter_bytes()
+        finally:
+            response.close()
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -140,9 +156,9 @@ class Collector:
             return known
         return self._read(key, response)
 
-    def _send(self, request: httpx.Request) -> httpx.Response:
+    def _send(self, request: httpx.Request, *, streams: bool = False) -> httpx.Response:
         try:
-            return self._http.send(request)
+            return self._http.send(request, stream=streams)
         except httpx.HTTPError as error:
             raise UnreachableError(f"The collector at {self.url} does not answer ({type(error).__name__}).") from error
 

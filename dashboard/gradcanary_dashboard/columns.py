@@ -19,6 +19,13 @@ def decode(column: Mapping[str, Any]) -> npt.NDArray[Any]:
     return flat.reshape(tuple(column["shape"])).astype(dtype.newbyteorder("="), copy=False)
 
 
+def read(typed: Mapping[str, Any]) -> npt.NDArray[Any]:
+    """Return what :func:`encode` made."""
+    dtype = np.dtype(typed["dtype"]).newbyteorder("<")
+    shape = tuple(int(side) for side in typed["shape"].split(","))
+    return np.frombuffer(base64.b64decode(typed["bdata"]), dtype).reshape(shape)
+
+
 def encode(array: npt.NDArray[Any]) -> dict[str, str]:
     """Return an array as Plotly's typed array: a tenth of the time and a third of the size of a JSON list."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

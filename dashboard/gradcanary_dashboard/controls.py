@@ -8,11 +8,13 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard import parts, wording
+from gradcanary_dashboard.clock import Clock
 from gradcanary_dashboard.layers import Layer
 from gradcanary_dashboard.stats import STATS, Stat
 from gradcanary_dashboard.view import CHOICES, View
 
 VALUES = {"min": "min", "mean": "mean", "max": "max"}
+AXES = {"step": "steps", "time": "time"}
 ORDERS = {"model": "model order", "worst": "worst first", "block": "by block"}
 
 ALWAYS = ("absmax", "norm", "nonfinite")
@@ -70,6 +72,7 @@ def zoom_bar(page: str, contents: Mapping[str, Any]) -> html.Div:
     return html.Div(
         [
             html.Span(contents.get(f"{page}-zoom-note"), id=f"{page}-zoom-note"),
+            _group("x", AXES),
             html.Span(buttons, className="group", role="group", **parts.attributes(aria_label="Steps in sight")),
             html.Span(reset, id=f"{page}-reset", hidden=contents.get(f"{page}-reset", True)),
         ],
@@ -77,9 +80,11 @@ def zoom_bar(page: str, contents: Mapping[str, Any]) -> html.Div:
     )
 
 
-def zoom_note(view: View, bucket_steps: int, unit: str) -> list[Any]:
-    """Return how many steps one column or point holds."""
+def zoom_note(view: View, bucket_steps: int, unit: str, clock: Clock | None = None) -> list[Any]:
+    """Return how many steps one column or point holds, and why there is no axis of time where one was asked for."""
     size = "single steps" if bucket_steps <= 1 else f"{wording.integer(bucket_steps)} steps per {unit}"
+    if view.x == "time" and clock is None:
+        return [html.Span("by steps: they are not in the order of time here", className="refusal"), f" · {size}"]
     return [size] if view.is_zoomed else [html.Span("drag to zoom · ", className="hint"), size]
 
 
@@ -111,7 +116,11 @@ def _group(key: str, options: Mapping[str, str]) -> html.Div:
         html.Button(words, type="button", **parts.attributes(data_key=key, data_choice=_sent(key, option)))
         for option, words in options.items()
     ]
-    label = {"value": "Value of a cell that holds several steps", "order": "Order of the rows"}[key]
+    label = {
+        "value": "Value of a cell that holds several steps",
+        "order": "Order of the rows",
+        "x": "Axis of all figures",
+    }[key]
     return html.Div(buttons, className="group", role="group", **parts.attributes(aria_label=label))
 
 

@@ -16,7 +16,10 @@ from gradcanary_dashboard.history import Hole
 
 @dataclass(frozen=True)
 class Curve:
-    """Buckets of one series: first step, smallest, mean and largest value (NaN = none), samples, not finite ones."""
+    """Buckets of one series: first step, smallest, mean and largest value (NaN = none), samples, not finite ones.
+
+    Of one that ``is_sparse`` steps without a value are no hole: it is logged when there is something to log.
+    """
 
     steps: axes.Floats
     bucket_steps: int
@@ -27,6 +30,7 @@ class Curve:
     nonfinite: npt.NDArray[np.int32]
     holes: Sequence[Hole] = ()
     every: int = 1
+    is_sparse: bool = False
 
     @classmethod
     def read(cls, answer: Mapping[str, Any], series: Mapping[str, Any], events: marks.Events) -> Curve:
@@ -53,7 +57,7 @@ class Curve:
         """Return the curve without buckets of which nothing is known."""
         there = (self.count > 0) | (self.nonfinite > 0)
         columns = ("steps", "low", "mean", "high", "count", "nonfinite")
-        return replace(self, **{name: getattr(self, name)[there] for name in columns})
+        return replace(self, **{name: getattr(self, name)[there] for name in columns}, is_sparse=True)
 
     def pieces(self) -> list[slice]:
         """Return the stretches of buckets that hold values and follow each other without a hole."""
@@ -62,7 +66,8 @@ class Curve:
             return []
         between = np.diff(self.steps)
         usual = max(float(self.bucket_steps), float(np.median(between)) if len(between) else 0.0)
-        joined = known[1:] & known[:-1] & (between <= 1.5 * usual) & ~self._torn()
+        near = between <= (np.inf if self.is_sparse else 1.5 * usual)
+        joined = known[1:] & known[:-1] & near & ~self._torn()
         starts = np.flatnonzero(known & ~np.concatenate(([False], joined)))
         ends = np.flatnonzero(known & ~np.concatenate((joined, [False]))) + 1
         return [slice(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]

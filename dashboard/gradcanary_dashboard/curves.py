@@ -1,9 +1,9 @@
-"""Curves over the step axis as Plotly figures: a stat of one layer, the loss, the agent's share; no I/O."""
+"""Curves over the step axis as Plotly figures: a stat of one layer, and what lines are made of; no I/O."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +15,6 @@ from gradcanary_dashboard.curve import Curve
 from gradcanary_dashboard.stats import Stat
 
 TREND_HEIGHT = 250
-LOSS_HEIGHT = 190
-AGENT_HEIGHT = 110
 FADE = "22"
 """Alpha of an envelope, in hex."""
 
@@ -65,48 +63,8 @@ def trend(
     levels = _levels(answer, baseline) if stat.has_threshold else []
     drawn, top, shown = _plot(curve, span, height, stat, levels)
     pointed = marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
-    data = [
-        *_envelope(shown, colour),
-        line(shown, curve, colour),
-        *_nonfinite(curve, top),
-        *marks.pointers(pointed, span, top),
-    ]
-    return {"data": data, "layout": drawn}
-
-
-def loss(answer: Mapping[str, Any], span: axes.Span, events: marks.Events) -> axes.Figure:
-    """Return the loss on a linear axis."""
-    curve = _logged(answer, "loss", events)
-    if curve is None:
-        return axes.nothing(span, LOSS_HEIGHT, "No loss has been logged in these steps.")
-    return _linear(curve, span, events, axes.layout(span, LOSS_HEIGHT, {"nticks": 5}))
-
-
-def agent(answer: Mapping[str, Any], span: axes.Span, events: marks.Events) -> axes.Figure:
-    """Return the agent's own share of the time; it comes with each batch, so the line goes from one to the next."""
-    curve = _logged(answer, "agent_share", events)
-    if curve is None:
-        return axes.nothing(span, AGENT_HEIGHT, "The agent has told no share of its own in these steps.")
-    scale = {"nticks": 4, "tickformat": "~%", "rangemode": "tozero"}
-    return _linear(curve.known(), span, events, axes.layout(span, AGENT_HEIGHT, scale))
-
-
-def _logged(answer: Mapping[str, Any], name: str, events: marks.Events) -> Curve | None:
-    metric = next((metric for metric in answer["metrics"] if metric["name"] == name and not metric["tags"]), None)
-    curve = Curve.read(answer, metric, events) if metric is not None else None
-    return None if curve is None or curve.is_empty else curve
-
-
-def _linear(curve: Curve, span: axes.Span, events: marks.Events, drawn: dict[str, Any]) -> axes.Figure:
-    top = _top(curve)
-    pointed = marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
-    data = [
-        *_envelope(curve, palette.GREY),
-        line(curve, curve, palette.GREY),
-        *_nonfinite(curve, top),
-        *marks.pointers(pointed, span, top),
-    ]
-    return {"data": data, "layout": drawn}
+    data = span.placed([*envelope(shown, colour), line(shown, curve, colour), *crosses(curve, top)])
+    return {"data": [*data, *marks.pointers(pointed, span, top)], "layout": drawn}
 
 
 def _levels(answer: Mapping[str, Any], baseline: float | None) -> list[Level]:
@@ -124,7 +82,7 @@ def _plot(
 ) -> tuple[dict[str, Any], float, Curve]:
     """Return the layout, a height near its top, and the curve as it is drawn there."""
     if not stat.is_log:
-        return axes.layout(span, height, {"nticks": 5, "rangemode": "tozero"}), _top(curve), curve
+        return axes.layout(span, height, {"nticks": 5, "rangemode": "tozero"}), top_of(curve), curve
     drawn, top, floor = log_plot([curve], span, height, [level.value for level in levels])
     below = [_below(levels[0].value, floor)] if levels else []
     drawn["shapes"] = [*below, *(level.line() for level in levels)]
@@ -143,7 +101,7 @@ def log_plot(
     return drawn, top / 1.3, floor
 
 
-def _top(curve: Curve) -> float:
+def top_of(curve: Curve) -> float:
     finite = curve.high[np.isfinite(curve.high)]
     return float(finite.max()) if finite.size else 1.0
 
@@ -170,7 +128,7 @@ def above(curve: Curve, floor: float) -> Curve:
     return replace(curve, low=low, mean=mean, high=high)
 
 
-def _envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
+def envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
     """Return one closed polygon per contiguous piece (a fill between traces would bridge the gaps)."""
     polygons = []
     half = curve.bucket_steps / 2
@@ -195,13 +153,16 @@ def _envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
     return polygons
 
 
-def line(shown: Curve, exact: Curve, colour: str) -> dict[str, Any]:
-    """Return the line of means, broken between pieces; a lone bucket is a dot, and so is each of a few."""
+def line(shown: Curve, exact: Curve, colour: str, told: Callable[[float], str] = wording.scientific) -> dict[str, Any]:
+    """Return the line of means, broken between pieces; a lone bucket is a dot, and so is each of a few.
+
+    ``told`` words a value of several samples; a single one is told with every digit.
+    """
     pieces = shown.pieces()
     nothing = np.full(1, np.nan)
     x = [part for piece in pieces for part in (shown.middle[piece], nothing)]
     y = [part for piece in pieces for part in (shown.mean[piece], nothing)]
-    words = [part for piece in pieces for part in (*_hover(exact, piece), ["", ""])]
+    words = [part for piece in pieces for part in (*_hover(exact, piece, told), ["", ""])]
     dots = any(piece.stop - piece.start == 1 for piece in pieces) or len(words) <= DOTTED
     return {
         "type": "scatter",
@@ -216,19 +177,20 @@ def line(shown: Curve, exact: Curve, colour: str) -> dict[str, Any]:
     }
 
 
-def _hover(curve: Curve, piece: slice) -> list[list[str]]:
+def _hover(curve: Curve, piece: slice, told: Callable[[float], str]) -> list[list[str]]:
     """Return the words of buckets: a single sample with every digit, else the mean and the extremes."""
     columns = (curve.low, curve.mean, curve.high, curve.count)
     texts = []
     for low, mean, high, count in zip(*(column[piece].tolist() for column in columns), strict=True):
-        around = f" ({wording.scientific(low)} to {wording.scientific(high)})" if low < high else ""
-        texts.append(wording.exact(mean) if count == 1 else wording.scientific(mean) + around)
+        around = f" ({told(low)} to {told(high)})" if low < high else ""
+        is_exact = count == 1 and told is wording.scientific
+        texts.append(wording.exact(mean) if is_exact else told(mean) + around)
     is_single = (curve.count[piece] <= 1).all()  # an interval that has changed meanwhile leaves several in a bucket
     steps = axes.steps_text(curve.steps[piece], curve.bucket_steps, curve.every if is_single else 1)
     return [list(words) for words in zip(steps, texts, strict=True)]
 
 
-def _nonfinite(curve: Curve, height: float) -> list[dict[str, Any]]:
+def crosses(curve: Curve, height: float) -> list[dict[str, Any]]:
     """Return crosses where a value was not finite."""
     hit = curve.nonfinite > 0
     if not hit.any():
@@ -240,7 +202,8 @@ def _nonfinite(curve: Curve, height: float) -> list[dict[str, Any]]:
             "x": encode(curve.middle[hit]),
             "y": encode(np.full(int(hit.sum()), height)),
             "marker": {"symbol": "x", "size": 8, "color": palette.MAGENTA},
-            "hovertemplate": "step %{x:,.0f}<br>not finite<extra></extra>",
+            "customdata": axes.steps_text(curve.steps[hit], curve.bucket_steps),
+            "hovertemplate": "step %{customdata}<br>not finite<extra></extra>",
         }
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ ROW_PX = 7
 FRAMED_ROWS = 80
 MAX_COLUMNS = 4096
 BLOCK_LABELS = 26
+BLOCK_BORDERS = 64
+SEPARATOR = "rgba(27,31,36,0.45)"
 
 
 def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None, events: marks.Events) -> axes.Figure:
@@ -39,13 +42,59 @@ def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None, eve
     scale, codes = coded(cells, stat, answer["threshold"]["enter"])
     drawn = axes.layout(span, height, _rows_axis(rows))
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
-    drawn["shapes"] = _outline(chosen, len(rows))
+    drawn["shapes"] = [*_separators(rows), *_outline(chosen, len(rows))]
     drawn["annotations"] = _pointer(chosen)
     drawn["hovermode"] = "closest"
     marked = marks.draw(drawn, events, span, palette.DARK, palette.NO_DATA)
     value = stat.name if bucket <= events.every else answer["value"]
-    drawn["meta"] = {**_named(rows, steps, bucket, events.every), **_worded(scale), "value": value, "events": marked}
-    return {"data": [_trace(steps, codes, bucket, scale)], "layout": drawn}
+    placed = _placed(steps, bucket, codes, scale, span)
+    drawn["meta"] = {
+        **_named(rows, steps, bucket, events.every),
+        **_worded(scale),
+        **_clocked(span, placed),
+        "chosen": chosen,
+        "value": value,
+        "stat": stat.name,
+        "events": marked,
+    }
+    return {"data": [_trace(placed, bucket, scale)], "layout": drawn}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Codes [row, column] and where the columns are: their middles, or on an axis of time their edges, one more.
+
+    ``columns`` are the buckets of the columns; of the time in which the training stood still, -1.
+    """
+
+    x: axes.Floats
+    codes: npt.NDArray[np.int16]
+    columns: Sequence[int]
+
+
+def _placed(
+    steps: axes.Floats, bucket: int, codes: npt.NDArray[np.int16], scale: palette.Scale, span: axes.Span
+) -> Placed:
+    """Return the cells upon the axis; a pause is a column without data, or it would widen its neighbour."""
+    everything = range(len(steps))
+    if span.clock is None:
+        return Placed(steps + (bucket - 1) / 2, codes, everything)
+    left = span.clock.at(steps)
+    right = np.minimum(span.clock.at(steps + bucket - 0.5), np.append(left[1:], np.inf))
+    apart = np.append(left[1:] - right[:-1] > span.clock.pace * bucket, [False])
+    edges = [edge for place in everything for edge in ((left[place], right[place]) if apart[place] else (left[place],))]
+    columns = [column for place in everything for column in ((place, -1) if apart[place] else (place,))]
+    wide = np.full((len(codes), len(columns)), scale.no_data, np.int16)
+    held = np.array(columns) >= 0
+    wide[:, held] = codes
+    return Placed(np.array([*edges, right[-1]]), wide, columns)
+
+
+def _clocked(span: axes.Span, placed: Placed) -> dict[str, Any]:
+    """Return what leads from a place on an axis of time to its column and step; nothing for an axis of steps."""
+    if span.clock is None:
+        return {}
+    return {"clock": span.clock.knots(), "edges": placed.x.tolist(), "columns": list(placed.columns)}
 
 
 def _named(rows: Sequence[Mapping[str, Any]], steps: axes.Floats, bucket: int, every: int) -> dict[str, Any]:
@@ -53,6 +102,9 @@ def _named(rows: Sequence[Mapping[str, Any]], steps: axes.Floats, bucket: int, e
     return {
         "names": [row["name"] for row in rows],
         "layers": [row["name"] if len(row["layers"]) == 1 else str(row["layers"][0]) for row in rows],
+        "numbers": [row["layers"] for row in rows],
+        "first": float(steps[0]),
+        "bucket": bucket,
         "steps": axes.steps_text(steps, bucket, every),
         "middle": float(steps[0]) + (bucket - 1) / 2,
         "width": float(steps[1] - steps[0]) if len(steps) > 1 else float(bucket),
@@ -66,14 +118,13 @@ def _worded(scale: palette.Scale) -> dict[str, Any]:
     return {"zero": scale.zero, "no_data": scale.no_data, "nonfinite": scale.nonfinite, "ends": ends}
 
 
-def _trace(steps: axes.Floats, codes: npt.NDArray[np.int16], bucket: int, scale: palette.Scale) -> dict[str, Any]:
-    middle = steps + (bucket - 1) / 2
+def _trace(placed: Placed, bucket: int, scale: palette.Scale) -> dict[str, Any]:
     # A lone column has no neighbour to take its width from.
-    width = {"xtype": "scaled", "x0": float(middle[0]), "dx": bucket} if len(steps) == 1 else {}
+    width = {"xtype": "scaled", "x0": float(placed.x[0]), "dx": bucket} if len(placed.x) == 1 else {}
     return {
         "type": "heatmap",
-        "z": encode(codes),
-        "x": encode(middle),
+        "z": encode(placed.codes),
+        "x": encode(placed.x),
         **width,
         "zmin": scale.no_data,
         "zmax": scale.nonfinite,
@@ -132,6 +183,15 @@ def _rows_axis(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "ticktext": [axes.plain(wording.short_block(blocks[start])) for start, _ in labelled],
         "showgrid": False,
     }
+
+
+def _separators(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return lines between blocks as one shape, where blocks are wide enough and follow each other."""
+    borders = [place for place in range(1, len(rows)) if rows[place]["block"] != rows[place - 1]["block"]]
+    if not borders or len(borders) > BLOCK_BORDERS or len(rows) < 3 * len(borders):
+        return []
+    path = " ".join(f"M0,{border - 0.5} L1,{border - 0.5}" for border in borders)
+    return [{"type": "path", "xref": "paper", "yref": "y", "path": path, "line": {"color": SEPARATOR, "width": 1}}]
 
 
 def _outline(row: int | None, rows: int) -> list[dict[str, Any]]:

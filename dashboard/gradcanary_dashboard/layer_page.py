@@ -9,7 +9,19 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import axes, controls, curves, incident_cards, layer_table, layers, notes, parts, wording
+from gradcanary_dashboard import (
+    axes,
+    controls,
+    curves,
+    incident_cards,
+    layer_table,
+    layers,
+    notes,
+    parts,
+    run_data,
+    sharing,
+    wording,
+)
 from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.layer_data import LayerData
 from gradcanary_dashboard.marks import Events
@@ -42,7 +54,10 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     name = place["layer"]
     crumbs = contents.get("layer-crumbs", _crumbs(place["run"], name, View()))
     return [
-        html.Div(crumbs, id="layer-crumbs"),
+        html.Div(
+            [html.Div(crumbs, id="layer-crumbs"), html.Div(sharing.copy_link(), className="takeaway")],
+            className="run-head",
+        ),
         html.Div(
             contents.get("layer-verdict", html.H1(name)), id="layer-verdict", **parts.attributes(aria_live="polite")
         ),
@@ -63,7 +78,8 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
     """Return the contents of every slot."""
     run, layer = data.run["run"], data.layer
     absmax = data.series["absmax"]
-    span = axes.Span.of(f"{run}|{layer['layer']}", view, decode(absmax["steps"]), absmax["bucket_steps"])
+    clock = run_data.clock(view, absmax)
+    span = axes.Span.of(f"{run}|{layer['layer']}", view, decode(absmax["steps"]), absmax["bucket_steps"]).timed(clock)
     mine = {incident["id"] for incident in data.incidents}
     events = Events.of(data.run, [mark for mark in absmax["marks"] if mark["incident"] in mine])
     siblings = layers.siblings(data.layers, layer)
@@ -77,7 +93,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         "layer-crumbs": _crumbs(run, layer["name"], view),
         "layer-verdict": [parts.verdict(of_layer(layer, data.incidents))],
         "layer-tiles": _tiles(data),
-        "layer-zoom-note": controls.zoom_note(view, absmax["bucket_steps"], "point"),
+        "layer-zoom-note": controls.zoom_note(view, absmax["bucket_steps"], "point", clock),
         "layer-reset": not view.is_zoomed,
         "layer-incidents": incident_cards.panel(data.incidents, view, layer["layer"]),
         "layer-incidents-tally": incident_cards.tally(data.incidents),
@@ -98,7 +114,7 @@ def _stat(data: LayerData, stat: Stat, span: axes.Span, events: Events) -> dict[
     answer = data.series.get(stat.name)
     if answer is None:
         return {}
-    is_first = stat.has_threshold
+    is_first = stat.has_threshold  # the browser reads the clock of all figures there
     drawn = curves.trend(
         answer,
         span,
@@ -108,6 +124,8 @@ def _stat(data: LayerData, stat: Stat, span: axes.Span, events: Events) -> dict[
         baseline=data.layer["baseline"],
         height=curves.TREND_HEIGHT if is_first else HEIGHT,
     )
+    if is_first and span.clock is not None:
+        drawn["layout"]["meta"] = {"clock": span.clock.knots()}
     phases = ", ".join(answer["phases"])
     return {f"stat-{stat.name}": drawn, f"note-{stat.name}": f"{stat.words}{f', {phases}' if phases else ''}"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 from gradcanary_dashboard import axes, history, palette, wording
@@ -55,8 +56,8 @@ def draw(layout: dict[str, Any], events: Events, span: axes.Span, ink: str, hole
     layout["shapes"] = [
         *layout.get("shapes", []),
         *_bands(holes, span, hole_fill),
-        *(_line(launch.first or 0, launch_ink, "solid") for launch, _ in resumed),
-        *(_line(mark["step"], ink if mark["kind"] == "fired" else palette.GREEN, "dot") for mark in fired),
+        *(_line(span.at(launch.first or 0), launch_ink, "solid") for launch, _ in resumed),
+        *(_line(span.at(mark["step"]), ink if mark["kind"] == "fired" else palette.GREEN, "dot") for mark in fired),
     ]
     numbers = [(mark["step"], f"#{int(mark['incident'])}") for mark in fired if mark["kind"] == "fired"]
     names = [(launch.first or 0, f"launch {launch.number}") for launch, _ in resumed]
@@ -84,7 +85,7 @@ def pointers(events: Iterable[Mapping[str, Any]], span: axes.Span, height: float
         {
             "type": "scatter",
             "mode": "markers",
-            "x": [place for place, _ in points],
+            "x": [span.at(place) for place, _ in points],
             "y": [height] * len(points),
             "marker": {"opacity": 0, "size": 1},
             "customdata": [axes.wrapped(text) for _, text in points],
@@ -108,10 +109,19 @@ def _bands(holes: Sequence[Hole], span: axes.Span, fill: str) -> list[dict[str, 
     """Return all holes as one shape; its outline keeps one that is thinner than a pixel in sight."""
     if not holes:
         return []
-    sides = [(max(hole.first, span.first) - 0.5, min(hole.last, span.last) + 0.5) for hole in holes]
+    ends = [(max(hole.first, span.first) - 0.5, min(hole.last, span.last) + 0.5) for hole in holes]
+    sides = [(_written(span, first), _written(span, last)) for first, last in ends]
     path = " ".join(f"M{left},0 L{left},1 L{right},1 L{right},0 Z" for left, right in sides)
     line = {"color": palette.NO_DATA, "width": 1}
     return [{"type": "path", "xref": "x", "yref": "paper", "path": path, "fillcolor": fill, "line": line}]
+
+
+def _written(span: axes.Span, step: float) -> float | str:
+    """Return a place as a path has it: on an axis of dates Plotly reads texts there."""
+    if span.clock is None:
+        return step
+    when = datetime.fromtimestamp(span.at(step) / 1e3, timezone.utc)
+    return when.strftime("%Y-%m-%d_%H:%M:%S.%f")
 
 
 def _line(step: float, colour: str, dash: str) -> dict[str, Any]:
@@ -121,10 +131,12 @@ def _line(step: float, colour: str, dash: str) -> dict[str, Any]:
 
 def _labels(named: Sequence[tuple[float, str]], span: axes.Span, room: float, up: int) -> list[dict[str, Any]]:
     written: list[dict[str, Any]] = []
+    reached = -math.inf
     for step, text in sorted(named):
-        if written and step - written[-1]["x"] < room * span.width:
+        if step - reached < room * span.width:
             continue
-        place = {"x": step, "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "yshift": up}
+        reached = step
+        place = {"x": span.at(step), "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "yshift": up}
         late = step > span.last - room / 2 * span.width
         written.append({"text": text, **place, "xanchor": "right" if late else "center", "showarrow": False})
     return written

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dash import html
-
 from gradcanary_dashboard import axes, curves, marks, palette
 from gradcanary_dashboard.curve import Curve
 
@@ -35,11 +33,21 @@ class Rate:
         """Whose it is."""
         return f"group{'s' if len(self.groups) > 1 else ''} {', '.join(map(str, self.groups))}"
 
+    @property
+    def ident(self) -> str:
+        """What the line is called on the page."""
+        return f"lr{self.groups[0]}"
+
 
 def groups(metrics: Iterable[Mapping[str, Any]]) -> list[int]:
     """Return the parameter groups whose learning rates are among the metrics of a run."""
     named = (_GROUP.fullmatch(metric["name"]) for metric in metrics if not metric["tags"])
     return sorted({int(match[1]) for match in named if match})
+
+
+def is_rate(name: str) -> bool:
+    """Tell whether a metric is the learning rate of a parameter group."""
+    return _GROUP.fullmatch(name) is not None
 
 
 def names(metrics: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -50,7 +58,7 @@ def names(metrics: Iterable[Mapping[str, Any]]) -> list[str]:
 def read(answer: Mapping[str, Any], events: marks.Events) -> list[Rate]:
     """Return the learning rates of an answer; groups whose rates are the same share one."""
     found: dict[bytes, Rate] = {}
-    by_name = {metric["name"]: metric for metric in answer["metrics"]}
+    by_name = {metric["name"]: metric for metric in answer["metrics"] if not metric["tags"]}
     for name in names(answer["metrics"]):
         curve = Curve.read(answer, by_name[name], events)
         if curve.is_empty:
@@ -69,20 +77,20 @@ def figure(rates: Sequence[Rate], span: axes.Span, events: marks.Events) -> axes
         return axes.nothing(span, HEIGHT, "No learning rate has been logged in these steps.")
     drawn, top, floor = curves.log_plot([rate.curve for rate in rates], span, HEIGHT)
     pointed = marks.draw(drawn, events, span, palette.RED, curves.HOLE_FILL)
-    lines = [_line(rate, floor) for rate in rates]
+    lines = span.placed([_line(rate, floor) for rate in rates])
     return {"data": [*lines, *marks.pointers(pointed, span, top)], "layout": drawn}
 
 
-def legend(rates: Sequence[Rate], known: Sequence[int]) -> list[Any]:
+def legend(rates: Sequence[Rate], known: Sequence[int]) -> list[dict[str, Any]]:
     """Return whose line has which colour, and of how many of the ``known`` groups there is none."""
     drawn = sum(len(rate.groups) for rate in rates)
-    left = [html.Span(f"{len(known) - drawn} more groups")] if 0 < drawn < len(known) else []
-    if len(rates) == 1 and not left:
-        return [f"of all {drawn} parameter groups"] if drawn > 1 else []
-    named = [(html.Span(className="swatch", style={"background": rate.colour}), rate.name) for rate in rates]
-    return [*(html.Span(list(each)) for each in named), *left]
+    if len(rates) == 1 and drawn == len(known):
+        return [{"text": f"all {drawn} parameter groups"}] if drawn > 1 else []
+    left = [{"text": f"{len(known) - drawn} more groups"}] if 0 < drawn < len(known) else []
+    named = [{"id": rate.ident, "text": rate.name, "colour": rate.colour, "dash": "solid"} for rate in rates]
+    return [*named, *left]
 
 
 def _line(rate: Rate, floor: float) -> dict[str, Any]:
     line = curves.line(curves.above(rate.curve, floor), rate.curve, rate.colour)
-    return {**line, "hovertemplate": f"{rate.name}<br>{line['hovertemplate']}"}
+    return {**line, "meta": rate.ident, "hovertemplate": f"{rate.name}<br>{line['hovertemplate']}"}

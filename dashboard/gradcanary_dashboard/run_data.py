@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradcanary_dashboard import rates
+import numpy as np
+
 from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.clock import Clock
+from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.errors import RefusedError
 from gradcanary_dashboard.layers import Layer, choose
 from gradcanary_dashboard.view import View
@@ -25,7 +28,8 @@ class RunData:
     """The collector's answers about one run at about one revision.
 
     ``layer`` is the one whose trend is drawn; ``refusal`` says what is wrong with the expression for rows, of which the
-    heatmap then takes no notice.
+    heatmap then takes no notice. ``loss`` is that of the whole run without tags; ``last_step_at`` is in seconds of Unix
+    time by the agent's clock.
     """
 
     run: Mapping[str, Any]
@@ -34,34 +38,31 @@ class RunData:
     heatmap: Mapping[str, Any]
     refusal: str | None
     series: Mapping[str, Any] | None
-    loss: Mapping[str, Any]
-    rates: Mapping[str, Any]
-    agent: Mapping[str, Any]
+    loss: Mapping[str, Any] | None
+    last_step_at: float | None
     incidents: list[Mapping[str, Any]]
     incidents_version: str
 
 
 def load(collector: Collector, run: str, view: View, shown: int | None) -> RunData:
     """Ask for everything; ``shown`` is the number of the layer drawn before."""
-    steps = {"from": view.from_step, "to": view.to_step}
     incidents, incidents_version = load_incidents(collector, run, view.incident)
     all_layers = collector.run(run, "layers").body["layers"]
     chosen = choose(all_layers, view.layer, _first_member(incidents, view.incident), shown)
     series = None
     if chosen is not None:
-        series = collector.run(run, "series", stat=view.stat, layer=chosen["layer"], points=POINTS, **steps).body
-    picture, refusal = _picture(collector, run, view)
+        series = collector.run(run, "series", stat=view.stat, layer=chosen["layer"], points=POINTS, **bounds(view)).body
+    drawn, refusal = picture(collector, run, view)
     told = collector.run(run).body
     return RunData(
         run=told,
         layers=all_layers,
         layer=chosen,
-        heatmap=picture,
+        heatmap=drawn,
         refusal=refusal,
         series=series,
-        loss=collector.run(run, "metrics", name="loss", points=POINTS, **steps).body,
-        rates=collector.run(run, "metrics", name=rates.names(told["metrics"]) or "lr0", points=POINTS, **steps).body,
-        agent=collector.run(run, "metrics", name="agent_share", points=POINTS, **steps).body,
+        loss=_loss(collector, told),
+        last_step_at=_last_step_at(collector, told, chosen),
         incidents=incidents,
         incidents_version=incidents_version,
     )
@@ -72,10 +73,36 @@ def is_unsettled(incidents: list[Mapping[str, Any]]) -> bool:
     return any(_is_unsettled(incident) for incident in incidents)
 
 
-def _picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, Any], str | None]:
+def clock(view: View, answer: Mapping[str, Any]) -> Clock | None:
+    """Return the clock of a view whose axis is time, by the steps and times of an answer; None: an axis of steps."""
+    return Clock.of(answer) if view.x == "time" else None
+
+
+def bounds(view: View) -> dict[str, int | None]:
+    """Return the steps in sight as the collector wants them."""
+    return {"from": view.from_step, "to": view.to_step}
+
+
+def _loss(collector: Collector, told: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    if not any(metric["name"] == "loss" and not metric["tags"] for metric in told["metrics"]):
+        return None
+    answer: Mapping[str, Any] = collector.run(told["run"], "metrics", name="loss", tags="{}", points=POINTS).body
+    return answer
+
+
+def _last_step_at(collector: Collector, told: Mapping[str, Any], layer: Layer | None) -> float | None:
+    """Return when the last step was taken: one that lives may have stood still for hours."""
+    if layer is None or told["step"] is None:
+        return None
+    last = {"from": told["step"], "to": told["step"]}
+    times = decode(collector.run(told["run"], "series", layer=layer["layer"], points=1, **last).body["times"])
+    return float(times[-1]) if len(times) and np.isfinite(times[-1]) else None
+
+
+def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, Any], str | None]:
     """Return the heatmap of the view; with an expression that the collector refuses, that of all rows, and why."""
     wanted: dict[str, str | int | None] = {"stat": view.stat, "value": view.value, "order": view.order}
-    wanted |= {"columns": COLUMNS, "rows": ROWS, "from": view.from_step, "to": view.to_step}
+    wanted |= {"columns": COLUMNS, "rows": ROWS, **bounds(view)}
     try:
         return collector.run(run, "heatmap", match=view.rows, **wanted).body, None
     except RefusedError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from dash import dcc, html
 
 from gradcanary_dashboard import (
+    accumulators,
     axes,
     controls,
     curves,
@@ -16,9 +17,12 @@ from gradcanary_dashboard import (
     incident_cards,
     layer_table,
     layers,
+    loss_words,
     notes,
+    panels,
     parts,
-    rates,
+    run_data,
+    sharing,
     wording,
 )
 from gradcanary_dashboard.columns import decode
@@ -41,10 +45,10 @@ SLOTS = {
     "trend": "figure",
     "trend-title": "children",
     "trend-note": "children",
-    "loss": "figure",
-    "rates": "figure",
-    "rates-note": "children",
-    "agent": "figure",
+    "panels": "data-panels",
+    "csv": "href",
+    "accumulators": "children",
+    "accumulators-tally": "children",
     "incidents": "children",
     "incident-tally": "children",
     "notes": "children",
@@ -57,9 +61,6 @@ SLOTS = {
 FIGURES = {
     "heatmap": "Heatmap, layers by steps; the table of layers holds the last values",
     "trend": "A stat of the chosen layer over the steps",
-    "loss": "Loss over the steps",
-    "rates": "Learning rates over the steps",
-    "agent": "The agent's share of the time over the steps",
 }
 
 
@@ -67,7 +68,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
     run = place["run"]
     return [
-        parts.crumbs([("Runs", "/")], run),
+        html.Div([parts.crumbs([("Runs", "/")], run), sharing.of_run(run, contents)], className="run-head"),
         html.Div(contents.get("verdict", html.H1(run)), id="verdict", **parts.attributes(aria_live="polite")),
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
@@ -85,10 +86,11 @@ def unknown(run: str) -> list[Any]:
 def fill(data: RunData, view: View) -> dict[str, Any]:
     """Return the contents of every slot."""
     run = data.run["run"]
-    span = axes.Span.of(run, view, decode(data.heatmap["steps"]), data.heatmap["bucket_steps"])
+    clock = run_data.clock(view, data.heatmap)
+    span = axes.Span.of(run, view, decode(data.heatmap["steps"]), data.heatmap["bucket_steps"]).timed(clock)
     events = Events.of(data.run, data.heatmap["marks"])
     drawn = heatmap.figure(data.heatmap, span, data.layer["layer"] if data.layer else None, events)
-    found, listed = rates.read(data.rates, events), _matching(data, view)
+    listed, sums = _matching(data, view), accumulators.groups(data.layers)
     rows = layers.worst_first(listed)[: layers.MAX_ROWS]
     return {
         "verdict": _verdict(data),
@@ -98,15 +100,15 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "refusal": data.refusal and f"{data.refusal} All rows are shown.",
         "legend": controls.legend(drawn, STATS[view.stat]),
         "heatmap": _unmatched(span, view) if view.rows and not data.heatmap["rows"] else drawn,
-        "run-zoom-note": controls.zoom_note(view, data.heatmap["bucket_steps"], "column"),
+        "run-zoom-note": controls.zoom_note(view, data.heatmap["bucket_steps"], "column", clock),
         "run-reset": not view.is_zoomed,
-        "loss": curves.loss(data.loss, span, events),
-        "rates": rates.figure(found, span, events),
-        "rates-note": rates.legend(found, rates.groups(data.run["metrics"])),
-        "agent": curves.agent(data.agent, span, events),
+        "panels": panels.listed(panels.of(data.run["metrics"]), run, data.run["revision"]),
+        "csv": sharing.csv_url(run, view),
+        "accumulators": [*accumulators.card(sums, data.run["framework"], view.rows), *accumulators.facts(data.run)],
+        "accumulators-tally": accumulators.tally(sums),
         "incidents": incident_cards.panel(data.incidents, view),
         "incident-tally": incident_cards.tally(data.incidents),
-        "notes": notes.cards(data.run),
+        "notes": notes.cards({**data.run, "facts": []}),
         "layer-rows": layer_table.rows(run, rows, data.layer, view),
         "layer-rows-tally": _tally(data, listed, len(rows)),
         **_trend(data, view, span, events),
@@ -179,14 +181,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 title=html.Span(contents.get("trend-title", "Layer"), id="trend-title"),
                 aside=html.Span(contents.get("trend-note"), id="trend-note"),
             ),
-            parts.card("curve-loss", _graph("loss", contents), title="Loss", aside="same steps"),
-            parts.card(
-                "curve-rates",
-                _graph("rates", contents),
-                title="Learning rate",
-                aside=html.Span(contents.get("rates-note"), id="rates-note", className="legend"),
-            ),
-            parts.card("curve-agent", _graph("agent", contents), title="Agent", aside="its share of the time"),
+            html.Div(id="panels", className="panels", **{"data-panels": contents.get("panels")}),
             html.Div(contents.get("notes"), id="notes", className="notes"),
         ],
         className="figures",
@@ -194,7 +189,8 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
 
 
 def _graph(name: str, contents: Mapping[str, Any]) -> html.Figure:
-    return parts.graph(name, contents.get(name), FIGURES[name])
+    # Of the heatmap a double click leads to the layer.
+    return parts.graph(name, contents.get(name), FIGURES[name], zooms_back=name != "heatmap")
 
 
 def _aside(contents: Mapping[str, Any]) -> html.Div:
@@ -203,6 +199,13 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
     return html.Div(
         [
             parts.card("incidents", *incidents, title="Incidents", aside=tally, slot="incidents"),
+            parts.card(
+                "accumulators",
+                *(contents.get("accumulators") or []),
+                title="Accumulators",
+                aside=html.Span(contents.get("accumulators-tally"), id="accumulators-tally"),
+                slot="accumulators",
+            ),
             layer_table.table("layer-rows", contents, "Layers, worst first", draws=True),
         ],
         className="beside",
@@ -210,7 +213,9 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
 
 
 def _verdict(data: RunData) -> list[Any]:
-    return [parts.verdict(verdict(data.run, data.incidents))]
+    said = verdict(data.run, data.incidents)
+    loss = loss_words.words(data.loss, loss_words.since(data.incidents))
+    return [parts.verdict(said if loss is None else replace(said, text=f"{said.text}; {loss}"))]
 
 
 def _tiles(data: RunData) -> list[html.Div]:
@@ -219,32 +224,32 @@ def _tiles(data: RunData) -> list[html.Div]:
     low = f"{wording.integer(run['low'])} low" if run["low"] else "none low"
     ks = sorted({layer["micro_steps"] for layer in data.layers if layer["micro_steps"] is not None})
     k = f"K {', '.join(map(wording.integer, ks[:4]))}" if ks else ""
-    seen = [parts.run_state(run["state"]), parts.moment(run["last_seen"], "last seen ")]
     return [
-        parts.tile("Step", wording.integer(run["step"]), seen),
+        parts.tile("Step", wording.integer(run["step"]), _pulse(data)),
         parts.tile("Layers firing", f"{wording.integer(fires)} / {wording.integer(run['layers'])}", low, bad=fires > 0),
         parts.tile("Accumulators", wording.dtypes(run["accumulators"]), k),
         _loss(data),
     ]
 
 
+def _pulse(data: RunData) -> list[Any]:
+    """Return the state of the run, when it made its last step and was last heard of, and how long a step takes."""
+    run = data.run
+    stepped = None if data.last_step_at is None else wording.moment(data.last_step_at)
+    took = next((metric["last"] for metric in run["metrics"] if metric["name"] == "step_time_s"), None)
+    return [
+        parts.run_state(run["state"]),
+        *([parts.moment(stepped, "last step ")] if stepped else []),
+        parts.moment(run["last_seen"], "last seen "),
+        *([html.Span(f"{wording.seconds(took)} a step")] if took is not None else []),
+    ]
+
+
 def _loss(data: RunData) -> html.Div:
-    logged = next((metric for metric in data.run["metrics"] if metric["name"] == "loss"), None)
-    if logged is None:
+    logged = next((metric for metric in data.run["metrics"] if metric["name"] == "loss" and not metric["tags"]), None)
+    if logged is None or data.loss is None:
         return parts.tile("Loss", wording.NOTHING, "not logged")
+    first = loss_words.first(data.loss)
     if logged["last"] is None:
-        return parts.tile("Loss", "not finite", _first_loss(data), bad=True)
-    return parts.tile("Loss", wording.scientific(logged["last"]), _first_loss(data))
-
-
-def _first_loss(data: RunData) -> str:
-    """Return the first loss in sight, to compare with."""
-    drawn = next((metric for metric in data.loss["metrics"] if metric["name"] == "loss"), None)
-    known = decode(drawn["count"]) > 0 if drawn else np.zeros(0, bool)
-    if drawn is None or not known.any():
-        return ""
-    first = int(known.argmax())
-    value, step = float(decode(drawn["mean"])[first]), float(decode(data.loss["steps"])[first])
-    width = data.loss["bucket_steps"]
-    where = f"at step {wording.integer(step)}" if width == 1 else f"mean of the first {wording.integer(width)} steps"
-    return f"{wording.scientific(value)} {where}"
+        return parts.tile("Loss", "not finite", first, bad=True)
+    return parts.tile("Loss", wording.scientific(logged["last"]), first)

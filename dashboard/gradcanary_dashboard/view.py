@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -12,15 +13,19 @@ MAX_STEP = 2**53
 
 VALUES = ("min", "mean", "max")
 ORDERS = ("model", "worst", "block")
-CHOICES = {"stat": tuple(STATS), "value": VALUES, "order": ORDERS}
+AXES = ("step", "time")
+CHOICES = {"stat": tuple(STATS), "value": VALUES, "order": ORDERS, "x": AXES}
 """What a parameter may be; the first is meant where the address is silent."""
+
+_ID = re.compile("[0-9a-f]{10}")
 
 
 @dataclass(frozen=True)
 class View:
     """The layer of the trend, the steps in sight (both inclusive), the incident the reader came for, the heatmap.
 
-    ``rows`` is the regular expression that chooses the heatmap's rows, as typed.
+    ``rows`` is the regular expression that chooses the heatmap's rows, as typed; ``lines`` are the ids of the lines
+    that are drawn of metrics with many.
     """
 
     layer: str | None = None
@@ -31,6 +36,8 @@ class View:
     stat: str = CHOICES["stat"][0]
     value: str = CHOICES["value"][0]
     order: str = CHOICES["order"][0]
+    x: str = CHOICES["x"][0]
+    lines: tuple[str, ...] = ()
 
     @property
     def is_zoomed(self) -> bool:
@@ -38,43 +45,47 @@ class View:
         return self.from_step is not None or self.to_step is not None
 
     def steps(self) -> View:
-        """Return the steps in sight and nothing else: what goes along to another page of the run."""
-        return View(from_step=self.from_step, to_step=self.to_step)
+        """Return the steps in sight and their axis, nothing else: what goes along to another page of the run."""
+        return View(from_step=self.from_step, to_step=self.to_step, x=self.x)
 
 
-def parse(search: str | None) -> View:
+def parse(text: str | None) -> View:
     """Return the view of a query string; what cannot be read counts as absent."""
-    query = parse_qs((search or "").removeprefix("?"))
+    query = parse_qs((text or "").removeprefix("?"))
     first, last = _number(query, "from"), _number(query, "to")
     if first is not None and last is not None and first > last:
         first, last = None, None
     chosen = {key: _choice(query, key) for key in CHOICES}
-    return View(_text(query, "layer"), first, last, _number(query, "incident"), _text(query, "rows"), **chosen)
+    lines = tuple(filter(_ID.fullmatch, (_text(query, "lines") or "").split(",")))
+    layer, incident, rows = _text(query, "layer"), _number(query, "incident"), _text(query, "rows")
+    return View(layer, first, last, incident, rows, lines=lines, **chosen)
 
 
 def run_url(run: str, view: View | None = None) -> str:
     """Return the address of a run's page, with the parts of the view that are set."""
-    return f"/runs/{quote(run, safe='')}{_search(view or View())}"
+    return f"/runs/{quote(run, safe='')}{search(view or View())}"
 
 
 def layer_url(run: str, layer: str, number: int, view: View | None = None) -> str:
     """Return the address of a layer's page, with the steps of the view."""
     # A browser takes a segment of dots for a way up, whatever its encoding.
     name = str(number) if layer.strip(".") == "" else quote(layer, safe="")
-    return f"/runs/{quote(run, safe='')}/layers/{name}{_search((view or View()).steps())}"
+    return f"/runs/{quote(run, safe='')}/layers/{name}{search((view or View()).steps())}"
 
 
-def _search(view: View) -> str:
+def search(view: View) -> str:
+    """Return the query of an address that says a view, with its question mark; nothing for the usual one."""
     parts = {
         "layer": view.layer,
         "from": view.from_step,
         "to": view.to_step,
         "incident": view.incident,
         "rows": view.rows,
+        "lines": ",".join(view.lines) or None,
         **{key: None if getattr(view, key) == allowed[0] else getattr(view, key) for key, allowed in CHOICES.items()},
     }
-    search = urlencode({key: value for key, value in parts.items() if value is not None})
-    return f"?{search}" if search else ""
+    query = urlencode({key: value for key, value in parts.items() if value is not None})
+    return f"?{query}" if query else ""
 
 
 def _text(query: dict[str, list[str]], key: str) -> str | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime, timezone
+
+import numpy as np
 
 NOTHING = "\N{EN DASH}"
 STATES = {
@@ -55,12 +58,38 @@ def percent(part: float) -> str:
     return f"{number:.{2 if number < 1 else 1 if number < 10 else 0}f} %"
 
 
+def seconds(number: float) -> str:
+    """Return ``163 ms``, ``2.04 s`` or ``3 min 20 s``."""
+    if number >= 120:
+        return f"{number // 60:,.0f} min {number % 60:.0f} s"
+    return f"{scientific(number)} s" if number >= 1 else f"{scientific(round(1e3 * number, 3))} ms"
+
+
+def memory(number: float) -> str:
+    """Return bytes as ``23.5 GB``."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{scientific(number / size)} {unit}"
+    return f"{integer(number)} B"
+
+
 def exact(number: float) -> str:
-    """Return a float32 with every digit it holds: ``6.103516e-7``, ``0.03125``, ``12,340``."""
-    if not math.isfinite(number) or number == 0 or 1e-3 <= abs(number) < 1e6:
+    """Return a float32 with every digit it holds: ``6.1035156e-7``, ``0.03125``, ``12,340``; others with seven."""
+    if not math.isfinite(number) or number == 0:
         return f"{number:,.7g}"
-    mantissa, exponent = f"{number:.6e}".split("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    with np.errstate(over="ignore", under="ignore"):
+        single = np.float32(number)
+    shortest = float(str(single) if float(single) == number else f"{number:.7g}")
+    if 1e-3 <= abs(number) < 1e6:
+        whole, dot, rest = np.format_float_positional(abs(shortest), unique=True, trim="-").partition(".")
+        return f"{'-' if number < 0 else ''}{int(whole):,}{dot}{rest}"
+    mantissa, exponent = np.format_float_scientific(shortest, unique=True, trim="-").split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def moment(unix_s: float) -> str:
+    """Return a time as the API writes it, RFC 3339 in UTC."""
+    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def minute(moment: str) -> str:

@@ -219,6 +219,11 @@ def _check_accumulators(records: tuple[wire.Accumulator, ...], width: int) -> No
             check_text(getattr(record, part), f"{field}.{part}", MAX_DTYPE)
 
 
+def canonical(tags: Mapping[str, str]) -> str:
+    """Return tags as the store knows them: equal ones are the same text."""
+    return json.dumps(dict(tags), sort_keys=True, separators=(",", ":"))
+
+
 def _metrics(metrics: tuple[wire.Metric, ...]) -> tuple[MetricColumn, ...]:
     if len(metrics) > MAX_METRICS:
         raise invalid(f"A batch carries at most {MAX_METRICS} metrics.", "metrics")
@@ -230,7 +235,7 @@ def _metric(metric: wire.Metric, field: str) -> MetricColumn:
     for tag, value in metric.tags:
         check_text(tag, f"{field}.tags", MAX_METRIC_NAME, shortest=1)
         check_text(value, f"{field}.tags", MAX_METRIC_NAME)
-    tags = json.dumps(dict(metric.tags), sort_keys=True, separators=(",", ":"))
+    tags = canonical(dict(metric.tags))
     if len(tags) > MAX_TAGS:
         raise invalid(f"The tags of a metric have at most {MAX_TAGS} characters as JSON.", f"{field}.tags")
     if metric.steps and not (min(metric.steps) >= 0 and max(metric.steps) <= MAX_STEP):

@@ -26,6 +26,7 @@ SHOWN = (
     "nonfinite",
     "update_ratio",
     "accumulation_error",
+    "norm_ratio",
     "frozen_fraction",
 )
 EACH_STEP = ("absmax", "norm", "nonfinite")

@@ -162,27 +162,39 @@ def metrics(
     reader: Reading,
     run: str,
     name: Names = (),
+    tags: Names = (),
     begin: From = None,
     to: To = None,
     points: Points = 600,
 ) -> Response:
-    """Answer the envelopes of the metrics of these names, or of all."""
-    span = Range(begin, to, points)
+    """Answer the envelopes of the metrics of these names, or of all; with ``tags`` those whose tags are one of these.
+
+    Tags are a JSON object; all of a metric's have to be named: ``{}`` is the metric without any.
+    """
+    chosen, span = views.Chosen.of(name, tags), Range(begin, to, points)
 
     def build(connection: Connection, seen: runs.Seen) -> views.Json:
-        return views.metrics(connection, reader.archive, seen.row, name, span)
+        return views.metrics(connection, reader.archive, seen.row, chosen, span)
 
     return reader.of_run(run, build)
 
 
 @router.get("/runs/{run}/export.csv", response_class=StreamingResponse, responses={200: {"content": {"text/csv": {}}}})
-def export_csv(reader: Reading, run: str, stat: Stat = "absmax", match: str | None = None) -> Response:
-    """Answer every sample of a stat as CSV, a column per layer."""
+def export_csv(
+    reader: Reading,
+    run: str,
+    stat: Stat = "absmax",
+    match: str | None = None,
+    begin: From = None,
+    to: To = None,
+) -> Response:
+    """Answer every sample of a stat between two steps, both included, as CSV, a column per layer."""
     with reader.database.read() as connection:
         seen = runs.one(connection, run, reader.database.now(connection))
         layers = views.matching(layer_table.described(connection, seen.row.run_id), match)
-    lines = export.lines(views.samples(reader.database, reader.archive, seen.row.run_id), stat, layers)
-    headers = {"Content-Disposition": f'attachment; filename="{run}-{stat}.csv"'}
+    lines = export.lines(views.samples(reader.database, reader.archive, seen.row.run_id, begin, to), stat, layers)
+    bounds = "" if begin is None and to is None else f"-{begin or 0}-{'end' if to is None else to}"
+    headers = {"Content-Disposition": f'attachment; filename="{run}-{stat}{bounds}.csv"'}
     return StreamingResponse(lines, media_type="text/csv", headers=headers)
 
 

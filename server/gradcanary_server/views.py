@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, select
 
 from gradcanary_server import heatmap, incidents, layer_table, runs
 from gradcanary_server.archive import Archive
 from gradcanary_server.arrays import array
+from gradcanary_server.batches import canonical
 from gradcanary_server.database import Database, Record
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.expressions import Expression, ExpressionError
@@ -29,6 +31,8 @@ MAX_SERIES = 100
 
 MAX_CELLS = 4_000_000
 
+_OF_TAGS = TypeAdapter(dict[str, str])
+
 _SHORT = {MINIMUM: "min", MAXIMUM: "max"}
 
 
@@ -40,6 +44,22 @@ class Picture:
     order: heatmap.Order
     match: str | None
     rows: int
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which metrics are asked for: of these names and these tags, in the form of the store; all where it is empty."""
+
+    names: Sequence[str]
+    tags: Sequence[str]
+
+    @classmethod
+    def of(cls, names: Sequence[str], tags: Sequence[str]) -> "Chosen":
+        """Return the choice with tags given as JSON objects; raises RequestError 422."""
+        try:
+            return cls(names, [canonical(_OF_TAGS.validate_json(each)) for each in tags])
+        except ValidationError as error:
+            raise invalid('Tags are a JSON object of texts: {"split": "val"}.', "tags") from error
 
 
 def series(
@@ -98,12 +118,13 @@ def picture(
     }
 
 
-def metrics(connection: Connection, archive: Archive, run: Record, names: Sequence[str], span: Range) -> Json:
-    """Return the envelopes of the metrics with these names, all of them when none is given."""
+def metrics(connection: Connection, archive: Archive, run: Record, chosen: Chosen, span: Range) -> Json:
+    """Return the envelopes of the metrics that are chosen."""
     query = select(metric.c.name, metric.c.tags).where(metric.c.run_id == run.run_id)
-    known = connection.execute(query.where(metric.c.name.in_(names)) if names else query).all()
+    query = query.where(metric.c.name.in_(chosen.names)) if chosen.names else query
+    known = connection.execute(query.where(metric.c.tags.in_(chosen.tags)) if chosen.tags else query).all()
     if len(known) > MAX_SERIES:
-        raise invalid(f"At most {MAX_SERIES} metrics in one answer: give name=.", "name")
+        raise invalid(f"At most {MAX_SERIES} metrics in one answer: give name= and tags=.", "name")
     keys = sorted((row.name, row.tags) for row in known)
     drawn = metric_window(archive, connection, run.run_id, keys, span)
     return {
@@ -119,10 +140,12 @@ def metrics(connection: Connection, archive: Archive, run: Record, names: Sequen
     }
 
 
-def samples(database: Database, archive: Archive, run_id: int) -> Iterator[Piece]:
-    """Yield every sample of a run that is still there, in the order of steps."""
+def samples(
+    database: Database, archive: Archive, run_id: int, begin: int | None = None, end: int | None = None
+) -> Iterator[Piece]:
+    """Yield every sample of a run that is still there, in the order of steps, between two of them, both included."""
     with database.read() as connection:
-        stretches = archive.stretches(connection, run_id, None, None)
+        stretches = archive.stretches(connection, run_id, begin, end)
     bounded = [replace(of, begin=max(of.begin, of.first), end=min(of.end, of.last + 1)) for of in stretches]
     return in_order((of.begin, archive.samples(database, run_id, of)) for of in bounded)
 

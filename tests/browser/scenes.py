@@ -111,3 +111,51 @@ def resume(url: str, run: str, stream: Stream) -> Session:
             batch = replace(stream.batch(start, start + 20, change_records=seq == 0), dropped_steps=dropped)
             session.post_batch(seq, with_every_stat(batch, layers)).raise_for_status()
     return session
+
+
+METRICS = {
+    "total_norm": 1.2,
+    "clip_factor": 0.8,
+    "scaler_scale": 65536.0,
+    "step_time_s": 0.163,
+    "peak_memory_bytes": 2.35e10,
+    "agent_share": 0.004,
+}
+CATEGORIES = ("bottles", "cans", "boxes")
+PROVIDERS = ("a", "b")
+HOSTILE = "<img src=x onerror=alert(3)>%{x}"
+
+
+def with_metrics(batch: wire.Batch, hosts: int = 0) -> wire.Batch:
+    """Return a batch with all that an agent measures by itself, and what a user logs each tenth step: scores by
+    category and provider, a loss of the validation, one with a hostile name and tag, the load of so many hosts."""
+    random = np.random.default_rng(batch.steps[0])
+    tenth = tuple(step for step in batch.steps if step % 10 == 0)
+
+    def logged(name: str, steps: tuple[int, ...], level: float, **tags: str) -> wire.Metric:
+        values = level * (1 + 0.03 * random.standard_normal(len(steps)))
+        return wire.Metric(name, tuple(sorted(tags.items())), steps, wire.column("d", values.tolist()))
+
+    scores = [(category, provider) for category in CATEGORIES for provider in PROVIDERS]
+    more = (
+        *(logged(name, batch.steps, level) for name, level in METRICS.items()),
+        *(
+            logged("clip_score", tenth, 0.2 + 0.03 * place, category=category, provider=provider)
+            for place, (category, provider) in enumerate(scores)
+        ),
+        logged("loss", tenth, 0.2, split="val"),
+        logged(HOSTILE, tenth, 3.0, tag=HOSTILE),
+        *(logged("gpu_load", tenth, 0.5 + 0.01 * host, host=f"node-{host:03}") for host in range(hosts)),
+    )
+    return replace(batch, metrics=(*batch.metrics, *more))
+
+
+def log(url: str, run: str, steps: int = 400, blocks: int = 6) -> Session:
+    """Post a healthy run with every stat and every metric, those of 30 hosts too; returns the open session."""
+    stream = quiet(steps=steps, blocks=blocks)
+    session = Session(url, run=run, session=f"session-of-{run}")
+    session.put_hello(stream.hello()).raise_for_status()
+    for seq, batch in enumerate(stream.batches(40)):
+        whole = with_metrics(with_every_stat(batch, len(stream.names)), hosts=30)
+        session.post_batch(seq, whole).raise_for_status()
+    return session

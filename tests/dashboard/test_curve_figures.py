@@ -9,7 +9,7 @@ from api_answers import column, curve, run, series_answer, session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard import axes, curves, palette
+from gradcanary_dashboard import axes, curves, palette, panels
 from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.history import Hole, launches
 from gradcanary_dashboard.marks import Events
@@ -109,22 +109,6 @@ def test_what_is_not_finite_is_a_cross() -> None:
     assert cross["marker"]["color"] == palette.MAGENTA
 
 
-def test_the_loss_may_be_absent() -> None:
-    answer = {"bucket_steps": 1, "steps": column([], "float64"), "times": column([], "float64"), "metrics": []}
-    assert "No loss" in curves.loss(answer, span_of([]), QUIET)["layout"]["annotations"][0]["text"]
-
-
-def test_the_agents_share_is_one_line_from_batch_to_batch() -> None:
-    known = [0.02, NAN, NAN, 0.01, NAN, NAN, 0.004, NAN]
-    answer = series_answer(curve([1.0] * 8, [1.0] * 8, [1.0] * 8), range(8))
-    answer["metrics"].append({**curve(known, known, known), "name": "agent_share"})
-    line = line_of(curves.agent(answer, span_of([0, 7]), QUIET))
-    assert values(line["x"])[:3] == [0, 3, 6]
-    assert values(line["y"])[:3] == pytest.approx([0.02, 0.01, 0.004])
-    nothing = curves.agent({**answer, "metrics": []}, span_of([0, 7]), QUIET)
-    assert "no share" in nothing["layout"]["annotations"][0]["text"]
-
-
 def test_a_bucket_of_several_samples_says_its_steps_whatever_the_interval_is_now() -> None:
     """Sampled each 100th step by now, but each one before."""
     of_one = curve([1e-3] * 2, [2e-3] * 2, [3e-3] * 2)
@@ -140,7 +124,8 @@ def test_all_figures_share_the_steps_and_keep_a_zoom() -> None:
     steps = [float(step) for step in range(40)]
     answer = series_answer(curve([1.0] * 40, [1.0] * 40, [1.0] * 40), steps)
     span = span_of(steps, view)
-    drawn = [curves.trend(answer, span, ABSMAX, QUIET), curves.loss(answer, span, QUIET)]
+    (panel,) = panels.of([{"name": "loss", "tags": {}, "last": 1.0}])
+    drawn = [curves.trend(answer, span, ABSMAX, QUIET), panels.draw(panel, answer, span, QUIET, view)["figure"]]
     assert [figure["layout"]["xaxis"]["range"] for figure in drawn] == [[9.5, 20.5]] * 2
     assert len({figure["layout"]["uirevision"] for figure in drawn}) == 1
     assert drawn[0]["layout"]["margin"] == drawn[1]["layout"]["margin"]

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,8 +44,13 @@ def test_a_value_is_never_more_than_five_percent_off(number: float) -> None:
     assert float(wording.scientific(number).replace(",", "")) == pytest.approx(number, rel=0.05)
 
 
-@given(st.floats(2.0**-120, 2.0**120, width=32))
+@given(st.floats(-(2.0**120), 2.0**120, width=32))
 def test_an_exact_value_is_the_float32_that_was_sent(number: float) -> None:
+    assert np.float32(wording.exact(number).replace(",", "")) == np.float32(number)
+
+
+@given(st.floats(2.0**-120, 2.0**120))
+def test_what_is_no_float32_has_seven_digits(number: float) -> None:
     assert float(wording.exact(number).replace(",", "")) == pytest.approx(number, rel=5e-7)
 
 

@@ -47,4 +47,4 @@ def test_of_many_groups_some_are_drawn() -> None:
     many = answer(**{f"lr{group}": [1e-3 * (group + 1)] * 6 for group in range(40)})
     found = rates.read(many, Events())
     assert [each.name for each in found] == [f"group {group}" for group in range(len(rates.COLOURS))]
-    assert rates.legend(found, rates.groups(many["metrics"]))[-1].children == "35 more groups"
+    assert rates.legend(found, rates.groups(many["metrics"]))[-1] == {"text": "35 more groups"}

@@ -6,11 +6,14 @@ import io
 import math
 import re
 import zlib
+from dataclasses import replace
 
 import httpx
 import numpy as np
 import pytest
 import streams
+
+from gradcanary import wire
 
 RUN = {
     "run", "state", "step", "stepped", "last_seen", "layers", "firing", "low", "worst", "accumulators",
@@ -19,7 +22,8 @@ RUN = {
 DETAIL = {"aliases", "created", "revision", "framework", "rules_version", "sessions", "gaps", "facts", "metrics"}
 LAYER = {
     "layer", "name", "block", "shape", "param_dtype", "accumulator", "micro_steps", "step", "state", "absmax", "norm",
-    "zero_fraction", "nonfinite", "update_ratio", "accumulation_error", "frozen_fraction", "rules", "low", "baseline",
+    "zero_fraction", "nonfinite", "update_ratio", "accumulation_error", "norm_ratio", "frozen_fraction", "rules", "low",
+    "baseline",
 }  # fmt: skip
 ENVELOPE = {"min", "mean", "max", "count", "nonfinite"}
 
@@ -298,6 +302,43 @@ def test_csv_holds_every_sample_and_no_formula(session):
     assert [row[0] for row in rows[1:]] == ["0", "1", "2", "3", "4"]
     assert rows[3][3] == ""
     assert np.float32(rows[1][2]) == absmax[0, 0]
+
+
+def test_of_metrics_with_many_tags_those_that_are_named_are_answered(session, read):
+    batch = streams.Stream(streams.healthy(4, 1), np.ones(4)).batch(0, 4)
+    hosts = [
+        wire.Metric("load", (("host", f"n{host}"), ("gpu", "0")), (0,), wire.column("d", [host])) for host in range(120)
+    ]
+    session.put_hello(streams.Stream(streams.healthy(4, 1)).hello()).raise_for_status()
+    session.post_batch(0, replace(batch, metrics=(*batch.metrics, *hosts))).raise_for_status()
+    named = ['{"host": "n7", "gpu": "0"}', '{"gpu":"0","host":"n112"}', '{"host": "n7"}']
+    found = read("/metrics", name="load", tags=named)["metrics"]
+    assert {(metric["tags"]["host"], decode(metric["mean"])[0]) for metric in found} == {("n7", 7), ("n112", 112)}
+    assert [metric["name"] for metric in read("/metrics", tags="{}")["metrics"]] == ["loss", "lr0"]
+    url = f"{session.url}/api/v1/runs/{session.run}/metrics"
+    for query in ({"name": "load"}, {"tags": "host=n7"}, {"tags": '{"host": 7}'}):
+        assert httpx.get(url, params=query).status_code == 422, query
+
+
+def test_csv_of_some_steps_holds_those_and_says_so_in_its_name(session):
+    absmax = streams.healthy(40, 2)
+    session.put_hello(streams.Stream(absmax).hello()).raise_for_status()
+    for seq, batch in enumerate(streams.Stream(absmax).batches(10)):
+        session.post_batch(seq, batch).raise_for_status()
+    again = streams.Session(session.url, session.run, "session-2")
+    resumed = streams.Stream(streams.healthy(10, 2, seed=9), first_step=20)
+    again.put_hello(resumed.hello(launch="launch-2")).raise_for_status()
+    again.post_batch(0, resumed.batch(0, 10)).raise_for_status()
+    url = f"{session.url}/api/v1/runs/{session.run}/export.csv"
+    every = httpx.get(url).text.splitlines()
+    answer = httpx.get(url, params={"from": 13, "to": 32})
+    assert 'filename="' + session.run + '-absmax-13-32.csv"' in answer.headers["content-disposition"]
+    rows = answer.text.splitlines()
+    assert [int(row.split(",")[0]) for row in rows[1:]] == list(range(13, 33))
+    assert rows == [every[0], *every[14:34]]
+    assert np.float32(rows[8].split(",")[2]) == resumed.absmax[0, 0]
+    assert httpx.get(url, params={"from": 38}).text.splitlines() == [every[0], *every[39:]]
+    assert httpx.get(url, params={"from": -1}).status_code == 422
 
 
 def test_csv_is_in_the_order_of_steps_where_an_agent_thinned_what_waited(session):

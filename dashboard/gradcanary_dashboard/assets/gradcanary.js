@@ -1,17 +1,11 @@
-/* What the browser does by itself: the question of each second, the theme, the URL, the read-out of the heatmap.
+/* What the browser does by itself: the question of each second, the theme, the URL.
    Names come from trainings: they are only ever written with textContent. */
 (function () {
   "use strict";
 
   const root = document.documentElement;
 
-  // ---- numbers and times
-
-  function scientific(value, digits = 1) {
-    const [mantissa, exponent] = value.toExponential(digits).split("e");
-    if (value >= 1e-3 && value < 1e6) return String(Number(value.toPrecision(3)));
-    return mantissa.replace(/\.?0+$/, "") + "e" + Number(exponent);
-  }
+  // ---- times
 
   function ago(then) {
     const seconds = Math.max(0, Math.round((Date.now() - then) / 1000));
@@ -63,7 +57,7 @@
     const figure = page() === "run" ? "#heatmap" : "#stat-absmax";
     const plot = document.querySelector(figure + " .js-plotly-plot");
     if (!plot) return {};
-    const [left, right] = plot.layout.xaxis.range.map(Number);
+    const [left, right] = plot.layout.xaxis.range.map(window.gradcanary.step);
     const first = left + 0.5;
     const width = right - left;
     if (move === "in") return within(first + width / 4, first + width / 4 + Math.max(1, Math.floor(width / 2)) - 1);
@@ -75,17 +69,18 @@
 
   // ---- callbacks of Dash
 
-  function zoom() {
-    const context = window.dash_clientside.callback_context;
-    const change = (context.triggered[0] || {}).value || {};
+  // What a drag or a double click on a figure means for the address; null: nothing.
+  function zoomed(change) {
     const first = change["xaxis.range[0]"];
     const last = change["xaxis.range[1]"];
-    let wanted = null;
-    if (first !== undefined && last !== undefined) {
-      wanted = search(within(first, last));
-    } else if (change["xaxis.autorange"]) {
-      wanted = search({ from: null, to: null });
-    }
+    if (first !== undefined && last !== undefined) return within(window.gradcanary.step(first), window.gradcanary.step(last));
+    return change["xaxis.autorange"] ? { from: null, to: null } : null;
+  }
+
+  function zoom() {
+    const context = window.dash_clientside.callback_context;
+    const changes = zoomed((context.triggered[0] || {}).value || {});
+    const wanted = changes && search(changes);
     return wanted === null || wanted === window.location.search ? window.dash_clientside.no_update : wanted;
   }
 
@@ -95,30 +90,20 @@
     return name === undefined || !name ? window.dash_clientside.no_update : search({ layer: name });
   }
 
-  function readOut(hover, figure) {
-    const meta = figure && figure.layout && figure.layout.meta;
-    const point = hover && hover.points && hover.points[0];
-    if (!meta || !point) return "Point at a cell for its value, click it for the layer's curve.";
-    const column = Math.round((point.x - meta.middle) / meta.width);
-    let value = meta.value + " " + scientific(Math.pow(10, point.z / 1000), meta.digits - 1);
-    if (point.z === meta.zero) value = "exact 0";
-    if (point.z === meta.no_data) value = "no data";
-    if (point.z === meta.nonfinite) value = "not finite";
-    const half = meta.width / 2;
-    const here = meta.events.filter((event) => event.from < point.x + half && event.to > point.x - half);
-    return [meta.names[point.y], "step " + meta.steps[column], value, ...here.map((event) => event.text)].join("  ·  ");
-  }
-
   // The controls follow the address (back, forward), the field never while one types.
-  function showChoices() {
+  function showAxis() {
     const query = new URLSearchParams(window.location.search);
     for (const control of document.querySelectorAll("[data-key]")) {
       const wanted = query.get(control.dataset.key) || "";
       if (control.tagName === "SELECT") control.value = wanted;
       else control.setAttribute("aria-pressed", String(control.dataset.choice === wanted));
     }
+  }
+
+  function showChoices() {
+    showAxis();
     const field = document.getElementById("rows");
-    const wanted = query.get("rows") || "";
+    const wanted = new URLSearchParams(window.location.search).get("rows") || "";
     return document.activeElement === field || field.value === wanted ? window.dash_clientside.no_update : wanted;
   }
 
@@ -201,13 +186,19 @@
     try { localStorage.setItem("gradcanary-theme", root.dataset.theme); } catch (error) { /* not remembered */ }
   }
 
+  // One that toggles takes its choice back when it is pressed already.
+  function chosen(button) {
+    const isBack = "toggles" in button.dataset && button.getAttribute("aria-pressed") === "true";
+    return isBack ? null : button.dataset.choice || null;
+  }
+
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
     if (button.id === "theme") switchTheme();
     else if (button.dataset.layer) go({ layer: button.dataset.layer });
     else if (button.dataset.zoom) go(moved(button.dataset.zoom));
-    else if (button.dataset.key) go({ [button.dataset.key]: button.dataset.choice || null });
+    else if (button.dataset.key) go({ [button.dataset.key]: chosen(button) });
     else if (button.dataset.copy) copy(button);
   });
 
@@ -260,10 +251,15 @@
     if (!kept) root.dataset.theme = system.matches ? "dark" : "light";
   });
 
+  // A tab that was away has missed what happened.
+  document.addEventListener("visibilitychange", beat);
+
+  window.gradcanary = Object.assign(window.gradcanary || {}, { go, zoomed });
+
   setInterval(wordTimes, 500);
   setInterval(beat, 1000);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    gradcanary: { zoom, choose, show_choices: showChoices, read_out: readOut, title: setTitle },
+    gradcanary: { zoom, choose, show_choices: showChoices, show_axis: showAxis, title: setTitle },
   });
 })();

@@ -1,0 +1,153 @@
+/* The heatmap under a pointer: what a cell is called and holds, to the last digit once one stays; its layer's page. */
+(function () {
+  "use strict";
+
+  const IDLE = "Point at a cell for its value, click it for the layer's curve, twice for its page.";
+  const STAY_MS = 150;
+  const heard = new WeakSet();
+  const exact = new Map(); // question -> answer, for the revision that is shown
+
+  let revision = null;
+  let waiting = null;
+  let under = null; // { plot, row }
+
+  function readout() {
+    return document.getElementById("readout");
+  }
+
+  function say(text) {
+    const place = readout();
+    if (place && place.textContent !== text) place.textContent = text;
+  }
+
+  function scientific(value, digits) {
+    const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
+    if (value >= 1e-3 && value < 1e6) return String(Number(value.toPrecision(3)));
+    return mantissa.replace(/\.?0+$/, "") + "e" + Number(exponent);
+  }
+
+  // ---- which cell
+
+  function cellOf(plot, x, row) {
+    const meta = plot.layout.meta;
+    const z = plot.calcdata && plot.calcdata[0] && plot.calcdata[0][0] && plot.calcdata[0][0].z;
+    if (!meta || !meta.names || !z || !z[row]) return null;
+    const place = meta.edges ? window.gradcanary.last(meta.edges, x) : Math.round((x - meta.middle) / meta.width);
+    if (place < 0 || place >= z[row].length) return null;
+    const column = meta.columns ? meta.columns[place] : place;
+    const first = column < 0 ? null : meta.first + column * meta.width;
+    return { meta, row, code: z[row][place], column, first, x };
+  }
+
+  function valueOf({ meta, code, column }) {
+    if (column < 0) return "the training stood still";
+    if (code === meta.zero) return "exact 0";
+    if (code === meta.no_data) return "no data";
+    if (code === meta.nonfinite) return "not finite";
+    return meta.value + " " + scientific(Math.pow(10, code / 1000), meta.digits);
+  }
+
+  function isNumber({ meta, code, column }) {
+    return column >= 0 && code !== meta.zero && code !== meta.no_data && code !== meta.nonfinite;
+  }
+
+  function here({ meta, first }) {
+    if (first === null) return [];
+    return meta.events.filter((event) => event.from < first + meta.bucket && event.to >= first).map((event) => event.text);
+  }
+
+  function sentence(cell, value) {
+    const steps = cell.column < 0 ? "" : "step " + cell.meta.steps[cell.column];
+    const time = cell.meta.edges ? new Date(cell.x).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "";
+    return [cell.meta.names[cell.row], steps, time, value, ...here(cell)].filter(Boolean).join("  ·  ");
+  }
+
+  // ---- to the last digit
+
+  function question(cell) {
+    const query = new URLSearchParams({ run: runOf(), stat: cell.meta.stat, first: cell.first, last: cell.first + cell.meta.bucket - 1 });
+    for (const number of cell.meta.numbers[cell.row].slice(0, 100)) query.append("layer", number);
+    return "/_cell?" + query;
+  }
+
+  function runOf() {
+    return decodeURIComponent(window.location.pathname.split("/")[2] || "");
+  }
+
+  function forget() {
+    const heart = document.querySelector(".heart");
+    const shown = heart && heart.dataset.shown;
+    if (shown !== revision) exact.clear();
+    revision = shown;
+  }
+
+  function learn(cell) {
+    forget();
+    const asked = question(cell);
+    const tell = (text) => { if (text && waiting === asked) say(sentence(cell, cell.meta.stat + " " + text)); };
+    waiting = asked;
+    if (exact.has(asked)) {
+      tell(exact.get(asked));
+      return;
+    }
+    setTimeout(() => {
+      if (waiting !== asked) return;
+      fetch(asked, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : {})).then(({ text }) => {
+        exact.set(asked, text);
+        tell(text);
+      }, () => { /* the banner says so */ });
+    }, STAY_MS);
+  }
+
+  // ---- to its layer
+
+  function open(plot, row) {
+    const meta = plot.layout.meta;
+    if (!meta || !meta.layers || !meta.layers[row]) return;
+    const name = meta.layers[row];
+    const segment = /^\.*$/.test(name.trim()) ? String(meta.numbers[row][0]) : encodeURIComponent(name);
+    const query = new URLSearchParams(window.location.search);
+    for (const key of Array.from(query.keys())) if (!["from", "to", "x"].includes(key)) query.delete(key);
+    const search = query.toString();
+    window.history.pushState({}, "", `/runs/${encodeURIComponent(runOf())}/layers/${segment}${search ? "?" + search : ""}`);
+    window.dispatchEvent(new PopStateEvent("popstate"));
+  }
+
+  function listen(plot) {
+    if (heard.has(plot)) return;
+    heard.add(plot);
+    plot.on("plotly_doubleclick", () => { if (under && under.plot === plot) open(plot, under.row); });
+  }
+
+  document.addEventListener("gradcanary:pointed", (event) => {
+    const at = event.detail;
+    const plot = at && at.plot.closest("#heatmap") ? at.plot : null;
+    under = plot && { plot, row: at.row };
+    const cell = plot && cellOf(plot, at.x, at.row);
+    if (!cell) {
+      waiting = null;
+      say(IDLE);
+      return;
+    }
+    listen(plot);
+    const text = sentence(cell, valueOf(cell));
+    say(text);
+    if (at.by === "key") window.gradcanary.announce(text);
+    if (isNumber(cell)) learn(cell);
+    else waiting = null;
+  });
+
+  document.addEventListener("keydown", (event) => {
+    if (!under || !event.target.matches || !event.target.matches(".plotted")) return;
+    if (event.key === "Enter") open(under.plot, under.row);
+    if (event.key === " ") {
+      event.preventDefault();
+      window.gradcanary.go({ layer: under.plot.layout.meta.layers[under.row] });
+    }
+  });
+
+  new MutationObserver(() => {
+    const place = readout();
+    if (place && !place.textContent) say(IDLE);
+  }).observe(document.documentElement, { childList: true, subtree: true });
+})();

@@ -1,0 +1,135 @@
+"""What a page asks for by itself, past Dash: metrics that come into sight, the exact values of a cell, a CSV file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import FastAPI, Query, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from gradcanary_dashboard import axes, panels, run_data, wording
+from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.columns import decode
+from gradcanary_dashboard.errors import DashboardError
+from gradcanary_dashboard.marks import Events
+from gradcanary_dashboard.panels import Panel
+from gradcanary_dashboard.view import View, parse
+
+MOST_SERIES = 100
+"""Series of one answer of the collector."""
+
+MOST_POINTS = 5_000
+"""Points of one answer."""
+
+_SUMS = ("min", "mean", "max", "count")
+
+Keys = Annotated[list[str], Query(alias="key", max_length=panels.MOST_PANELS)]
+Layers = Annotated[list[int], Query(alias="layer", min_length=1, max_length=MOST_SERIES)]
+
+
+def register(server: FastAPI, collector: Collector) -> None:
+    """Serve ``/_panels``, ``/_cell`` and ``/_csv``. To be called before Dash, whose routes answer every path."""
+
+    @server.get("/_panels", include_in_schema=False)
+    def panels_in_sight(run: str, key: Keys, search: str = "") -> Response:
+        return _answered(lambda: {"panels": drawn(collector, run, key, parse(search))})
+
+    @server.get("/_cell", include_in_schema=False)
+    def exact_cell(run: str, stat: str, layer: Layers, first: int, last: int) -> Response:
+        return _answered(lambda: {"text": cell(collector, run, stat, layer, first, last)})
+
+    @server.get("/_csv", include_in_schema=False)
+    def csv(run: str, search: str = "") -> Response:
+        return _csv(collector, run, parse(search))
+
+
+def drawn(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:
+    """Return figures and legends of some panels of a run, over the steps of its heatmap; raises DashboardError."""
+    told = collector.run(run).body
+    picture, _ = run_data.picture(collector, run, view)
+    steps = decode(picture["steps"])
+    span = axes.Span.of(run, view, steps, picture["bucket_steps"]).timed(run_data.clock(view, picture))
+    events = Events.of(told, picture["marks"])
+    wanted = [panel for panel in panels.of(told["metrics"]) if panel.key in keys]
+    return [
+        panels.draw(panel, answer, span, events, view)
+        for some, query in _questions(wanted, view)
+        for answer in [collector.run(run, "metrics", points=run_data.POINTS, **query, **run_data.bounds(view)).body]
+        for panel in some
+    ]
+
+
+def cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first: int, last: int) -> str:
+    """Return a stat of layers over some steps with every digit; raises DashboardError.
+
+    It is asked for sample by sample, because sums of samples are rounded outward; where only these are left, or there
+    are more steps than one answer holds, the extremes are told in fewer digits.
+    """
+    numbers, steps = [str(layer) for layer in layers], {"from": first, "to": last}
+    points = max(1, min(MOST_POINTS, last - first + 1))
+    found = collector.run(run, "series", stat=stat, layer=numbers, points=points, **steps).body["series"]
+    low, mean, high, count = (np.concatenate([decode(each[key]) for each in found]) for key in _SUMS)
+    known = count > 0
+    if not known.any():
+        return ""
+    least, most = float(low[known].min()), float(high[known].max())
+    told = wording.exact if (count <= 1).all() else wording.scientific
+    if least == most:
+        return told(least)
+    average = float(np.average(mean[known], weights=count[known]))
+    return f"{told(least)} to {told(most)}, mean {told(average)}"
+
+
+def _questions(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel], dict[str, Any]]]:
+    """Yield panels and what the collector is asked for them: as few questions as its limit allows."""
+    some: list[Panel] = []
+    for panel in wanted:
+        if len(panel.series) > panels.USUAL_LINES and panel.key != panels.RATES:
+            tags = [json.dumps(each.tags) for each in panel.chosen(view)]
+            yield [panel], {"name": panel.names, "tags": tags}
+            continue
+        if sum(_asked(each) for each in [*some, panel]) > MOST_SERIES:
+            yield some, _of(some)
+            some = []
+        some.append(panel)
+    if some:
+        yield some, _of(some)
+
+
+def _of(some: Sequence[Panel]) -> dict[str, Any]:
+    return {"name": [name for panel in some for name in panel.asked]}
+
+
+def _asked(panel: Panel) -> int:
+    return len(panel.asked) if panel.key == panels.RATES else len(panel.series)
+
+
+def _answered(build: Callable[[], Mapping[str, Any]]) -> Response:
+    """Answer what ``build`` returns; not a 5xx when the collector fails: that is what this server itself would say."""
+    try:
+        return JSONResponse(build(), headers={"Cache-Control": "no-store"})
+    except DashboardError as error:
+        return JSONResponse({"error": str(error)}, HTTPStatus.FAILED_DEPENDENCY)
+
+
+def _csv(collector: Collector, run: str, view: View) -> Response:
+    """Answer the samples of the view: its stat, its steps, the layers whose rows it shows."""
+    stack = ExitStack()
+    query = {"stat": view.stat, "match": view.rows, "from": view.from_step, "to": view.to_step}
+    try:
+        pieces = stack.enter_context(collector.download(run, **query))
+    except DashboardError as error:
+        return Response(str(error), HTTPStatus.FAILED_DEPENDENCY, media_type="text/plain")
+    bounds = f"-{view.from_step or 0}-{'end' if view.to_step is None else view.to_step}" if view.is_zoomed else ""
+    headers = {"Content-Disposition": f'attachment; filename="{run}-{view.stat}{bounds}.csv"'}
+
+    def body() -> Iterator[bytes]:
+        with stack:
+            yield from pieces
+
+    return StreamingResponse(body(), media_type="text/csv", headers=headers)

@@ -1,0 +1,224 @@
+"""The metrics of a run as figures over its steps: one per name, a line for each set of tags, never averaged; no I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from gradcanary_dashboard import axes, curves, marks, palette, rates, wording
+from gradcanary_dashboard.curve import Curve
+from gradcanary_dashboard.view import View
+
+USUAL_LINES = 12
+MOST_LINES = 24
+"""Lines of a figure: where nobody chose, and at all. Colours times dashes tell so many apart."""
+
+LISTED = 400
+"""Entries of a legend; where there are more, the expression of the reader has to name fewer."""
+
+MOST_PANELS = 100
+ENVELOPES = 3
+"""Up to so many lines each has its minimum and maximum drawn around it."""
+
+COLOURS = (palette.BLUE, palette.GREEN, palette.VIOLET, palette.TEAL, palette.GREY, palette.OCHRE)
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a metric is drawn: title, what it is, the height in pixels, its axis, and how a value is told.
+
+    Of one that is ``is_dense`` each step has a value, so that a step without one is a hole.
+    """
+
+    title: str
+    words: str = ""
+    height: int = 140
+    axis: Mapping[str, Any] = field(default_factory=dict)
+    told: Callable[[float], str] = wording.scientific
+    is_dense: bool = False
+
+
+def _ordinary(name: str) -> Kind:
+    return Kind(name, height=190)
+
+
+RATES = "rates"
+OWN = {
+    "loss": Kind("Loss", height=190, is_dense=True),
+    RATES: Kind("Learning rate"),
+    "total_norm": Kind("Total norm", "of all gradients, before clipping", is_dense=True),
+    "clip_factor": Kind("Clip factor", "what gradients were multiplied with", is_dense=True),
+    "scaler_scale": Kind("Scale of the GradScaler", told=wording.integer, is_dense=True),
+    "skipped_total": Kind("Skipped steps", "in all so far", told=wording.integer),
+    "step_time_s": Kind("Step time", axis={"ticksuffix": " s"}, told=wording.seconds, is_dense=True),
+    "peak_memory_bytes": Kind("Peak memory", axis={"tickformat": "~s", "ticksuffix": "B"}, told=wording.memory),
+    "agent_share": Kind("Agent", "its share of the time", 110, {"tickformat": "~%"}, wording.percent),
+}
+"""What an agent measures by itself, in the order of the page; what users log comes behind, by name."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A metric with one set of tags; ``ident`` is what an address calls it."""
+
+    name: str
+    tags: Mapping[str, str]
+    last: float | None
+
+    @property
+    def ident(self) -> str:
+        """Ten digits of a hash of name and tags: the same in every run."""
+        return sha256(json.dumps([self.name, self.tags], sort_keys=True).encode()).hexdigest()[:10]
+
+    @property
+    def text(self) -> str:
+        """The tags as people read them."""
+        return ", ".join(f"{tag}={value}" for tag, value in sorted(self.tags.items())) or "no tags"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure; ``key`` is the id of its element."""
+
+    key: str
+    kind: Kind
+    series: Sequence[Series]
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics that it draws."""
+        return list(dict.fromkeys(each.name for each in self.series))
+
+    @property
+    def asked(self) -> list[str]:
+        """What the collector is asked for: of many learning rates some."""
+        if self.key == RATES:
+            return rates.names({"name": name, "tags": {}} for name in self.names)
+        return self.names
+
+    @property
+    def words(self) -> str:
+        """What the metric is, or of how many lines."""
+        if len(self.series) == 1 or self.key == RATES:
+            return self.kind.words
+        tags = sorted({tag for each in self.series for tag in each.tags})
+        return f"{wording.plural(len(self.series), 'line')} by {', '.join(tags)}"
+
+    def chosen(self, view: View) -> list[Series]:
+        """Return the lines to draw: those that the address names, else the first ones."""
+        named = [each for each in self.series if each.ident in view.lines]
+        return named[:MOST_LINES] or list(self.series[:USUAL_LINES])
+
+
+def of(metrics: Iterable[Mapping[str, Any]]) -> list[Panel]:
+    """Return the panels of a run's metrics: only what was logged has one."""
+    found: dict[str, list[Series]] = {}
+    for metric in metrics:
+        series = Series(metric["name"], metric["tags"], metric["last"])
+        is_rate = not series.tags and rates.is_rate(series.name)
+        found.setdefault(RATES if is_rate else series.name, []).append(series)
+    own = [name for name in OWN if name in found]
+    others = sorted(name for name in found if name not in OWN)
+    return [_panel(name, found[name]) for name in (*own, *others)]
+
+
+def listed(panels: Sequence[Panel], run: str, revision: int) -> str:
+    """Return what the browser makes the cards of, as JSON; their figures it asks for when they come into sight.
+
+    With a new ``revision`` of the run it asks for those in sight once more.
+    """
+    cards = [
+        {"key": panel.key, "title": panel.kind.title, "words": panel.words, "height": panel.kind.height}
+        for panel in panels[:MOST_PANELS]
+    ]
+    more = max(0, len(panels) - MOST_PANELS)
+    told = {"run": run, "revision": revision, "panels": cards, "more": more}
+    return json.dumps(told, separators=(",", ":"))
+
+
+def draw(panel: Panel, answer: Mapping[str, Any], span: axes.Span, events: marks.Events, view: View) -> dict[str, Any]:
+    """Return a panel's figure and its legend, from an answer that holds at least the lines to draw."""
+    if panel.key == RATES:
+        found = rates.read(answer, events)
+        known = rates.groups({"name": each.name, "tags": each.tags} for each in panel.series)
+        figure = rates.figure(found, span, events)
+        return {"key": panel.key, "figure": figure, "legend": rates.legend(found, known), "of": len(known), "last": ""}
+    chosen = panel.chosen(view)
+    pens = {each.ident: _pen(place, len(chosen)) for place, each in enumerate(chosen)}
+    read = _curves(panel, answer, events)
+    figure = _figure(panel, [(each, read[each.ident]) for each in chosen if each.ident in read], pens, span, events)
+    is_one = len(panel.series) == 1
+    return {
+        "key": panel.key,
+        "figure": figure,
+        "legend": [] if is_one else [_entry(panel, each, pens) for each in panel.series[:LISTED]],
+        "of": len(panel.series),
+        "last": f"last {panel.kind.told(panel.series[0].last)}" if is_one and panel.series[0].last is not None else "",
+    }
+
+
+def _panel(name: str, series: list[Series]) -> Panel:
+    ranked = sorted(series, key=lambda each: (bool(each.tags), each.text))
+    kind = OWN.get(name) or _ordinary(name)
+    key = name if name in OWN else f"metric-{sha256(name.encode()).hexdigest()[:10]}"
+    return Panel(key, kind, ranked)
+
+
+def _pen(place: int, lines: int) -> dict[str, str]:
+    """Return the colour and dash of a line; a lone one is grey, as nothing has to be told apart."""
+    colour = palette.GREY if lines == 1 else COLOURS[place % len(COLOURS)]
+    return {"colour": colour, "dash": DASHES[place // len(COLOURS) % len(DASHES)]}
+
+
+def _entry(panel: Panel, series: Series, pens: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    last = "not finite" if series.last is None else panel.kind.told(series.last)
+    pen = pens.get(series.ident)
+    return {"id": series.ident, "text": series.text, "last": last, "drawn": pen is not None, **(pen or {})}
+
+
+def _curves(panel: Panel, answer: Mapping[str, Any], events: marks.Events) -> dict[str, Curve]:
+    found = {}
+    for metric in answer["metrics"]:
+        series = Series(metric["name"], metric["tags"], None)
+        curve = Curve.read(answer, metric, events)
+        if series.name in panel.names and not curve.is_empty:
+            found[series.ident] = curve if panel.kind.is_dense and not series.tags else curve.known()
+    return found
+
+
+def _figure(
+    panel: Panel,
+    drawn: Sequence[tuple[Series, Curve]],
+    pens: Mapping[str, Mapping[str, str]],
+    span: axes.Span,
+    events: marks.Events,
+) -> axes.Figure:
+    if not drawn:
+        return axes.nothing(span, panel.kind.height, f"{panel.kind.title}: nothing was logged in these steps.")
+    layout = axes.layout(span, panel.kind.height, {"nticks": 5, **panel.kind.axis})
+    layout["hovermode"] = "x" if len(drawn) == 1 else "closest"
+    traces: list[dict[str, Any]] = []
+    for series, curve in drawn:
+        colour = pens[series.ident]["colour"]
+        traces += curves.envelope(curve, colour) if len(drawn) <= ENVELOPES else []
+        traces.append(_line(panel, series, curve, pens[series.ident]))
+    top = max(curves.top_of(curve) for _, curve in drawn)
+    for _, curve in drawn:
+        traces += curves.crosses(curve, top)
+    pointed = marks.draw(layout, events, span, palette.RED, curves.HOLE_FILL)
+    return {"data": [*span.placed(traces), *marks.pointers(pointed, span, top)], "layout": layout}
+
+
+def _line(panel: Panel, series: Series, curve: Curve, pen: Mapping[str, str]) -> dict[str, Any]:
+    line = curves.line(curve, curve, pen["colour"], panel.kind.told)
+    line["line"] = {**line["line"], "dash": pen["dash"]}
+    line["meta"] = series.ident
+    if len(panel.series) > 1:
+        # Not within the template, which would read %{..} in it.
+        line["name"] = axes.wrapped(series.text)
+        line["hovertemplate"] = f"%{{fullData.name}}<br>{line['hovertemplate']}"
+    return line

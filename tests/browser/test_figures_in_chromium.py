@@ -1,0 +1,241 @@
+"""The figures of a run together: one axis, one crosshair, lines by tags, exact numbers, and what one takes along."""
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scenes
+from playwright.sync_api import Page, expect
+from plots import IMAGE, drag, meta, open_run, place, point, query, steps_in_sight, until
+
+RUN = "logged"
+SHOWN = """() => Object.fromEntries(Array.from(document.querySelectorAll("main .js-plotly-plot"), (plot) => {
+    const line = plot.querySelector(":scope > .crosshair");
+    const { xaxis, _size: size } = plot._fullLayout;
+    const across = line && !line.hidden ? new DOMMatrix(getComputedStyle(line).transform).e - size.l : null;
+    return [plot.parentElement.id, across === null ? null : [xaxis.p2l(across), line.textContent]];
+}))"""
+COUNT = """() => {
+    window.redrawn = 0;
+    const note = () => { window.redrawn += 1; };
+    for (const plot of document.querySelectorAll(".js-plotly-plot")) plot.on("plotly_afterplot", note);
+}"""
+
+
+@pytest.fixture(scope="session")
+def logged(shared: Any) -> Any:
+    """A run with every stat and every metric, those of 30 hosts among them."""
+    scenes.log(shared.url, RUN).end()
+    return shared
+
+
+def await_panel(page: Page, key: str) -> None:
+    page.locator(f"#{key}-title").scroll_into_view_if_needed()
+    expect(page.locator(f"#{key} .main-svg").first).to_be_attached()
+
+
+def key_of(page: Page, title: str) -> str:
+    heading = page.locator(".panel h2", has_text=title)
+    return str(heading.get_attribute("id")).removesuffix("-title")
+
+
+def lines(page: Page, key: str) -> list[str]:
+    """The lines that are drawn, by the names that a pointer would be told."""
+    return list(
+        page.evaluate(
+            "key => document.querySelector(`#${key} .plot`).data"
+            ".filter((trace) => trace.meta).map((trace) => trace.name || '')",
+            key,
+        )
+    )
+
+
+def test_one_crosshair_goes_through_every_figure(logged: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, logged.url, RUN)
+    score = key_of(page, "clip_score")
+    await_panel(page, score)
+    for key in ("loss", "step_time_s", "trend"):
+        page.locator(f"#{key}").scroll_into_view_if_needed()
+        expect(page.locator(f"#{key} .main-svg").first).to_be_attached()
+    page.wait_for_timeout(300)
+    page.evaluate(COUNT)
+    point(page, "trend", 120)
+    until(page, f"Object.values(({SHOWN})()).every(Boolean)")
+    shown = page.evaluate(SHOWN)
+    assert {key: round(at) for key, (at, _) in shown.items()} == dict.fromkeys(shown, 120)
+    assert shown["heatmap"][1] == "step 120"
+    assert re.fullmatch(r"1[5-9]\d(\.\d)? ms|1[5-9]\d\.\d+ ms", shown["step_time_s"][1])
+    assert shown["trend"][1] == ""
+    values = page.locator(f".panel[data-key={score}] .line .value")
+    pointed = values.all_inner_texts()
+    assert len(pointed) == 6
+    page.mouse.move(2, 2)
+    expect(page.locator(".crosshair:visible")).to_have_count(0)
+    assert values.all_inner_texts() != pointed
+    assert page.evaluate("window.redrawn") == 0
+    figure = page.locator("figure.plotted", has=page.locator("#loss"))
+    figure.focus()
+    page.keyboard.press("ArrowRight")
+    until(page, f"({SHOWN})().heatmap")
+    before = page.evaluate(SHOWN)["heatmap"][0]
+    page.keyboard.press("Shift+ArrowRight")
+    until(page, f"Math.abs(({SHOWN})().heatmap[0] - {before} - 10) < 0.5")
+    expect(page.locator("[role=status]")).to_contain_text(re.compile(r"step 21\d 0\.\d+ 0\.\d"))
+    page.keyboard.press("Escape")
+    expect(page.locator(".crosshair:visible")).to_have_count(0)
+
+
+def test_each_set_of_tags_is_a_line_that_can_be_chosen(logged: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, logged.url, RUN)
+    titles = page.locator(".panel h2").all_inner_texts()
+    own = [
+        "Loss",
+        "Learning rate",
+        "Total norm",
+        "Clip factor",
+        "Scale of the GradScaler",
+        "Step time",
+        "Peak memory",
+        "Agent",
+    ]
+    assert titles == [*own, scenes.HOSTILE, "clip_score", "gpu_load"]
+    score, load = key_of(page, "clip_score"), key_of(page, "gpu_load")
+    await_panel(page, score)
+    assert lines(page, score) == [f"category={c}, provider={p}" for c in ("bottles", "boxes", "cans") for p in "ab"]
+    entry = page.locator(f".panel[data-key={score}] button.line", has_text="category=cans, provider=b")
+    entry.focus()
+    page.keyboard.press("Enter")
+    until(page, f"document.querySelector('#{score} .plot').data.filter((trace) => trace.meta).length === 5")
+    expect(entry).to_have_attribute("aria-pressed", "false")
+    expect(entry).to_be_focused()
+    await_panel(page, load)
+    assert len(lines(page, load)) == 12
+    panel = page.locator(f".panel[data-key={load}]")
+    expect(panel.locator(".list > .dim")).to_have_text("12 of 30 lines drawn")
+    panel.get_by_role("searchbox").fill("node-027")
+    expect(panel.locator("button.line")).to_have_text([re.compile(r"^host=node-027")])
+    panel.locator("button.line").click(modifiers=["Shift"])
+    until(page, f"document.querySelector('#{load} .plot').data.filter((trace) => trace.meta).length === 1")
+    assert lines(page, load) == ["host=node-027"]
+    copied = open_page(page.url)
+    copied.wait_for_selector(IMAGE)
+    await_panel(copied, load)
+    assert lines(copied, load) == ["host=node-027"]
+    await_panel(copied, score)
+    assert len(lines(copied, score)) == 5
+    hostile = key_of(page, "onerror")
+    await_panel(page, hostile)
+    point(page, hostile, 100)
+    expect(page.locator(f"#{hostile} .hoverlayer")).to_contain_text("step 10")
+    assert page.locator("main img, main b").count() == 0
+
+
+def test_time_is_an_axis_as_well(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, "lora-collapse")
+    page.get_by_role("button", name="time", exact=True).click()
+    until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.xaxis.type === 'date'")
+    assert query(page) == {"x": "time"}
+    expect(page.locator("#loss")).to_contain_text("time, UTC")
+    point_ms = (1.7e9 + 20.0) * 1e3  # step 200, at ten steps a second
+    left, right = steps_in_sight(page)
+    page.mouse.move(*place(page, "heatmap", (point_ms - left) / (right - left), 0.5), steps=2)
+    expect(page.locator("#readout")).to_contain_text(
+        re.compile(r"step (19[89] to 199|200 to 201)  ·  2023-11-14 22:13:(39|40) UTC")
+    )
+    drag(page, "loss", 0.5, 0.7)
+    expect(page.locator("#run-zoom-note")).to_have_text("single steps")
+    first, last = int(query(page)["from"]), int(query(page)["to"])
+    assert 345 <= first <= 355 < 485 <= last <= 495
+    page.get_by_role("button", name="Zoom in").click()
+    page.wait_for_url(lambda url: f"from={first}&" not in url)
+    nearer = int(query(page)["from"]), int(query(page)["to"])
+    assert first < nearer[0] < nearer[1] < last
+    expect(page.locator("#trend-title a")).to_have_attribute("href", re.compile(f"from={nearer[0]}&"))
+    page.locator("#trend-title a").click()
+    expect(page.get_by_role("button", name="time", exact=True)).to_have_attribute("aria-pressed", "true")
+    assert query(page) == {"x": "time", "from": str(nearer[0]), "to": str(nearer[1])}
+    until(page, "document.querySelector('#stat-norm .js-plotly-plot')?.layout?.xaxis?.type === 'date'")
+
+
+def test_a_cell_is_told_to_the_last_digit_and_leads_to_its_layer(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, "lora-collapse?from=300&to=340")
+    point(page, "heatmap", 310, down=0.5 / 84)
+    layer = rows_of(page)[0]
+    measured = list(csv.DictReader(io.StringIO(shared.get("/api/v1/runs/lora-collapse/export.csv").text)))
+    number = measured[310][layer]
+    expect(page.locator("#readout")).to_contain_text(re.compile(r"absmax 0\.\d{6,}"))
+    told = re.search(r"absmax (\S+)", page.locator("#readout").inner_text())
+    assert told is not None
+    assert np.float32(told[1]) == np.float32(number)
+    page.mouse.move(2, 2)
+    row = rows_of(page)[meta(page)["chosen"] + 2]
+    page.locator("figure.plotted", has=page.locator("#heatmap")).focus()
+    for key in ("ArrowDown", "ArrowDown"):
+        page.keyboard.press(key)
+    expect(page.locator("#readout")).to_contain_text(row)
+    page.keyboard.press("Space")
+    expect(page.locator("#trend-title")).to_have_text(row)
+    page.keyboard.press("Enter")
+    expect(page.locator(".crumbs .here")).to_have_text(row)
+    assert query(page) == {"from": "300", "to": "340"}
+    page.go_back()
+    page.wait_for_selector(IMAGE)
+    point(page, "heatmap", 320, down=0.5 / 84)
+    expect(page.locator("#readout")).to_contain_text(layer)
+    page.mouse.dblclick(*place(page, "heatmap", 0.5, 0.5 / 84))
+    expect(page.locator(".crumbs .here")).to_have_text(layer)
+
+
+def rows_of(page: Page) -> list[str]:
+    return list(meta(page)["names"])
+
+
+def test_a_finger_points_in_all_figures_on_a_phone(logged: Any, phone: Page) -> None:
+    phone.goto(f"{logged.url}/runs/{RUN}")
+    phone.wait_for_selector(IMAGE)
+    load = key_of(phone, "gpu_load")
+    await_panel(phone, load)
+    await_panel(phone, "loss")
+    phone.touchscreen.tap(*place(phone, "loss", 0.5, 0.5))
+    until(phone, f"Math.abs((({SHOWN})().heatmap || [0])[0] - 200) < 3")
+    assert re.fullmatch(r"step \d+", phone.evaluate(SHOWN)["loss"][1])
+    value = phone.locator(".panel[data-key=loss] .line .value").first
+    assert 0.12 < float(value.inner_text()) < 0.25
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    wide = ".card.accumulators, .card.accumulators table, .card.accumulators dl"
+    for cut in phone.locator(wide).all():
+        assert cut.evaluate("element => element.scrollWidth - element.clientWidth") <= 1
+
+
+def test_what_is_shown_can_be_taken_along(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, "lora-collapse?from=300&to=340&rows=lora_A&x=time")
+    with page.expect_download() as taken:
+        page.locator("#csv").click()
+    assert taken.value.suggested_filename == "lora-collapse-absmax-300-340.csv"
+    held = list(csv.reader(taken.value.path().read_text().splitlines()))
+    assert [row[0] for row in held[1:]] == [str(step) for step in range(300, 341)]
+    assert all("lora_A" in name for name in held[0][2:])
+    assert len(held[0]) == 2 + 42
+    figure = page.locator("figure.plotted", has=page.locator("#heatmap"))
+    figure.hover()
+    with page.expect_download() as drawn:
+        figure.get_by_role("button", name="Save as a picture").click()
+    assert drawn.value.suggested_filename == "lora-collapse-absmax-heatmap-300-340.png"
+    picture = drawn.value.path().read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(picture) > 10_000
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy link").click()
+    address = page.evaluate("navigator.clipboard.readText()")
+    layer = page.locator("#trend-title").inner_text()
+    copied = open_page(address)
+    copied.wait_for_selector(IMAGE)
+    expect(copied.locator("#trend-title")).to_have_text(layer)
+    assert query(copied) == {"from": "300", "to": "340", "rows": "lora_A", "x": "time", "layer": layer}
+    assert meta(copied) == meta(page)
+    href = page.get_by_role("link", name="Compare with").get_attribute("href")
+    assert href == "/compare?run=lora-collapse"

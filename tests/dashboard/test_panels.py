@@ -1,0 +1,138 @@
+"""The metrics of a run: which have a figure, which lines it has, and what a legend says of them."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from api_answers import column, curve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradcanary_dashboard import axes, panels
+from gradcanary_dashboard.columns import read
+from gradcanary_dashboard.marks import Events
+from gradcanary_dashboard.view import View, parse, search
+
+STEPS = np.arange(20.0)
+SPAN = axes.Span.of("run", View(), STEPS, 1)
+NAN = float("nan")
+
+
+def metric(name: str, last: float | None = 1.0, **tags: str) -> dict[str, Any]:
+    return {"name": name, "tags": tags, "last": last}
+
+
+def answer(*metrics: dict[str, Any], values: list[float] | None = None) -> dict[str, Any]:
+    held = values or [1.0] * len(STEPS)
+    drawn = [{**curve(held, held, held), "name": each["name"], "tags": each["tags"]} for each in metrics]
+    times = column(STEPS, "float64")
+    return {"bucket_steps": 1, "steps": column(STEPS, "float64"), "times": times, "metrics": drawn}
+
+
+def drawn(metrics: list[dict[str, Any]], view: View | None = None, values: list[float] | None = None) -> dict[str, Any]:
+    (panel,) = panels.of(metrics)
+    return panels.draw(panel, answer(*metrics, values=values), SPAN, Events(), view or View())
+
+
+def lines(panel: dict[str, Any]) -> list[dict[str, Any]]:
+    return [trace for trace in panel["figure"]["data"] if "meta" in trace]
+
+
+def test_only_what_was_logged_has_a_figure_in_a_steady_order() -> None:
+    logged = [metric("zeta"), metric("agent_share"), metric("lr1"), metric("alpha"), metric("loss"), metric("lr0")]
+    found = panels.of([*logged, metric("lr0", split="val")])
+    assert [panel.kind.title for panel in found] == ["Loss", "Learning rate", "Agent", "alpha", "lr0", "zeta"]
+    assert len({panel.key for panel in found}) == len(found)
+    assert found[1].asked == ["lr0", "lr1"]
+    listed = json.loads(panels.listed(found, "run", 3))
+    assert [card["title"] for card in listed["panels"]] == [panel.kind.title for panel in found]
+    assert (listed["run"], listed["revision"], listed["more"]) == ("run", 3, 0)
+
+
+def test_of_very_many_metrics_some_are_drawn_and_the_rest_is_counted() -> None:
+    listed = json.loads(panels.listed(panels.of([metric(f"m{number}") for number in range(130)]), "run", 1))
+    assert (len(listed["panels"]), listed["more"]) == (panels.MOST_PANELS, 30)
+
+
+def test_each_set_of_tags_is_a_line_of_its_own() -> None:
+    tags = [{"category": category, "provider": provider} for category in ("bottles", "cans") for provider in "ab"]
+    found = drawn([metric("clip_score", number / 10, **each) for number, each in enumerate(tags)])
+    assert found["legend"][0]["text"] == "category=bottles, provider=a"
+    assert [entry["last"] for entry in found["legend"]] == ["0", "0.1", "0.2", "0.3"]
+    assert [line["meta"] for line in lines(found)] == [entry["id"] for entry in found["legend"]]
+    pens = {(line["line"]["color"], line["line"]["dash"]) for line in lines(found)}
+    assert len(pens) == 4
+
+
+def test_one_without_tags_needs_no_legend() -> None:
+    found = drawn([metric("step_time_s", 0.163)])
+    assert found["legend"] == []
+    assert found["last"] == "last 163 ms"
+    assert lines(found)[0]["customdata"][0] == ["0", "1 s"]
+
+
+def test_what_is_chosen_is_drawn_and_the_address_says_it() -> None:
+    hosts = [metric("load", host=f"n{number:02}") for number in range(40)]
+    (panel,) = panels.of(hosts)
+    assert [each.text for each in panel.chosen(View())] == [f"host=n{number:02}" for number in range(12)]
+    chosen = [panel.series[place].ident for place in (3, 30)]
+    view = parse(search(View(lines=tuple(chosen))))
+    found = panels.draw(panel, answer(*hosts), SPAN, Events(), view)
+    assert [line["meta"] for line in lines(found)] == chosen
+    assert [entry["id"] for entry in found["legend"] if entry["drawn"]] == chosen
+    everything = View(lines=tuple(each.ident for each in panel.series))
+    crowded = lines(panels.draw(panel, answer(*hosts), SPAN, Events(), everything))
+    assert len(crowded) == panels.MOST_LINES == len({(line["line"]["color"], line["line"]["dash"]) for line in crowded})
+    assert panel.chosen(View(lines=("0123456789",))) == panel.chosen(View())
+
+
+@given(st.text(max_size=40), st.dictionaries(st.text(min_size=1, max_size=8), st.text(max_size=8), max_size=3))
+def test_any_name_and_tags_are_drawn_as_text(name: str, tags: dict[str, str]) -> None:
+    metrics = [{"name": name, "tags": each, "last": 1.0} for each in ({}, {**tags, "one": "more"})]
+    panel = next(panel for panel in panels.of(metrics) if name in panel.names)
+    found = panels.draw(panel, answer(*metrics), SPAN, Events(), View())
+    for line in lines(found):
+        assert "<img" not in line.get("name", "")
+        assert not any(tag in line["hovertemplate"] for tag in tags if len(tag) > 6)
+    json.dumps(found)
+
+
+def test_tags_are_never_read_as_a_template_or_as_html() -> None:
+    found = drawn([metric("m", tag="<b>%{x}</b>"), metric("m")])
+    line = lines(found)[1]
+    assert line["name"] == "tag=&lt;b&gt;%{x}&lt;/b&gt;"
+    assert line["hovertemplate"].startswith("%{fullData.name}<br>")
+
+
+def test_what_is_logged_now_and_then_is_one_line_and_what_each_step_has_breaks() -> None:
+    """An evaluation of now and then, and a loss of which steps are missing."""
+    values = [float(step) if step in (0, 3, 6, 19) else NAN for step in range(20)]
+    sparse = drawn([metric("eval")], values=values)
+    assert [x for x in read(lines(sparse)[0]["x"]) if x == x] == [0, 3, 6, 19]
+    assert lines(sparse)[0]["mode"] == "lines+markers"
+    assert np.isnan(read(lines(sparse)[0]["x"])).sum() == 1
+    broken = [1.0] * 8 + [NAN] * 4 + [1.0] * 8
+    assert np.isnan(read(lines(drawn([metric("loss")], values=broken))[0]["x"])).sum() == 2
+
+
+def test_a_metric_without_a_value_in_sight_says_so() -> None:
+    found = drawn([metric("peak_memory_bytes", 2.35e10)], values=[NAN] * 20)
+    assert "Peak memory: nothing was" in found["figure"]["layout"]["annotations"][0]["text"]
+    assert found["last"] == "last 23.5 GB"
+
+
+def test_what_is_not_finite_is_a_cross_at_its_step() -> None:
+    told = answer(metric("loss"))
+    told["metrics"][0]["nonfinite"] = column([0] * 5 + [2] + [0] * 14, "int32")
+    (panel,) = panels.of([metric("loss", None)])
+    figure = panels.draw(panel, told, SPAN, Events(), View())["figure"]
+    cross = next(trace for trace in figure["data"] if trace.get("marker", {}).get("symbol") == "x")
+    assert cross["customdata"] == ["5"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.0004, "0.4 ms"), (0.163, "163 ms"), (2.04, "2.04 s"), (200, "3 min 20 s")]
+)
+def test_durations_are_told_in_their_own_unit(seconds: float, words: str) -> None:
+    assert panels.OWN["step_time_s"].told(seconds) == words
