@@ -74,7 +74,6 @@ def layout(collector_url: str, *, signs_in: bool = False) -> html.Div:
             dcc.Location(id="url", refresh=False),
             html.A("Skip to the content", href="#main", className="skip"),
             _header(signs_in=signs_in),
-            html.P(id="key-said", className="unseen", role="status"),
             html.Div(id="outage", role="alert"),
             html.Div([parts.icon("warning"), gone], id="offline", role="alert", hidden=True),
             html.Main(id="main", tabIndex=-1),

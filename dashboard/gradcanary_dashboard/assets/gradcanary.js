@@ -93,7 +93,7 @@
   // The controls follow the address (back, forward), the field never while one types.
   function showAxis() {
     const query = new URLSearchParams(window.location.search);
-    for (const control of document.querySelectorAll("[data-key]")) {
+    for (const control of document.querySelectorAll("select[data-key], button[data-key]")) {
       const wanted = query.get(control.dataset.key) || "";
       if (control.tagName === "SELECT") control.value = wanted;
       else control.setAttribute("aria-pressed", String(control.dataset.choice === wanted));

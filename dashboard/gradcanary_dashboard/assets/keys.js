@@ -44,127 +44,17 @@
     window.scrollTo(0, 0);
   }
 
-  // ---- the heatmap: a cursor of one cell, read out as the pointer's is
-
-  let cell = null; // { row, column } of the heatmap
-
-  function plot() {
-    return document.querySelector("#heatmap .js-plotly-plot");
-  }
-
-  function inSight() {
-    const meta = plot().layout.meta;
-    const [left, right] = plot().layout.xaxis.range.map(Number);
-    const last = meta.steps.length - 1;
-    const place = (x) => Math.min(last, Math.max(0, Math.round((x - meta.middle) / meta.width)));
-    return { meta: meta, first: place(left + meta.width / 2), last: place(right - meta.width / 2) };
-  }
-
-  function pointAt(row, column) {
-    const { meta, first, last } = inSight();
-    const rows = meta.names.length;
-    cell = { row: Math.min(rows - 1, Math.max(0, row)), column: Math.min(last, Math.max(first, column)) };
-    const at = { curveNumber: 0, xval: meta.middle + cell.column * meta.width, yval: cell.row };
-    window.Plotly.Fx.hover(plot(), [at], "xy");
-    mark();
-    readOut((plot()._hoverdata || []).map(({ x, y, z }) => ({ x, y, z })));
-    // Whoever does not see the read-out hears it when keys rest.
-    clearTimeout(pointAt.said);
-    pointAt.said = setTimeout(() => {
-      document.getElementById("key-said").textContent = document.getElementById("readout").textContent;
-    }, 250);
-  }
-
-  // A box around the cell, at least as large as one can see.
-  function mark() {
-    const figure = document.getElementById("heatmap");
-    const box = figure.querySelector(".cell-cursor") || figure.appendChild(element("div", { class: "cell-cursor" }));
-    const { xaxis, yaxis } = plot()._fullLayout;
-    const [left, right] = [cell.column - 0.5, cell.column + 0.5].map((at) => xaxis.l2p(plot().layout.meta.middle + at * plot().layout.meta.width));
-    const [top, bottom] = [cell.row - 0.5, cell.row + 0.5].map((at) => yaxis.l2p(at)).sort((one, other) => one - other);
-    const wide = Math.max(9, right - left);
-    const high = Math.max(9, bottom - top);
-    const at = plot().getBoundingClientRect();
-    const origin = figure.getBoundingClientRect();
-    Object.assign(box.style, {
-      left: at.left - origin.left + xaxis._offset + (left + right - wide) / 2 + "px",
-      top: at.top - origin.top + yaxis._offset + (top + bottom - high) / 2 + "px",
-      width: wide + "px",
-      height: high + "px",
-    });
-  }
-
-  // Plotly tells of what a pointer is over, and not of what it was told to show.
-  function readOut(points) {
-    window.dash_clientside.set_props("heatmap", { hoverData: points.length ? { points: points } : null });
-  }
-
-  const MOVES = {
-    ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
-    PageUp: [-10, 0], PageDown: [10, 0], Home: [0, -Infinity], End: [0, Infinity],
-  };
-
-  function onHeatmap(event) {
-    if (!plot() || !plot().layout.meta) return false;
-    const { meta, first } = inSight();
-    if (event.key in MOVES) {
-      const [down, right] = MOVES[event.key];
-      if (cell === null) pointAt(0, first);
-      else pointAt(cell.row + down * (event.shiftKey ? 10 : 1), cell.column + right * (event.shiftKey ? 10 : 1));
-      return true;
-    }
-    if (event.key === "Enter" && cell !== null) {
-      const name = meta.layers[cell.row];
-      if (!name) return false;
-      const run = window.location.pathname.split("/").slice(0, 3).join("/");
-      open(run + "/layers/" + encodeURIComponent(name) + steps());
-      return true;
-    }
-    if (event.key === "Escape") {
-      leave();
-      return true;
-    }
-    return false;
-  }
-
-  function steps() {
-    const query = new URLSearchParams(window.location.search);
-    const kept = new URLSearchParams();
-    for (const key of ["from", "to"]) if (query.has(key)) kept.set(key, query.get(key));
-    return kept.toString() ? "?" + kept : "";
-  }
-
-  function leave() {
-    if (cell === null) return;
-    cell = null;
-    document.querySelector(".cell-cursor")?.remove();
-    if (plot() && plot()._fullLayout) {
-      window.Plotly.Fx.unhover(plot());
-      readOut([]);
-    }
-    document.getElementById("key-said").textContent = "";
-  }
-
-  // Plotly's own element becomes the one that keys are for, as soon as it is drawn.
-  function prepare() {
-    const figure = document.getElementById("heatmap");
-    if (!figure || figure.tabIndex === 0) return;
-    figure.tabIndex = 0;
-    figure.setAttribute("role", "application");
-    figure.setAttribute("aria-label", "Heatmap: arrows move over its cells, Enter opens the layer");
-    figure.addEventListener("focus", () => { if (figure.matches(":focus-visible") && cell === null && plot()) pointAt(0, inSight().first); });
-    figure.addEventListener("blur", leave);
-  }
-
   // ---- what keys do, in words
 
   function known() {
     const rows = [["?", "This list"], ["g then r, i, c, s", "Runs, incidents, compare, settings"]];
     if (filter()) rows.unshift(["/", "To the filter"], ["Esc", "Empty the filter; once more, out of it"]);
     if (items().length) rows.unshift(["j  k", "Next, previous in the list"], ["Enter", "Open it"]);
-    if (plot()) {
-      rows.push(["Tab to the heatmap", "then:"], ["\u2190 \u2191 \u2192 \u2193", "From cell to cell, its value is read out; with Shift ten"]);
-      rows.push(["Enter", "Open the cell's layer"], ["Esc", "Leave the cells"]);
+    if (visible(".plotted").length) {
+      rows.push(["Tab to a figure", "then:"], ["\u2190  \u2192", "The crosshair from point to point, read out; with Shift ten"]);
+    }
+    if (visible("#heatmap").length) {
+      rows.push(["\u2191  \u2193", "In the heatmap: the layer above, below"], ["Space  Enter", "Its trend, its page"]);
     }
     rows.push(["Esc", "Close this list"]);
     return rows;
@@ -218,13 +108,10 @@
   function pressed(event) {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     const target = event.target;
-    const isMine = target.id === "heatmap"
-      ? onHeatmap(event) || onPage(event)
-      : isTyping(target) ? target.matches("input[type=search]") && inFilter(event) : onPage(event);
+    const isMine = isTyping(target) ? target.matches("input[type=search]") && inFilter(event) : onPage(event);
     if (isMine) event.preventDefault();
   }
 
   document.addEventListener("keydown", pressed);
   document.addEventListener("click", (event) => { if (event.target.closest("#keys")) help(); });
-  new MutationObserver(prepare).observe(document.documentElement, { childList: true, subtree: true });
 })();
