@@ -138,6 +138,7 @@ class LayerShape(TypedDict):
     nonfinite: float | None
     update_ratio: float | None
     accumulation_error: float | None
+    norm_ratio: float | None
     frozen_fraction: float | None
     rules: dict[str, RuleState]
     low: bool

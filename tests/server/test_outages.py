@@ -23,8 +23,8 @@ LOOPS = ("deliverer", "compactor", "watchdog")
 SEVEN_HOURS = 7 * 3600.0
 """After which a run is silent, a session taken for over, and each message due."""
 
-ROOM = 16 * 4096
-"""Bytes; each file is larger by then."""
+ROOM = 4096
+"""Bytes: less than what any commit adds to the log of writes, also where that has just been emptied."""
 
 
 def path(rest=""):
