@@ -25,8 +25,8 @@ class Entry:
 
 def entries(incident: Mapping[str, Any]) -> list[Entry]:
     """Return what happened, in its order."""
-    dated = sorted(_dated(incident), key=lambda entry: entry.at or "")
-    return [*dated[:1], *_growth(incident), *dated[1:]]
+    opened, *others = _dated(incident)
+    return [opened, *_growth(incident), *sorted(others, key=lambda entry: entry.at or "")]
 
 
 def shortened(story: Sequence[Entry]) -> tuple[list[Entry], int]:
@@ -40,7 +40,6 @@ def _dated(incident: Mapping[str, Any]) -> Iterator[Entry]:
     tone = incident["severity"]
     opened, since = (wording.integer(incident[key]) for key in ("opened_step", "since_step"))
     sure = f"Opened at step {opened}" + ("" if opened == since else f"; the first sign was step {since}")
-    # Not sorted among others of the same moment: everything else follows it.
     yield Entry(incident["opened"], "pulse", sure, tone)
     if incident["reopened_at"]:
         times = incident["reopened"]

@@ -17,11 +17,20 @@
   }
 
   function isAlike(one, other) {
-    return one && typeof one !== "string" && typeof other !== "string" &&
-      JSON.stringify(one.slice(0, 2)) === JSON.stringify(other.slice(0, 2));
+    if (typeof one === "string" || typeof other === "string") return false;
+    return one[0] === other[0] && one[1].class === other[1].class;
   }
 
-  // Each is the element that showed the same before; else the next one of that kind, of which only the inside differs.
+  function become(node, before, tree) {
+    for (const name of Object.keys(before[1])) if (!(name in tree[1])) node.removeAttribute(name);
+    for (const [name, value] of Object.entries(tree[1])) {
+      if (before[1][name] !== value) node.setAttribute(name, value);
+    }
+    draw(node, tree.slice(2));
+    return node;
+  }
+
+  // Each is the element that showed the same before, else the next one of that kind.
   function chosen(parent, trees) {
     const left = (held.get(parent) || []).map((tree, place) => ({ tree, node: parent.childNodes[place] }));
     const keys = left.map((one) => JSON.stringify(one.tree));
@@ -37,8 +46,7 @@
       const alike = others.findIndex((one) => isAlike(one.tree, tree));
       if (alike < 0) return build(tree);
       const [taken] = others.splice(alike, 1);
-      draw(taken.node, tree.slice(2));
-      return taken.node;
+      return become(taken.node, taken.tree, tree);
     });
     return [nodes, others.map((one) => one.node)];
   }
