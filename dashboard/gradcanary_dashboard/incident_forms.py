@@ -89,14 +89,14 @@ def _who(*, is_signed_in: bool) -> list[Any]:
     """Return the field for a name, which the browser remembers; nothing where the collector knows it."""
     if is_signed_in:
         return []
-    field = dcc.Input(
-        id="asked-by", type="text", maxLength=200, autoComplete="name", persistence=True, persistence_type="local"
-    )
+    kept: dict[str, Any] = {"persistence": True, "persistence_type": "local"}
+    field = dcc.Input(id="asked-by", type="text", maxLength=200, autoComplete="name", spellCheck=False, **kept)
     return [forms.field("Your name", field)]
 
 
 def _note(example: str) -> html.Label:
-    field = dcc.Textarea(id="asked-note", maxLength=2_000, rows=2, placeholder=example)
+    # Chromium would ask its maker for a dictionary.
+    field = dcc.Textarea(id="asked-note", maxLength=2_000, rows=2, placeholder=example, spellCheck=False)
     return forms.field("Note, for those who read it later", field)
 
 

@@ -25,7 +25,9 @@ def fields(names: Iterable[str]) -> list[Component]:
     """Return which layers and until when; ``names`` are those of the incident's layers."""
     offered = [html.Option(value=each) for each in prefixes(names)[:PREFIXES]]
     words = dcc.Input(id="silence-words", type="text", list="silence-prefixes", autoComplete="off", spellCheck=False)
-    own = dcc.Input(id="silence-own", type="text", placeholder="30m, 3d or 2030-01-31 09:00", autoComplete="off")
+    own = dcc.Input(
+        id="silence-own", type="text", placeholder="30m, 3d or 2030-01-31 09:00", autoComplete="off", spellCheck=False
+    )
     return [
         _choice("Layers", "silence-layers", LAYERS, "all", forms.field("Which", words)),
         html.Datalist(offered, id="silence-prefixes"),
