@@ -76,7 +76,8 @@ def _register_ack(app: Dash, collector: Collector, button: str, *, learns: bool)
 
 
 def _register_silence(app: Dash, collector: Collector) -> None:
-    states = [State(f"silence-{name}", "value") for name in ("layers", "words", "span", "own")]
+    held = {"layers": "data", "words": "value", "span": "data", "own": "value"}
+    states = [State(f"silence-{name}", prop) for name, prop in held.items()]
     sending = [(Output("silence-send", "disabled"), True, False)]
     outputs = {"answer": ANSWER, "done": DONE}
 

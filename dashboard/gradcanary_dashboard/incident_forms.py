@@ -86,9 +86,9 @@ def _head(verb: str, incident: Mapping[str, Any]) -> list[Any]:
 
 
 def _who(*, is_signed_in: bool) -> list[Any]:
-    """Return the field for a name, which the browser remembers; nothing where the collector knows it."""
-    if is_signed_in:
-        return []
+    """Return the field for a name, which the browser remembers; one that nobody sees where the collector knows it."""
+    if is_signed_in:  # a callback is not run while one of its components is missing
+        return [html.Div(dcc.Input(id="asked-by", type="hidden"), hidden=True)]
     kept: dict[str, Any] = {"persistence": True, "persistence_type": "local"}
     field = dcc.Input(id="asked-by", type="text", maxLength=200, autoComplete="name", spellCheck=False, **kept)
     return [forms.field("Your name", field)]

@@ -90,12 +90,20 @@ def _end(silence: Mapping[str, Any]) -> html.Button:
 
 
 def _choice(words: str, name: str, options: Mapping[str, str], value: str, own: Component) -> html.Div:
-    """Return buttons of which one is chosen; with the last ones a field for one's own words comes up."""
-    listed = [{"label": label, "value": key} for key, label in options.items()]
-    radio = dcc.RadioItems(listed, value, id=name, className="choice", inline=True)
+    """Return buttons of which one is chosen, which a store of that name holds; with some of them ``own`` comes up."""
+    # Radio buttons of Dash are options of a list to those who do not see them, and none that can be chosen.
+    buttons = [
+        html.Button(
+            label,
+            type="button",
+            className="do",
+            **parts.attributes(data_pick=name, data_value=key, aria_pressed=str(key == value).lower()),
+        )
+        for key, label in options.items()
+    ]
     label = html.Span(words, id=f"{name}-name", className="name")
-    held = parts.attributes(aria_labelledby=f"{name}-name")
-    return html.Div([label, radio, own], className=f"chosen-from {name}", role="group", **held)
+    group = html.Div(buttons, className="picks", role="group", **parts.attributes(aria_labelledby=f"{name}-name"))
+    return html.Div([label, group, own, dcc.Store(id=name, data=value)], className=f"chosen-from {name}")
 
 
 def _escaped(text: str) -> str:

@@ -32,6 +32,11 @@
     }
   }
 
+  function pick(button) {
+    for (const one of button.parentElement.children) one.setAttribute("aria-pressed", String(one === button));
+    window.dash_clientside.set_props(button.dataset.pick, { data: button.dataset.value });
+  }
+
   let fading = null;
 
   function finish(done) {
@@ -83,6 +88,7 @@
     const button = event.target.closest("button");
     if (button && button.dataset.do) open(button);
     else if (button && button.dataset.close) close();
+    else if (button && button.dataset.pick) pick(button);
   });
 
   document.addEventListener("change", (event) => {
