@@ -17,7 +17,7 @@ LAYERS = {"all": "all of it", "prefix": "names that begin with", "regex": "names
 PREFIXES = 60
 """Beginnings that are offered."""
 
-HOW_LONG = "Say how long, such as 30m, 8h or 3d, or until when in UTC, such as 2030-01-31 09:00."
+HOW_LONG = "Say how long, such as 30m, 8h or 3d, or until when in UTC, as YYYY-MM-DD HH:MM."
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -26,7 +26,7 @@ def fields(names: Iterable[str]) -> list[Component]:
     offered = [html.Option(value=each) for each in prefixes(names)[:PREFIXES]]
     words = dcc.Input(id="silence-words", type="text", list="silence-prefixes", autoComplete="off", spellCheck=False)
     own = dcc.Input(
-        id="silence-own", type="text", placeholder="30m, 3d or 2030-01-31 09:00", autoComplete="off", spellCheck=False
+        id="silence-own", type="text", placeholder="30m, 3d or YYYY-MM-DD HH:MM", autoComplete="off", spellCheck=False
     )
     return [
         _choice("Layers", "silence-layers", LAYERS, "all", forms.field("Which", words)),
