@@ -80,11 +80,11 @@ def test_an_incident_has_an_address(path: str) -> None:
     assert not pages.is_page("/incidents/x")
 
 
-@given(TEXTS, TEXTS)
+@given(TEXTS.filter(lambda text: text.strip() != ""), TEXTS)
 def test_a_beginning_covers_the_names_that_begin_so(prefix: str, rest: str) -> None:
     expression = silence_forms.match("prefix", prefix)
     assert expression is not None
-    if len(expression) > 200 or not prefix.strip():
+    if len(expression) > 200:
         return
     found = Expression(expression).found_in
     assert found(prefix.strip() + rest)
