@@ -26,7 +26,7 @@ class AckShape(TypedDict):
 
 
 class SilencedShape(TypedDict):
-    """How many of the members that fire nobody is told of, when the first of them is told of again, by which silences."""
+    """How many of the members that fire nobody is told of, by which silences, and when the first is told of again."""
 
     until: Moment
     members: Count

@@ -40,8 +40,8 @@ def told(connection: Connection, ids: Sequence[int]) -> dict[int, list[LastToldS
     latest = {(row["incident_id"], row["endpoint_id"]): row for row in _sent(connection, ids)}
     found: dict[int, list[LastToldShape]] = {number: [] for number in ids}
     for (number, of), row in latest.items():
-        said: LastToldShape = {"endpoint": of, "name": endpoint_views.label(row), "kind": row["kind"], "state": row["state"]}
-        found[number].append(said)
+        whom = endpoint_views.label(row)
+        found[number].append({"endpoint": of, "name": whom, "kind": row["kind"], "state": row["state"]})
     return found
 
 
