@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dash import ClientsideFunction, Dash, Input, Output, State
 from dash.exceptions import PreventUpdate
 
-from gradcanary_dashboard import first_start, news, pages, shell
+from gradcanary_dashboard import first_start, incident_callbacks, news, pages, shell
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.pages import PAGES, Page, Shown
@@ -22,6 +22,7 @@ def register(app: Dash, collector: Collector) -> None:
     for page in PAGES:
         _register_refresh(app, collector, page)
     first_start.register(app, collector)
+    incident_callbacks.register(app, collector)
     _register_browser(app)
 
 

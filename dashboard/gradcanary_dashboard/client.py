@@ -42,7 +42,7 @@ def reading_as(headers: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Answer:
-    """A JSON body, which callers must not change, and a version that differs when the body does."""
+    """A JSON body, which callers must not change, and a version that differs when the body does, and only then."""
 
     body: Any
     version: str
@@ -80,7 +80,9 @@ class Collector:
             limits=limits,
             verify=trusted or self.url.startswith("https:"),  # to read the authorities takes a fifth of the start
         )
-        self._remembered: OrderedDict[str, Answer] = OrderedDict()
+        self._remembered: OrderedDict[str, tuple[str, Answer]] = (
+            OrderedDict()
+        )  # with the tag by which it is asked again
         self._endpoints: tuple[float, Answer | None] = (0.0, None)
         self._lock = threading.Lock()
 
@@ -100,6 +102,14 @@ class Collector:
     def incident(self, number: int) -> Answer:
         """Return one incident with everything known about it."""
         return self._get(f"/incidents/{number}")
+
+    def silences(self) -> Answer:
+        """Return the silences in force."""
+        return self._get("/silences")
+
+    def rules(self) -> Answer:
+        """Return the rules that the collector applies."""
+        return self._get("/rules")
 
     def endpoints(self) -> Answer:
         """Return who is told of incidents, as it was 10 s ago at most: asked with the runs, it changes seldom."""
@@ -150,10 +160,10 @@ class Collector:
         key = str(request.url)
         known = self._recall(key)
         if known is not None:
-            request.headers["if-none-match"] = known.version
+            request.headers["if-none-match"] = known[0]
         response = self._send(request)
         if response.status_code == 304 and known is not None:
-            return known
+            return known[1]
         return self._read(key, response)
 
     def _send(self, request: httpx.Request, *, streams: bool = False) -> httpx.Response:
@@ -175,18 +185,18 @@ class Collector:
         except (httpx.HTTPStatusError, ValueError) as error:
             raise UnreachableError(f"The collector at {self.url} answered {response.status_code}.") from error
         etag = response.headers.get("etag")
-        answer = Answer(body, etag or hashlib.sha256(response.content).hexdigest())
+        answer = Answer(body, hashlib.sha256(response.content).hexdigest())
         if etag is not None and key:
-            self._remember(key, answer)
+            self._remember(key, etag, answer)
         return answer
 
-    def _recall(self, key: str) -> Answer | None:
+    def _recall(self, key: str) -> tuple[str, Answer] | None:
         with self._lock:
             return self._remembered.get(key)
 
-    def _remember(self, key: str, answer: Answer) -> None:
+    def _remember(self, key: str, etag: str, answer: Answer) -> None:
         with self._lock:
-            self._remembered[key] = answer
+            self._remembered[key] = etag, answer
             self._remembered.move_to_end(key)
             while len(self._remembered) > KEPT_ANSWERS:
                 self._remembered.popitem(last=False)

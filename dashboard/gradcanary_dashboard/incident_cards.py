@@ -8,7 +8,8 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import parts, wording
+from gradcanary_dashboard import incident_words, parts, wording
+from gradcanary_dashboard.incident_actions import actions
 from gradcanary_dashboard.verdict import is_unrecovered
 from gradcanary_dashboard.view import View, layer_url
 
@@ -35,30 +36,28 @@ def card(incident: Mapping[str, Any], view: View, layer: int | None = None) -> h
     is_open = incident["state"] == "open"
     children = [
         html.H3(
-            [html.Span(f"#{number}", className="number"), incident["rule"].replace("_", " ")], id=f"incident-{number}"
+            dcc.Link(
+                [html.Span(f"#{number}", className="number"), incident["rule"].replace("_", " ")],
+                href=f"/incidents/{number}",
+            ),
+            id=f"incident-{number}",
         ),
         html.Div(
             [
                 parts.badge(incident["severity"], incident["severity"]),
-                html.Span(_outcome(incident), className=f"outcome {'open' if is_open else 'resolved'}"),
+                html.Span(incident_words.outcome(incident), className=f"outcome {'open' if is_open else 'resolved'}"),
             ],
             className="marks",
         ),
         html.P(incident["summary"], className="summary"),
         html.P(_when(incident), className="dim"),
-        *_quiet(incident),
+        *(html.P(said, className="dim") for said in incident_words.quiet(incident)),
+        *actions(incident),
         *(_explanation(incident, view, layer) if named or is_open or is_unrecovered(incident) else []),
         *_told(incident),
     ]
     classes = ["incident", incident["state"], incident["severity"], *(["named"] if named else [])]
     return html.Article(children, className=" ".join(classes), **parts.attributes(aria_labelledby=f"incident-{number}"))
-
-
-def _outcome(incident: Mapping[str, Any]) -> list[Any]:
-    if incident["state"] == "open":
-        return [parts.icon("pulse"), "open"]
-    resolution = incident["resolution"]
-    return [parts.icon("check"), wording.RESOLUTIONS.get(resolution, resolution or "resolved")]
 
 
 def _when(incident: Mapping[str, Any]) -> str:
@@ -71,16 +70,6 @@ def _when(incident: Mapping[str, Any]) -> str:
     if incident["reopened"]:
         texts.append(f"reopened {wording.plural(incident['reopened'], 'time')}")
     return " · ".join(texts)
-
-
-def _quiet(incident: Mapping[str, Any]) -> list[Any]:
-    """Return who knows of an incident, and until when nobody is told of it."""
-    ack, silenced = incident["acked"], incident["silenced"]
-    texts = [f"acked by {ack['by']}" + (f": {ack['note']}" if ack["note"] else "")] if ack else []
-    if silenced:
-        some = "" if silenced["members"] == silenced["of"] else f"{silenced['members']} of {silenced['of']} layers "
-        texts.append(f"{some}silenced until {wording.minute(silenced['until'])} UTC")
-    return [html.P(" · ".join(texts), className="dim")] if texts else []
 
 
 def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> list[Any]:
@@ -101,7 +90,8 @@ def _members(incident: Mapping[str, Any], view: View, first: int | None) -> list
     members.sort(key=lambda member: member["layer"] != first)
     lines = [html.Li([_link(incident["run"], member, view), _fell(member)]) for member in members[:NAMED_LAYERS]]
     more = len(members) - NAMED_LAYERS
-    rest = [html.Li(f"and {wording.integer(more)} more", className="dim")] if more > 0 else []
+    all_of_them = dcc.Link(f"and {wording.integer(more)} more", href=f"/incidents/{incident['id']}")
+    rest = [html.Li(all_of_them)] if more > 0 else []
     return [html.H4("Layers"), html.Ul([*lines, *rest], className="members")]
 
 

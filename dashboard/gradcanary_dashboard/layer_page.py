@@ -13,6 +13,7 @@ from gradcanary_dashboard import (
     axes,
     controls,
     curves,
+    drawing,
     incident_cards,
     layer_table,
     layers,
@@ -37,7 +38,7 @@ SLOTS = {
     "layer-tiles": "children",
     "layer-zoom-note": "children",
     "layer-reset": "hidden",
-    "layer-incidents": "children",
+    "layer-incidents": drawing.DRAWN,
     "layer-incidents-tally": "children",
     "siblings": layer_table.ROWS,
     "siblings-tally": "children",
@@ -95,7 +96,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         "layer-tiles": _tiles(data),
         "layer-zoom-note": controls.zoom_note(view, absmax["bucket_steps"], "point", clock),
         "layer-reset": not view.is_zoomed,
-        "layer-incidents": incident_cards.panel(data.incidents, view, layer["layer"]),
+        "layer-incidents": drawing.drawn(incident_cards.panel(data.incidents, view, layer["layer"])),
         "layer-incidents-tally": incident_cards.tally(data.incidents),
         "siblings": layer_table.rows(run, listed, layer, view),
         "siblings-tally": layer_table.tally(len(siblings), len(listed), "nearest") if siblings else "none",
@@ -149,10 +150,10 @@ def _card(stat: Stat, contents: Mapping[str, Any]) -> html.Div:
 
 def _aside(contents: Mapping[str, Any]) -> html.Div:
     tally = html.Span(contents.get("layer-incidents-tally"), id="layer-incidents-tally")
-    incidents = contents.get("layer-incidents") or []
+    incidents = drawing.slot("layer-incidents", contents.get("layer-incidents"))
     return html.Div(
         [
-            parts.card("incidents", *incidents, title="Its incidents", aside=tally, slot="layer-incidents"),
+            parts.card("incidents", incidents, title="Its incidents", aside=tally),
             layer_table.table("siblings", contents, "Siblings"),
         ],
         className="beside",

@@ -11,6 +11,10 @@ from urllib.parse import unquote
 
 from gradcanary_dashboard import (
     first_start,
+    incident_data,
+    incident_filter,
+    incident_page,
+    incidents_page,
     layer_data,
     layer_page,
     listing,
@@ -164,6 +168,29 @@ def _unknown(collector: Collector, arguments: Arguments) -> list[Any]:
     return layer_page.unknown(arguments["run"], arguments["layer"])
 
 
+def _incidents_version(collector: Collector, _arguments: Arguments, search: str) -> str:
+    return incident_data.version(collector, incident_filter.parse(search))
+
+
+def _load_incidents(collector: Collector, _arguments: Arguments, search: str) -> Contents:
+    chosen = incident_filter.parse(search)
+    return incidents_page.fill(incident_data.load(collector, chosen), chosen, incident_data.rules(collector))
+
+
+def _incident_version(collector: Collector, arguments: Arguments, _search: str) -> str:
+    return collector.incident(int(arguments["incident"])).version
+
+
+def _load_incident(collector: Collector, arguments: Arguments, _search: str) -> Contents:
+    return incident_page.fill(collector.incident(int(arguments["incident"])).body)
+
+
+def _unknown_incident(_collector: Collector, arguments: Arguments) -> list[Any]:
+    return incident_page.unknown(arguments["incident"])
+
+
+_ask_incidents, _is_incidents_shown = versioned(_incidents_version, _load_incidents)
+_ask_incident, _is_incident_shown = versioned(_incident_version, _load_incident)
 _ask_runs, _is_runs_shown = versioned(runs_version, _load_runs)
 
 RUNS = Page("runs", "/", "Runs", runs_page.SLOTS, runs_page.frame, _ask_runs, _is_runs_shown)
@@ -178,6 +205,25 @@ LAYER = Page(
     _unknown,
 )
 RUN = Page("run", "/runs/(?P<run>.+)", "Run", run_page.SLOTS, run_page.frame, _ask_run, _is_run_shown, _unknown)
+INCIDENTS = Page(
+    "incidents",
+    "/incidents",
+    "Incidents",
+    incidents_page.SLOTS,
+    incidents_page.frame,
+    _ask_incidents,
+    _is_incidents_shown,
+)
+INCIDENT = Page(
+    "incident",
+    "/incidents/(?P<incident>[0-9]{1,10})",
+    "Incident",
+    incident_page.SLOTS,
+    incident_page.frame,
+    _ask_incident,
+    _is_incident_shown,
+    _unknown_incident,
+)
 
-PAGES = (RUNS, LAYER, RUN)
+PAGES = (RUNS, LAYER, RUN, INCIDENTS, INCIDENT)
 """The first whose expression matches is meant."""

@@ -69,7 +69,7 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
 
 
 def is_unsettled(incidents: list[Mapping[str, Any]]) -> bool:
-    """Return whether a message may be on its way: its state changes without a new revision of the run."""
+    """Return whether a message may be on its way, or a silence may end: neither waits for a new revision of the run."""
     return any(_is_unsettled(incident) for incident in incidents)
 
 
@@ -137,6 +137,8 @@ def _first_member(incidents: list[Mapping[str, Any]], named: int | None) -> int 
 
 def _is_unsettled(incident: Mapping[str, Any]) -> bool:
     deliveries = incident.get("deliveries", ())
-    return any(delivery["state"] == "pending" for delivery in deliveries) or (
-        incident["state"] == "open" and not deliveries and incident["severity"] != "information"
+    return (
+        bool(incident["silenced"])
+        or any(delivery["state"] == "pending" for delivery in deliveries)
+        or (incident["state"] == "open" and not deliveries and incident["severity"] != "information")
     )

@@ -13,6 +13,7 @@ from gradcanary_dashboard import (
     axes,
     controls,
     curves,
+    drawing,
     heatmap,
     incident_cards,
     layer_table,
@@ -49,7 +50,7 @@ SLOTS = {
     "csv": "href",
     "accumulators": "children",
     "accumulators-tally": "children",
-    "incidents": "children",
+    "incidents": drawing.DRAWN,
     "incident-tally": "children",
     "notes": "children",
     "layer-rows": layer_table.ROWS,
@@ -106,7 +107,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "csv": sharing.csv_url(run, view),
         "accumulators": [*accumulators.card(sums, data.run["framework"], view.rows), *accumulators.facts(data.run)],
         "accumulators-tally": accumulators.tally(sums),
-        "incidents": incident_cards.panel(data.incidents, view),
+        "incidents": drawing.drawn(incident_cards.panel(data.incidents, view)),
         "incident-tally": incident_cards.tally(data.incidents),
         "notes": notes.cards({**data.run, "facts": []}),
         "layer-rows": layer_table.rows(run, rows, data.layer, view),
@@ -195,10 +196,10 @@ def _graph(name: str, contents: Mapping[str, Any]) -> html.Figure:
 
 def _aside(contents: Mapping[str, Any]) -> html.Div:
     tally = html.Span(contents.get("incident-tally"), id="incident-tally")
-    incidents = contents.get("incidents") or []
+    incidents = drawing.slot("incidents", contents.get("incidents"))
     return html.Div(
         [
-            parts.card("incidents", *incidents, title="Incidents", aside=tally, slot="incidents"),
+            parts.card("incidents", incidents, title="Incidents", aside=tally),
             parts.card(
                 "accumulators",
                 *(contents.get("accumulators") or []),

@@ -9,7 +9,7 @@ from typing import Any
 
 from dash import Dash, dcc, html
 
-from gradcanary_dashboard import parts
+from gradcanary_dashboard import incident_forms, parts
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js"
 """The part of Plotly that draws on two axes: a third of the whole."""
@@ -77,6 +77,7 @@ def layout(collector_url: str, *, signs_in: bool = False) -> html.Div:
             html.Div(id="outage", role="alert"),
             html.Div([parts.icon("warning"), gone], id="offline", role="alert", hidden=True),
             html.Main(id="main", tabIndex=-1),
+            incident_forms.dialog(),
             dcc.Store(id="title"),
             dcc.Store(id="collector", data=collector_url),
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from dash import Dash, Input, Output, State, no_update
@@ -25,13 +25,18 @@ def _in_turn(handler: Handler, *values: object) -> Contents:
 
 
 def threaded(
-    app: Dash, outputs: Mapping[str, Output], *inputs: Input | State, refreshes: bool = False
+    app: Dash,
+    outputs: Mapping[str, Output],
+    *inputs: Input | State,
+    refreshes: bool = False,
+    running: Sequence[tuple[Output, object, object]] = (),
 ) -> Callable[[Handler], None]:
     """Register a callback that runs in a thread and returns ``{name: value}`` for some of the outputs.
 
     Dash runs a plain function on the event loop, where it would stall ingest, and deadlock when it asks the collector
     that is served by the same loop: every server-side callback goes through here. One that ``refreshes`` leaves alone
-    what the page was opened with; so does one that waits for a click.
+    what the page was opened with; so does one that waits for a click. ``running`` says what
+    is so until it has answered, and what afterwards: a button that must not be pressed twice is disabled.
     """
 
     def decorate(handler: Handler) -> None:
@@ -44,6 +49,7 @@ def threaded(
             output=dict(outputs),
             inputs=list(inputs),
             prevent_initial_call=refreshes,
+            **({"running": list(running)} if running else {}),
         )
         register_callback(callback)
 

@@ -18,9 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gradcanary_server import answers, audit, rights
 from gradcanary_server.buckets import Buckets, neighbourhood
 from gradcanary_server.database import Database
-from gradcanary_server.errors import RequestError
+from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.keyring import Keyring
 from gradcanary_server.outages import unavailable
+from gradcanary_server.requests import check_text
 from gradcanary_server.rights import LOOPBACK, Asker
 from gradcanary_server.settings import Settings
 
@@ -161,6 +162,17 @@ class Access:
             await send(message)
 
         return noting
+
+
+def signature(request: Request, given: str | None) -> str:
+    """Return who does something: the name they give, else that of their token; raises RequestError 422."""
+    asker: Asker | None = request.state.asker
+    if given is None and asker is not None and asker.token_id is not None:
+        return asker.name
+    if given is None:
+        raise invalid("Say who you are: nobody signs in here.", "by")
+    check_text(given, "by", 200, shortest=1)
+    return given
 
 
 def cookie_name(request: Request) -> str:

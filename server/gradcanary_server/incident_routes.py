@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
-from sqlalchemy import ColumnElement, Connection, select, update
+from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from gradcanary import wire
-from gradcanary_server import bodies, dossiers, incident_views, incidents, runs, sessions, silences
+from gradcanary_server import access, bodies, dossiers, incident_views, incidents, runs, sessions, silences, tags
 from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError, invalid
-from gradcanary_server.incident_shapes import IncidentInFull
+from gradcanary_server.incident_shapes import IncidentInFull, IncidentList
+from gradcanary_server.observations import Severity
 from gradcanary_server.requests import Reader, check_text
-from gradcanary_server.schema import incident
+from gradcanary_server.rules import NAMES
+from gradcanary_server.schema import incident, run
 
 PAGE = 100
-"""Incidents of one answer, newest first."""
+"""Incidents of one answer at most, newest first."""
 
 MAX_ID = 2**31 - 1
 
@@ -29,12 +31,24 @@ router = APIRouter(prefix="/api/v1")
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Which incidents a list shows: of a run by its name, or of those with a part in their names; each may be left."""
+
+    run: str | None = None
+    named: Annotated[str, Query(max_length=100)] = ""
+    state: Literal["open", "resolved"] | None = None
+    severity: Severity | None = None
+    rule: str | None = None
+    since: datetime | None = None
+
+
+@dataclass(frozen=True)
 class Acknowledgement(wire.Request):
     """Somebody knows of an incident; reminders and growth need not be said any more. ``new_baseline``: it is as it
-    shall be.
+    shall be. Without ``by`` it is whom the token names.
     """
 
-    by: str
+    by: str | None = None
     note: str = ""
     new_baseline: bool = False
 
@@ -46,42 +60,49 @@ _ACK = Reader(Acknowledgement)
 @router.get("/incidents", response_model=None, responses=answered("incidents"))
 def list_incidents(
     request: Request,
-    run: str | None = None,
-    state: Literal["open", "resolved"] | None = None,
-    since: datetime | None = None,
-    before: int = MAX_ID,
-) -> JSONResponse:
-    """Answer the incidents of a run, or of all, newest first; ``next`` is the ``before`` of the following page."""
-    if not 0 <= before <= MAX_ID:
-        raise invalid(f"before is an incident id, 0 to {MAX_ID}.", "before")
+    wanted: Annotated[Choice, Depends()],
+    before: Annotated[int, Query(ge=0, le=MAX_ID)] = MAX_ID,
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
+) -> Response:
+    """Answer incidents, newest first; ``next`` is the ``before`` of the following page."""
+    if wanted.rule is not None and wanted.rule not in NAMES:
+        raise invalid(f"A rule is one of {', '.join(NAMES)}; leave it away for all.", "rule")
     database: Database = request.app.state.database
     with database.read() as connection:
-        ids = _matching(connection, run, state, since, before)
-        found = dossiers.load(connection, ids[:PAGE])
-        quiet = silences.in_force(connection, database.now(connection))
-    url = request.app.state.settings.public_url
-    more = ids[PAGE - 1] if len(ids) > PAGE else None
-    return JSONResponse({"incidents": [incident_views.brief(each, url, quiet) for each in found], "next": more})
+        ids = _matching(connection, wanted, before, limit + 1)
+        shown, quiet = ids[:limit], silences.in_force(connection, database.now(connection))
+
+        def build() -> IncidentList:
+            told = incident_views.told(connection, shown)
+            url = request.app.state.settings.public_url
+            found = dossiers.load(connection, shown)
+            listed = [incident_views.brief(each, url, quiet, told[each.id]) for each in found]
+            return {"incidents": listed, "next": shown[-1] if len(ids) > limit else None}
+
+        return tags.answer(request, [len(ids), *incident_views.depends(connection, shown, quiet)], build)
 
 
 @router.get("/incidents/{number}", response_model=None, responses=answered("incident"))
-def show_incident(request: Request, number: int) -> JSONResponse:
+def show_incident(request: Request, number: int) -> Response:
     """Answer one incident with its layers and deliveries."""
     database: Database = request.app.state.database
     with database.read() as connection:
-        return JSONResponse(_full(connection, number, request))
+        _run_of(connection, number)
+        quiet = silences.in_force(connection, database.now(connection))
+        depends = incident_views.depends(connection, [number], quiet)
+        return tags.answer(request, depends, lambda: _full(connection, number, request))
 
 
 @router.post("/incidents/{number}/ack", response_model=None, responses=answered("incident"))
 async def acknowledge(request: Request, number: int) -> JSONResponse:
     """Take note that somebody knows, and answer the incident; a second one replaces the first."""
     ack = _ACK.read(await bodies.read(request))
-    check_text(ack.by, "by", 200, shortest=1)
     check_text(ack.note, "note", 2_000, lines=True)
-    return JSONResponse(await run_in_threadpool(_acknowledge, request, number, ack))
+    by = access.signature(request, ack.by)
+    return JSONResponse(await run_in_threadpool(_acknowledge, request, number, ack, by))
 
 
-def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> IncidentInFull:
+def _acknowledge(request: Request, number: int, ack: Acknowledgement, by: str) -> IncidentInFull:
     database: Database = request.app.state.database
     with database.write() as connection:
         run_id = _run_of(connection, number)
@@ -90,7 +111,7 @@ def _acknowledge(request: Request, number: int, ack: Acknowledgement) -> Inciden
         sessions.revise(connection, run_id)
         if ack.new_baseline:
             incidents.accept(connection, run_id, number, now)
-        noted = {"acked": now, "acked_by": ack.by, "ack_note": ack.note}
+        noted = {"acked": now, "acked_by": by, "ack_note": ack.note}
         connection.execute(update(incident).where(_is(number)).values(**noted))
         return _full(connection, number, request)
 
@@ -111,18 +132,20 @@ def _run_of(connection: Connection, number: int) -> int:
     return int(run_id)
 
 
-def _matching(
-    connection: Connection, run_name: str | None, state: str | None, since: datetime | None, before: int
-) -> list[int]:
-    """Return the ids of a page and one more, newest first."""
+def _matching(connection: Connection, wanted: Choice, before: int, limit: int) -> list[int]:
+    """Return the ids of so many that are meant, newest first."""
     query = select(incident.c.incident_id).where(incident.c.incident_id < before)
-    if run_name is not None:
-        query = query.where(incident.c.run_id == runs.find(connection, run_name).run_id)
-    if state is not None:
-        query = query.where(incident.c.state == state)
-    if since is not None:
-        query = query.where(incident.c.opened >= _utc(since).timestamp())
-    return list(connection.scalars(query.order_by(incident.c.incident_id.desc()).limit(PAGE + 1)))
+    if wanted.run is not None:
+        query = query.where(incident.c.run_id == runs.find(connection, wanted.run).run_id)
+    if wanted.named:
+        named = func.lower(run.c.name).contains(wanted.named.lower(), autoescape=True)
+        query = query.join(run, run.c.run_id == incident.c.run_id).where(named)
+    if wanted.since is not None:
+        query = query.where(incident.c.opened >= _utc(wanted.since).timestamp())
+    for column in (incident.c.state, incident.c.severity, incident.c.rule):
+        value = getattr(wanted, column.name)
+        query = query if value is None else query.where(column == value)
+    return list(connection.scalars(query.order_by(incident.c.incident_id.desc()).limit(limit)))
 
 
 def _utc(moment: datetime) -> datetime:

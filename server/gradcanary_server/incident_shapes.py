@@ -26,11 +26,21 @@ class AckShape(TypedDict):
 
 
 class SilencedShape(TypedDict):
-    """How many of the members that fire nobody is told of, and when the first of them is told of again."""
+    """How many of the members that fire nobody is told of, by which silences, and when the first is told of again."""
 
     until: Moment
     members: Count
     of: Count
+    silences: list[int]
+
+
+class LastToldShape(TypedDict):
+    """What an endpoint was told last."""
+
+    endpoint: int
+    name: str
+    kind: DeliveryKind
+    state: DeliveryState
 
 
 class CauseShape(TypedDict):
@@ -60,11 +70,15 @@ class IncidentInBrief(TypedDict):
     state: Annotated[str, one_of("open", "resolved")]
     opened_step: Step
     opened: Moment
+    since_step: Step
     resolved_step: Step | None
+    resolved: Moment | None
     resolution: str | None
     reopened: Count
+    reopened_at: Moment | None
     acked: AckShape | None
     silenced: SilencedShape | None
+    told: list[LastToldShape]
     counts: Counts
     summary: str
     likely_cause: CauseShape
@@ -102,6 +116,9 @@ class ToldShape(TypedDict):
     version: int
     kind: DeliveryKind
     state: DeliveryState
+    sealed: Moment
+    delivered: Moment | None
+    next_attempt: Moment | None
     attempts: list[AttemptShape]
 
 

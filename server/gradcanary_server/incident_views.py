@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Column, Connection, RowMapping, select
 
 from gradcanary_server import endpoint_views, incidents, silences
 from gradcanary_server.dossiers import Dossier
@@ -12,19 +13,41 @@ from gradcanary_server.incident_shapes import (
     AckShape,
     IncidentInBrief,
     IncidentInFull,
+    LastToldShape,
     MemberShape,
     SilencedShape,
     ToldShape,
 )
 from gradcanary_server.incident_state import Member
 from gradcanary_server.notifications import timestamp
-from gradcanary_server.schema import delivery, endpoint
+from gradcanary_server.schema import delivery, endpoint, incident, run
 from gradcanary_server.silences import Silence
 
 WHOLE_RUN_NAME = "(whole run)"
 
 
-def brief(dossier: Dossier, public_url: str, in_force: Sequence[Silence]) -> IncidentInBrief:
+def depends(connection: Connection, ids: Sequence[int], in_force: Sequence[Silence]) -> list[object]:
+    """Return what differs when an answer about these incidents does: their runs, what was told, who shall not hear."""
+    mine = select(incident.c.incident_id, run.c.name, run.c.revision).join(run, run.c.run_id == incident.c.run_id)
+    rows = connection.execute(mine.where(incident.c.incident_id.in_(ids)).order_by(incident.c.incident_id))
+    # Messages move on without a new revision of the run.
+    sent = _sent(connection, ids, delivery.c.attempts, delivery.c.next_attempt)
+    return [*rows, *map(tuple, (row.values() for row in sent)), *in_force]
+
+
+def told(connection: Connection, ids: Sequence[int]) -> dict[int, list[LastToldShape]]:
+    """Return what each endpoint was told last, by incident."""
+    latest = {(row["incident_id"], row["endpoint_id"]): row for row in _sent(connection, ids)}
+    found: dict[int, list[LastToldShape]] = {number: [] for number in ids}
+    for (number, of), row in latest.items():
+        whom = endpoint_views.label(row)
+        found[number].append({"endpoint": of, "name": whom, "kind": row["kind"], "state": row["state"]})
+    return found
+
+
+def brief(
+    dossier: Dossier, public_url: str, in_force: Sequence[Silence], told: Sequence[LastToldShape]
+) -> IncidentInBrief:
     """Return an incident without its layers and deliveries, with what the silences ``in_force`` hide of it."""
     what = dossier.incident
     return {
@@ -35,11 +58,15 @@ def brief(dossier: Dossier, public_url: str, in_force: Sequence[Silence]) -> Inc
         "state": what.state,
         "opened_step": what.opened_step,
         "opened": timestamp(what.opened),
+        "since_step": what.since_step,
         "resolved_step": what.resolved_step,
+        "resolved": _moment(what.resolved),
         "resolution": what.resolution,
         "reopened": what.reopened,
+        "reopened_at": _moment(what.reopened_at),
         "acked": _acked(dossier),
         "silenced": _silenced(dossier, in_force),
+        "told": list(told),
         "counts": {"firing": what.firing, "ever": what.ever, "layers": what.layers},
         "summary": dossier.summary,
         "likely_cause": {
@@ -56,7 +83,7 @@ def brief(dossier: Dossier, public_url: str, in_force: Sequence[Silence]) -> Inc
 def full(connection: Connection, dossier: Dossier, public_url: str, in_force: Sequence[Silence]) -> IncidentInFull:
     """Return an incident with its layers and what was told to whom."""
     return {
-        **brief(dossier, public_url, in_force),
+        **brief(dossier, public_url, in_force, told(connection, [dossier.id])[dossier.id]),
         "layers": [_member(dossier, number, member) for number, member in dossier.members.items()],
         "deliveries": _deliveries(connection, dossier.id),
     }
@@ -80,7 +107,8 @@ def _silenced(dossier: Dossier, in_force: Sequence[Silence]) -> SilencedShape | 
     ends = [until for name in firing if (until := silences.end_of(about, name)) is not None]
     if not ends:
         return None
-    return {"until": timestamp(min(ends)), "members": len(ends), "of": len(firing)}
+    hiding = [each.id for each in about if any(map(each.covers, firing))]
+    return {"until": timestamp(min(ends)), "members": len(ends), "of": len(firing), "silences": hiding}
 
 
 def _member(dossier: Dossier, number: int | None, member: Member) -> MemberShape:
@@ -98,11 +126,7 @@ def _member(dossier: Dossier, number: int | None, member: Member) -> MemberShape
 
 
 def _deliveries(connection: Connection, incident_id: int) -> list[ToldShape]:
-    columns = (delivery.c.incident_id, delivery.c.endpoint_id, delivery.c.version, delivery.c.kind, delivery.c.state)
-    query = select(*columns, endpoint.c.name, endpoint.c.url, endpoint.c.deleted)
-    query = query.join(endpoint, endpoint.c.endpoint_id == delivery.c.endpoint_id)
-    query = query.where(delivery.c.incident_id == incident_id)
-    sent = connection.execute(query.order_by(delivery.c.endpoint_id, delivery.c.version)).mappings().all()
+    sent = _sent(connection, [incident_id], delivery.c.sealed, delivery.c.delivered, delivery.c.next_attempt)
     keys = [endpoint_views.key(row) for row in sent]
     tried = endpoint_views.attempts(connection, keys)
     return [
@@ -113,7 +137,23 @@ def _deliveries(connection: Connection, incident_id: int) -> list[ToldShape]:
             "version": key.version,
             "kind": row["kind"],
             "state": row["state"],
+            "sealed": timestamp(row["sealed"]),
+            "delivered": _moment(row["delivered"]),
+            "next_attempt": timestamp(row["next_attempt"]) if row["state"] == "pending" else None,
             "attempts": tried[key],
         }
         for key, row in zip(keys, sent, strict=True)
     ]
+
+
+def _sent(connection: Connection, ids: Sequence[int], *more: Column[Any]) -> Sequence[RowMapping]:
+    """Return the messages about these incidents, of each endpoint in their order."""
+    columns = (delivery.c.incident_id, delivery.c.endpoint_id, delivery.c.version, delivery.c.kind, delivery.c.state)
+    query = select(*columns, *more, endpoint.c.name, endpoint.c.url, endpoint.c.deleted)
+    query = query.join(endpoint, endpoint.c.endpoint_id == delivery.c.endpoint_id)
+    query = query.where(delivery.c.incident_id.in_(ids))
+    return connection.execute(query.order_by(delivery.c.endpoint_id, delivery.c.version)).mappings().all()
+
+
+def _moment(seconds: float | None) -> str | None:
+    return None if seconds is None else timestamp(seconds)

@@ -1,6 +1,5 @@
 """What pages and scripts read: JSON that says 304 as long as nothing changed."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Annotated, Literal, get_args
@@ -10,7 +9,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from sqlalchemy import Connection
 
 from gradcanary import wire
-from gradcanary_server import export, layer_table, recordings, runs, views
+from gradcanary_server import export, layer_table, recordings, runs, tags, views
 from gradcanary_server.answer_shapes import answered
 from gradcanary_server.archive import Archive
 from gradcanary_server.database import Database
@@ -62,13 +61,8 @@ class Reader:
 
     def answer(self, seen: list[runs.Seen], build: Callable[[], Mapping[str, object]]) -> Response:
         """Answer about runs: the tag is made of the question, the rules, and each run's revision and state."""
-        parts = [self._request.url.path, self._request.url.query, repr(self.rules)]
-        parts += [f"{each.row.run_id} {each.row.revision} {each.state}" for each in seen]
-        tag = f'W/"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:32]}"'
-        headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
-        if tag in self._request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        return JSONResponse(build(), headers=headers)
+        depends = [f"{each.row.run_id} {each.row.revision} {each.state}" for each in seen]
+        return tags.answer(self._request, [self.rules, *depends], build)
 
 
 Reading = Annotated[Reader, Depends(Reader)]

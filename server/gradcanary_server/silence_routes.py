@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import Connection
 
 from gradcanary import wire
-from gradcanary_server import bodies, run_names, sessions, silences
+from gradcanary_server import access, bodies, run_names, sessions, silences
 from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import invalid
@@ -34,11 +34,13 @@ router = APIRouter(prefix="/api/v1")
 
 @dataclass(frozen=True)
 class Wish(wire.Request):
-    """A silence that somebody asks for; ``until`` is a time, ``match`` an expression found in layers' names."""
+    """A silence that somebody asks for; ``until`` is a time, ``match`` an expression found in layers' names. Without
+    ``by`` it is of whom the token names.
+    """
 
     run: str
     until: str
-    by: str
+    by: str | None = None
     rule: str | None = None
     match: str | None = None
     note: str = ""
@@ -62,7 +64,8 @@ async def add_silence(request: Request) -> JSONResponse:
     """Silence members of incidents, and answer 201 with the silence; they stay on the pages."""
     wish = _WISH.read(await bodies.read(request))
     _check(wish)
-    return JSONResponse(await run_in_threadpool(_add, request, wish), 201)
+    by = access.signature(request, wish.by)
+    return JSONResponse(await run_in_threadpool(_add, request, wish, by), 201)
 
 
 @router.delete("/silences/{number}", status_code=204)
@@ -74,7 +77,6 @@ def end_silence(request: Request, number: int) -> None:
 
 
 def _check(wish: Wish) -> None:
-    check_text(wish.by, "by", 200, shortest=1)
     check_text(wish.note, "note", 2_000, lines=True)
     if not _GLOB.match(wish.run):
         raise invalid("A run is a name, or one with * and ? for any text and character: * is every run.", "run")
@@ -88,14 +90,14 @@ def _check(wish: Wish) -> None:
             raise invalid(f"This expression does not work: {error}.", "match") from error
 
 
-def _add(request: Request, wish: Wish) -> SilenceShape:
+def _add(request: Request, wish: Wish, by: str) -> SilenceShape:
     database: Database = request.app.state.database
     with database.write() as connection:
         now = database.now(connection)
         until = _until(wish.until, now)
         named = run_names.find(connection, wish.run)  # perhaps by a name that it had: of a message from before
         glob = wish.run if named is None else named.name
-        made = silences.add(connection, Silence(0, glob, wish.rule, wish.match, now, until, wish.by, wish.note))
+        made = silences.add(connection, Silence(0, glob, wish.rule, wish.match, now, until, by, wish.note))
         request.state.about = f"{made.id}: {made.rule or 'every rule'} in {made.glob}"
         return _shown(made, _revise(connection, made))
 

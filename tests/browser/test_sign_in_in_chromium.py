@@ -44,6 +44,13 @@ def give(page: Page, secret: str) -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
+def ack(page: Page) -> None:
+    """Ack the incident, and say no name: the collector knows it."""
+    page.get_by_role("button", name="Ack #1").click()
+    page.get_by_role("button", name="Ack", exact=True).click()
+    assert page.get_by_label("Your name").count() == 0
+
+
 def test_a_visit_from_its_beginning_to_its_end(
     guarded: Guarded, open_page: Callable[..., Page], complaints: list[str]
 ) -> None:
@@ -62,6 +69,9 @@ def test_a_visit_from_its_beginning_to_its_end(
     page.wait_for_selector(IMAGE)
     assert page.url == f"{guarded.url}/runs/{RUN}?stat=norm"
     await_figures(page)
+    ack(page)
+    expect(page.get_by_role("dialog")).to_contain_text("The token 'ada' has the scope read, and this takes admin.")
+    page.keyboard.press("Escape")
     page.locator("#layer-rows a").first.click()
     expect(page.locator("#layer-verdict")).to_be_visible()
     await_figures(page)
@@ -76,9 +86,12 @@ def test_a_visit_from_its_beginning_to_its_end(
     complaints.clear()
     give(page, guarded.token("admin")["secret"])
     expect(page.locator(".run h2 a")).to_have_count(1)
+    page.get_by_role("link", name="Incidents", exact=True).click()
+    ack(page)
+    expect(page.locator(".row", has_text="acked by ada")).to_have_count(1)
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in to gradcanary")
     page.goto(guarded.url)
     expect(page.get_by_label("Access token")).to_be_visible()
     told = [each["what"] for each in guarded.admin.get("/api/v1/audit").json()["audit"]]
-    assert told[:1] == ["signed out"]
+    assert told[:2] == ["signed out", "POST /incidents/1/ack"]

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from streams import Session, Stream
+from streams import Session, Stream, collapsed
 
+from gradcanary_dashboard import pages
 from gradcanary_dashboard.client import Answer
 from gradcanary_dashboard.client import Collector as Api
 from gradcanary_dashboard.pages import runs_version
@@ -80,6 +82,30 @@ def test_what_the_address_says_by_now_is_news(api: Api) -> None:
     known = {"version": runs_version(api, {}, "?state=live"), "chosen": "?state=live"}
     assert answer(api, "/", known, search="?state=live") == 204
     assert answer(api, "/", known, search="") == 200
+
+
+def test_an_ack_a_silence_and_its_end_are_news_on_the_pages_of_incidents(api: Api) -> None:
+    Session(api.url, run="fell").send(Stream(collapsed(160, 24, (0, 2), 130)))
+    [listed] = api.incidents(run="fell").body["incidents"]
+    paths = ("/incidents", "/incidents?run=fell", f"/incidents/{listed['id']}")
+    known = {path: filled(api, path) for path in paths}
+    wish = {"run": "fell", "by": "ada", "until": (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()}
+    for method, path, body in (
+        ("POST", f"/incidents/{listed['id']}/ack", {"by": "ada"}),
+        ("POST", "/silences", wish),
+        ("DELETE", "/silences/1", None),
+    ):
+        assert {answer(api, page.partition("?")[0], held) for page, held in known.items()} == {204}
+        api.change(method, path, body)
+        assert {answer(api, page.partition("?")[0], held) for page, held in known.items()} == {200}
+        known = {page: filled(api, page) for page in known}
+
+
+def filled(api: Api, address: str) -> object:
+    """What a page holds that was filled just now."""
+    path, _, search = address.partition("?")
+    page, arguments = pages.find(path)
+    return json.loads(page.ask(api, arguments, search, {})["shown"])
 
 
 def test_an_endpoint_that_was_given_up_is_news(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,14 @@ def test_each_scope_does_what_it_is_for(app, admin, made):
     assert app.delete(RUN, headers=admin).status_code == 204
 
 
+def test_who_signed_in_need_not_say_who_they_are(app, made):
+    ada = made("admin")
+    for said, by in (({}, "ada"), ({"by": None}, "ada"), ({"by": "grace"}, "grace")):
+        answer = app.post("/api/v1/silences", json={"run": "lora", "until": TOMORROW, **said}, headers=ada)
+        assert (answer.status_code, answer.json()["by"]) == (201, by)
+        app.delete(f"/api/v1/silences/{answer.json()['id']}", headers=ada)
+
+
 def test_tokens_over_http(app, admin, made):
     mine = made("read", "ada's laptop", 3)
     secret = mine["authorization"].removeprefix("Bearer ")

@@ -1,0 +1,86 @@
+/* What a slot holds as JSON, drawn without React: a text, or [tag, attributes, ...what is in it]. What did not change
+   stays the element that it is, with its focus and what is open in it. Names come from trainings: they are only ever
+   text and the values of attributes. */
+(function () {
+  "use strict";
+
+  const held = new WeakMap(); // element -> the trees that are drawn in it
+
+  function build(tree) {
+    if (typeof tree === "string") return document.createTextNode(tree);
+    const [tag, attributes, ...inside] = tree;
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...inside.map(build));
+    held.set(made, inside);
+    return made;
+  }
+
+  function isAlike(one, other) {
+    if (typeof one === "string" || typeof other === "string") return false;
+    return one[0] === other[0] && one[1].class === other[1].class;
+  }
+
+  function become(node, before, tree) {
+    for (const name of Object.keys(before[1])) if (!(name in tree[1])) node.removeAttribute(name);
+    for (const [name, value] of Object.entries(tree[1])) {
+      if (before[1][name] !== value) node.setAttribute(name, value);
+    }
+    draw(node, tree.slice(2));
+    return node;
+  }
+
+  // Each is the element that showed the same before, else the next one of that kind.
+  function chosen(parent, trees) {
+    const left = (held.get(parent) || []).map((tree, place) => ({ tree, node: parent.childNodes[place] }));
+    const keys = left.map((one) => JSON.stringify(one.tree));
+    const same = trees.map((tree) => {
+      const place = keys.indexOf(JSON.stringify(tree));
+      if (place < 0) return null;
+      keys[place] = null;
+      return left[place].node;
+    });
+    const others = left.filter((_, place) => keys[place] !== null);
+    const nodes = trees.map((tree, place) => {
+      if (same[place]) return same[place];
+      const alike = others.findIndex((one) => isAlike(one.tree, tree));
+      if (alike < 0) return build(tree);
+      const [taken] = others.splice(alike, 1);
+      return become(taken.node, taken.tree, tree);
+    });
+    return [nodes, others.map((one) => one.node)];
+  }
+
+  function draw(parent, trees) {
+    const [nodes, gone] = chosen(parent, trees);
+    for (const node of gone) node.remove();
+    nodes.forEach((node, place) => {
+      if (parent.childNodes[place] !== node) parent.insertBefore(node, parent.childNodes[place] || null);
+    });
+    held.set(parent, trees);
+  }
+
+  const shown = new WeakMap(); // slot -> its attribute, drawn
+
+  function drawWhatIsNew() {
+    for (const slot of document.querySelectorAll("[data-drawn]")) {
+      const trees = slot.dataset.drawn;
+      if (shown.get(slot) === trees) continue;
+      shown.set(slot, trees);
+      draw(slot, JSON.parse(trees || "[]"));
+    }
+  }
+
+  // A plain click leads on without loading the page anew, as Dash's own links do.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[data-way]");
+    if (!link || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+    event.preventDefault();
+    window.history.pushState({}, "", link.href);
+    window.dispatchEvent(new PopStateEvent("popstate"));
+    window.scrollTo(0, 0);
+  });
+
+  const watched = { childList: true, subtree: true, attributes: true, attributeFilter: ["data-drawn"] };
+  new MutationObserver(drawWhatIsNew).observe(document.documentElement, watched);
+})();

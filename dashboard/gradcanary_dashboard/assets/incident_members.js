@@ -1,0 +1,123 @@
+/* The members of an incident: thousands of them are sorted and filtered here, and some drawn. Names come from
+   trainings: they are only ever written as text and attributes. */
+(function () {
+  "use strict";
+
+  const FEW = 100;
+  const NOTHING = "\u2013";
+  const KINDS = ["name", "since", "until", "number", "number value", "number", "evidence", "rank"];
+  const NAMES = ["", "since", "until", "baseline", "value", "siblings", "evidence", "rank"];
+  const state = { held: null, rows: [], sort: null, descends: false, shown: FEW, drawn: "" };
+
+  function cell(text, place, href) {
+    const made = document.createElement("td");
+    made.className = KINDS[place] + (text === NOTHING ? " none" : "");
+    made.setAttribute("role", "cell");
+    if (NAMES[place]) made.dataset.name = NAMES[place];
+    let holder = made;
+    if (place === 0) {
+      holder = document.createElement("a");
+      holder.className = "layer";
+      holder.setAttribute("href", href);
+      made.append(holder);
+    }
+    holder.textContent = text;
+    return made;
+  }
+
+  function line(row) {
+    const [href, ...texts] = row;
+    const made = document.createElement("tr");
+    made.setAttribute("role", "row");
+    if (texts[2] === "firing") made.className = "firing";
+    made.append(...texts.map((text, place) => cell(text, place, href)));
+    return made;
+  }
+
+  // As numbers where they are, what is not there last.
+  function compare(one, other) {
+    const [a, b] = [one, other].map((row) => row[state.sort + 1]);
+    const [x, y] = [a, b].map((text) => Number(text.replace(/,/g, "")));
+    const sign = state.descends ? -1 : 1;
+    if (!Number.isNaN(x) && !Number.isNaN(y)) return sign * (x - y);
+    if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
+    return sign * a.localeCompare(b, undefined, { numeric: true });
+  }
+
+  function wanted() {
+    const part = document.getElementById("members-filter").value.trim().toLowerCase();
+    const found = state.rows.filter((row) => row[1].toLowerCase().includes(part));
+    return state.sort === null ? found : found.sort(compare);
+  }
+
+  function write(id, text) {
+    const element = document.getElementById(id);
+    if (element && element.textContent !== text) element.textContent = text;
+  }
+
+  function draw(body) {
+    const rows = wanted();
+    const shown = rows.slice(0, state.shown);
+    const key = JSON.stringify(shown);
+    if (state.drawn !== key || body.rows.length !== shown.length) {
+      const focused = document.activeElement && document.activeElement.closest("tbody") === body;
+      const href = focused && document.activeElement.getAttribute("href");
+      body.replaceChildren(...shown.map(line));
+      const again = href && Array.from(body.querySelectorAll("a")).find((link) => link.getAttribute("href") === href);
+      if (again) again.focus({ preventScroll: true });
+      state.drawn = key;
+    }
+    const some = shown.length < rows.length || rows.length < state.rows.length;
+    const [few, matching, all] = [shown, rows, state.rows].map((list) => list.length.toLocaleString("en"));
+    write("members-shown", some ? `${few} of ${matching} shown${matching === all ? "" : `, of ${all} in all`}` : "");
+    document.getElementById("members-more").hidden = shown.length >= rows.length;
+    for (const button of document.querySelectorAll("button[data-sort]")) {
+      const order = Number(button.dataset.sort) === state.sort ? (state.descends ? "descending" : "ascending") : "none";
+      button.closest("th").setAttribute("aria-sort", order);
+    }
+  }
+
+  function again() {
+    const body = document.getElementById("members");
+    if (body) draw(body);
+  }
+
+  function drawWhatIsNew() {
+    const body = document.getElementById("members");
+    if (!body) {
+      Object.assign(state, { held: null, sort: null, descends: false, shown: FEW, drawn: "" });
+    } else if (state.held !== body.dataset.members) {
+      state.held = body.dataset.members;
+      state.rows = JSON.parse(state.held || "[]");
+      draw(body);
+    }
+  }
+
+  function sortBy(place) {
+    state.descends = state.sort === place && !state.descends;
+    state.sort = place;
+    again();
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    if (button.dataset.sort) sortBy(Number(button.dataset.sort));
+    if (button.id === "members-more") {
+      state.shown += 5 * FEW;
+      again();
+    }
+  });
+
+  document.addEventListener("input", (event) => {
+    if (event.target.id !== "members-filter") return;
+    state.shown = FEW;
+    again();
+  });
+
+  new MutationObserver(drawWhatIsNew).observe(document.documentElement, {
+    childList: true,
+    subtree: true,
+    attributeFilter: ["data-members"],
+  });
+})();

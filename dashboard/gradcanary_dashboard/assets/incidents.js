@@ -1,0 +1,127 @@
+/* What the browser does about incidents: the dialog of their buttons, and what is chosen of the list. The dialog lies
+   outside of what a refresh fills, so that nothing is redrawn while somebody types. */
+(function () {
+  "use strict";
+
+  let opener = null; // the button that opened the dialog, by what it does and to which incident
+
+  function dialog() {
+    return document.getElementById("incident-dialog");
+  }
+
+  // ---- the dialog: its form is asked for as it opens
+
+  function open(button) {
+    opener = `button[data-do="${button.dataset.do}"][data-incident="${button.dataset.incident}"]`;
+    const asked = { do: button.dataset.do, incident: Number(button.dataset.incident), at: Date.now() };
+    window.dash_clientside.set_props("dialog-body", { children: [] });
+    window.dash_clientside.set_props("asked", { data: asked });
+    if (!dialog().open) dialog().showModal();
+  }
+
+  // The button may have been drawn anew meanwhile.
+  function closed() {
+    const button = opener && document.querySelector(opener);
+    if (button) button.focus({ preventScroll: true });
+  }
+
+  function close() {
+    if (dialog() && dialog().open) {
+      dialog().close();
+      closed();
+    }
+  }
+
+  function pick(button) {
+    for (const one of button.parentElement.children) one.setAttribute("aria-pressed", String(one === button));
+    window.dash_clientside.set_props(button.dataset.pick, { data: button.dataset.value });
+  }
+
+  let fading = null;
+
+  function finish(done) {
+    if (!done) return window.dash_clientside.no_update;
+    close();
+    const heart = document.querySelector(".heart");
+    if (heart) window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
+    clearTimeout(fading);
+    fading = setTimeout(() => window.dash_clientside.set_props("said", { children: "" }), 8000);
+    return done.said;
+  }
+
+  // Once the form is there, whoever uses keys is in its first field.
+  new MutationObserver(() => {
+    const first = dialog() && dialog().open && dialog().querySelector("input[type=text], textarea, button");
+    const focused = document.activeElement;
+    if (first && (focused === dialog() || focused === document.body)) first.focus();
+  }).observe(document.documentElement, { childList: true, subtree: true });
+
+  // ---- what is chosen of the list: in the address
+
+  function choose(changes) {
+    const query = new URLSearchParams(window.location.search);
+    query.delete("before");
+    for (const [key, value] of Object.entries(changes)) {
+      if (value) query.set(key, value);
+      else query.delete(key);
+    }
+    const text = query.toString();
+    const wanted = text ? "?" + text : "";
+    if (wanted !== window.location.search) window.dash_clientside.set_props("incidents-url", { search: wanted });
+  }
+
+  // The lists follow the address (back, forward), the field never while one types.
+  function showChoices() {
+    const query = new URLSearchParams(window.location.search);
+    for (const list of document.querySelectorAll("select[data-filter]")) {
+      list.value = query.get(list.dataset.filter) || "";
+    }
+    const field = document.getElementById("incidents-run");
+    const wanted = query.get("run") || "";
+    const keep = !field || document.activeElement === field || field.value === wanted;
+    return keep ? window.dash_clientside.no_update : wanted;
+  }
+
+  // ---- clicks and keys
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (button && button.dataset.do) open(button);
+    else if (button && button.dataset.close) close();
+    else if (button && button.dataset.pick) pick(button);
+  });
+
+  document.addEventListener("change", (event) => {
+    const list = event.target;
+    if (list.tagName === "SELECT" && list.dataset.filter) choose({ [list.dataset.filter]: list.value });
+  });
+
+  let typing = null;
+
+  document.addEventListener("input", (event) => {
+    if (event.target.id !== "incidents-run") return;
+    clearTimeout(typing);
+    typing = setTimeout(() => choose({ run: event.target.value.trim() }), 400);
+  });
+
+  document.addEventListener("keydown", (event) => {
+    const target = event.target;
+    if (event.key === "Enter" && target.tagName === "INPUT" && target.type === "text" && target.closest("dialog")) {
+      event.preventDefault();
+      const main = dialog().querySelector(".do.tone-main");
+      if (main) main.click();
+    }
+    const field = document.getElementById("incidents-run");
+    const types = /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
+    if (event.key !== "/" || !field || types || dialog().open || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    field.focus();
+  });
+
+  document.addEventListener("close", (event) => { if (event.target === dialog()) closed(); }, true);
+  window.addEventListener("popstate", close);
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    incidents: { finish: finish, show_choices: showChoices },
+  });
+})();

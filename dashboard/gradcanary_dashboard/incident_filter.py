@@ -1,0 +1,51 @@
+"""Which incidents the list shows: the query of ``/incidents``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qs, urlencode
+
+STATES = {"": "open and resolved", "open": "open", "resolved": "resolved"}
+SEVERITIES = {"": "every severity", "critical": "critical", "warning": "warning", "information": "information"}
+MAX_TEXT = 100
+"""Characters of a part of a run's name, or of a rule's."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """``run`` is a part of a run's name; ``before`` the incident that a page of older ones goes on after."""
+
+    state: str = ""
+    severity: str = ""
+    rule: str = ""
+    run: str = ""
+    before: int | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether some incidents are left out."""
+        return replace(self, before=None) != Filter()
+
+    def asked(self) -> dict[str, str | int | None]:
+        """Return what the collector is asked with, but for the state and the page."""
+        return {"severity": self.severity or None, "rule": self.rule or None, "named": self.run or None}
+
+
+def parse(search: str | None) -> Filter:
+    """Return the filter of a query string; what cannot be read counts as absent."""
+    query = parse_qs((search or "").removeprefix("?"))
+    given = {key: query.get(key, [""])[0].strip() for key in ("state", "severity", "rule", "run", "before")}
+    before = given["before"]
+    return Filter(
+        state=given["state"] if given["state"] in STATES else "",
+        severity=given["severity"] if given["severity"] in SEVERITIES else "",
+        rule=given["rule"][:MAX_TEXT],
+        run=given["run"][:MAX_TEXT],
+        before=int(before) if before.isascii() and before.isdigit() and len(before) < 10 else None,
+    )
+
+
+def url(chosen: Filter) -> str:
+    """Return the address of the list under a filter."""
+    given = {key: value for key, value in vars(chosen).items() if value not in ("", None)}
+    return f"/incidents?{urlencode(given)}" if given else "/incidents"

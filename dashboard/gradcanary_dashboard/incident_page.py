@@ -1,0 +1,157 @@
+"""The page of one incident: everything that is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from gradcanary_dashboard import drawing, incident_members, incident_words, parts, timeline, wording
+from gradcanary_dashboard.drawing import DRAWN
+from gradcanary_dashboard.incident_actions import actions
+from gradcanary_dashboard.timeline import Entry
+from gradcanary_dashboard.verdict import Verdict
+from gradcanary_dashboard.view import View, run_url
+
+SLOTS = {
+    "incident-verdict": "children",
+    "incident-state": DRAWN,
+    "incident-tiles": "children",
+    "incident-cause": DRAWN,
+    "incident-story": DRAWN,
+    "members": incident_members.ROWS,
+    "members-tally": "children",
+}
+"""Id and property of everything that a refresh fills."""
+
+LEAST_STEPS = 200
+"""On each side of what is looked at."""
+
+
+def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
+    """Return the page with its first contents (none while the collector does not answer)."""
+    name = f"#{place['incident']}"
+    said = contents.get("incident-verdict", html.H1(f"Incident {name}"))
+    cause, story = (drawing.slot(slot, contents.get(slot)) for slot in ("incident-cause", "incident-story"))
+    told = [parts.card("cause", cause, title="Likely cause"), incident_members.table(contents)]
+    story_card = parts.card("story", story, title="What happened")
+    columns = [html.Div(told, className="figures"), html.Div(story_card, className="beside")]
+    return [
+        parts.crumbs([("Incidents", "/incidents")], name),
+        html.Div(said, id="incident-verdict", **parts.attributes(aria_live="polite")),
+        drawing.slot("incident-state", contents.get("incident-state")),
+        html.Div(contents.get("incident-tiles"), id="incident-tiles", className="tiles"),
+        html.Div(columns, className="columns"),
+        dcc.Location(id="incident-url", refresh=False),
+        parts.heart("incident", contents.get("shown")),
+    ]
+
+
+def unknown(number: str) -> list[Any]:
+    """Return the page of an incident that the collector does not know."""
+    text = ["The collector knows no incident ", html.Code(number), ". Its run may have been deleted."]
+    return [parts.missing("No such incident", text, ("See all incidents", "/incidents"))]
+
+
+def fill(incident: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of every slot."""
+    around = steps_around(incident)
+    rule = incident["rule"].replace("_", " ")
+    return {
+        "title": f"#{incident['id']} {rule} in {incident['run']}",
+        "incident-verdict": [parts.verdict(Verdict(incident["severity"], incident["summary"]))],
+        "incident-state": drawing.drawn(_state(incident, around)),
+        "incident-tiles": _tiles(incident),
+        "incident-cause": drawing.drawn(_cause(incident)),
+        "incident-story": drawing.drawn(_story(incident)),
+        "members": incident_members.rows(incident, around),
+        "members-tally": incident_members.tally(incident),
+    }
+
+
+def steps_around(incident: Mapping[str, Any]) -> View:
+    """Return the steps in which it began, so many that the fall is seen: what opened it took a part of them."""
+    since, opened = incident["since_step"], incident["opened_step"]
+    margin = max(LEAST_STEPS, 5 * (opened - since))
+    return View(from_step=max(0, since - margin), to_step=opened + margin, incident=incident["id"])
+
+
+def _state(incident: Mapping[str, Any], around: View) -> list[Any]:
+    run, rule = incident["run"], incident["rule"].replace("_", " ")
+    outcome = html.Span(incident_words.outcome(incident), className=f"outcome {incident['state']}")
+    facts: list[Any] = [
+        outcome,
+        rule,
+        html.Span(["in ", dcc.Link(run, href=run_url(run, View(incident=incident["id"])))]),
+    ]
+    facts += [
+        parts.moment(incident["opened"], "opened "),
+        *incident_words.quiet(incident),
+        incident_words.told(incident),
+    ]
+    words = f"See steps {wording.integer(around.from_step)} to {wording.integer(around.to_step)} of the run"
+    link = dcc.Link([parts.icon("trend"), words], href=run_url(run, around), className="do")
+    line = html.P([html.Span(fact) for fact in facts], className="facts")
+    return [line, html.Div([*actions(incident), link], className="can")]
+
+
+def _tiles(incident: Mapping[str, Any]) -> list[html.Div]:
+    counts = incident["counts"]
+    firing, ever = (wording.integer(counts[key]) for key in ("firing", "ever"))
+    layers = f"{firing} / {wording.integer(counts['layers'])}" if counts["ever"] else "whole run"
+    over = incident["resolved_step"]
+    opened, resolved = incident["opened_step"], "still open" if over is None else wording.integer(over)
+    again = f"reopened {wording.plural(incident['reopened'], 'time')}" if incident["reopened"] else ""
+    ended = [parts.moment(incident["resolved"]), html.Span(again)] if incident["resolved"] else again
+    since = wording.integer(incident["since_step"])
+    is_bad = incident["state"] == "open" and counts["firing"] > 0
+    return [
+        parts.tile("Layers firing", layers, f"{ever} ever" if counts["ever"] else "", bad=is_bad),
+        parts.tile("Since step", since, "the first sign"),
+        parts.tile("Opened at step", wording.integer(opened), parts.moment(incident["opened"])),
+        parts.tile("Over at step", resolved, ended),
+    ]
+
+
+def _cause(incident: Mapping[str, Any]) -> list[Component]:
+    cause, fix = incident["likely_cause"], incident["fix"]
+    shown: list[Component] = [html.P(cause["text"])]
+    shown += [html.Ul([html.Li(text) for text in cause["evidence"]], className="evidence")] if cause["evidence"] else []
+    if cause["incidents"]:
+        links = [html.Li(dcc.Link(f"#{number}", href=f"/incidents/{number}")) for number in cause["incidents"]]
+        shown += [html.Div([html.Span("Goes with"), html.Ul(links)], className="linked")]
+    framework = f", for {fix['framework']}" if fix["framework"] else ""
+    shown += [html.H3(f"Fix{framework}"), html.P(fix["text"]), *([parts.code(fix["code"])] if fix["code"] else [])]
+    return shown
+
+
+def _story(incident: Mapping[str, Any]) -> list[html.Ol]:
+    shown, left_out = timeline.shortened(timeline.entries(incident))
+    items = [_entry(entry) for entry in shown]
+    if left_out:
+        items.insert(1, html.Li(f"and {wording.integer(left_out)} more, and then", className="dim"))
+    return [html.Ol(items, className="timeline")]
+
+
+def _entry(entry: Entry) -> html.Li:
+    head = [html.Span([parts.icon(entry.icon), html.Span(entry.words)], className="what"), parts.moment(entry.at)]
+    return html.Li([html.Div(head, className="entry"), *_attempts(entry)], className=f"tone-{entry.tone}")
+
+
+def _attempts(entry: Entry) -> list[Component]:
+    """Return every attempt; of many, one has to ask for them."""
+    lines = html.Ul([_attempt(each) for each in entry.attempts], className="attempts dim")
+    if len(entry.attempts) > 1:
+        last = entry.attempts[-1]
+        words = f"{len(entry.attempts)} attempts, the last: {last['error'] or last['status']}"
+        return [html.Details([html.Summary(words), lines], className="dim")]
+    return [lines] if entry.attempts else []
+
+
+def _attempt(attempt: Mapping[str, Any]) -> html.Li:
+    status = "no answer" if attempt["status"] is None else f"{attempt['status']}"
+    error = f": {attempt['error']}" if attempt["error"] else ""
+    at = html.Time(attempt["at"][11:19], title=attempt["at"])
+    return html.Li([at, html.Span(f"{status} after {wording.integer(attempt['ms'])} ms{error}")])

@@ -1,0 +1,151 @@
+"""The incidents of all runs: what is open first, then what was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dash import dcc, html
+
+from gradcanary_dashboard import drawing, incident_filter, incident_words, parts, wording
+from gradcanary_dashboard.drawing import DRAWN
+from gradcanary_dashboard.incident_actions import actions
+from gradcanary_dashboard.incident_data import Chapter
+from gradcanary_dashboard.incident_filter import Filter
+from gradcanary_dashboard.view import View, run_url
+
+SLOTS = {"incidents-listed": DRAWN, "incidents-rules": "children"}
+"""Id and property of everything that a refresh fills."""
+
+TITLES = {"open": "Open", "resolved": "History"}
+
+
+def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
+    """Return the page: what is chosen stays, the lists are filled."""
+    return [
+        html.Div([html.H1("Incidents"), _bar(contents)], className="incidents-head"),
+        drawing.slot("incidents-listed", contents.get("incidents-listed")),
+        dcc.Location(id="incidents-url", refresh=False),
+        parts.heart("incidents", contents.get("shown")),
+    ]
+
+
+def fill(chapters: Sequence[Chapter], chosen: Filter, rules: Sequence[str]) -> dict[str, Any]:
+    """Return the contents of every slot."""
+    listed = [section for chapter in chapters for section in _section(chapter, chosen)]
+    return {
+        "title": "Incidents",
+        "incidents-rules": _options({"": "every rule", **{rule: rule.replace("_", " ") for rule in rules}}),
+        "incidents-listed": drawing.drawn(listed or _none(chosen)),
+    }
+
+
+def row(incident: Mapping[str, Any]) -> html.Article:
+    """Return one incident: how bad, where, what, since when, who knows."""
+    number, run = int(incident["id"]), incident["run"]
+    rule = incident["rule"].replace("_", " ")
+    title = [
+        parts.badge(incident["severity"], incident["severity"]),
+        dcc.Link(f"#{number} {rule}", href=f"/incidents/{number}", className="name"),
+        html.Span(incident_words.outcome(incident), className=f"outcome {incident['state']}"),
+    ]
+    where = dcc.Link(run, href=run_url(run, View(incident=number)), className="layer")
+    said = html.Div(
+        [
+            html.H3(title, id=f"row-{number}"),
+            html.P(incident["summary"], className="said"),
+            html.P([html.Span(each) for each in [where, *_facts(incident)]], className="dim facts"),
+        ]
+    )
+    classes = f"row tone-{incident['severity']} {incident['state']}"
+    held = parts.attributes(aria_labelledby=f"row-{number}")
+    return html.Article(
+        [said, _counts(incident), *(actions(incident) if incident["state"] == "open" else [])],
+        className=classes,
+        **held,
+    )
+
+
+def _facts(incident: Mapping[str, Any]) -> list[Any]:
+    facts = [f"since step {wording.integer(incident['since_step'])}", parts.moment(incident["opened"], "opened ")]
+    if incident["resolved"]:
+        facts.append(parts.moment(incident["resolved"], "over "))
+    if incident["reopened"]:
+        facts.append(f"reopened {wording.plural(incident['reopened'], 'time')}")
+    return [*facts, *incident_words.quiet(incident), incident_words.told(incident)]
+
+
+def _counts(incident: Mapping[str, Any]) -> html.Div:
+    counts = incident["counts"]
+    is_open = incident["state"] == "open"
+    layers = counts["firing" if is_open else "ever"]
+    if not counts["ever"]:
+        return html.Div(
+            [html.Div("run", className="value"), html.Div("as a whole", className="dim")], className="counts"
+        )
+    value = html.Div(
+        f"{wording.integer(layers)} / {wording.integer(counts['layers'])}",
+        className="value bad" if is_open and incident["severity"] == "critical" else "value",
+    )
+    more = f", {wording.integer(counts['ever'])} ever" if is_open and counts["ever"] > layers else ""
+    return html.Div([value, html.Div(f"layers{more}", className="dim")], className="counts")
+
+
+def _section(chapter: Chapter, chosen: Filter) -> list[html.Section]:
+    if not chapter.incidents:
+        return []
+    count = wording.integer(len(chapter.incidents))
+    first = "" if chosen.before is None else "older, "
+    tally = f"{first}{count}" if chapter.next is None else f"{first}the newest {count}"
+    state = TITLES[chapter.state]
+    head = html.Div([html.H2(state), html.Span(tally, className="aside")], className="head")
+    return [html.Section([head, *map(row, chapter.incidents), *_paging(chapter, chosen)], className="chapter")]
+
+
+def _paging(chapter: Chapter, chosen: Filter) -> list[html.Nav]:
+    """Return the ways to older and to the newest ones; ``state`` says which, where there are open ones, too."""
+    links = []
+    if chosen.before is not None:
+        links.append(dcc.Link("Newest", href=incident_filter.url(replace(chosen, before=None)), className="do"))
+    if chapter.next is not None:
+        older = replace(chosen, state=chapter.state, before=chapter.next)
+        links.append(dcc.Link("Older", href=incident_filter.url(older), className="do"))
+    words = f"Pages of {TITLES[chapter.state].lower()}"
+    return [html.Nav(links, className="paging", **parts.attributes(aria_label=words))] if links else []
+
+
+def _none(chosen: Filter) -> html.P | html.Div:
+    if chosen.before is not None:
+        newest = dcc.Link("See the newest", href=incident_filter.url(replace(chosen, before=None)))
+        return html.P(["There is no older one. ", newest], className="dim")
+    if not chosen.is_set:
+        words = "A rule opens one when layers stop learning; the runs that are listening are under Runs."
+        calm = [html.Div(parts.icon("check"), className="halo"), html.H2("No incident so far"), html.P(words)]
+        return html.Div(calm, className="empty")
+    return html.P(["No incident is like that. ", dcc.Link("See all", href="/incidents")], className="dim")
+
+
+def _bar(contents: Mapping[str, Any]) -> html.Div:
+    run = dcc.Input(id="incidents-run", type="search", placeholder="run, press /", autoComplete="off", maxLength=100)
+    rules = contents.get("incidents-rules") or _options({"": "every rule"})
+    return html.Div(
+        [
+            _select("state", "State", _options(incident_filter.STATES)),
+            _select("severity", "Severity", _options(incident_filter.SEVERITIES)),
+            _select("rule", "Rule", rules, slot="incidents-rules"),
+            html.Label("Part of the run's name", htmlFor="incidents-run", className="unseen"),
+            html.Div(run, className="field"),
+        ],
+        className="choices",
+        role="search",
+    )
+
+
+def _select(key: str, label: str, options: Sequence[html.Option], slot: str | None = None) -> html.Select:
+    named: dict[str, Any] = {} if slot is None else {"id": slot}
+    return html.Select(list(options), **named, **parts.attributes(data_filter=key, aria_label=label))
+
+
+def _options(words: Mapping[str, str]) -> list[html.Option]:
+    return [html.Option(label, value=value) for value, label in words.items()]

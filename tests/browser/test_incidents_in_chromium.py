@@ -1,0 +1,185 @@
+"""Incidents as somebody meets them who was woken up: the list, one of them, ack, silence, a new baseline."""
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import httpx
+import pytest
+import scenes
+from playwright.sync_api import Locator, Page, expect
+from plots import IMAGE
+from streams import Session, Stream, collapsed, healthy
+
+RUN = "woken-up"
+
+
+@pytest.fixture
+def fallen(shared: Any) -> Any:
+    """A run of which 18 of 84 layers have fallen, its collapse, and its session that goes on."""
+    stream = scenes.collapse(steps=260, blocks=7, at=150)
+    session = Session(shared.url, run=RUN)
+    session.put_hello(stream.hello()).raise_for_status()
+    for seq, start in enumerate(range(0, 220, 20)):
+        session.post_batch(seq, stream.batch(start, start + 20, change_records=seq == 0)).raise_for_status()
+    [found] = shared.get("/api/v1/incidents", run=RUN, rule="collapse").json()["incidents"]
+    return session, stream, found["id"]
+
+
+def row(page: Page, number: int) -> Locator:
+    return page.locator(f".row:has(#row-{number})")
+
+
+def ask(page: Page, do: str, number: int) -> Locator:
+    """Open the dialog of a button, and wait for its form."""
+    page.locator(f"[data-do={do}][data-incident='{number}']").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("heading")).to_have_text(f"{do.capitalize()} #{number}")
+    return dialog
+
+
+def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
+    shared: Any, fallen: Any, open_page: Callable[..., Page]
+) -> None:
+    session, stream, number = fallen
+    page = open_page(f"{shared.url}/incidents", alone=True)
+    expect(row(page, number)).to_contain_text("18 / 84")
+    page.keyboard.press("/")
+    page.keyboard.type("WOKEN")
+    expect(page.locator(".row")).to_have_count(2)
+    page.get_by_label("Severity").select_option("critical")
+    expect(page.locator(".row")).to_have_count(1)
+    assert page.url.endswith("/incidents?run=WOKEN&severity=critical")
+    page.get_by_label("State").select_option("resolved")
+    expect(page.locator("#incidents-listed")).to_have_text("No incident is like that. See all")
+    page.go_back()
+    expect(page.get_by_label("State")).to_have_value("")
+    row(page, number).get_by_role("link", name=f"#{number} collapse").click()
+    expect(page).to_have_title(f"#{number} collapse in {RUN} · gradcanary")
+    expect(page.locator("#members tr")).to_have_count(18)
+    expect(page.locator(".timeline")).to_contain_text("Opened at step")
+    page.go_back()
+    expect(page.get_by_label("Severity")).to_have_value("critical")
+    expect(page.get_by_label("Part of the run's name")).to_have_value("WOKEN")
+    page.go_forward()
+
+    dialog = ask(page, "ack", number)
+    expect(dialog.get_by_label("Your name")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(dialog).to_contain_text("Say who you are")
+    dialog.get_by_label("Note").fill("half a")
+    before = page.locator("#incident-heart").get_attribute("data-shown")
+    until = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
+    wish = {"run": RUN, "rule": "collapse", "match": "^blocks.4", "until": until, "by": "grace"}
+    made = httpx.post(f"{shared.url}/api/v1/silences", json=wish)
+    expect(page.locator("#incident-state")).to_contain_text("6 of 18 layers silenced")
+    assert page.locator("#incident-heart").get_attribute("data-shown") != before
+    expect(dialog.get_by_label("Note")).to_have_value("half a")
+    expect(dialog.get_by_label("Note")).to_be_focused()
+    page.keyboard.type(" sentence")
+    dialog.get_by_label("Your name").fill("ada")
+    dialog.get_by_role("button", name="Ack", exact=True).click()
+    expect(page.get_by_role("status").filter(has_text=f"#{number} is acked.")).to_be_visible()
+    expect(dialog).to_be_hidden()
+    expect(page.locator(".timeline")).to_contain_text("Acked by ada: half a sentence")
+    expect(page.get_by_role("button", name=f"Ack again #{number}")).to_be_focused()
+
+    dialog = ask(page, "unsilence", number)
+    expect(dialog).to_contain_text("collapse in woken-up, layers with ^blocks.4until")
+    dialog.get_by_role("button", name="End now").click()
+    expect(page.locator("#incident-state")).not_to_contain_text("silenced")
+    assert httpx.delete(f"{shared.url}/api/v1/silences/{made.json()['id']}").status_code == 404
+
+    page.get_by_role("link", name=RUN).click()
+    page.wait_for_selector(IMAGE)
+    dialog = ask(page, "silence", number)
+    expect(dialog.get_by_label("Your name")).to_have_value("ada")
+    dialog.get_by_text("names with a regex").click()
+    dialog.get_by_label("Which").fill("(lora_A")
+    dialog.get_by_text("other").click()
+    dialog.get_by_role("textbox", name="How long").fill("soon")
+    for words in ("30m, 8h or 3d", "This expression does not work"):
+        dialog.get_by_role("button", name="Silence", exact=True).click()
+        expect(dialog).to_contain_text(words)
+        dialog.get_by_role("textbox", name="How long").fill("90m")
+    dialog.get_by_text("names that begin with").click()
+    dialog.get_by_label("Which").fill("blocks.5.")
+    page.keyboard.press("Enter")
+    card = page.locator(f".incident:has(#incident-{number})")
+    expect(card).to_contain_text("6 of 18 layers silenced until")
+    [own] = shared.get("/api/v1/silences").json()["silences"]
+    assert (own["match"], own["by"], own["rule"], own["run"]) == (r"^blocks\.5\.", "ada", "collapse", RUN)
+    page.locator(".members .layer").first.click()
+    expect(page.locator("#layer-verdict")).to_be_visible()
+    ask(page, "unsilence", number).get_by_role("button", name="End now").click()
+    expect(page.locator(f"[data-do=unsilence][data-incident='{number}']")).to_have_count(0)
+
+    dialog = ask(page, "ack", number)
+    dialog.locator("summary").click()
+    expect(dialog).to_contain_text("This incident closes as “new baseline”")
+    dialog.get_by_role("button", name="Yes, learn a new baseline").click()
+    expect(card).to_contain_text("new baseline")
+    session.post_batch(11, stream.batch(220, 260)).raise_for_status()
+    page.get_by_role("link", name="Incidents", exact=True).click()
+    expect(row(page, number)).to_contain_text("new baseline")
+    expect(row(page, number).get_by_role("button")).to_have_count(0)
+
+
+def test_the_list_follows_what_happens_at_least_once_within_two_seconds(
+    shared: Any, open_page: Callable[..., Page]
+) -> None:
+    """A machine that does much else may be late now and then."""
+    page = open_page(f"{shared.url}/incidents?run=just-now")
+    expect(page.locator("#incidents-listed")).to_have_text("No incident is like that. See all")
+    Session(shared.url, run="just-now").send(Stream(collapsed(160, 24, (0, 2), 130)))
+    expect(page.locator(".row")).to_have_count(1)
+    [found] = shared.get("/api/v1/incidents", run="just-now").json()["incidents"]
+    took = []
+    for note in ("one", "two", "three"):
+        began = time.monotonic()
+        body = {"by": "ada", "note": note}
+        httpx.post(f"{shared.url}/api/v1/incidents/{found['id']}/ack", json=body).raise_for_status()
+        expect(row(page, found["id"])).to_contain_text(f"acked by ada: {note}")
+        took.append(time.monotonic() - began)
+    assert min(took) < 2
+
+
+def test_thousands_of_hostile_layers_can_be_read_on_a_phone(shared: Any, phone: Page) -> None:
+    names = [f"<img src=x onerror=alert({number})>.{'long.' * 20}{number}" for number in range(800)]
+    absmax = healthy(160, len(names))
+    absmax[130:, :390] *= 1e-3
+    Session(shared.url, run="hostile-incident").send(Stream(absmax, names=tuple(names)))
+    [found] = shared.get("/api/v1/incidents", run="hostile-incident").json()["incidents"]
+
+    phone.goto(f"{shared.url}/incidents?run=hostile-incident")
+    expect(row(phone, found["id"])).to_contain_text("390 / 800")
+    is_wider = "document.documentElement.scrollWidth > window.innerWidth"
+    assert not phone.evaluate(is_wider)
+    row(phone, found["id"]).get_by_role("link", name=f"#{found['id']} collapse").tap()
+    expect(phone.locator("#members tr")).to_have_count(100)
+    expect(phone.locator("#members a").first).to_have_text(names[0])
+    expect(phone.locator("#members-shown")).to_have_text("100 of 390 shown")
+    assert not phone.evaluate(is_wider)
+    phone.get_by_role("button", name="Show more").tap()
+    expect(phone.locator("#members tr")).to_have_count(390)
+    phone.get_by_label("Layers with this in their name").fill("ALERT(38")
+    expect(phone.locator("#members tr")).to_have_count(11)
+    phone.get_by_role("button", name="value", exact=True).tap()
+    values = [float(text) for text in phone.locator("#members .value").all_inner_texts()]
+    assert values == sorted(values)
+    ask(phone, "silence", found["id"])
+    assert not phone.evaluate(is_wider)
+    assert phone.evaluate(
+        "document.querySelector('dialog').scrollWidth <= document.querySelector('dialog').clientWidth"
+    )
+    phone.keyboard.press("Escape")
+    expect(phone.get_by_role("dialog")).to_be_hidden()
+    assert phone.locator("main img").count() == 0
+
+
+def test_an_unknown_incident_says_so(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{shared.url}/incidents/999999")
+    expect(page.get_by_role("heading", level=1)).to_have_text("No such incident")
+    page.get_by_role("link", name="See all incidents").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Incidents")

@@ -1,0 +1,147 @@
+"""Incidents over HTTP: which ones are listed, what is said of whom was told, and when an asker has the same already."""
+
+import pytest
+from changes import fired, resolved
+from clocks import Clocked
+from sqlalchemy import insert, update
+from starlette.testclient import TestClient
+from stores import Store
+
+from gradcanary_server import attempts, deliveries, endpoints, incidents, sessions, silences
+from gradcanary_server.app import create_app
+from gradcanary_server.pace import Pace
+from gradcanary_server.schema import endpoint, launch, run
+from gradcanary_server.settings import Settings
+from gradcanary_server.silences import Silence
+
+HOOK = "http://127.0.0.1:9/hook"
+
+
+class Desk:
+    """A store with incidents in it, and the API on top; nothing of it runs by itself."""
+
+    def __init__(self, url, folder):
+        self.store = Store(url, kind=Clocked)
+        self.app = create_app(Settings(folder, url))
+        self.app.state.database = self.store.database  # whose clock can be moved on
+        self.api = TestClient(self.app, base_url="http://localhost")
+
+    def write(self, change):
+        with self.store.database.write() as connection:
+            return change(connection, self.store.database.now(connection))
+
+    def add_run(self, number, name):
+        def begin(connection, now):
+            empty = {"note": "", "tags": "[]", "archived": False, "facts": "[]", "framework": ""}
+            known = {"run_id": number, "name": name, "created": now, "last_seen": now, "revision": 1, "step": 0}
+            connection.execute(insert(run).values(**known, **empty))
+            connection.execute(insert(launch).values(run_id=number, launch_no=1, launch="a", world_size=1, late=False))
+
+        self.write(begin)
+
+    def record(self, run_id, *changes):
+        self.write(lambda connection, now: incidents.record(connection, run_id, 1, changes, now))
+
+    def listed(self, **query):
+        answer = self.api.get("/api/v1/incidents", params=query)
+        assert answer.status_code == 200, answer.text
+        return [each["id"] for each in answer.json()["incidents"]], answer.json()["next"]
+
+    def close(self):
+        self.api.close()
+        self.app.state.gate.database.close()
+        self.store.database.close()
+
+
+@pytest.fixture
+def desk(new_store_url, tmp_path):
+    made = Desk(new_store_url(), tmp_path)
+    yield made
+    made.close()
+
+
+def test_incidents_are_chosen_by_all_that_a_page_offers(desk):
+    desk.add_run(2, "SDXL_100%_b")
+    desk.record(1, fired(0))
+    desk.record(2, fired(None, rule="nonfinite", severity="warning"))
+    desk.record(1, resolved(0))
+    desk.record(1, fired(3, rule="vanished", severity="warning"))
+    for query, ids in (
+        ({}, [3, 2, 1]),
+        ({"state": "open"}, [3, 2]),
+        ({"severity": "warning"}, [3, 2]),
+        ({"rule": "collapse"}, [1]),
+        ({"named": "sdxl"}, [3, 2, 1]),
+        ({"named": "100%_"}, [2]),
+        ({"named": "_"}, [2]),
+        ({"named": "sdxl", "severity": "warning", "state": "open", "rule": "vanished", "before": 3}, []),
+        ({"run": "sdxl", "severity": "critical"}, [1]),
+    ):
+        assert desk.listed(**query) == (ids, None), query
+    assert desk.listed(limit=2) == ([3, 2], 2)
+    assert desk.listed(limit=2, before=2) == ([1], None)
+    assert desk.listed(limit=3) == ([3, 2, 1], None), "there is no page without any"
+    for query, field in (
+        ({"rule": "colapse"}, "rule"),
+        ({"severity": "bad"}, "severity"),
+        ({"named": "x" * 101}, "named"),
+        ({"limit": 101}, "limit"),
+        ({"before": -1}, "before"),
+    ):
+        refused = desk.api.get("/api/v1/incidents", params=query)
+        assert (refused.status_code, refused.json()["error"]["field"]) == (422, field)
+
+
+def seal(connection, now):
+    for each in deliveries.plan(connection, Pace(wait_s=0.0), now + 1):
+        deliveries.carry_out(connection, each, "", now + 1)
+
+
+def deliver(connection, now):
+    claim = attempts.claim(connection, deliveries.Key(1, 1, 1), now + 2)
+    attempts.conclude(connection, claim, 200, 12, now + 3, 0.0)
+
+
+def hush(connection, now):
+    silences.add(connection, Silence(0, "sdxl", None, r"^blocks\.0\.", now, now + 60, "ada", ""))
+
+
+def call(table, key, name):
+    return lambda connection, _now: connection.execute(update(table).where(key == 1).values(name=name))
+
+
+def test_an_asker_has_the_same_exactly_until_something_of_it_changes(desk):
+    def wait(seconds):
+        desk.store.database.ahead_s += seconds
+
+    desk.add_run(2, "other")
+    desk.record(1, fired(0), fired(1))
+    desk.write(lambda connection, now: endpoints.ensure_operator_endpoint(connection, HOOK, None, now))
+    changes = {
+        "a message is sealed": (seal, True),
+        "it arrives": (deliver, True),
+        "the endpoint has a name": (call(endpoint, endpoint.c.endpoint_id, "on call"), True),
+        "a silence": (hush, True),
+        "time goes by": (lambda *_: wait(1), False),
+        "the silence is over": (lambda *_: wait(100), True),
+        "the run has another name": (call(run, run.c.run_id, "sdxl-best"), True),
+        "another run goes on": (lambda connection, _now: sessions.revise(connection, 2), False),
+    }
+    held = {path: desk.api.get(path) for path in ("/api/v1/incidents?before=2", "/api/v1/incidents/1")}
+    for words, (change, is_news) in changes.items():
+        desk.write(change)
+        for path, before in held.items():
+            again = desk.api.get(path, headers={"if-none-match": before.headers["etag"]})
+            assert again.status_code == (200 if is_news else 304), (words, path)
+            if is_news:
+                assert again.json() != before.json(), (words, path)
+                held[path] = again
+    told = held["/api/v1/incidents?before=2"].json()["incidents"][0]["told"]
+    assert told == [{"endpoint": 1, "name": "on call", "kind": "opened", "state": "delivered"}]
+
+
+def test_who_does_something_is_the_name_given_or_the_tokens(desk):
+    desk.record(1, fired(0))
+    nobody = desk.api.post("/api/v1/incidents/1/ack", json={})
+    assert (nobody.status_code, nobody.json()["error"]["field"]) == (422, "by")
+    assert desk.api.post("/api/v1/incidents/1/ack", json={"by": "ada"}).json()["acked"]["by"] == "ada"
