@@ -8,7 +8,17 @@ from collections.abc import Callable
 from dash import ClientsideFunction, Dash, Input, Output, State
 from dash.exceptions import PreventUpdate
 
-from gradcanary_dashboard import first_start, incident_callbacks, news, pages, shell
+from gradcanary_dashboard import (
+    endpoint_actions,
+    first_start,
+    incident_callbacks,
+    news,
+    pages,
+    rule_actions,
+    run_actions,
+    settings_actions,
+    shell,
+)
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.pages import PAGES, Page, Shown
@@ -23,6 +33,10 @@ def register(app: Dash, collector: Collector) -> None:
         _register_refresh(app, collector, page)
     first_start.register(app, collector)
     incident_callbacks.register(app, collector)
+    endpoint_actions.register(app, collector)
+    rule_actions.register(app, collector)
+    run_actions.register(app, collector)
+    settings_actions.register(app, collector)
     _register_browser(app)
 
 

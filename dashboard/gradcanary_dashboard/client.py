@@ -125,6 +125,10 @@ class Collector:
         """Return whether the demo can be started where the collector runs, and how it goes."""
         return self._get("/demo")
 
+    def ask(self, path: str, **query: str | int | Sequence[str] | None) -> Answer:
+        """Return the answer to any other question."""
+        return self._get(path, **query)
+
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> object:
         """Return the JSON that answers a change by the reader, None where there is none; raises DashboardError."""
         request = self._http.build_request(method, path, json=body)

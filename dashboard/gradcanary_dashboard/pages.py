@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from gradcanary_dashboard import (
+    endpoint_pages,
     first_start,
     incident_data,
     incident_filter,
@@ -18,10 +19,16 @@ from gradcanary_dashboard import (
     layer_data,
     layer_page,
     listing,
+    rules_page,
     run_data,
     run_page,
+    run_settings_page,
     runs_page,
+    settings_data,
+    silences_page,
     silent_endpoints,
+    storage_page,
+    tokens_page,
 )
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError
@@ -191,6 +198,16 @@ def _unknown_incident(_collector: Collector, arguments: Arguments) -> list[Any]:
 
 _ask_incidents, _is_incidents_shown = versioned(_incidents_version, _load_incidents)
 _ask_incident, _is_incident_shown = versioned(_incident_version, _load_incident)
+
+
+def _unknown_run(_collector: Collector, arguments: Arguments) -> list[Any]:
+    return run_page.unknown(arguments["run"])
+
+
+def _unknown_endpoint(_collector: Collector, arguments: Arguments) -> list[Any]:
+    return endpoint_pages.unknown(arguments["endpoint"])
+
+
 _ask_runs, _is_runs_shown = versioned(runs_version, _load_runs)
 
 RUNS = Page("runs", "/", "Runs", runs_page.SLOTS, runs_page.frame, _ask_runs, _is_runs_shown)
@@ -225,5 +242,64 @@ INCIDENT = Page(
     _unknown_incident,
 )
 
-PAGES = (RUNS, LAYER, RUN, INCIDENTS, INCIDENT)
+RUN_SETTINGS = Page(
+    run_settings_page.PAGE,
+    "/runs/(?P<run>[^/]+)/settings",
+    "Settings of a run",
+    run_settings_page.SLOTS,
+    run_settings_page.frame,
+    *settings_data.RUN,
+    _unknown_run,
+)
+ENDPOINTS = Page(
+    endpoint_pages.ALL,
+    "/settings(?:/endpoints)?",
+    "Settings",
+    endpoint_pages.SLOTS,
+    endpoint_pages.frame,
+    *settings_data.ENDPOINTS,
+)
+ENDPOINT = Page(
+    endpoint_pages.ONE,
+    "/settings/endpoints/(?P<endpoint>[0-9]{1,10})",
+    "Endpoint",
+    endpoint_pages.SLOTS_OF_ONE,
+    endpoint_pages.frame_of_one,
+    *settings_data.ENDPOINT,
+    _unknown_endpoint,
+)
+RULES = Page(
+    rules_page.PAGE,
+    "/settings/rules",
+    "Rules",
+    rules_page.SLOTS,
+    rules_page.frame,
+    *settings_data.RULES,
+)
+SILENCES = Page(
+    silences_page.PAGE,
+    "/settings/silences",
+    "Silences",
+    silences_page.SLOTS,
+    silences_page.frame,
+    *settings_data.SILENCES,
+)
+STORAGE = Page(
+    storage_page.PAGE,
+    "/settings/retention",
+    "Retention",
+    storage_page.SLOTS,
+    storage_page.frame,
+    *settings_data.STORAGE,
+)
+TOKENS = Page(
+    tokens_page.PAGE,
+    "/settings/tokens",
+    "Tokens",
+    tokens_page.SLOTS,
+    tokens_page.frame,
+    *settings_data.TOKENS,
+)
+
+PAGES = (RUNS, LAYER, RUN_SETTINGS, RUN, INCIDENTS, INCIDENT, ENDPOINTS, ENDPOINT, RULES, SILENCES, STORAGE, TOKENS)
 """The first whose expression matches is meant."""

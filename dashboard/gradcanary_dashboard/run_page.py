@@ -23,6 +23,7 @@ from gradcanary_dashboard import (
     panels,
     parts,
     run_data,
+    run_settings_page,
     sharing,
     wording,
 )
@@ -69,6 +70,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
     run = place["run"]
     return [
+        run_settings_page.way(run),
         html.Div([parts.crumbs([("Runs", "/")], run), sharing.of_run(run, contents)], className="run-head"),
         html.Div(contents.get("verdict", html.H1(run)), id="verdict", **parts.attributes(aria_live="polite")),
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),

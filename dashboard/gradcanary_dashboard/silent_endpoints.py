@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
 from gradcanary_dashboard import parts, wording
 from gradcanary_dashboard.client import Collector
@@ -35,7 +35,7 @@ def banner(endpoints: Sequence[Endpoint]) -> list[html.Section]:
     if not endpoints:
         return []
     heading = html.H2([parts.icon(parts.ICONS["warning"]), f"Messages do not reach {_count(len(endpoints))}"])
-    lines = html.Ul([html.Li(_line(each)) for each in endpoints])
+    lines = html.Ul([html.Li([_line(each), " ", _way(each)]) for each in endpoints])
     return [html.Section([heading, lines], className="banner tone-warning")]
 
 
@@ -52,6 +52,10 @@ def _line(endpoint: Endpoint) -> str:
         again = f"gradcanary endpoints set {endpoint['id']} --enable"
         return f"{whom} is disabled since {_moment(endpoint['since'])}: {endpoint['why']}. Enable it: {again}"
     return f"{whom} fails since {_moment(endpoint['failing_since'])}: {endpoint['last_error']}"
+
+
+def _way(endpoint: Endpoint) -> dcc.Link:
+    return dcc.Link("Look at it", href=f"/settings/endpoints/{endpoint['id']}")
 
 
 def _count(number: int) -> str:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from gradcanary import wire
-from gradcanary_server import endpoint_shapes, incident_shapes, run_shapes, token_shapes
+from gradcanary_server import endpoint_shapes, incident_shapes, run_shapes, storage_routes, token_shapes, trial_routes
 from gradcanary_server.rules import Rules
 
 _PLACE = "#/components/schemas/{model}"
@@ -21,9 +21,10 @@ _PLACE = "#/components/schemas/{model}"
 
 @dataclass(frozen=True)
 class RulesInForce(Rules):
-    """The rules that a collector applies, and their number in its store."""
+    """The rules that a collector applies, their number in its store, and the file that they are from."""
 
     rules_version: int | None = None
+    file: str | None = None
 
 
 class SchemaInBrief(TypedDict):
@@ -56,6 +57,8 @@ ANSWERS: dict[str, tuple[str, Any]] = {
     "metrics": ("the answer to GET /runs/{run}/metrics", run_shapes.MetricsShape),
     "demo": ("the answer to GET and POST /demo", run_shapes.DemoShape),
     "rules": ("the answer to GET /rules", RulesInForce),
+    "backtest": ("the answer to GET /rules/backtest, POST /rules/trials, GET /rules/trials/{id}", trial_routes.Counted),
+    "storage": ("the answer to GET /storage", storage_routes.Kept),
     "incidents": ("the answer to GET /incidents", incident_shapes.IncidentList),
     "incident": ("the answer to GET /incidents/{id} and POST /incidents/{id}/ack", incident_shapes.IncidentInFull),
     "silences": ("the answer to GET /silences", incident_shapes.SilenceList),

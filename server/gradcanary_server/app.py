@@ -26,12 +26,15 @@ from gradcanary_server import (
     run_routes,
     sign_in,
     silence_routes,
+    storage_routes,
     token_routes,
     tokens,
+    trial_routes,
 )
 from gradcanary_server.access import Access, Gate
 from gradcanary_server.addresses import Guard
 from gradcanary_server.archive import Archive
+from gradcanary_server.backtests import Backtests
 from gradcanary_server.compactor import Compactor
 from gradcanary_server.courier import Courier
 from gradcanary_server.database import Database
@@ -43,6 +46,7 @@ from gradcanary_server.ingest import Ingest
 from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.settings import Settings
+from gradcanary_server.storage import Storage
 from gradcanary_server.tiles import Tiles
 from gradcanary_server.watchdog import Watchdog
 
@@ -65,7 +69,9 @@ ROUTES = (
     silence_routes,
     endpoint_routes,
     demo_routes,
+    storage_routes,
     token_routes,
+    trial_routes,
     json_schemas,
     sign_in,
     operations_routes,
@@ -115,9 +121,11 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.database = Database(settings.db)
     log, tiles = Log(sets), Tiles()
     state.archive = Archive(log, tiles)
+    state.storage = Storage(state.database)
     state.ingest = Ingest(state.database, state.rules, sets, log, settings.public_url)
     state.compactor = Compactor(state.database, log, tiles, state.ingest.settle, settings.raw_days)
     state.watchdog = Watchdog(state.database, state.archive, state.rules)
+    state.backtests = Backtests(settings.db, state.rules)
     state.gate = Gate(state.database, settings)
     state.new_tokens = {}
     state.demo = Demo()
@@ -146,6 +154,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             yield
         finally:
             await run_in_threadpool(app.state.demo.stop, DEMO_STOP_S)
+            app.state.backtests.stop()
             await run_in_threadpool(loops.stop_all, app.state.loops, STOP_S)
             await run_in_threadpool(database.close)
 

@@ -19,6 +19,7 @@ from gradcanary_server.messages import Notification
 from gradcanary_server.run_routes import Wish as RunChange
 from gradcanary_server.silence_routes import Wish
 from gradcanary_server.token_routes import Wish as NewToken
+from gradcanary_server.trial_routes import Wish as Trial
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -33,6 +34,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "run-change": ("PATCH /runs/{run}", RunChange),
     "new-token": ("POST /tokens", NewToken),
     "silence": ("POST /silences", Wish),
+    "trial": ("POST /rules/trials", Trial),
     "acknowledgement": ("POST /incidents/{id}/ack", Acknowledgement),
 }
 """What each is the schema of that is sent, and its type; answers are :data:`answer_shapes.ANSWERS`."""

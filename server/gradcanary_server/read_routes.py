@@ -51,6 +51,7 @@ class Reader:
         self.database: Database = state.database
         self.archive: Archive = state.archive
         self.rules: Rules = state.rules
+        self.rules_file = None if state.settings.rules is None else str(state.settings.rules)
         self.rules_version: int | None = state.ingest.rule_versions.current
 
     def of_run(self, name: str, build: Callable[[Connection, runs.Seen], Mapping[str, object]]) -> Response:
@@ -207,5 +208,5 @@ def recording(reader: Reading, run: str) -> Response:
 
 @router.get("/rules", responses=answered("rules"))
 def rules(reader: Reading) -> Response:
-    """Answer the rules that this collector applies, and their number in this store."""
-    return JSONResponse({**asdict(reader.rules), "rules_version": reader.rules_version})
+    """Answer the rules that this collector applies, their number in this store, and the file that they are from."""
+    return JSONResponse({**asdict(reader.rules), "rules_version": reader.rules_version, "file": reader.rules_file})

@@ -100,19 +100,30 @@ _Loader.add_implicit_resolver(
 def load(path: Path) -> Rules:
     """Return the rules of a file; raises RulesError for what cannot be read or does not mean anything."""
     try:
-        content = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506 -- a SafeLoader with line numbers
+        text = path.read_text("utf-8")
     except OSError as error:
         raise RulesError(f"--rules {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, yaml.YAMLError) as error:  # a ValueError: no UTF-8, the 30th of February, 5,000 digits
-        words = str(error).replace("<unicode string>", str(path))
+    except UnicodeDecodeError as error:
+        raise RulesError(f"{path} is not YAML: {error}") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str) -> Rules:
+    """Return the rules of a text; raises RulesError, which calls it by its ``name``."""
+    try:
+        content = yaml.load(text, _Loader)  # noqa: S506 -- a SafeLoader with line numbers
+    except (ValueError, yaml.YAMLError) as error:  # a ValueError: the 30th of February, 5,000 digits
+        words = str(error).replace("<unicode string>", name)
         words += QUOTES if "escape character" in words else ""
-        raise RulesError(f"{path} is not YAML: {words}") from error
-    return _Reader(path).rules(content)
+        raise RulesError(f"{name} is not YAML: {words}") from error
+    except RecursionError as error:
+        raise RulesError(f"{name} is not YAML that anybody writes: it is nested too deep.") from error
+    return _Reader(name).rules(content)
 
 
 class _Reader:
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, name: str) -> None:
+        self._path = name
 
     def rules(self, content: object) -> Rules:
         top = self._keys(content, 1, ("version", "rules", "grace", "layers", "pace"), "the file")

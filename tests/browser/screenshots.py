@@ -44,6 +44,11 @@ STATES = {
     "runs_filtered": "/?text=sdxl&state=finished",
     "layer_resumed": f"/runs/{RESUMED}/layers/{LAYER}",
     "layer_steps": f"/runs/{RUN}/layers/{LAYER}?from=720&to=740",
+    "settings": "/settings",
+    "settings_rules": "/settings/rules",
+    "settings_silences": "/settings/silences",
+    "settings_retention": "/settings/retention",
+    "settings_run": f"/runs/{RUN}/settings",
     "layer_unknown": f"/runs/{RUN}/layers/no.such.layer",
 }
 """Addresses of pages as they are now and then."""

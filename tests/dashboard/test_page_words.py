@@ -297,7 +297,7 @@ def test_a_sparkline_holds_no_word_of_python(values: list[float]) -> None:
     assert source is None or not re.search("nan|inf", base64.b64decode(source.split(",")[1]).decode())
 
 
-PLACE = {"run": "run", "layer": "layer", "incident": "31"}
+PLACE = {"run": "run", "layer": "layer", "incident": "31", "endpoint": "3"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,126 @@
+"""What clicks on the pages of endpoints do: each asks the collector, in the reader's name, and says how it went."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from dash import ALL, Dash, Input, Output, State, ctx, dcc
+from dash.exceptions import PreventUpdate
+
+from gradcanary_dashboard import endpoint_words, forms, settings_frame
+from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.errors import DashboardError
+from gradcanary_dashboard.settings_frame import answered
+from gradcanary_dashboard.threads import Contents, threaded
+
+Told = dict[str, Any]
+
+
+def register(app: Dash, collector: Collector) -> None:
+    """Register the callbacks of the pages of endpoints."""
+    _register_new(app, collector)
+    _register_doing(app, collector)
+    _register_change(app, collector)
+    _register_removal(app, collector)
+
+
+def _register_new(app: Dash, collector: Collector) -> None:
+    fields = ("new-endpoint-url", "new-endpoint-name", "new-endpoint-severity")
+    states = [State(field, "value") for field in fields]
+    outputs = {"answer": Output("new-endpoint-answer", "children")}
+    outputs |= {field: Output(field, "value") for field in fields[:2]}
+
+    @threaded(app, outputs, Input("new-endpoint-do", "n_clicks"), *states, refreshes=True)
+    def create(clicks: object, url: str | None, name: str | None, severity: str) -> Contents:
+        made: Told = {}
+
+        def ask() -> list[Any]:
+            body = {"url": (url or "").strip(), "name": (name or "").strip(), "min_severity": severity}
+            made.update(cast(Told, collector.change("POST", "/endpoints", body)))
+            way = dcc.Link("Send it a test message", href=f"/settings/endpoints/{made['id']}")
+            words = "Created. Its secret, for the receiver to check signatures with, is shown this once:"
+            return [*settings_frame.once(made["secret"], words), way]
+
+        said = answered(clicks, ask)
+        return {"answer": said, **(dict.fromkeys(fields[:2], "") if made else {})}
+
+
+def _register_doing(app: Dash, collector: Collector) -> None:
+    """Test, enable, disable, rotate, send again: all answer in one place."""
+    names = ("test", "enable", "disable", "rotate")
+    buttons = [Input(f"endpoint-{name}-do", "n_clicks") for name in names]
+    again = Input({"do": "redeliver", "delivery": ALL}, "n_clicks")
+    outputs = {"answer": Output("endpoint-answer", "children")}
+
+    @threaded(app, outputs, *buttons, again, State("url", "pathname"), refreshes=True)
+    def do(*values: object) -> Contents:
+        path = f"/endpoints/{_number(str(values[-1]))}"
+        clicked = ctx.triggered_id
+        clicks = ctx.triggered[0]["value"]
+        if isinstance(clicked, dict):
+            return {"answer": answered(clicks, lambda: _redeliver(collector, str(clicked["delivery"])))}
+        deeds = {
+            "endpoint-test-do": lambda: endpoint_words.outcome(_post(collector, f"{path}/test")),
+            "endpoint-enable-do": lambda: _enable(collector, path, wanted=True),
+            "endpoint-disable-do": lambda: _enable(collector, path, wanted=False),
+            "endpoint-rotate-do": lambda: _rotate(collector, path),
+        }
+        return {"answer": answered(clicks, deeds[str(clicked)])}
+
+
+def _register_change(app: Dash, collector: Collector) -> None:
+    states = [State(name, "value") for name in ("endpoint-url-field", "endpoint-name", "endpoint-severity")]
+    outputs = {"answer": Output("endpoint-saved", "children")}
+
+    @threaded(app, outputs, Input("endpoint-save-do", "n_clicks"), *states, State("url", "pathname"), refreshes=True)
+    def save(clicks: object, url: str | None, name: str | None, severity: str | None, path: str) -> Contents:
+        def ask() -> list[Any]:
+            place = f"/endpoints/{_number(path)}"
+            wished = {"url": (url or "").strip(), "name": (name or "").strip(), "min_severity": severity}
+            known = cast(Told, collector.ask(place).body)
+            changed = {key: value for key, value in wished.items() if value is not None and value != known[key]}
+            if not changed:
+                return forms.done("Nothing to save: it is so already.")
+            collector.change("PATCH", place, changed)
+            return forms.done("Saved.")
+
+        return {"answer": answered(clicks, ask)}
+
+
+def _register_removal(app: Dash, collector: Collector) -> None:
+    outputs = {
+        "url": Output("url", "pathname", allow_duplicate=True),
+        "answer": Output("endpoint-answer", "children", allow_duplicate=True),
+    }
+
+    @threaded(app, outputs, Input("endpoint-delete-do", "n_clicks"), State("url", "pathname"), refreshes=True)
+    def remove(clicks: object, path: str) -> Contents:
+        if not clicks:
+            raise PreventUpdate
+        try:
+            collector.change("DELETE", f"/endpoints/{_number(path)}")
+        except DashboardError as error:
+            return {"answer": forms.wrong(str(error))}
+        return {"url": "/settings"}
+
+
+def _post(collector: Collector, path: str) -> Told:
+    return cast(Told, collector.change("POST", path, {}))
+
+
+def _redeliver(collector: Collector, delivery: str) -> list[Any]:
+    return endpoint_words.outcome(_post(collector, f"/deliveries/{delivery}/redeliver"))
+
+
+def _enable(collector: Collector, path: str, *, wanted: bool) -> list[Any]:
+    collector.change("PATCH", path, {"enabled": wanted})
+    return forms.done("Enabled: it hears of what is open." if wanted else "Disabled: it is told nothing.")
+
+
+def _rotate(collector: Collector, path: str) -> list[Any]:
+    words = "A new secret, shown this once; messages carry a signature of the old one, too, for 24 hours:"
+    return settings_frame.once(_post(collector, f"{path}/rotate")["secret"], words)
+
+
+def _number(pathname: str) -> str:
+    return pathname.rstrip("/").rpartition("/")[2]

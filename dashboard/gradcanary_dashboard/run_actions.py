@@ -1,0 +1,99 @@
+"""What clicks on the page of a run's settings do."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+from urllib.parse import quote, unquote
+
+from dash import Dash, Input, Output, State
+from dash.exceptions import PreventUpdate
+
+from gradcanary_dashboard import forms, run_settings_page
+from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.errors import DashboardError
+from gradcanary_dashboard.settings_frame import answered
+from gradcanary_dashboard.threads import Contents, threaded
+from gradcanary_dashboard.view import run_url
+
+PATH = State("url", "pathname")
+
+
+def register(app: Dash, collector: Collector) -> None:
+    """Register the callbacks of a run's settings."""
+    _register_words(app, collector)
+    _register_place(app, collector)
+    _register_end(app, collector)
+
+
+def _register_words(app: Dash, collector: Collector) -> None:
+    fields = [State(name, "value") for name in ("run-name", "run-tags", "run-note")]
+    outputs = {
+        "answer": Output("run-saved", "children"),
+        "url": Output("url", "pathname", allow_duplicate=True),
+    }
+
+    @threaded(app, outputs, Input("run-save-do", "n_clicks"), *fields, PATH, refreshes=True)
+    def save(clicks: object, name: str | None, tags: str | None, note: str | None, path: str) -> Contents:
+        run, moved = _run(path), {}
+
+        def ask() -> list[Any]:
+            wished: dict[str, Any] = {"note": note or "", "tags": run_settings_page.tags_of(tags or "")}
+            named = (name or "").strip()
+            if named and named != run:
+                wished["name"] = named
+            known = cast(dict[str, Any], collector.change("PATCH", _api(run), wished))
+            if known["run"] != run:
+                moved["url"] = f"{run_url(known['run'])}/settings"
+            return forms.done("Saved.")
+
+        return {"answer": answered(clicks, ask), **moved}
+
+
+def _register_place(app: Dash, collector: Collector) -> None:
+    outputs = {"answer": Output("run-placed", "children")}
+
+    def button(name: str, *, archived: bool, words: str) -> None:
+        @threaded(
+            app,
+            {**outputs, "answer": Output("run-placed", "children", allow_duplicate=archived)},
+            Input(name, "n_clicks"),
+            PATH,
+            refreshes=True,
+        )
+        def place(clicks: object, path: str) -> Contents:
+            def ask() -> list[Any]:
+                collector.change("PATCH", _api(_run(path)), {"archived": archived})
+                return forms.done(words)
+
+            return {"answer": answered(clicks, ask)}
+
+    button("run-restore-do", archived=False, words="It is in the list of runs.")
+    button("run-archive-do", archived=True, words="It is in the archive.")
+
+
+def _register_end(app: Dash, collector: Collector) -> None:
+    outputs = {
+        "answer": Output("run-deleted", "children"),
+        "url": Output("url", "pathname", allow_duplicate=True),
+    }
+
+    @threaded(app, outputs, Input("run-delete-do", "n_clicks"), State("run-delete-name", "value"), PATH, refreshes=True)
+    def delete(clicks: object, typed: str | None, path: str) -> Contents:
+        if not clicks:
+            raise PreventUpdate
+        run = _run(path)
+        if (typed or "").strip() != run:
+            return {"answer": forms.wrong(f"That is not its name. Type {run} to delete it.")}
+        try:
+            collector.change("DELETE", _api(run))
+        except DashboardError as error:
+            return {"answer": forms.wrong(str(error))}
+        return {"url": "/settings/retention"}
+
+
+def _run(pathname: str) -> str:
+    return unquote(pathname.split("/")[2])
+
+
+def _api(run: str) -> str:
+    return f"/runs/{quote(run, safe='')}"

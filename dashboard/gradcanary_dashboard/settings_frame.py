@@ -1,0 +1,88 @@
+"""What the pages of settings have in common: the way between them, what a reader may, and a click that is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dash import dcc, html
+from dash.development.base_component import Component
+from dash.exceptions import PreventUpdate
+
+from gradcanary_dashboard import forms, parts
+from gradcanary_dashboard.errors import DashboardError
+
+SECTIONS = (
+    ("Endpoints", "/settings"),
+    ("Rules", "/settings/rules"),
+    ("Silences", "/settings/silences"),
+    ("Retention", "/settings/retention"),
+    ("Tokens", "/settings/tokens"),
+)
+
+READ_ONLY = (
+    "Your token may read. To change something here takes one of the scope admin: sign out, and in again with it."
+)
+
+
+def slots(page: str) -> dict[str, str]:
+    """Return the slots that say what a reader may: the form of a page, and why it does not work."""
+    return {f"{page}-may": "disabled", f"{page}-may-not": "children"}
+
+
+def rights(page: str, *, may: bool) -> dict[str, Any]:
+    """Return their contents."""
+    return {f"{page}-may": not may, f"{page}-may-not": None if may else [parts.icon("info"), READ_ONLY]}
+
+
+def head(here: str, contents: Mapping[str, Any]) -> list[Any]:
+    """Return the heading and the way to the other sections; that of tokens where people need them."""
+    sections = [each for each in SECTIONS if each[0] != "Tokens" or here == "Tokens" or contents.get("asks-tokens")]
+    return [html.H1("Settings"), html.Nav([_way(*each, here) for each in sections], className="sections", **_LABEL)]
+
+
+def controls(page: str, contents: Mapping[str, Any], *children: Component) -> list[Any]:
+    """Return what changes something, which takes a right; it stays while the page is open, whoever types in it."""
+    may_not = html.P(contents.get(f"{page}-may-not"), id=f"{page}-may-not", className="may-not")
+    return [
+        may_not,
+        html.Fieldset(list(children), id=f"{page}-may", disabled=contents.get(f"{page}-may", False), className="may"),
+    ]
+
+
+def row(*children: Component) -> html.Div:
+    """Return fields or buttons beside each other, below each other where it is narrow."""
+    return html.Div(list(children), className="form-row")
+
+
+def facts(named: Sequence[tuple[str, parts.Children]]) -> html.Dl:
+    """Return names with what they are; what is None is left out."""
+    found = [html.Div([html.Dt(name), html.Dd(value)]) for name, value in named if value not in (None, "")]
+    return html.Dl(found, className="facts-of")
+
+
+def once(secret: str, words: str) -> list[Any]:
+    """Return a secret that is shown this once, with a button that copies it."""
+    return [*forms.done(words), parts.code(secret)]
+
+
+def answered(clicks: object, act: Callable[[], list[Any]]) -> list[Any]:
+    """Return the answer to a click: what ``act`` returns, or the collector's words for why not.
+
+    A button that was just drawn has no clicks, and does nothing.
+    """
+    if not clicks:
+        raise PreventUpdate
+    try:
+        return act()
+    except DashboardError as error:
+        return forms.wrong(str(error))
+
+
+def _way(words: str, href: str, here: str) -> Component:
+    if words == here:
+        return html.Span(words, **parts.attributes(aria_current="page"))
+    return dcc.Link(words, href=href)
+
+
+_LABEL = parts.attributes(aria_label="Sections of the settings")

@@ -1,0 +1,90 @@
+"""The page of tokens: who is let in, for those who administer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import dcc, html
+
+from gradcanary_dashboard import forms, parts, settings_frame
+
+PAGE = "tokens"
+
+SLOTS = {**settings_frame.slots(PAGE), "token-list": "children"}
+
+SCOPES = {
+    "ingest": "ingest: trainings send with it",
+    "read": "read: sees everything but tokens",
+    "admin": "admin: all of it, for people on call",
+}
+
+
+def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
+    """Return the page: the tokens, and the form of a new one."""
+    options = [{"label": words, "value": scope} for scope, words in SCOPES.items()]
+    radio = dcc.RadioItems(id="new-token-scope", options=options, value="ingest")
+    made = parts.card(
+        "new-token",
+        settings_frame.row(
+            forms.field(
+                "Name", dcc.Input(id="new-token-name", type="text", autoComplete="off"), "Who or what uses it."
+            ),
+            forms.field(
+                "Days",
+                dcc.Input(id="new-token-days", type="text", inputMode="numeric", autoComplete="off"),
+                "After which it ends; empty: until it is revoked.",
+            ),
+        ),
+        html.Fieldset([html.Legend("It may"), radio], className="one-of"),
+        forms.button("Create token", "new-token-do", tone="main"),
+        title="New token",
+    )
+    listed = parts.card(
+        "tokens",
+        html.Div(contents.get("token-list"), id="token-list"),
+        forms.answer("token-answer"),
+        title="Who is let in",
+    )
+    return [
+        *settings_frame.head("Tokens", contents),
+        *settings_frame.controls(PAGE, contents, listed, made),
+        forms.answer("new-token-answer"),
+        dcc.Location(id=f"{PAGE}-url", refresh=False),
+        parts.heart(PAGE, contents.get("shown")),
+    ]
+
+
+def fill(tokens: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    """Return the contents; None for those who may not see them."""
+    words = "Tokens are shown to those who administer. Without tokens at hand: gradcanary token list, on the machine."
+    none = [html.P(words if tokens is None else "No token so far.", className="dim")]
+    return {
+        "token-list": [_entry(each) for each in tokens or ()] or none,
+        **settings_frame.rights(PAGE, may=tokens is not None),
+    }
+
+
+def _entry(token: Mapping[str, Any]) -> html.Article:
+    holds = token["holds"]
+    state = parts.badge("quiet", "holds") if holds else parts.badge("waiting", _end(token))
+    known = [
+        ("Scope", token["scope"]),
+        ("Made", parts.moment(token["created"])),
+        ("Last used", parts.moment(token["last_used"]) or "never"),
+        ("Ends", parts.moment(token["expires"]) if holds and token["expires"] else None),
+    ]
+    question = "Who uses it is let in no more, within seconds; visits that began with it end, too."
+    really = forms.button("Revoke it", {"do": "revoke", "token": token["id"]}, tone="danger")
+    rest = [forms.asking("Revoke", question, really)] if holds else []
+    return html.Article(
+        [
+            html.H3([state, token["name"], html.Span(f"#{token['id']}", className="dim")]),
+            html.Div([settings_frame.facts(known), *rest], className="with-button"),
+        ],
+        className="listed",
+    )
+
+
+def _end(token: Mapping[str, Any]) -> str:
+    return "revoked" if token["revoked"] else "expired"

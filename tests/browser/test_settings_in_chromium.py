@@ -1,0 +1,271 @@
+"""Settings as people use them: who is told, what is silenced, what is kept, which rules hold, who is let in."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+import httpx
+import pytest
+import scenes
+from collectors import Collector
+from playwright.sync_api import Locator, Page, expect
+from receivers import Receiver, status
+from streams import Session
+
+HOSTILE = "on call <img src=x onerror=alert(1)>"
+SOON_MS = 180_000
+"""The process that plays runs again lets others have the processor."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A collector that asks for tokens, with a collapse and a quiet run, and who receives its messages."""
+
+    url: str
+    api: httpx.Client
+    receiver: Receiver
+    admin: str
+
+    def made(self, what: str, **body: object) -> dict[str, object]:
+        answer = self.api.post(f"/api/v1/{what}", json=body)
+        answer.raise_for_status()
+        found: dict[str, object] = answer.json()
+        return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    receiver = Receiver()
+    env = {"GRADCANARY_WEBHOOK_NETWORKS": "127.0.0.0/8", "GRADCANARY_RAW_DAYS": "30"}
+    collector = Collector(tmp_path_factory.mktemp("settings"), ("--auth", "--webhook", receiver.url), env).start()
+    admin, ingest = (re.findall(rf"gc_{scope}_[\w-]+", "".join(collector.output))[0] for scope in ("admin", "ingest"))
+    with httpx.Client(headers={"authorization": f"Bearer {ingest}"}, trust_env=False) as client:
+        for run, stream in (
+            ("lora-fell", scenes.collapse(steps=400, blocks=7, at=200)),
+            ("lora-quiet", scenes.quiet(steps=40, blocks=2)),
+        ):
+            Session(collector.url, run=run, session=f"session-of-{run}", client=client).send(stream)
+    headers = {"authorization": f"Bearer {admin}"}
+    with httpx.Client(base_url=collector.url, headers=headers, trust_env=False) as api:
+        yield Place(collector.url, api, receiver, admin)
+    collector.kill()
+    receiver.close()
+
+
+@pytest.fixture
+def visit(place: Place, open_page: Callable[..., Page]) -> Iterator[Callable[..., Page]]:
+    """Open a page with a token."""
+    pages: list[Page] = []
+
+    def opened(path: str, secret: str = place.admin) -> Page:
+        page = open_page(f"{place.url}/sign-in?next={path}")
+        page.context.clear_cookies()
+        page.goto(f"{place.url}/sign-in?next={path}")
+        page.get_by_label("Access token").fill(secret)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", level=1)).not_to_have_text("Sign in to gradcanary")
+        pages.append(page)
+        return page
+
+    yield opened
+    for page in pages:
+        page.context.clear_cookies()
+
+
+def tomorrow() -> str:
+    return (datetime.now(timezone.utc) + timedelta(days=1)).isoformat()
+
+
+def entry(page: Page, name: str) -> Locator:
+    return page.locator(".listed", has=page.get_by_role("link", name=name, exact=True))
+
+
+def test_an_endpoint_from_its_making_to_its_end(place: Place, visit: Callable[..., Page]) -> None:
+    page = visit("/settings")
+    given = entry(page, place.receiver.url)
+    expect(given).to_contain_text("given when the collector starts: --webhook")
+    expect(given.locator(".badge")).to_have_text("enabled")
+
+    page.get_by_label("URL").fill("ftp://hooks.example")
+    page.get_by_label("Name").fill(HOSTILE)
+    page.get_by_role("button", name="Create endpoint").click()
+    answer = page.locator("#new-endpoint-answer")
+    expect(answer).to_contain_text("'ftp://hooks.example' is not an http or https address")
+    expect(page.get_by_label("Name")).to_have_value(HOSTILE)
+    page.get_by_label("URL").fill(f"http://127.0.0.1:{place.receiver.port}/mine")
+    page.get_by_role("radio", name="information").check()
+
+    # What somebody types stays while the list beside it is filled anew.
+    page.get_by_label("Name").press("End")
+    other = place.made("endpoints", url=f"http://127.0.0.1:{place.receiver.port}/other", name="another")
+    expect(entry(page, "another")).to_be_visible()
+    expect(page.get_by_label("Name")).to_be_focused()
+    expect(page.get_by_label("Name")).to_have_value(HOSTILE)
+    place.api.delete(f"/api/v1/endpoints/{other['id']}")
+    expect(entry(page, "another")).to_have_count(0)
+
+    page.get_by_role("button", name="Create endpoint").click()
+    expect(answer).to_contain_text("shown this once")
+    secret = str(answer.locator("[data-copy]").get_attribute("data-copy"))
+    assert secret.startswith("whsec_")
+    expect(page.get_by_label("URL")).to_have_value("")
+    page.reload()
+    expect(entry(page, HOSTILE)).to_contain_text("information and above")
+    assert secret not in page.content()
+
+    entry(page, HOSTILE).get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"enabled{HOSTILE}")
+    # A new endpoint hears of what is open.
+    expect(page.locator(".log li")).to_contain_text(["“opened”"])
+    expect(page.locator(".log .state").first).to_have_text("delivered")
+    page.get_by_role("button", name="Send a test message").click()
+    expect(page.locator("#endpoint-answer")).to_contain_text("It arrived: status 200")
+    assert place.receiver.wait(1)[-1].type == "gradcanary.test"
+    place.receiver.answers[:] = [status(500)]
+    page.get_by_role("button", name="Send a test message").click()
+    expect(page.locator("#endpoint-answer")).to_contain_text("It did not arrive: answered 500")
+    page.get_by_role("button", name="Send again").first.click()
+    expect(page.locator("#endpoint-answer")).to_contain_text("It arrived")
+    page.locator(".log summary").first.click()
+    expect(page.locator(".log li li")).to_have_count(2)
+
+    page.get_by_label("Name").fill("pager")
+    page.get_by_role("radio", name="critical only").check()
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#endpoint-saved")).to_have_text("Saved.")
+    expect(page.get_by_role("heading", level=1)).to_have_text("enabledpager")
+    page.get_by_role("button", name="Disable").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("disabledpager")
+    page.get_by_role("button", name="Enable").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("enabledpager")
+    page.get_by_text("New secret", exact=True).click()
+    page.get_by_role("button", name="Make a new secret").click()
+    expect(page.locator("#endpoint-answer [data-copy]")).not_to_have_attribute("data-copy", secret)
+
+    expect(page.get_by_role("button", name="Delete it")).not_to_be_visible()
+    page.get_by_text("Delete", exact=True).press("Enter")  # by keys
+    page.get_by_role("button", name="Delete it").press("Enter")
+    page.wait_for_url(f"{place.url}/settings")
+    expect(given).to_be_visible()
+    expect(entry(page, "pager")).to_have_count(0)
+
+
+def test_a_silence_ends_and_a_run_is_renamed_and_deleted(place: Place, visit: Callable[..., Page]) -> None:
+    place.made("silences", run="lora-*", rule="collapse", until=tomorrow(), by="ada", note="<b>")
+    page = visit("/settings/silences")
+    card = page.locator(".listed")
+    expect(card).to_contain_text("Runlora-*Rulecollapse")
+    expect(card).to_contain_text("Note<b>")
+    expect(card.get_by_role("link", name=re.compile("#"))).to_have_count(1)
+    card.get_by_role("button", name="End now").click()
+    expect(page.locator("#silence-answer")).to_contain_text("Ended")
+    expect(page.locator("#silence-list")).to_have_text("Nothing is silenced.")
+    assert place.api.get("/api/v1/silences").json() == {"silences": []}
+    expect(page.locator("#silence-past li").first).to_contain_text("ended silence 1")
+
+    page.get_by_role("link", name="Retention").click()
+    expect(page.locator("#storage-facts")).to_contain_text("30 days")
+    rows = page.locator(".sizes tbody tr")
+    expect(rows.locator(".name")).to_contain_text(["lora-fell", "lora-quiet"])
+    rows.filter(has_text="lora-quiet").get_by_role("link", name="Edit or delete").click()
+
+    page.get_by_label("Name").first.fill("lora/quiet")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#run-saved .tone-critical")).to_be_visible()
+    page.get_by_label("Name").first.fill("lora-calm")
+    page.get_by_label("Tags").fill("sdxl, , <i>")
+    page.get_by_label("Note").fill("as it shall be\n</textarea>")
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_url(f"{place.url}/runs/lora-calm/settings")
+    expect(page.locator("#run-aliases")).to_contain_text("Was called lora-quiet")
+    expect(page.get_by_label("Note")).to_have_value("as it shall be\n</textarea>")
+    run = place.api.get("/api/v1/runs/lora-calm").json()
+    assert (run["tags"], run["note"]) == (["sdxl", "<i>"], "as it shall be\n</textarea>")
+    page.get_by_role("button", name="Put it into the archive").click()
+    expect(page.locator("#run-placed")).to_have_text("It is in the archive.")
+    page.get_by_role("button", name="Take it out of the archive").click()
+    expect(page.locator("#run-placed")).to_have_text("It is in the list of runs.")
+
+    page.get_by_text("Delete this run").click()
+    page.get_by_role("button", name="Delete it for ever").click()
+    expect(page.locator("#run-deleted")).to_contain_text("That is not its name. Type lora-calm to delete it.")
+    assert place.api.get("/api/v1/runs/lora-calm").status_code == 200
+    page.get_by_label("Type its name").fill("lora-calm")
+    page.get_by_role("button", name="Delete it for ever").click()
+    page.wait_for_url(f"{place.url}/settings/retention")
+    expect(rows).to_have_count(1)
+    assert place.api.get("/api/v1/runs/lora-calm").status_code == 404
+
+
+def test_rules_are_shown_with_what_they_would_have_sent(place: Place, visit: Callable[..., Page]) -> None:
+    page = visit("/settings/rules")
+    said = page.locator("#rules-backtest")
+    expect(said).to_contain_text("would have sent 1 message in your last", timeout=SOON_MS)
+    expect(said.locator("li")).to_have_text(["lora-fell: 1 message (collapse 1)"])
+    collapse = page.locator(".rules-of li").first
+    expect(collapse).to_contain_text("collapsenotifies1 messageenter 1e-4 · exit 3e-4")
+    expect(page.locator(".rules-of li", has_text="accumulatoron the pages only")).to_be_visible()
+
+    text = page.get_by_label("A whole rules.yaml")
+    text.fill("version: 1\nrules:\n  colapse: {}\n")
+    page.get_by_role("button", name="Try it on the last runs").click()
+    expect(page.locator("#rules-tried")).to_contain_text("rules.yaml, line 3: unknown key 'colapse'")
+    text.fill("version: 1\nrules:\n  collapse: {enabled: false}\n")
+    page.get_by_role("button", name="Try it on the last runs").click()
+    expect(page.locator("#rules-trial")).to_contain_text("would have sent 0 messages", timeout=SOON_MS)
+    page.wait_for_url(re.compile(r"/settings/rules\?trial="))
+    expect(said).to_contain_text("would have sent 1 message")
+    page.reload()
+    expect(page.locator("#rules-trial")).to_contain_text("would have sent 0 messages")
+
+
+def test_a_visitor_who_may_only_read_sees_why_and_tokens_are_made_and_revoked(
+    place: Place, visit: Callable[..., Page]
+) -> None:
+    page = visit("/settings/tokens")
+    page.get_by_label("Name").fill("wall <b>")
+    page.get_by_role("radio", name=re.compile("^read")).check()
+    page.get_by_label("Days").fill("many")
+    page.get_by_role("button", name="Create token").click()
+    answer = page.locator("#new-token-answer")
+    expect(answer).to_contain_text("Days are a number")
+    page.get_by_label("Days").fill("90")
+    page.get_by_role("button", name="Create token").click()
+    secret = str(answer.locator("[data-copy]").get_attribute("data-copy"))
+    expect(page.locator(".listed").filter(has_text="wall <b>")).to_contain_text("Scoperead")
+    page.reload()
+    expect(page.locator(".listed").filter(has_text="wall <b>")).to_be_visible()
+    assert secret not in page.content()
+
+    page = visit("/settings", secret)
+    why = page.locator(".may-not")
+    for path, control in (
+        ("/settings", "Create endpoint"),
+        ("/settings/endpoints/1", "Send a test message"),
+        ("/settings/rules", "Try it on the last runs"),
+        ("/settings/tokens", "Create token"),
+        ("/runs/lora-fell/settings", "Save"),
+    ):
+        page.goto(place.url + path)
+        expect(why).to_contain_text("Your token may read.")
+        expect(page.get_by_role("button", name=control)).to_be_disabled()
+    expect(page.get_by_label("Name").first).to_be_disabled()
+    page.goto(f"{place.url}/settings/tokens")
+    expect(page.locator(".listed")).to_have_count(0)
+
+    page = visit("/settings/tokens")
+    wall = page.locator(".listed").filter(has_text="wall <b>")
+    wall.locator("summary").click()
+    wall.get_by_role("button", name="Revoke it").click()
+    expect(page.locator("#token-answer")).to_have_text("Revoked.")
+    expect(wall.locator(".badge")).to_have_text("revoked")
+
+
+def test_settings_fit_a_phone(place: Place, visit: Callable[..., Page]) -> None:
+    page = visit("/settings")
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path in ("/settings", "/settings/endpoints/1", "/settings/rules", "/settings/silences", "/settings/retention"):
+        page.goto(place.url + path)
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path

@@ -1,0 +1,222 @@
+"""Settings in words: endpoints, silences, sizes, rules and what they would have said; and who sees what of them."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plotly.utils import PlotlyJSONEncoder
+
+from gradcanary_dashboard import (
+    endpoint_pages,
+    endpoint_words,
+    rules_page,
+    run_settings_page,
+    settings_frame,
+    silences_page,
+    storage_page,
+    tokens_page,
+)
+
+AT, LATER = "2026-11-20T10:00:00Z", "2026-11-20T11:00:00Z"
+
+
+def text_of(component: object) -> str:
+    """Everything a component would print, markup and properties included."""
+    return json.dumps(component, cls=PlotlyJSONEncoder)
+
+
+def endpoint(**changes: Any) -> dict[str, Any]:
+    return {
+        "id": 3,
+        "kind": "webhook",
+        "origin": "api",
+        "name": "on call",
+        "url": "https://hooks.example/x",
+        "min_severity": "warning",
+        "state": "enabled",
+        "since": AT,
+        "why": None,
+        "disabled_by": None,
+        "failing_since": None,
+        "last_success": None,
+        "last_failure": None,
+        "last_error": None,
+        "pending": 0,
+        **changes,
+    }
+
+
+def known(**changes: Any) -> dict[str, str]:
+    found = endpoint_words.facts(endpoint(**changes))
+    return {name: text_of(value) for name, value in found if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "icon", "word"),
+    [
+        ({}, "check", "enabled"),
+        ({"failing_since": AT}, "warning", "failing"),
+        ({"state": "disabled", "disabled_by": "api", "failing_since": AT}, "dots", "disabled"),
+        ({"state": "disabled", "disabled_by": "failures"}, "critical", "disabled"),
+    ],
+)
+def test_the_state_of_an_endpoint_has_an_icon_and_a_word(changes: dict[str, Any], icon: str, word: str) -> None:
+    said = text_of(endpoint_words.state(endpoint(**changes)))
+    assert f"icon-{icon}" in said
+    assert f'"{word}"' in said
+
+
+def test_an_endpoint_says_how_it_goes() -> None:
+    assert known()["Hears of"] == '"warning and above"'
+    assert known(min_severity="critical")["Hears of"] == '"critical"'
+    assert known()["Last delivery"] == '"none so far"'
+    failed = {"last_failure": LATER, "last_error": "answered 500"}
+    assert "answered 500" in known(**failed, last_success=AT)["Last error"]
+    assert "Last error" not in known(last_failure=AT, last_error="answered 500", last_success=LATER)
+    assert "5 days" in known(state="disabled", why="5 days of failures")["Disabled"]
+    assert known(pending=2)["Waiting"] == '"2 messages"'
+
+
+def test_what_the_operator_gave_says_where() -> None:
+    assert "From" not in known()
+    assert "--webhook" in known(origin="operator")["From"]
+    of_apprise = known(origin="operator", kind="apprise", url=None)
+    assert "--notify" in of_apprise["From"]
+    assert "configuration only" in of_apprise["Address"]
+    assert "Address" not in known(name=""), "its address is its title"
+
+
+def test_who_may_not_change_is_told_so_and_has_no_working_button() -> None:
+    pages: list[tuple[str, dict[str, Any], Any]] = [
+        ("endpoints", endpoint_pages.fill([endpoint()], may=False), endpoint_pages.frame),
+        ("silences", silences_page.fill([], None, may=False), silences_page.frame),
+        ("tokens", tokens_page.fill(None), tokens_page.frame),
+    ]
+    for page, contents, frame in pages:
+        (fieldset,) = [each for each in frame({}, contents) if getattr(each, "id", "") == f"{page}-may"]
+        assert fieldset.disabled is True
+        assert settings_frame.READ_ONLY in text_of(frame({}, contents))
+    assert endpoint_pages.fill([], may=True)["endpoints-may"] is False
+
+
+def test_an_attempt_tells_how_it_went() -> None:
+    told = {"is_delivered": True, "status": 202, "ms": 1200, "error": None}
+    assert "It arrived: status 202, 1,200 ms." in text_of(endpoint_words.outcome(told))
+    failed = {"is_delivered": False, "status": None, "ms": 3, "error": "no route"}
+    said = text_of(endpoint_words.outcome(failed))
+    assert "It did not arrive: no route (3 ms)." in said
+    assert "tone-critical" in said
+
+
+@given(st.lists(st.text(st.characters(exclude_characters=","), min_size=1).filter(lambda tag: tag == tag.strip())))
+def test_tags_are_read_as_they_are_written(tags: list[str]) -> None:
+    assert run_settings_page.tags_of(", ".join(tags)) == tags
+    assert run_settings_page.tags_of(f" ,{' ,, '.join(tags)}, ") == tags
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(None, "\N{EN DASH}"), (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (99_950, "100 kB"),
+     (999_499, "999 kB"), (999_500, "1.0 MB"), (3_110_578, "3.1 MB"), (2.5e15, "2500 TB")],
+)  # fmt: skip
+def test_a_size_has_three_digits(number: int | None, words: str) -> None:
+    assert storage_page.size(number) == words
+
+
+def outcome(**changes: Any) -> dict[str, Any]:
+    return {
+        "run": "lora",
+        "revision": 1,
+        "incidents": 1,
+        "messages": 0,
+        "by_rule": {},
+        "layers": 4,
+        "samples": 20_000,
+        "first_step": 0,
+        "last_step": 19_999,
+        "is_whole": True,
+        "gone_before": None,
+        "matched": [],
+        **changes,
+    }
+
+
+def counted(*outcomes: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    messages = sum(each["messages"] for each in outcomes)
+    found = {"id": None, "state": "counted", "runs": len(outcomes), "left": 0, "at": AT, "messages": messages}
+    return {**found, "outcomes": list(outcomes), **changes}
+
+
+RULES: dict[str, Any] = {
+    "version": 1,
+    "collapse": {"enabled": True, "notify": True, "enter": 1e-4, "evidence": ["fall", "siblings"], "norm_below": None},
+    "unused": {"enabled": False, "notify": False, "observations": 50},
+    "grace": {"steps": 50},
+    "pace": {"wait_s": 10.0},
+    "layers": [],
+    "rules_version": 3,
+    "file": None,
+}
+
+
+def shown(found: dict[str, Any], rules: dict[str, Any] | None = None, **tried: Any) -> dict[str, str]:
+    trial = tried or {"tried": None, "is_chosen": False}
+    filled = rules_page.fill(rules or RULES, found, **trial, may=True)
+    return {name: text_of(value) for name, value in filled.items()}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (counted(), "There is no run yet"),
+        (counted(runs=30, left=30, state="counting"), "are being played again"),
+        (counted(outcome(messages=2, by_rule={"collapse": 2})), "would have sent 2 messages in your last run"),
+        (counted(outcome(messages=1), outcome(messages=2)), "would have sent 3 messages in your last 2 runs"),
+        (counted(outcome(messages=1), runs=30, left=29, state="counting"), "; 29 more are being played"),
+        (counted(outcome(messages=1), runs=2, left=1, state="failed"), "; 1 more could not be played"),
+        (counted(outcome(is_whole=False)), "lora: its first 20,000 samples only"),
+        (counted(outcome(gone_before=500)), "lora: without what was before step 500"),
+    ],
+)
+def test_what_rules_would_have_sent_says_what_was_counted(found: dict[str, Any], said: str) -> None:
+    assert said in shown(found)["rules-backtest"]
+
+
+def test_rules_are_listed_with_what_they_do() -> None:
+    found = shown(counted(outcome(messages=2, by_rule={"collapse": 2, "unused": 0})))
+    assert '"enter 1e-4 \\u00b7 evidence fall, siblings"' in found["rules-list"]
+    assert found["rules-list"].count("2 messages") == 1
+    assert found["rules-list"].index('"notifies"') < found["rules-list"].index('"off"')
+    assert "The defaults, version 3" in found["rules-source"]
+    assert "/etc/rules.yaml" in shown(counted(), {**RULES, "file": "/etc/rules.yaml"})["rules-source"]
+
+
+def test_rules_of_layers_are_shown_as_far_as_they_differ() -> None:
+    own = {**RULES["collapse"], "enter": 1e-6}
+    entries = [{"match": "<b>lora", "collapse": own, "unused": None}, {"match": "x", "collapse": None, "unused": None}]
+    found = counted(outcome(matched=[0, 0]), outcome(matched=[12, 0]), outcome(matched=[7, 0]))
+    said = shown(found, {**RULES, "layers": entries})["rules-layers"]
+    assert '"collapse: enter 1e-6"' in said
+    assert "holds for up to 12 layers of a run, in 2 of 3" in said
+    assert "holds for no layer of the last runs" in said
+
+
+def test_rules_that_are_forgotten_are_said_to_be() -> None:
+    assert shown(counted())["rules-trial"] == "[]"
+    assert "forgotten" in shown(counted(), tried=None, is_chosen=True)["rules-trial"]
+    tried = counted(outcome(messages=7))
+    assert "would have sent 7 messages" in shown(counted(), tried=tried, is_chosen=True)["rules-trial"]
+
+
+def test_silences_of_the_past_are_those_of_the_audit_log() -> None:
+    def record(what: str, on: str = "") -> dict[str, Any]:
+        return {"id": 1, "at": AT, "who": "ada", "token": 1, "address": "", "what": what, "on": on}
+
+    audit = [record("DELETE /silences/4"), record("POST /runs/silences"), record("POST /silences", "4: collapse in x")]
+    said = text_of(silences_page.fill([], audit, may=True)["silence-past"])
+    assert said.count("ada") == 2
+    assert "ended silence 4" in said
+    assert "made silence 4: collapse in x" in said
+    assert "takes a token" in text_of(silences_page.fill([], None, may=False)["silence-past"])
