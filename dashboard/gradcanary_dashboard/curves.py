@@ -66,9 +66,9 @@ def trend(
     drawn, top, shown = _plot(curve, span, height, stat, levels)
     pointed = marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
     data = [
-        *_envelope(shown, colour),
+        *envelope(shown, colour),
         line(shown, curve, colour),
-        *_nonfinite(curve, top),
+        *crosses(curve, top),
         *marks.pointers(pointed, span, top),
     ]
     return {"data": data, "layout": drawn}
@@ -101,9 +101,9 @@ def _linear(curve: Curve, span: axes.Span, events: marks.Events, drawn: dict[str
     top = _top(curve)
     pointed = marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
     data = [
-        *_envelope(curve, palette.GREY),
+        *envelope(curve, palette.GREY),
         line(curve, curve, palette.GREY),
-        *_nonfinite(curve, top),
+        *crosses(curve, top),
         *marks.pointers(pointed, span, top),
     ]
     return {"data": data, "layout": drawn}
@@ -170,7 +170,7 @@ def above(curve: Curve, floor: float) -> Curve:
     return replace(curve, low=low, mean=mean, high=high)
 
 
-def _envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
+def envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
     """Return one closed polygon per contiguous piece (a fill between traces would bridge the gaps)."""
     polygons = []
     half = curve.bucket_steps / 2
@@ -228,7 +228,7 @@ def _hover(curve: Curve, piece: slice) -> list[list[str]]:
     return [list(words) for words in zip(steps, texts, strict=True)]
 
 
-def _nonfinite(curve: Curve, height: float) -> list[dict[str, Any]]:
+def crosses(curve: Curve, height: float) -> list[dict[str, Any]]:
     """Return crosses where a value was not finite."""
     hit = curve.nonfinite > 0
     if not hit.any():

@@ -9,8 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from gradcanary_dashboard import layer_data, layer_page, run_data, run_page, runs_page, silent_endpoints
+from gradcanary_dashboard import (
+    compare_data,
+    compare_page,
+    layer_data,
+    layer_page,
+    run_data,
+    run_page,
+    runs_page,
+    silent_endpoints,
+)
 from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.compare_view import PATH, parse_compare
 from gradcanary_dashboard.errors import DashboardError
 from gradcanary_dashboard.view import parse
 
@@ -142,6 +152,20 @@ def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown) -> b
     return bool(version == shown["incidents"])
 
 
+def _ask_compare(collector: Collector, _arguments: Arguments, search: str, shown: Shown) -> Contents:
+    wanted = parse_compare(search)
+    version = compare_data.version(collector, wanted)
+    if (shown.get("version"), shown.get("chosen")) == (version, search):
+        return {}
+    data = compare_data.load(collector, wanted, shown.get("layer"))
+    state = {"version": version, "chosen": search, "layer": data.layer}
+    return {**compare_page.fill(data, wanted), "shown": json.dumps(state)}
+
+
+def _is_compare_shown(collector: Collector, _arguments: Arguments, shown: Shown) -> bool:
+    return bool(shown.get("version") == compare_data.version(collector, parse_compare(shown.get("chosen"))))
+
+
 def _unknown(collector: Collector, arguments: Arguments) -> list[Any]:
     """Return the page that says what is missing: the run, or only the layer."""
     try:
@@ -174,6 +198,7 @@ LAYER = Page(
     _unknown,
 )
 RUN = Page("run", "/runs/(?P<run>.+)", "Run", run_page.SLOTS, run_page.frame, _ask_run, _is_run_shown, _unknown)
+COMPARE = Page("compare", PATH, "Compare runs", compare_page.SLOTS, compare_page.frame, _ask_compare, _is_compare_shown)
 
-PAGES = (RUNS, LAYER, RUN)
+PAGES = (RUNS, LAYER, RUN, COMPARE)
 """The first whose expression matches is meant."""

@@ -22,6 +22,7 @@ from gradcanary_dashboard import (
     wording,
 )
 from gradcanary_dashboard.columns import decode
+from gradcanary_dashboard.compare_view import CompareView, compare_url
 from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.run_data import RunData
 from gradcanary_dashboard.stats import STATS
@@ -67,7 +68,10 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
     run = place["run"]
     return [
-        parts.crumbs([("Runs", "/")], run),
+        html.Div(
+            [parts.crumbs([("Runs", "/")], run), dcc.Link("Compare with …", href=compare_url(CompareView((run,))))],
+            className="head",
+        ),
         html.Div(contents.get("verdict", html.H1(run)), id="verdict", **parts.attributes(aria_live="polite")),
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),

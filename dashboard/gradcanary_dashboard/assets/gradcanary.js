@@ -43,7 +43,12 @@
   }
 
   function page() {
-    return document.getElementById("layer-verdict") ? "layer" : "run";
+    return document.querySelector(".heart").id.replace(/-heart$/, "");
+  }
+
+  // What a choice makes meaningless: steps that were counted from elsewhere.
+  function cleared(button) {
+    return Object.fromEntries((button.dataset.clears || "").split(" ").filter(Boolean).map((key) => [key, null]));
   }
 
   function go(changes) {
@@ -60,8 +65,8 @@
 
   function moved(move) {
     if (move === "reset") return { from: null, to: null };
-    const figure = page() === "run" ? "#heatmap" : "#stat-absmax";
-    const plot = document.querySelector(figure + " .js-plotly-plot");
+    const figure = { run: "heatmap", layer: "stat-absmax", compare: "compare-stat" }[page()];
+    const plot = document.querySelector("#" + figure + " .js-plotly-plot");
     if (!plot) return {};
     const [left, right] = plot.layout.xaxis.range.map(Number);
     const first = left + 0.5;
@@ -203,7 +208,7 @@
     if (button.id === "theme") switchTheme();
     else if (button.dataset.layer) go({ layer: button.dataset.layer });
     else if (button.dataset.zoom) go(moved(button.dataset.zoom));
-    else if (button.dataset.key) go({ [button.dataset.key]: button.dataset.choice || null });
+    else if (button.dataset.key) go({ ...cleared(button), [button.dataset.key]: button.dataset.choice || null });
     else if (button.dataset.copy) copy(button);
   });
 
