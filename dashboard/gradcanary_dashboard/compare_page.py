@@ -30,7 +30,6 @@ SLOTS = {
     "compare-adding": "hidden",
     "compare-names": "children",
     "compare-picker": "children",
-    "compare-body": "hidden",
     "compare-layer": "children",
     "compare-legend": "children",
     "compare-zoom-note": "children",
@@ -59,11 +58,11 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         html.Div(contents.get("compare-runs"), id="compare-runs"),
         compare_choice.field(contents),
         html.Div(contents.get("compare-picker"), id="compare-picker"),
+        # Hidden by the style sheet while runs are chosen: Dash draws anew all that is in what it hides or shows.
         html.Div(
             [_figures(contents), difference_rows.card(contents)],
             id="compare-body",
             className="columns",
-            hidden=contents.get("compare-body", True),
         ),
         dcc.Location(id="compare-url", refresh=False),
         parts.heart("compare", contents.get("shown")),
@@ -79,7 +78,6 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         "compare-adding": len(wanted.runs) >= MOST_RUNS,
         "compare-names": [html.Option(value=run["run"]) for run in free],
         "compare-picker": None,
-        "compare-body": not data.is_comparison,
     }
     if not data.is_comparison:
         return {**contents, **compare_choice.asking(data, free, wanted)}

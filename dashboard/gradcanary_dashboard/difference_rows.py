@@ -25,6 +25,7 @@ NAMED = 40
 
 
 def listed(data: CompareData, wanted: CompareView) -> dict[str, Any]:
+    """Return the contents of the card; a row as JSON: its name, whose letter has which level, and what differs."""
     rows = data.found.rows
     accumulators = [{layer["name"]: layer["accumulator"] for layer in run.layers} for run in data.runs]
     begun = [place for place, run in enumerate(data.runs) if run.steps is not None]
@@ -32,26 +33,31 @@ def listed(data: CompareData, wanted: CompareView) -> dict[str, Any]:
     told = [_difference(row, data, begun, accumulators, stat) for row in rows[:MAX_ROWS]]
     return {
         "compare-refusal": data.refusal and f"{data.refusal} All layers are listed.",
-        "compare-measure": _measure(data, stat),
+        "compare-measure": _measure(data, wanted),
         "differences": json.dumps(told, separators=(",", ":")),
         "differences-tally": layer_table.tally(len(rows), len(told), "most different"),
         "differences-rest": _rest(data),
     }
 
 
-def _measure(data: CompareData, stat: Stat) -> str:
+def _measure(data: CompareData, wanted: CompareView) -> str:
+    """Return by what the layers are ordered, or why none is listed."""
+    stat, found = STATS[wanted.view.stat], data.found
     if data.common is None:
         return "Nothing to hold against each other."
-    if not data.found.rows:
+    if wanted.view.rows and not data.refusal and not (found.rows or found.unmeasured or found.partly):
+        return f"No layer has a name that {wanted.view.rows} matches."
+    if not found.rows:
         return "No layer was measured in all of these runs."
     where = wording.steps(*data.common).lower()
     unit = "decades between the medians" if stat.is_log else "difference of the medians"
     part = (
-        f"in that of the {data.found.stretches} stretches of {where} in which they are widest apart"
-        if data.found.stretches > 1
+        f"in that of the {found.stretches} stretches of {where} in which they are widest apart"
+        if found.stretches > 1
         else f"over {where}"
     )
-    return f"{stat.title}: {unit} of {data.runs[0].letter} and the other, {part}."
+    first = next(run.letter for run in data.runs if run.steps is not None)
+    return f"{stat.title}: {unit} of {first} and the other, {part}."
 
 
 def _difference(
@@ -78,7 +84,7 @@ def _difference(
 
 
 def _dtype(told: Mapping[str, str | None] | None) -> str:
-    dtype = told and (told["effective"] or told["stored"] or told["declared"])
+    dtype = None if told is None else told["effective"] or told["stored"] or told["declared"]
     return wording.SHORT.get(dtype, dtype) if dtype else wording.NOTHING
 
 
@@ -121,6 +127,7 @@ def _rest(data: CompareData) -> list[Any]:
 
 
 def card(contents: Mapping[str, Any]) -> html.Div:
+    """Return the card that stays, with its first contents."""
     field = dcc.Input(
         id="rows", type="search", placeholder="layers, a regex: lora_A|mlp", autoComplete="off", spellCheck=False
     )

@@ -141,7 +141,7 @@ def _ranked(names: Sequence[str], levels: Floats, gaps: Floats, common: Steps) -
     order = np.argsort(-most, kind="stable")
     return [
         _difference(names[layer], levels[:, layer], gaps[:, layer], divmod(int(widest[layer]), count), common)
-        for layer in order.tolist()
+        for layer in map(int, order)
         if most[layer] >= 0
     ]
 
