@@ -23,6 +23,7 @@ from playwright.sync_api import Browser, sync_playwright  # noqa: E402 -- likewi
 
 RUN = "sdxl-lora-bottles-0412"
 RESUMED = "t5-adapters-0420"
+PAIR = ("sd15-lora-bf16", "sd15-lora-fp32")
 LAYER = "blocks.4.attn.q.lora_A.weight"
 PAGES = {
     "runs": "/",
@@ -34,6 +35,8 @@ PAGES = {
     "layer": f"/runs/{RUN}/layers/{LAYER}",
     "layer_resumed": f"/runs/{RESUMED}/layers/{LAYER}",
     "layer_steps": f"/runs/{RUN}/layers/{LAYER}?from=720&to=740",
+    "compare": f"/compare?run={PAIR[0]}&run={PAIR[1]}",
+    "compare_choice": f"/compare?run={PAIR[0]}",
     "layer_unknown": f"/runs/{RUN}/layers/no.such.layer",
 }
 SIZES = {"wide": (1440, 900), "phone": (390, 844)}
@@ -63,6 +66,7 @@ def fill(url: str) -> None:
     scenes.send(url, "sdxl-lora-bottles-0418-fp32", scenes.quiet(), ended=True)
     scenes.resume(url, RESUMED, scenes.quiet(steps=600, blocks=6))
     scenes.send(url, RUN, scenes.collapse(), missing=range(960, 1000))
+    scenes.pair(url, *PAIR, steps=800)
 
 
 def photograph(browser: Browser, url: str, pages: dict[str, str], folder: Path) -> None:
