@@ -72,8 +72,8 @@ def _name(place: int, run: Compared, wanted: CompareView) -> html.Th:
 
 def chip(place: int, run: Compared) -> html.Span:
     """Return a run's letter with the pattern of its line."""
-    stroke = html.Span(className="stroke", **parts.attributes(aria_hidden="true"))
-    return html.Span([html.B(run.letter), stroke], className=f"chip of-{place}")
+    pattern = html.Span(className="pattern", **parts.attributes(aria_hidden="true"))
+    return html.Span([html.B(run.letter), pattern], className=f"chip of-{place}")
 
 
 def _steps(run: Compared) -> str:
