@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from api_answers import curve, layer, run, series_answer, session
+from api_answers import column, curve, layer, run, series_answer, session
 from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
@@ -129,10 +129,12 @@ def test_numbers_are_of_the_steps_in_common() -> None:
 
 
 def test_a_loss_that_ends_as_nan_does_not_end_at_what_was_before() -> None:
-    numbers = comparison.read(compared("A", {"loss": [3.0, 2.0, NAN]}), (0, 2))
+    ended = compared("A", {"loss": [3.0, 2.0, 1.5]})
+    ended.metrics["metrics"][0]["nonfinite"] = column([0, 0, 7], "int32")  # of a bucket of several steps
+    numbers = comparison.read(ended, (0, 2))
     assert numbers.loss_there is not None
     assert np.isnan(numbers.loss_there)
-    assert numbers.loss_least == 2
+    assert numbers.loss_least == 1.5
 
 
 def test_a_tagged_metric_is_neither_drawn_nor_counted() -> None:

@@ -78,15 +78,17 @@ def test_a_collapse_late_in_a_run_is_found_where_it_was() -> None:
 
 def test_one_step_is_no_difference() -> None:
     before, after = flat(-3), flat(-3)
-    after[0, 100] = -9000
+    after[0, 100], after[0, 150] = -9000, 3000
     assert of_two(before, after)[0].gap == 0
 
 
 def test_sampled_at_other_steps_in_other_buckets_and_counted_from_elsewhere() -> None:
-    one, other = flat(-3, -4), flat(-3, -5, steps=24)
-    answers = [picture(one, first=5000), picture(other, bucket=10)]
-    found = differences(answers, [5000, 0], (0, STEPS - 1), is_log=True)
+    one, other = flat(-3, -4), flat(-3, -4, steps=24)
+    other[1, 6:12] = -5000
+    answers = [picture(one), picture(other, first=5000, bucket=10)]
+    found = differences(answers, [0, 5000], (0, STEPS - 1), is_log=True)
     assert [(row.name, row.gap) for row in found.rows] == [("layer.1", pytest.approx(-1)), ("layer.0", 0)]
+    assert (found.rows[0].first, found.rows[0].last) == (60, 119)
     assert found.stretches == 4  # of at least five of the wider buckets
 
 
