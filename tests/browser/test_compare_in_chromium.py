@@ -118,7 +118,6 @@ def test_a_comparison_is_looked_through_and_its_link_shows_the_same(
     expect(copied.locator("#rows")).to_have_value("mlp")
     expect(copied.get_by_role("button", name="since the first step")).to_have_attribute("aria-pressed", "true")
     expect(copied.locator("#differences-tally")).to_have_text("28")
-    copied.close()
     page.go_back()
     expect(page.locator("#compare-stat .xtitle")).to_have_text("step")
     page.locator(".leave").first.click()
@@ -155,3 +154,6 @@ def test_a_run_that_goes_on_is_followed_and_others_can_be_added(
     expect(page.locator(".compared-runs tbody tr")).to_have_count(3)
     expect(page.locator("h1")).to_contain_text("shortest steps: A, 200 ms (not known of C)")
     until(page, "document.querySelector('#compare-loss .js-plotly-plot').data.filter((one) => one.name).length === 3")
+    page.get_by_role("button", name="since the first step").click()
+    page.wait_for_url("**align=first")
+    assert "from" not in query(page)  # they were counted from elsewhere
