@@ -150,7 +150,7 @@ def card(contents: Mapping[str, Any]) -> html.Div:
         html.Div([html.Div([label, field], className="field"), refusal], className="controls"),
         html.Div(table, className="scroll", tabIndex=0, role="region", **about),
         html.Div(contents.get("differences-rest"), id="differences-rest", className="rest"),
-        title="Layers that differ, worst first",
+        title="Layers, most different first",
         aside=tally,
     )
     return html.Div(card, className="beside")
