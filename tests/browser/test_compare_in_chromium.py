@@ -40,6 +40,7 @@ def test_two_runs_are_chosen_and_held_against_each_other(
     shared: Any, pair: object, open_page: Callable[..., Page]
 ) -> None:
     page = open_page(f"{shared.url}/runs/{BF16}")
+    await_figures(page)
     page.get_by_role("link", name="Compare with").click()
     expect(page.locator("h1")).to_have_text("Compare runs")
     expect(page).to_have_title("Compare runs · gradcanary")
