@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Literal
 
 from dash import ClientsideFunction, Dash, Input, Output, State
 from dash.exceptions import PreventUpdate
 
 from gradcanary_dashboard import (
+    compare_figures,
     endpoint_actions,
     first_start,
     incident_callbacks,
@@ -93,11 +95,17 @@ def _healing(shown: Shown, ask: Callable[[], Contents]) -> Contents:
 def _register_browser(app: Dash) -> None:
     """Register what the browser does alone; the functions are in ``assets/gradcanary.js``."""
 
-    def browser(function: str, *arguments: Output | Input | State, at_click: bool = False) -> None:
+    def browser(
+        function: str, *arguments: Output | Input | State, at_click: bool | Literal["initial_duplicate"] = False
+    ) -> None:
         register_callback: Callable[..., None] = app.clientside_callback
         register_callback(ClientsideFunction("gradcanary", function), *arguments, prevent_initial_call=at_click)
 
-    figures = {"run": ("heatmap", "trend"), "layer": tuple(f"stat-{stat}" for stat in STATS)}
+    figures = {
+        "run": ("heatmap", "trend"),
+        "layer": tuple(f"stat-{stat}" for stat in STATS),
+        "compare": tuple(compare_figures.FIGURES),
+    }
     for page, drawn in figures.items():
         zooms = [Input(figure, "relayoutData") for figure in drawn]
         browser("zoom", Output(f"{page}-url", "search"), *zooms, at_click=True)
@@ -110,4 +118,6 @@ def _register_browser(app: Dash) -> None:
     )
     browser("show_choices", Output("rows", "value"), Input("run-url", "search"))
     browser("show_axis", Input("layer-url", "search"))
+    again = Output("rows", "value", allow_duplicate=True)
+    browser("show_choices", again, Input("compare-url", "search"), at_click="initial_duplicate")
     browser("title", Input("title", "data"))

@@ -10,6 +10,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from gradcanary_dashboard import (
+    compare_data,
+    compare_page,
     endpoint_pages,
     first_start,
     incident_data,
@@ -31,6 +33,7 @@ from gradcanary_dashboard import (
     tokens_page,
 )
 from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.compare_view import PATH, parse_compare
 from gradcanary_dashboard.errors import DashboardError
 from gradcanary_dashboard.view import parse
 
@@ -164,6 +167,20 @@ def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown) -> b
     load = layer_data if "layer" in arguments else run_data
     _, version = load.load_incidents(collector, arguments["run"], parse(shown.get("chosen")).incident)
     return bool(version == shown["incidents"])
+
+
+def _ask_compare(collector: Collector, _arguments: Arguments, search: str, shown: Shown) -> Contents:
+    wanted = parse_compare(search)
+    version = compare_data.version(collector, wanted)
+    if (shown.get("version"), shown.get("chosen")) == (version, search):
+        return {}
+    data = compare_data.load(collector, wanted, shown.get("layer"))
+    state = {"version": version, "chosen": search, "layer": data.layer}
+    return {**compare_page.fill(data, wanted), "shown": json.dumps(state)}
+
+
+def _is_compare_shown(collector: Collector, _arguments: Arguments, shown: Shown) -> bool:
+    return bool(shown.get("version") == compare_data.version(collector, parse_compare(shown.get("chosen"))))
 
 
 def _unknown(collector: Collector, arguments: Arguments) -> list[Any]:
@@ -300,6 +317,21 @@ TOKENS = Page(
     tokens_page.frame,
     *settings_data.TOKENS,
 )
+COMPARE = Page("compare", PATH, "Compare runs", compare_page.SLOTS, compare_page.frame, _ask_compare, _is_compare_shown)
 
-PAGES = (RUNS, LAYER, RUN_SETTINGS, RUN, INCIDENTS, INCIDENT, ENDPOINTS, ENDPOINT, RULES, SILENCES, STORAGE, TOKENS)
+PAGES = (
+    RUNS,
+    LAYER,
+    RUN_SETTINGS,
+    RUN,
+    COMPARE,
+    INCIDENTS,
+    INCIDENT,
+    ENDPOINTS,
+    ENDPOINT,
+    RULES,
+    SILENCES,
+    STORAGE,
+    TOKENS,
+)
 """The first whose expression matches is meant."""

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from dash import dcc, html
 
 from gradcanary_dashboard import parts
+from gradcanary_dashboard.compare_view import CompareView, compare_url
 from gradcanary_dashboard.view import View, search
 
 
@@ -22,7 +23,9 @@ def of_run(run: str, contents: Mapping[str, Any]) -> html.Div:
         title=words,
         className="do",
     )
-    versus = dcc.Link([parts.icon("compare"), "Compare with ..."], href=compare_url(run), className="do")
+    versus = dcc.Link(
+        [parts.icon("compare"), "Compare with ..."], href=compare_url(CompareView((run,))), className="do"
+    )
     return html.Div([versus, copy_link(), table], className="takeaway")
 
 
@@ -36,8 +39,3 @@ def copy_link() -> html.Button:
 def csv_url(run: str, view: View) -> str:
     """Return where the samples of a view are."""
     return f"/_csv?{urlencode({'run': run, 'search': search(view)})}"
-
-
-def compare_url(run: str) -> str:
-    """Return the page that lays another run beside this one."""
-    return f"/compare?{urlencode({'run': run})}"

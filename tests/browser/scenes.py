@@ -74,6 +74,38 @@ def send(url: str, run: str, stream: Stream, *, ended: bool = False, missing: ra
     return session
 
 
+def pair(url: str, first: str, other: str, *, steps: int = 240) -> tuple[Session, Session]:
+    """Post two runs of one model, the first with bfloat16 accumulators and a collapse, the other with float32 ones, and
+    what a step of each takes; returns the open sessions. The other has a layer more."""
+    streams = (collapse(steps=steps, blocks=7, at=steps // 2), collapse(steps=steps, blocks=7, at=steps - 1))
+    absmax = streams[1].absmax
+    absmax[-1] = absmax[-2]
+    more = np.concatenate((absmax, absmax[:, :1]), axis=1)
+    whole = Stream(more, falling_loss(steps), names=(*streams[1].names, HOSTILE))
+    return (
+        _costing(url, first, streams[0], step_time_s=0.2, peak_memory_bytes=10 * 2.0**30),
+        _costing(url, other, whole, step_time_s=0.206, peak_memory_bytes=10.6 * 2.0**30),
+    )
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def _costing(url: str, run: str, stream: Stream, **costs: float) -> Session:
+    session = Session(url, run=run, session=f"session-of-{run}")
+    session.put_hello(stream.hello()).raise_for_status()
+    for seq, batch in enumerate(stream.batches(40)):
+        session.post_batch(seq, costing(batch, **costs)).raise_for_status()
+    return session
+
+
+def costing(batch: wire.Batch, **costs: float) -> wire.Batch:
+    """Return a batch with metrics of these names that stay as they are."""
+    count = len(batch.steps)
+    more = [wire.Metric(name, (), batch.steps, wire.column("d", [value] * count)) for name, value in costs.items()]
+    return replace(batch, metrics=(*batch.metrics, *more))
+
+
 def with_every_stat(batch: wire.Batch, layers: int) -> wire.Batch:
     """Return a batch with all the stats an agent can send, of weights only for every fourth layer."""
     random = np.random.default_rng(batch.steps[0])

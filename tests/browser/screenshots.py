@@ -35,6 +35,7 @@ from gradcanary.demo.receiver import Receiver  # noqa: E402 -- likewise
 RUN = "sdxl-lora-bottles-0412"
 RESUMED = "t5-adapters-0420"
 TWIN = "sdxl-lora-bottles-0418-fp32"
+PAIR = ("sd15-lora-bf16", "sd15-lora-fp32")
 LAYER = "blocks.4.attn.q.lora_A.weight"
 STATES = {
     "run_resumed": f"/runs/{RESUMED}?stat=update_ratio&order=block",
@@ -49,6 +50,7 @@ STATES = {
     "settings_silences": "/settings/silences",
     "settings_retention": "/settings/retention",
     "settings_run": f"/runs/{RUN}/settings",
+    "compare_choice": f"/compare?run={PAIR[0]}",
     "layer_unknown": f"/runs/{RUN}/layers/no.such.layer",
 }
 """Addresses of pages as they are now and then."""
@@ -107,6 +109,7 @@ def fill(url: str) -> dict[str, str]:
     scenes.send(url, TWIN, scenes.quiet(), ended=True)
     scenes.resume(url, RESUMED, scenes.quiet(steps=600, blocks=6))
     scenes.send(url, RUN, scenes.collapse(), missing=range(960, 1000))
+    scenes.pair(url, *PAIR, steps=800)
     with httpx.Client(base_url=f"{url}/api/v1", trust_env=False) as api:
         for run, said in {
             RUN: {"tags": ["sdxl", "bottles"], "note": "bf16 accumulators, 8 micro-steps"},
@@ -117,7 +120,7 @@ def fill(url: str) -> dict[str, str]:
         worst = api.get("/incidents", params={"run": RUN}).json()["incidents"]
     critical = next(each for each in worst if each["severity"] == "critical")
     named = {"run": RUN, "layer": LAYER, "incident": str(critical["id"]), "endpoint": "1"}
-    return addresses.of_each(named, {"compare": f"?run={RUN}&run={TWIN}"})
+    return addresses.of_each(named, {"compare": f"?run={PAIR[0]}&run={PAIR[1]}"})
 
 
 class Camera:

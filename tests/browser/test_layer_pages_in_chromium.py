@@ -121,6 +121,8 @@ PATHS = (
     f"/runs/{RESUMED}/layers/0?from=100&to=300",
     f"/runs/{RUN}/layers/none",
     "/runs/no-such-run",
+    "/compare",
+    f"/compare?run={RUN}&run={RESUMED}&run=lora-quiet",
 )
 
 

@@ -37,7 +37,12 @@
   }
 
   function page() {
-    return document.getElementById("layer-verdict") ? "layer" : "run";
+    return document.querySelector(".heart").id.replace(/-heart$/, "");
+  }
+
+  // What a choice makes meaningless: steps that were counted from elsewhere.
+  function cleared(button) {
+    return Object.fromEntries((button.dataset.clears || "").split(" ").filter(Boolean).map((key) => [key, null]));
   }
 
   function go(changes) {
@@ -54,8 +59,8 @@
 
   function moved(move) {
     if (move === "reset") return { from: null, to: null };
-    const figure = page() === "run" ? "#heatmap" : "#stat-absmax";
-    const plot = document.querySelector(figure + " .js-plotly-plot");
+    const figure = { run: "heatmap", layer: "stat-absmax", compare: "compare-stat" }[page()];
+    const plot = document.querySelector("#" + figure + " .js-plotly-plot");
     if (!plot) return {};
     const [left, right] = plot.layout.xaxis.range.map(window.gradcanary.step);
     const first = left + 0.5;
@@ -198,7 +203,7 @@
     if (button.id === "theme") switchTheme();
     else if (button.dataset.layer) go({ layer: button.dataset.layer });
     else if (button.dataset.zoom) go(moved(button.dataset.zoom));
-    else if (button.dataset.key) go({ [button.dataset.key]: chosen(button) });
+    else if (button.dataset.key) go({ ...cleared(button), [button.dataset.key]: chosen(button) });
     else if (button.dataset.copy) copy(button);
   });
 

@@ -1,0 +1,105 @@
+/* The page that compares runs: the rows of what differs, what its figures say at the crosshair, and the field
+   for one more run. Names come from trainings: they are only ever written as text and attributes. */
+(function () {
+  "use strict";
+
+  const drawn = new WeakMap(); // body -> the JSON that it shows; row -> that of its difference
+
+  function element(tag, attributes, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  }
+
+  // ---- rows: kept by name, so that a refresh neither moves the focus nor loses a click
+
+  function newRow(name) {
+    const words = { "aria-label": "Draw " + name, title: "Draw it" };
+    const button = element("button", { type: "button", "data-layer": name, ...words }, name);
+    const cells = ["gap", "levels", "where"].map((kind) => element("td", { class: kind, role: "cell" }));
+    return element("tr", { role: "row", "data-name": name }, element("td", { class: "name", role: "cell" }, button), ...cells);
+  }
+
+  function level([place, letter, text]) {
+    return element("span", {}, element("b", { class: "of-" + place }, letter), " " + text);
+  }
+
+  function write(row, difference) {
+    const text = JSON.stringify(difference);
+    if (drawn.get(row) === text) return;
+    drawn.set(row, text);
+    const [, gap, levels, where] = row.cells;
+    row.className = difference.chosen ? "chosen" : "";
+    row.querySelector("button").setAttribute("aria-pressed", String(difference.chosen));
+    gap.textContent = difference.gap;
+    gap.classList.toggle("far", difference.is_far);
+    levels.replaceChildren(...difference.values.map(level));
+    where.textContent = difference.where + " · " + difference.accumulators;
+  }
+
+  function draw(body, differences) {
+    const known = new Map(Array.from(body.rows, (row) => [row.dataset.name, row]));
+    const rows = differences.map((difference) => {
+      const row = known.get(difference.name) || newRow(difference.name);
+      write(row, difference);
+      return row;
+    });
+    const listed = new Set(rows);
+    for (const row of Array.from(body.rows)) if (!listed.has(row)) row.remove();
+    const focused = document.activeElement;
+    let next = body.firstElementChild;
+    for (const row of rows) {
+      if (row === next) next = next.nextElementSibling;
+      else body.insertBefore(row, next);
+    }
+    if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
+  }
+
+  function drawWhatIsNew() {
+    const body = document.querySelector("tbody[data-differences]");
+    if (!body || drawn.get(body) === body.dataset.differences) return;
+    drawn.set(body, body.dataset.differences);
+    draw(body, JSON.parse(body.dataset.differences));
+  }
+
+  const watched = { childList: true, subtree: true, attributes: true, attributeFilter: ["data-differences"] };
+  new MutationObserver(drawWhatIsNew).observe(document.documentElement, watched);
+
+  // ---- where the crosshair is, every figure tells what its runs hold there
+
+  let told = []; // the figures that do
+
+  function plots() {
+    return Array.from(document.querySelectorAll("#compare-body .js-plotly-plot")).filter((plot) => plot.data && plot.data.length && plot._fullLayout);
+  }
+
+  document.addEventListener("gradcanary:pointed", (event) => {
+    const at = event.detail;
+    const all = plots();
+    const wanted = at && all.includes(at.plot) ? all.filter((plot) => plot !== at.plot || at.by !== "mouse") : [];
+    for (const plot of told) if (plot.isConnected && plot !== (at && at.plot) && !wanted.includes(plot)) window.Plotly.Fx.unhover(plot);
+    for (const plot of wanted) window.Plotly.Fx.hover(plot, { xval: at.x }, ["xy"]);
+    told = wanted;
+  });
+
+  // ---- one more run
+
+  function add(field) {
+    const run = field.value.trim();
+    if (!run) return;
+    const query = new URLSearchParams(window.location.search);
+    query.append("run", run);
+    window.dash_clientside.set_props("compare-add", { value: "" });
+    window.dash_clientside.set_props("compare-url", { search: "?" + query });
+  }
+
+  document.addEventListener("change", (event) => {
+    if (event.target.id === "compare-add") add(event.target);
+  });
+
+  document.addEventListener("input", (event) => {
+    // A name chosen from the list, which is not yet a change of the field.
+    if (event.target.id === "compare-add" && event.inputType === "insertReplacementText") add(event.target);
+  });
+})();

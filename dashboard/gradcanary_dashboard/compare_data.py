@@ -1,0 +1,172 @@
+"""Everything that the page of several runs shows, asked from the collector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gradcanary_dashboard import history
+from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.compare_view import ALIGNS, LETTERS, CompareView
+from gradcanary_dashboard.differences import COLUMNS, ROWS, Differences, differences
+from gradcanary_dashboard.errors import NotFoundError, RefusedError
+from gradcanary_dashboard.history import Steps
+from gradcanary_dashboard.layers import Layer, worst_first
+from gradcanary_dashboard.stats import STATS
+
+POINTS = 600
+COSTS = ("loss", "step_time_s", "peak_memory_bytes")
+"""The metrics that are drawn below each other, of those without tags: what is tagged is never averaged."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What the collector says of one of the runs; ``steps`` and every step drawn are counted from ``origin``.
+
+    ``series`` is None where the run has no layer of the chosen name.
+    """
+
+    letter: str
+    run: Mapping[str, Any]
+    layers: list[Layer]
+    origin: int
+    steps: Steps | None
+    incidents: Sequence[Mapping[str, Any]] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    series: Mapping[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return str(self.run["run"])
+
+
+@dataclass(frozen=True)
+class CompareData:
+    """The collector's answers about some runs; ``common`` are the steps that all of those which have any share.
+
+    ``listed`` are the runs that can be chosen, ``unknown`` those that the collector does not know; ``refusal`` says
+    what is wrong with the expression for rows, of which no notice is taken then.
+    """
+
+    runs: Sequence[Compared]
+    listed: Sequence[Mapping[str, Any]]
+    unknown: Sequence[str] = ()
+    common: Steps | None = None
+    found: Differences = field(default_factory=Differences)
+    layer: str | None = None
+    refusal: str | None = None
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether there are at least two runs to look at."""
+        return len(self.runs) > 1
+
+
+def version(collector: Collector, wanted: CompareView) -> str:
+    """Return what changes when the page does: with any of its runs, and before two are chosen with the list."""
+    versions = [_version(collector, run) for run in wanted.runs]
+    known = [each for each in versions if each]
+    return " ".join(versions if len(known) > 1 else [*versions, collector.runs().version])
+
+
+def load(collector: Collector, wanted: CompareView, shown: str | None) -> CompareData:
+    """Ask for everything; ``shown`` is the name of the layer drawn before."""
+    told = {run: _told(collector, run) for run in wanted.runs}
+    known = [answer for answer in told.values() if answer is not None]
+    listed = collector.runs().body["runs"]
+    unknown = [run for run, answer in told.items() if answer is None]
+    runs = [_compared(collector, run, letter, wanted) for run, letter in zip(known, LETTERS, strict=False)]
+    data = CompareData(runs, listed, unknown)
+    if not data.is_comparison:
+        return data
+    data = _with_differences(collector, replace(data, common=_common(runs, wanted)), wanted)
+    data = replace(data, layer=_choose(data, wanted.view.layer, shown))
+    return replace(data, runs=[_drawn(collector, run, data.layer, wanted) for run in runs])
+
+
+def _version(collector: Collector, run: str) -> str:
+    try:
+        return collector.run(run).version
+    except NotFoundError:
+        return ""
+
+
+def _told(collector: Collector, run: str) -> Mapping[str, Any] | None:
+    try:
+        body: Mapping[str, Any] = collector.run(run).body
+    except NotFoundError:
+        return None
+    return body
+
+
+def _compared(collector: Collector, run: Mapping[str, Any], letter: str, wanted: CompareView) -> Compared:
+    known = [launch.steps for launch in history.launches(run) if launch.steps is not None]
+    origin = known[0][0] if known and wanted.align == ALIGNS[1] else 0
+    steps = (min(first for first, _ in known) - origin, max(last for _, last in known) - origin) if known else None
+    layers = collector.run(run["run"], "layers").body["layers"]
+    return Compared(letter, run, layers, origin, steps, collector.incidents(run=run["run"]).body["incidents"])
+
+
+def _common(runs: Sequence[Compared], wanted: CompareView) -> Steps | None:
+    """Return the steps in sight that all runs have which have any."""
+    known = [run.steps for run in runs if run.steps is not None]
+    if len(known) < 2:
+        return None
+    first = max([steps[0] for steps in known] + [wanted.view.from_step or 0])
+    last = min(steps[1] for steps in known)
+    last = last if wanted.view.to_step is None else min(last, wanted.view.to_step)
+    return (first, last) if first <= last else None
+
+
+def _with_differences(collector: Collector, data: CompareData, wanted: CompareView) -> CompareData:
+    """Return the data with the differences; with an expression that is refused, those of all layers, and why."""
+    begun = [run for run in data.runs if run.steps is not None]
+    common, refusal = data.common, None
+    if common is None:
+        return data
+    try:
+        answers = [_picture(collector, run, common, wanted.view.stat, wanted.view.rows) for run in begun]
+    except RefusedError as error:
+        if wanted.view.rows is None:
+            raise
+        answers, refusal = [_picture(collector, run, common, wanted.view.stat) for run in begun], str(error)
+    is_log = STATS[wanted.view.stat].is_log
+    found = differences(answers, [run.origin for run in begun], common, is_log=is_log)
+    return replace(data, found=found, refusal=refusal)
+
+
+def _picture(
+    collector: Collector, run: Compared, common: Steps, stat: str, rows: str | None = None
+) -> Mapping[str, Any]:
+    asked: dict[str, str | int | None] = {"stat": stat, "value": "mean", "columns": COLUMNS, "rows": ROWS}
+    asked |= {"match": rows, "from": common[0] + run.origin, "to": common[1] + run.origin}
+    body: Mapping[str, Any] = collector.run(run.name, "heatmap", **asked).body
+    return body
+
+
+def _choose(data: CompareData, named: str | None, shown: str | None) -> str | None:
+    """Return the layer that is drawn: the one that the address names, the one drawn before, the one that differs most,
+    the worst."""
+    known = {layer["name"] for run in data.runs for layer in run.layers}
+    for wanted in (named, shown):
+        if wanted in known:
+            return wanted
+    if data.found.rows:
+        return data.found.rows[0].name
+    return next((str(worst_first(run.layers)[0]["name"]) for run in data.runs if run.layers), None)
+
+
+def _drawn(collector: Collector, run: Compared, layer: str | None, wanted: CompareView) -> Compared:
+    """Return a run with what is drawn of it."""
+    view = wanted.view
+    first = None if view.from_step is None else view.from_step + run.origin
+    last = None if view.to_step is None else view.to_step + run.origin
+    steps = {"from": first, "to": last, "points": POINTS}
+    metrics = collector.run(run.name, "metrics", name=COSTS, **steps).body
+    number = next((each["layer"] for each in run.layers if each["name"] == layer), None)
+    if number is None:
+        return replace(run, metrics=metrics)
+    series = collector.run(run.name, "series", stat=view.stat, layer=number, **steps).body
+    return replace(run, metrics=metrics, series=series)

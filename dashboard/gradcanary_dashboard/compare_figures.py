@@ -1,0 +1,91 @@
+"""The figures of a comparison, from the answers about its runs; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from gradcanary_dashboard import axes, overlay, wording
+from gradcanary_dashboard.compare_data import COSTS, CompareData
+from gradcanary_dashboard.compare_view import ALIGNS, CompareView
+from gradcanary_dashboard.marks import Events
+from gradcanary_dashboard.overlay import Mark, Strand
+from gradcanary_dashboard.stats import STATS
+
+FIGURES = {
+    "compare-stat": "A stat of the chosen layer in each run over the steps",
+    "compare-loss": "Loss of each run over the steps",
+    "compare-time": "Time of a step of each run over the steps",
+    "compare-memory": "Peak memory of each run over the steps",
+}
+Series: TypeAlias = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""An answer of the collector, and one of the series or metrics in it."""
+
+TITLES = {"compare-loss": "Loss", "compare-time": "Step time", "compare-memory": "Peak memory"}
+
+
+def drawn(data: CompareData, wanted: CompareView) -> dict[str, Any]:
+    """Return every figure by its id."""
+    span, axis, stat = _span(data, wanted), _axis(wanted), STATS[wanted.view.stat]
+    enter = next((run.series["threshold"]["enter"] for run in data.runs if run.series), None)
+    losses, times, memory = (_logged(data, name) for name in COSTS)
+    none = "has been logged in these steps."
+    return {
+        "compare-stat": overlay.of_stat(_measured(data), span, stat, enter, _marks(data, span), axis),
+        "compare-loss": overlay.of_cost(losses, span, overlay.Unit(), f"No loss {none}", axis),
+        "compare-time": overlay.of_cost(times, span, overlay.seconds(times), f"No step time {none}", axis),
+        "compare-memory": overlay.of_cost(memory, span, overlay.size(memory), f"No peak memory {none}", axis),
+    }
+
+
+def _measured(data: CompareData) -> list[Strand]:
+    return _strands(data, {run.letter: (run.series, run.series["series"][0]) for run in data.runs if run.series})
+
+
+def _logged(data: CompareData, name: str) -> list[Strand]:
+    """Return a metric of each run that has it without tags: what is tagged is never averaged."""
+    found: dict[str, Series] = {}
+    for run in data.runs:
+        for metric in run.metrics["metrics"]:
+            if metric["name"] == name and not metric["tags"]:
+                found[run.letter] = run.metrics, metric
+    return _strands(data, found)
+
+
+def _strands(data: CompareData, found: Mapping[str, Series]) -> list[Strand]:
+    read = [
+        Strand.read(place, run.letter, *found[run.letter], Events.of(run.run, ()), run.origin)
+        for place, run in enumerate(data.runs)
+        if run.letter in found
+    ]
+    return [strand for strand in read if strand is not None]
+
+
+def _marks(data: CompareData, span: axes.Span) -> list[Mark]:
+    """Return where incidents of the runs opened."""
+    found: list[Mark] = []
+    for place, run in enumerate(data.runs):
+        for mark in (run.series or {}).get("marks", ()):
+            step = mark["step"] - run.origin
+            if mark["kind"] == "fired" and span.first <= step <= span.last:
+                number = int(mark["incident"])
+                words = f"{run.letter}: incident #{number} opened at step {wording.integer(mark['step'])}"
+                found.append(Mark(place, step, f"{run.letter} #{number}", words))
+    return found
+
+
+def _span(data: CompareData, wanted: CompareView) -> axes.Span:
+    known = [run.steps for run in data.runs if run.steps is not None]
+    view = wanted.view
+    first = min((steps[0] for steps in known), default=0) if view.from_step is None else view.from_step
+    last = max((steps[1] for steps in known), default=1) if view.to_step is None else view.to_step
+    identity = f"{wanted.runs}|{wanted.align}|{view.from_step}|{view.to_step}"
+    return axes.Span(float(first), float(max(first, last)), identity)
+
+
+def _axis(wanted: CompareView) -> str:
+    return "step" if wanted.align == ALIGNS[0] else "steps since the first of each run"
+
+
+def bucket(data: CompareData) -> int:
+    return max((int(run.series["bucket_steps"]) for run in data.runs if run.series), default=1)

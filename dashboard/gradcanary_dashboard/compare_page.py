@@ -1,0 +1,166 @@
+"""The page that holds runs against each other: a frame that stays, and what is filled into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dash import dcc, html
+
+from gradcanary_dashboard import (
+    compare_choice,
+    compare_figures,
+    compared_runs,
+    comparison,
+    controls,
+    difference_rows,
+    parts,
+)
+from gradcanary_dashboard.compare_data import CompareData
+from gradcanary_dashboard.compare_figures import FIGURES, TITLES
+from gradcanary_dashboard.compare_view import ALIGNS, MOST_RUNS, CompareView
+from gradcanary_dashboard.stats import STATS
+from gradcanary_dashboard.view import layer_url
+
+SLOTS = {
+    "compare-said": "children",
+    "compare-notes": "children",
+    "compare-runs": "children",
+    "compare-adding": "hidden",
+    "compare-names": "children",
+    "compare-picker": "children",
+    "compare-layer": "children",
+    "compare-legend": "children",
+    "compare-zoom-note": "children",
+    "compare-reset": "hidden",
+    "compare-refusal": "children",
+    "compare-measure": "children",
+    "differences": difference_rows.ROWS,
+    "differences-tally": "children",
+    "differences-rest": "children",
+    **dict.fromkeys(FIGURES, "figure"),
+    **{f"compare-option-{stat}": "hidden" for stat in STATS},
+}
+"""Id and property of everything that a refresh fills."""
+
+
+def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
+    """Return the page with its first contents (none while the collector does not answer)."""
+    return [
+        parts.crumbs([("Runs", "/")], "Compare"),
+        html.Div(
+            contents.get("compare-said", html.H1("Compare runs")),
+            id="compare-said",
+            **parts.attributes(aria_live="polite"),
+        ),
+        html.Div(contents.get("compare-notes"), id="compare-notes"),
+        html.Div(contents.get("compare-runs"), id="compare-runs"),
+        compare_choice.field(contents),
+        html.Div(contents.get("compare-picker"), id="compare-picker"),
+        # Hidden by the style sheet while runs are chosen: Dash draws anew all that is in what it hides or shows.
+        html.Div(
+            [_figures(contents), difference_rows.card(contents)],
+            id="compare-body",
+            className="columns",
+        ),
+        dcc.Location(id="compare-url", refresh=False),
+        parts.heart("compare", contents.get("shown")),
+    ]
+
+
+def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
+    """Return the contents of every slot."""
+    chosen = {*wanted.runs}
+    free = [run for run in data.listed if run["run"] not in chosen]
+    contents: dict[str, Any] = {
+        "compare-notes": compare_choice.notes(data, wanted),
+        "compare-adding": len(wanted.runs) >= MOST_RUNS,
+        "compare-names": [html.Option(value=run["run"]) for run in free],
+        "compare-picker": None,
+    }
+    if not data.is_comparison:
+        return {**contents, **compare_choice.asking(data, free, wanted)}
+    numbers = [comparison.read(run, data.common) for run in data.runs]
+    return {
+        **contents,
+        "compare-said": html.H1(comparison.sentence(numbers, data.common), className="verdict compared"),
+        "compare-runs": compared_runs.table(data, numbers, wanted),
+        "compare-layer": _layer(data, wanted),
+        "compare-legend": _legend(data),
+        "compare-reset": not wanted.view.is_zoomed,
+        "compare-zoom-note": controls.zoom_note(wanted.view, compare_figures.bucket(data), "point"),
+        **compare_figures.drawn(data, wanted),
+        **difference_rows.listed(data, wanted),
+        **_offered(data, wanted),
+    }
+
+
+def _layer(data: CompareData, wanted: CompareView) -> list[Any]:
+    """Return the name of the layer that is drawn, and the way to its page in each run."""
+    if data.layer is None:
+        return ["No layer yet"]
+    links: list[Any] = []
+    for run in data.runs:
+        number = next((layer["layer"] for layer in run.layers if layer["name"] == data.layer), None)
+        if number is not None:
+            view = replace(wanted.view, from_step=None, to_step=None) if run.origin else wanted.view
+            words: list[Any] = [run.letter, html.Span(f": all stats of this layer in {run.name}", className="unseen")]
+            links.append(dcc.Link(words, href=layer_url(run.name, data.layer, number, view)))
+    return [html.Span(data.layer, className="layer"), html.Span(["all its stats in ", *links], className="ways-on")]
+
+
+def _legend(data: CompareData) -> list[Any]:
+    absent = [run.letter for run in data.runs if run.series is None]
+    lines = [html.Span([compared_runs.chip(place, run), run.name]) for place, run in enumerate(data.runs)]
+    return [*lines, *([html.Span(f"{' and '.join(absent)} without this layer")] if absent else [])]
+
+
+def _offered(data: CompareData, wanted: CompareView) -> dict[str, bool]:
+    layers = [layer for run in data.runs for layer in run.layers]
+    return {f"compare-{option}": hidden for option, hidden in controls.offered(wanted.view, layers).items()}
+
+
+def _figures(contents: Mapping[str, Any]) -> html.Div:
+    legend = html.Div(contents.get("compare-legend"), id="compare-legend", className="legend")
+    first = parts.card(
+        "overlay",
+        _choices(contents),
+        legend,
+        _graph("compare-stat", contents),
+        title=html.Span(contents.get("compare-layer"), id="compare-layer"),
+        aside=controls.zoom_bar("compare", contents),
+    )
+    others = [
+        parts.card(f"curve-{figure}", _graph(figure, contents), title=title, aside="same steps")
+        for figure, title in TITLES.items()
+    ]
+    return html.Div([first, *others], className="figures")
+
+
+def _graph(name: str, contents: Mapping[str, Any]) -> html.Figure:
+    return parts.graph(name, contents.get(name), FIGURES[name])
+
+
+def _choices(contents: Mapping[str, Any]) -> html.Div:
+    options = [
+        html.Option(
+            stat.title,
+            value="" if place == 0 else name,
+            id=f"compare-option-{name}",
+            hidden=contents.get(f"compare-option-{name}"),
+        )
+        for place, (name, stat) in enumerate(STATS.items())
+    ]
+    stats = html.Select(options, **parts.attributes(data_key="stat", aria_label="Stat"))
+    words = {"": "by step", ALIGNS[1]: "since the first step"}
+    buttons = [
+        html.Button(
+            text, type="button", **parts.attributes(data_key="align", data_choice=choice, data_clears="from to")
+        )
+        for choice, text in words.items()
+    ]
+    group = html.Div(
+        buttons, className="group", role="group", **parts.attributes(aria_label="What the axis counts from")
+    )
+    return html.Div(html.Div([stats, group], className="choices"), className="controls")
