@@ -142,13 +142,12 @@ def card(contents: Mapping[str, Any]) -> html.Div:
         role="table",
         **parts.attributes(aria_labelledby="differences-title"),
     )
-    about = parts.attributes(aria_labelledby="differences-title")
     tally = html.Span(contents.get("differences-tally"), id="differences-tally")
     card = parts.card(
         "differences",
         html.P(contents.get("compare-measure"), id="compare-measure", className="dim"),
         html.Div([html.Div([label, field], className="field"), refusal], className="controls"),
-        html.Div(table, className="scroll", tabIndex=0, role="region", **about),
+        html.Div(table, className="scroll", tabIndex=0),
         html.Div(contents.get("differences-rest"), id="differences-rest", className="rest"),
         title="Layers, most different first",
         aside=tally,

@@ -25,10 +25,10 @@ def register(app: Dash, collector: Collector) -> None:
 
 
 def _register_new(app: Dash, collector: Collector) -> None:
-    fields = ("new-endpoint-url", "new-endpoint-name", "new-endpoint-severity")
-    states = [State(field, "value") for field in fields]
+    fields = ("new-endpoint-url", "new-endpoint-name")
+    states = [*(State(field, "value") for field in fields), State("new-endpoint-severity", "data")]
     outputs = {"answer": Output("new-endpoint-answer", "children")}
-    outputs |= {field: Output(field, "value") for field in fields[:2]}
+    outputs |= {field: Output(field, "value") for field in fields}
 
     @threaded(app, outputs, Input("new-endpoint-do", "n_clicks"), *states, refreshes=True)
     def create(clicks: object, url: str | None, name: str | None, severity: str) -> Contents:
@@ -42,7 +42,7 @@ def _register_new(app: Dash, collector: Collector) -> None:
             return [*settings_frame.once(made["secret"], words), way]
 
         said = answered(clicks, ask)
-        return {"answer": said, **(dict.fromkeys(fields[:2], "") if made else {})}
+        return {"answer": said, **(dict.fromkeys(fields, "") if made else {})}
 
 
 def _register_doing(app: Dash, collector: Collector) -> None:
@@ -69,7 +69,8 @@ def _register_doing(app: Dash, collector: Collector) -> None:
 
 
 def _register_change(app: Dash, collector: Collector) -> None:
-    states = [State(name, "value") for name in ("endpoint-url-field", "endpoint-name", "endpoint-severity")]
+    fields = [State(name, "value") for name in ("endpoint-url-field", "endpoint-name")]
+    states = [*fields, State("endpoint-severity", "data")]
     outputs = {"answer": Output("endpoint-saved", "children")}
 
     @threaded(app, outputs, Input("endpoint-save-do", "n_clicks"), *states, State("url", "pathname"), refreshes=True)

@@ -176,6 +176,5 @@ def _text(name: str, placeholder: str = "", value: str | None = None) -> dcc.Inp
 def _severities(name: str, chosen: str | None) -> html.Fieldset:
     """Return the choice of the least severity that is told."""
     words = {"information": "information", "warning": "warning", "critical": "critical only"}
-    options = [{"label": words[each], "value": each} for each in endpoint_words.SEVERITIES]
-    radio = dcc.RadioItems(id=name, options=options, value=chosen, inline=True)
-    return html.Fieldset([html.Legend("Tell it of, at least"), radio], className="one-of")
+    options = {each: words[each] for each in endpoint_words.SEVERITIES}
+    return forms.choice(name, "Tell it of, at least", options, chosen)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from dash import html
+from dash import dcc, html
 from dash.development.base_component import Component
 
 from gradcanary_dashboard import parts
@@ -23,6 +24,24 @@ def button(words: str, name: Id, *, icon: str | None = None, tone: str = "plain"
     """Return a button; ``tone`` is plain, main (what the form is for) or danger."""
     shown: list[Any] = [*([] if icon is None else [parts.icon(icon)]), words]
     return html.Button(shown, id=name, type="button", className=f"do tone-{tone}")
+
+
+def choice(name: str, words: str, options: Mapping[str, str], chosen: str | None) -> html.Fieldset:
+    """Return buttons of which one is pressed, a word for each value; ``data`` of ``name`` is the value.
+
+    Dash's own radio buttons are options of no list to those who do not see them.
+    """
+    buttons = [
+        html.Button(
+            word,
+            type="button",
+            **parts.attributes(data_of=name, data_value=value, aria_pressed=str(value == chosen).lower()),
+        )
+        for value, word in options.items()
+    ]
+    return html.Fieldset(
+        [html.Legend(words), html.Div(buttons, className="group"), dcc.Store(id=name, data=chosen)], className="one-of"
+    )
 
 
 def asking(words: str, question: parts.Children, really: Component) -> html.Details:

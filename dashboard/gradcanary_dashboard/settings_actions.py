@@ -32,7 +32,7 @@ def _register_end_of_silence(app: Dash, collector: Collector) -> None:
 
 
 def _register_new_token(app: Dash, collector: Collector) -> None:
-    states = [State(f"new-token-{field}", "value") for field in ("name", "scope", "days")]
+    states = [State("new-token-name", "value"), State("new-token-scope", "data"), State("new-token-days", "value")]
     outputs = {"answer": Output("new-token-answer", "children"), "name": Output("new-token-name", "value")}
 
     @threaded(app, outputs, Input("new-token-do", "n_clicks"), *states, refreshes=True)

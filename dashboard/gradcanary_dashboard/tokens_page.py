@@ -22,8 +22,6 @@ SCOPES = {
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page: the tokens, and the form of a new one."""
-    options = [{"label": words, "value": scope} for scope, words in SCOPES.items()]
-    radio = dcc.RadioItems(id="new-token-scope", options=options, value="ingest")
     made = parts.card(
         "new-token",
         settings_frame.row(
@@ -36,7 +34,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
                 "After which it ends; empty: until it is revoked.",
             ),
         ),
-        html.Fieldset([html.Legend("It may"), radio], className="one-of"),
+        forms.choice("new-token-scope", "It may", SCOPES, "ingest"),
         forms.button("Create token", "new-token-do", tone="main"),
         title="New token",
     )
