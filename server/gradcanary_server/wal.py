@@ -21,7 +21,7 @@ class WriteAheadLog:
         self._error: OSError | None = None
 
     def flush(self) -> None:
-        """Return when all that was committed before is on disk; raises OSError, and from then on each time.
+        """Return when all that was committed before is on disk; raises OSError, after a flush that failed each time.
 
         A kernel whose disk failed forgets what it could not write, and the next flush would succeed without it.
         """
@@ -39,10 +39,12 @@ class WriteAheadLog:
         # Opened each time, at 10 us: SQLite takes the log away with the last connection, and makes another one.
         try:
             descriptor = os.open(self._path, os.O_RDONLY)
-            try:
-                _flush(descriptor)
-            finally:
-                os.close(descriptor)
+        except FileNotFoundError:
+            return  # before that it writes all of it into the database, and waits for the disk
+        try:
+            _flush(descriptor)
         except OSError as error:
             self._error = error
             raise
+        finally:
+            os.close(descriptor)

@@ -125,3 +125,18 @@ def test_nobody_is_told_that_it_is_kept_once_the_disk_failed(store, disk):
     disk.error = None  # as a kernel does, which has forgotten what it could not write
     with pytest.raises(RequestError, match="start the collector anew"):
         write(store, 2)
+
+
+def test_a_log_that_cannot_be_opened_is_tried_again_and_one_that_is_gone_has_nothing_to_flush(log, monkeypatch):
+    written, file = log
+    written.flush()
+    commit(file, b"0")
+    with monkeypatch.context() as patched:
+        patched.setattr(wal.os, "open", _no_descriptor)
+        with pytest.raises(OSError, match="Too many open files"):
+            written.flush()
+    written.flush()
+
+
+def _no_descriptor(*_):
+    raise OSError(errno.EMFILE, "Too many open files")
