@@ -116,7 +116,11 @@ class Backtests:
                     return
                 asked = self._queue[0]
                 asked.state = "counting"
-            is_whole = self._play(asked)
+            try:
+                is_whole = self._play(asked)
+            except Exception:  # of one that cannot be counted others are not to wait for ever
+                logger.exception("runs could not be played again")
+                is_whole = False
             with self._lock:
                 asked.state = "counted" if is_whole else "failed"
                 asked.ended, asked.at = time.monotonic(), time.time()
@@ -133,12 +137,14 @@ class Backtests:
         limit.daemon = True
         limit.start()
         # Where it is killed while it reads, writing to it fails; its status says enough.
-        with process, contextlib.suppress(BrokenPipeError):
-            with cast(IO[str], process.stdin) as said:
-                json.dump(task, said)
-            for line in cast(IO[str], process.stdout):
-                _note(asked, json.loads(line))
-        limit.cancel()
+        try:
+            with process, contextlib.suppress(BrokenPipeError):
+                with cast(IO[str], process.stdin) as said:
+                    json.dump(task, said)
+                for line in cast(IO[str], process.stdout):
+                    _note(asked, json.loads(line))
+        finally:
+            limit.cancel()
         if process.returncode != 0 and not self._is_stopped:
             logger.warning("runs were not all played again: the process that does ended with %s", process.returncode)
         return process.returncode == 0

@@ -6,6 +6,7 @@ row of a run comes first, so that nobody waits in a circle. All other modules wr
 ``FOR UPDATE`` where PostgreSQL needs it: SQLAlchemy leaves it away for SQLite.
 """
 
+import os
 import sqlite3
 import threading
 import time
@@ -164,20 +165,24 @@ class Database:
             pages = max(int(_RECLAIM_S / (_MOVED_S + _SOUGHT_S * free)), 1)
             raw.executescript(f"PRAGMA incremental_vacuum({pages});")
             raw.execute("PRAGMA busy_timeout = 0")  # it would wait for readers, and writers would wait for it
-            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            raw.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
+            try:
+                raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                raw.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
             return free > pages
 
     def size(self, connection: Connection) -> int:
         """Return the bytes that the store takes on disk."""
         if self._dialect == "postgresql":
             return int(connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
-        files = (Path(f"{self._engine.url.database}{suffix}") for suffix in ("", "-wal"))
+        files = (Path(f"{os.path.realpath(str(self._engine.url.database))}{suffix}") for suffix in ("", "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
+        if self._wal is not None:
+            self._wal.close()
 
     def _check(self) -> None:
         """Raise StoreError unless the store can be reached, is whole, and is one that this version can use."""

@@ -68,7 +68,7 @@ class Demo:
         with process.stdout as lines:
             for line in map(str.strip, lines):
                 kind, *runs = line.split()[:3] or [""]
-                if self.state == "starting" and kind == "training":
+                if kind == "training" and self._is_mine(process) and self.state == "starting":
                     self.state, self.runs = "running", runs
                 elif line:
                     last = line
@@ -76,7 +76,13 @@ class Demo:
         status = process.wait()
         if process.stdin is not None:
             process.stdin.close()
-        self.state, self.why = ("failed", last or f"It ended with status {status}.") if status else ("ended", None)
+        if self._is_mine(process):
+            self.state, self.why = ("failed", last or f"It ended with status {status}.") if status else ("ended", None)
+
+    def _is_mine(self, process: subprocess.Popen[str]) -> bool:
+        """Tell whether it is the one that was started last, of which the state tells."""
+        with self._lock:
+            return process is self._process
 
 
 def _child(url: str) -> subprocess.Popen[str]:

@@ -23,6 +23,9 @@ from gradcanary_server.signing import SecretError
 GIVE_UP_S = 5 * 86_400.0
 """An endpoint that failed for so long without one success is disabled."""
 
+TRIED_S = 86_400.0
+"""More than lies between two attempts; failures that are further apart say nothing of the time between."""
+
 ROTATION_S = 86_400.0
 """How long messages are signed with the secret before, too."""
 
@@ -106,13 +109,18 @@ def succeeded(connection: Connection, endpoint_id: int, now: float) -> None:
 
 
 def failed(connection: Connection, endpoint_id: int, now: float, why: str, permanent: bool) -> None:
-    """Count a failure from the first one on; disable the endpoint if it is permanent or lasted for five days."""
+    """Count a failure from the first one on; disable the endpoint if it is permanent or lasted for five days.
+
+    It is tried each few hours: where nobody tried for a day, by the clock, the clock was set, or nobody was there.
+    """
     mine = _is(endpoint_id)
+    before = connection.execute(select(endpoint.c.last_failure).where(mine)).scalar_one()
     connection.execute(update(endpoint).where(mine).values(last_failure=now, last_error=why))
     connection.execute(update(endpoint).where(mine, endpoint.c.failing_since.is_(None)).values(failing_since=now))
     query = select(endpoint.c.failing_since, endpoint.c.disabled).where(mine)
     since, disabled = connection.execute(query).one()
-    if disabled is None and (permanent or now - since >= GIVE_UP_S):
+    is_over = now - since >= GIVE_UP_S and before is not None and now - before < TRIED_S
+    if disabled is None and (permanent or is_over):
         reason = why if permanent else f"no success for {GIVE_UP_S / 86_400:.0f} days; last: {why}"
         disable(connection, endpoint_id, now, reason, "failures")
 

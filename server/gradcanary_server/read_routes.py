@@ -60,10 +60,12 @@ class Reader:
             seen = runs.one(connection, name, self.database.now(connection), self.rules.silent)
             return self.answer([seen], lambda: build(connection, seen))
 
-    def answer(self, seen: list[runs.Seen], build: Callable[[], Mapping[str, object]]) -> Response:
-        """Answer about runs: the tag is made of the question, the rules, and each run's revision and state."""
+    def answer(
+        self, seen: list[runs.Seen], build: Callable[[], Mapping[str, object]], following: str | None = None
+    ) -> Response:
+        """Answer about runs: the tag is made of the question, the rules, what follows, each run's revision and state."""
         depends = [f"{each.row.run_id} {each.row.revision} {each.state}" for each in seen]
-        return tags.answer(self._request, [self.rules, *depends], build)
+        return tags.answer(self._request, [self.rules, following, *depends], build)
 
 
 Reading = Annotated[Reader, Depends(Reader)]
@@ -88,7 +90,7 @@ def list_runs(
     chosen = Choice(archived, named, limit, after, text, state, sort)
     with reader.database.read() as connection:
         seen, following = runs.page(connection, chosen, reader.database.now(connection), reader.rules.silent)
-        return reader.answer(seen, lambda: {"runs": runs.summaries(connection, seen), "next": following})
+        return reader.answer(seen, lambda: {"runs": runs.summaries(connection, seen), "next": following}, following)
 
 
 @router.get("/runs/{run}", responses=answered("run"))

@@ -57,9 +57,13 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until Ctrl-C or SIGTERM, by which it ends as it should."""
+        before = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
-        with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
-            super().run(sockets)
+        try:
+            with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
+                super().run(sockets)
+        finally:
+            sys.setswitchinterval(before)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the app, then listen; raises CollectorError where the app cannot be opened."""

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, Select, bindparam, func, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from gradcanary_server.database import Database
+from gradcanary_server.errors import RequestError
 from gradcanary_server.notifications import timestamp
 from gradcanary_server.schema import batch, fold_state, run, tile
 
 FOR_S = 60.0
 """How long a count holds: it looks at every row of the measurements, of which a page asks each second."""
+
+FIRST_S = 3.0
+"""How long the first who asks waits for it: of a store of gigabytes it takes longer, and comes when it is there."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,37 +37,52 @@ class Room:
 
 
 class Storage:
-    """Counts a store's room, and remembers it for a minute; safe to share between threads."""
+    """Counts a store's room in a thread of its own, and remembers it for a minute; safe to share between threads."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.Lock()
-        self._counted: tuple[float, Room] | None = None
+        self._counted: Room | None = None
+        self._next = -math.inf
+        self._ready = threading.Event()
 
     def room(self) -> Room:
-        """Return what the runs take, as it was about a minute ago; while somebody counts, others get the last count."""
-        counted = self._counted
-        if counted is not None and (time.monotonic() - counted[0] < FOR_S or self._lock.locked()):
-            return counted[1]
+        """Return what the runs take, as it was about a minute ago; before the first count no run is in it."""
         with self._lock:
-            if self._counted is counted:
-                room = self._count()
-                self._counted = (time.monotonic(), room)
-                return room
-        return self.room()
-
-    def _count(self) -> Room:
+            is_due = time.monotonic() >= self._next
+            if is_due:
+                self._next = math.inf  # until this count has ended
+        if is_due:
+            threading.Thread(target=self._count, name="gradcanary-storage", daemon=True).start()
+        self._ready.wait(FIRST_S)
+        if self._counted is not None:
+            return self._counted
         with self._database.read() as connection:
-            found = dict.fromkeys(connection.scalars(select(run.c.run_id)), 0)
-            for query in _QUERIES:
-                for row in connection.execute(query):
-                    found[row[0]] = found.get(row[0], 0) + int(row[1])
-            return Room(self._database.now(connection), self._database.size(connection), found)
+            return Room(self._database.now(connection), self._database.size(connection), {})
+
+    def _count(self) -> None:
+        try:
+            with self._database.read() as connection:
+                runs = connection.scalars(select(run.c.run_id)).all()
+            found = {run_id: self._weigh(run_id) for run_id in runs}
+            with self._database.read() as connection:
+                self._counted = Room(self._database.now(connection), self._database.size(connection), found)
+        except (DBAPIError, PoolTimeoutError, RequestError) as error:
+            logger.warning("the room of the runs could not be counted (%s)", type(error).__name__)
+        finally:
+            self._ready.set()
+            self._next = time.monotonic() + FOR_S
+
+    def _weigh(self, run_id: int) -> int:
+        """Return the bytes of a run's measurements; in a reading transaction of its own, which holds up no checkpoint
+        for longer than it takes."""
+        with self._database.read() as connection:
+            return sum(int(connection.execute(query, {"of": run_id}).scalar_one()) for query in _QUERIES)
 
 
-# The length of a value is told by its row: neither database reads the bytes for it.
+# The length of a value is told by its row; its row, and not all of its bytes, is read for it.
 _QUERIES: tuple[Select[Any], ...] = tuple(
-    select(table.c.run_id, func.sum(func.length(body))).group_by(table.c.run_id)
+    select(func.coalesce(func.sum(func.length(body)), 0)).where(table.c.run_id == bindparam("of"))
     for table, body in ((tile, tile.c.body), (batch, batch.c.body), (fold_state, fold_state.c.packed))
 )
 

@@ -167,12 +167,27 @@ def test_gone_disables_the_endpoint(store, receiver_factory):
 def test_five_days_of_failures_disable_the_endpoint(store, receiver_factory):
     receiver = receiver_factory(status(500))
     listen(store, receiver)
-    with store.database.write() as connection:
-        connection.execute(update(endpoint).values(failing_since=store.database.now(connection) - endpoints.GIVE_UP_S))
+    fails(store, since_s=endpoints.GIVE_UP_S, last_s=3_600)
     store.record(fired(0))
     with delivering(store, SLOW):
         eventually(lambda: store.rows(select(endpoint.c.disabled))[0]["disabled"] is not None)
     assert "5 days" in store.rows(select(endpoint.c.disabled_why))[0]["disabled_why"]
+
+
+def fails(store, *, since_s, last_s):
+    with store.database.write() as connection:
+        now = store.database.now(connection)
+        connection.execute(update(endpoint).values(failing_since=now - since_s, last_failure=now - last_s))
+
+
+def test_a_clock_that_is_set_by_five_days_disables_nobody(store, receiver_factory):
+    receiver = receiver_factory(status(500))
+    listen(store, receiver)
+    fails(store, since_s=endpoints.GIVE_UP_S + 60, last_s=endpoints.GIVE_UP_S)
+    store.record(fired(0))
+    with delivering(store, SLOW):
+        eventually(lambda: store.rows(select(attempt)))
+    assert store.rows(select(endpoint.c.disabled))[0]["disabled"] is None
 
 
 def test_a_hanging_receiver_holds_up_nobody(store, receiver_factory, monkeypatch):

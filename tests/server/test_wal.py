@@ -58,7 +58,7 @@ def test_one_flush_serves_all_that_were_committed_before_it_began(log, disk):
         assert disk.begun.acquire(timeout=30)  # and what is committed from here on may not be in it
         commit(file, b"12345678")
         others = [pool.submit(written.flush) for _ in range(8)]
-        disk.go.release(2)
+        disk.go.release(3)
         for each in (first, *others):
             each.result(30)
     assert b"12345678" in disk.kept[1]
@@ -136,7 +136,43 @@ def test_a_log_that_cannot_be_opened_is_tried_again_and_one_that_is_gone_has_not
         with pytest.raises(OSError, match="Too many open files"):
             written.flush()
     written.flush()
+    written.close()
 
 
 def _no_descriptor(*_):
     raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_the_log_of_a_linked_file_is_flushed_and_a_new_one_after_the_old(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(wal, "_flush", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.db").symlink_to(blank_stores.lay(tmp_path / "there"))
+    opened = Database(f"sqlite:///{tmp_path / 'link.db'}")
+    write(opened, 1)
+    assert flushed
+    opened.close()
+    again = Database(f"sqlite:///{tmp_path / 'link.db'}")
+    write(again, 2)
+    logs = [each.stat().st_ino for each in (tmp_path / "there").glob("*-wal")]
+    assert flushed[-1:] == logs
+    again.close()
+
+
+def test_one_descriptor_is_kept_until_there_is_another_log(log, monkeypatch):
+    opened, flushed = [], []
+    monkeypatch.setattr(wal, "_flush", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
+    plain = os.open
+    with monkeypatch.context() as patched:
+        patched.setattr(wal.os, "open", lambda path, *rest: opened.append(path) or plain(path, *rest))
+        written, file = log
+        commit(file, b"0")
+        written.flush()
+        written.flush()
+        assert len([each for each in opened if str(each).endswith("-wal")]) == 1
+        old = file.stat().st_ino
+        file.rename(file.with_name("old"))
+        commit(file, b"1")
+        written.flush()
+    assert flushed == [old, old, old, file.stat().st_ino], "the old one once more, for what it may say of the disk"
+    written.close()
