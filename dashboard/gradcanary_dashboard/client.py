@@ -196,6 +196,8 @@ class Collector:
 
     def _recall(self, key: str) -> tuple[str, Answer] | None:
         with self._lock:
+            if key in self._remembered:
+                self._remembered.move_to_end(key)
             return self._remembered.get(key)
 
     def _remember(self, key: str, etag: str, answer: Answer) -> None:

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Response
 from gradcanary_dashboard import pages
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.pages import Shown
+from gradcanary_dashboard.threads import QUESTIONS, apart
 
 
 def register(server: FastAPI, collector: Collector) -> None:
@@ -19,8 +20,9 @@ def register(server: FastAPI, collector: Collector) -> None:
     """
 
     @server.get("/_news", include_in_schema=False)
-    def news(path: str, shown: str = "", search: str | None = None) -> Response:
-        return Response(status_code=200 if pages.is_news(collector, path, read(shown), search) else 204)
+    async def news(path: str, shown: str = "", search: str | None = None) -> Response:
+        is_news = await apart(QUESTIONS, pages.is_news, collector, path, read(shown), search)
+        return Response(status_code=200 if is_news else 204)
 
 
 def read(shown: str | None) -> Shown:

@@ -18,6 +18,7 @@ from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.errors import DashboardError
 from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.panels import Panel
+from gradcanary_dashboard.threads import QUESTIONS, apart
 from gradcanary_dashboard.view import View, parse
 
 MOST_SERIES = 100
@@ -36,16 +37,16 @@ def register(server: FastAPI, collector: Collector) -> None:
     """Serve ``/_panels``, ``/_cell`` and ``/_csv``. To be called before Dash, whose routes answer every path."""
 
     @server.get("/_panels", include_in_schema=False)
-    def panels_in_sight(run: str, key: Keys, search: str = "") -> Response:
-        return _answered(lambda: {"panels": drawn(collector, run, key, parse(search))})
+    async def panels_in_sight(run: str, key: Keys, search: str = "") -> Response:
+        return await apart(QUESTIONS, _answered, lambda: {"panels": drawn(collector, run, key, parse(search))})
 
     @server.get("/_cell", include_in_schema=False)
-    def exact_cell(run: str, stat: str, layer: Layers, first: int, last: int) -> Response:
-        return _answered(lambda: {"text": cell(collector, run, stat, layer, first, last)})
+    async def exact_cell(run: str, stat: str, layer: Layers, first: int, last: int) -> Response:
+        return await apart(QUESTIONS, _answered, lambda: {"text": cell(collector, run, stat, layer, first, last)})
 
     @server.get("/_csv", include_in_schema=False)
-    def csv(run: str, search: str = "") -> Response:
-        return _csv(collector, run, parse(search))
+    async def csv(run: str, search: str = "") -> Response:
+        return await apart(QUESTIONS, _csv, collector, run, parse(search))
 
 
 def drawn(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from dash import Dash, Input, Output, State, no_update
 
 Contents = Mapping[str, Any]
 Handler = Callable[..., Contents]
+Answered = TypeVar("Answered")
 
-_TURNS = threading.BoundedSemaphore(2)
+PAGES = ThreadPoolExecutor(2, "gradcanary-pages")
 """Callbacks at the same time: they share one interpreter with ingest, so more at once are no quicker. Not one alone,
 which may wait for a collector that does not answer.
 """
 
+QUESTIONS = ThreadPoolExecutor(4, "gradcanary-questions")
+"""What the browser asks past Dash: whether there is news, a metric, a cell."""
 
-def _in_turn(handler: Handler, *values: object) -> Contents:
-    with _TURNS:
-        return handler(*values)
+
+async def apart(pool: ThreadPoolExecutor, function: Callable[..., Answered], *values: object) -> Answered:
+    """Return what a function returns in a thread of the pool, asked by the same reader.
+
+    Starlette's own threads are those in which the collector takes batches and answers questions: pages that waited
+    in them for its answers would in the end wait for each other.
+    """
+    asked = functools.partial(contextvars.copy_context().run, function, *values)
+    return await asyncio.get_running_loop().run_in_executor(pool, asked)
 
 
 def threaded(
@@ -42,7 +52,7 @@ def threaded(
     def decorate(handler: Handler) -> None:
         @functools.wraps(handler)
         async def callback(*values: object) -> dict[str, Any]:
-            contents = await asyncio.to_thread(_in_turn, handler, *values)
+            contents = await apart(PAGES, handler, *values)
             return {name: contents.get(name, no_update) for name in outputs}
 
         register_callback: Callable[[Callable[..., Coroutine[Any, Any, Any]]], Any] = app.callback(

@@ -63,7 +63,7 @@ class Reader:
     def answer(
         self, seen: list[runs.Seen], build: Callable[[], Mapping[str, object]], following: str | None = None
     ) -> Response:
-        """Answer about runs: the tag is made of the question, the rules, what follows, each run's revision and state."""
+        """Answer about runs: the tag is made of the question, the rules, what follows, each run and its state."""
         depends = [f"{each.row.run_id} {each.row.revision} {each.state}" for each in seen]
         return tags.answer(self._request, [self.rules, following, *depends], build)
 

@@ -84,7 +84,7 @@ def test_one_crosshair_goes_through_every_figure(logged: Any, open_page: Callabl
     before = page.evaluate(SHOWN)["heatmap"][0]
     page.keyboard.press("Shift+ArrowRight")
     until(page, f"Math.abs(({SHOWN})().heatmap[0] - {before} - 10) < 0.5")
-    expect(page.locator("[role=status]")).to_contain_text(re.compile(r"step 21\d 0\.\d+ 0\.\d"))
+    expect(page.locator(".unseen[role=status]")).to_contain_text(re.compile(r"step 21\d 0\.\d+ 0\.\d"))
     page.keyboard.press("Escape")
     expect(page.locator(".crosshair:visible")).to_have_count(0)
 

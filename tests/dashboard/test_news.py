@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -132,3 +133,16 @@ def test_an_endpoint_that_was_given_up_is_news(api: Api, monkeypatch: pytest.Mon
 def test_what_cannot_be_told_is_news(module_collector: Any, path: str, held: str) -> None:
     asked = httpx.get(f"{module_collector.url}/_news", params={"path": path, "shown": held})
     assert asked.status_code == 200
+
+
+def test_many_tabs_at_once_keep_nobody_else_from_the_collector(api: Api) -> None:
+    begin(api.url, "crowded")
+
+    def ask(_tab: int) -> int:
+        return httpx.get(f"{api.url}/_news", params={"path": "/runs/crowded", "shown": "{}x"}, timeout=60).status_code
+
+    with ThreadPoolExecutor(60) as tabs:
+        asked = [tabs.submit(ask, tab) for tab in range(120)]
+        for _ in range(5):
+            httpx.get(f"{api.url}/api/v1/runs", timeout=8).raise_for_status()
+        assert {each.result() for each in asked} == {200}

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,9 @@ def opened(url):
 
 
 def notify(channel, body=None):
-    asyncio.run(channels.notify(channel, body or message()))
+    # In a thread of its own: the browser tests leave an event loop running in this one.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, channels.notify(channel, body or message())).result()
 
 
 def posted(receiver):

@@ -92,7 +92,7 @@ class Store:
         for value in ("min", "mean", "max"):
             picture = Picture(value, "model", None, 400)
             found[value] = self.read(lambda c, run, p=picture: views.picture(c, archive, rules, run, "absmax", p, span))
-        found["metrics"] = self.read(lambda c, run: views.metrics(c, archive, run, (), span))
+        found["metrics"] = self.read(lambda c, run: views.metrics(c, archive, run, views.Chosen((), ()), span))
         found["layers"] = self.read(lambda c, run: layer_table.table(c, archive, run.run_id))
         found["samples"] = self.read(
             lambda _, run: sum(len(p.columns.steps) for p in views.samples(self.database, archive, run.run_id))
