@@ -89,7 +89,7 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         "compare-layer": _layer(data, wanted),
         "compare-legend": _legend(data),
         "compare-reset": not wanted.view.is_zoomed,
-        "compare-zoom-note": controls.zoom_note(wanted.view, compare_figures.bucket(data), "point"),
+        "compare-zoom-note": controls.zoom_note(replace(wanted.view, x="step"), compare_figures.bucket(data), "point"),
         **compare_figures.drawn(data, wanted),
         **difference_rows.listed(data, wanted),
         **_offered(data, wanted),
@@ -129,7 +129,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
         legend,
         _graph("compare-stat", contents),
         title=html.Span(contents.get("compare-layer"), id="compare-layer"),
-        aside=controls.zoom_bar("compare", contents),
+        aside=controls.zoom_bar("compare", contents, has_clock=False),
     )
     others = [
         parts.card(f"curve-{figure}", _graph(figure, contents), title=title, aside="same steps")

@@ -62,8 +62,8 @@ def offered(view: View, layers: Sequence[Layer]) -> dict[str, bool]:
     }
 
 
-def zoom_bar(page: str, contents: Mapping[str, Any]) -> html.Div:
-    """Return how fine the figures are, and the way in, along and out for fingers and keys."""
+def zoom_bar(page: str, contents: Mapping[str, Any], *, has_clock: bool = True) -> html.Div:
+    """Return how fine the figures are, the axis where it may be time, the way in, along and out for fingers, keys."""
     buttons = [
         html.Button(parts.icon(icon), type="button", title=words, **parts.attributes(data_zoom=move, aria_label=words))
         for move, icon, words in MOVES
@@ -72,7 +72,7 @@ def zoom_bar(page: str, contents: Mapping[str, Any]) -> html.Div:
     return html.Div(
         [
             html.Span(contents.get(f"{page}-zoom-note"), id=f"{page}-zoom-note"),
-            _group("x", AXES),
+            *([_group("x", AXES)] if has_clock else []),
             html.Span(buttons, className="group", role="group", **parts.attributes(aria_label="Steps in sight")),
             html.Span(reset, id=f"{page}-reset", hidden=contents.get(f"{page}-reset", True)),
         ],

@@ -164,9 +164,7 @@ def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown) -> b
     if shown.get("incidents") is None:
         return True
     # A message is on its way: deliveries move on without a new revision of the run.
-    load = layer_data if "layer" in arguments else run_data
-    _, version = load.load_incidents(collector, arguments["run"], parse(shown.get("chosen")).incident)
-    return bool(version == shown["incidents"])
+    return bool(collector.incidents(run=arguments["run"]).version == shown["incidents"])
 
 
 def _ask_compare(collector: Collector, _arguments: Arguments, search: str, shown: Shown) -> Contents:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.clock import Clock
-from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.errors import RefusedError
 from gradcanary_dashboard.layers import Layer, choose
 from gradcanary_dashboard.view import View
@@ -28,8 +24,7 @@ class RunData:
     """The collector's answers about one run at about one revision.
 
     ``layer`` is the one whose trend is drawn; ``refusal`` says what is wrong with the expression for rows, of which the
-    heatmap then takes no notice. ``loss`` is that of the whole run without tags; ``last_step_at`` is in seconds of Unix
-    time by the agent's clock.
+    heatmap then takes no notice. ``loss`` is that of the whole run without tags.
     """
 
     run: Mapping[str, Any]
@@ -39,7 +34,6 @@ class RunData:
     refusal: str | None
     series: Mapping[str, Any] | None
     loss: Mapping[str, Any] | None
-    last_step_at: float | None
     incidents: list[Mapping[str, Any]]
     incidents_version: str
 
@@ -62,7 +56,6 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
         refusal=refusal,
         series=series,
         loss=_loss(collector, told),
-        last_step_at=_last_step_at(collector, told, chosen),
         incidents=incidents,
         incidents_version=incidents_version,
     )
@@ -90,15 +83,6 @@ def _loss(collector: Collector, told: Mapping[str, Any]) -> Mapping[str, Any] | 
     return answer
 
 
-def _last_step_at(collector: Collector, told: Mapping[str, Any], layer: Layer | None) -> float | None:
-    """Return when the last step was taken: one that lives may have stood still for hours."""
-    if layer is None or told["step"] is None:
-        return None
-    last = {"from": told["step"], "to": told["step"]}
-    times = decode(collector.run(told["run"], "series", layer=layer["layer"], points=1, **last).body["times"])
-    return float(times[-1]) if len(times) and np.isfinite(times[-1]) else None
-
-
 def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, Any], str | None]:
     """Return the heatmap of the view; with an expression that the collector refuses, that of all rows, and why."""
     wanted: dict[str, str | int | None] = {"stat": view.stat, "value": view.value, "order": view.order}
@@ -117,16 +101,11 @@ def load_incidents(
     """Return the run's incidents and their version: open first, then newest; the first few and the named in full."""
     listed = collector.incidents(run=run)
     ranked = sorted(listed.body["incidents"], key=lambda incident: (incident["state"] != "open", -incident["id"]))
-    found: list[Mapping[str, Any]] = []
-    versions = [listed.version]
-    for place, incident in enumerate(ranked):
-        if place < detailed or incident["id"] == named:
-            answer = collector.incident(incident["id"])
-            versions.append(answer.version)
-            found.append(answer.body)
-        else:
-            found.append(incident)
-    return found, hashlib.sha256(" ".join(versions).encode()).hexdigest()[:16]
+    found = [
+        collector.incident(incident["id"]).body if place < detailed or incident["id"] == named else incident
+        for place, incident in enumerate(ranked)
+    ]
+    return found, listed.version
 
 
 def _first_member(incidents: list[Mapping[str, Any]], named: int | None) -> int | None:

@@ -70,8 +70,10 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
     run = place["run"]
     return [
-        run_settings_page.way(run),
-        html.Div([parts.crumbs([("Runs", "/")], run), sharing.of_run(run, contents)], className="run-head"),
+        html.Div(
+            [parts.crumbs([("Runs", "/")], run), sharing.of_run(run, contents, run_settings_page.way(run))],
+            className="run-head",
+        ),
         html.Div(contents.get("verdict", html.H1(run)), id="verdict", **parts.attributes(aria_live="polite")),
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
@@ -238,7 +240,7 @@ def _tiles(data: RunData) -> list[html.Div]:
 def _pulse(data: RunData) -> list[Any]:
     """Return the state of the run, when it made its last step and was last heard of, and how long a step takes."""
     run = data.run
-    stepped = None if data.last_step_at is None else wording.moment(data.last_step_at)
+    stepped = run["stepped"]
     took = next((metric["last"] for metric in run["metrics"] if metric["name"] == "step_time_s"), None)
     return [
         parts.run_state(run["state"]),

@@ -46,11 +46,9 @@ def fill(run: Mapping[str, Any], *, may: bool) -> dict[str, Any]:
     }
 
 
-def way(run: str) -> html.Div:
+def way(run: str) -> dcc.Link:
     """Return the link that leads here, for the pages of a run."""
-    return html.Div(
-        dcc.Link("Edit", href=f"{run_url(run)}/settings", title="Name, note, tags, archive"), className="edit"
-    )
+    return dcc.Link("Edit", href=f"{run_url(run)}/settings", title="Name, note, tags, archive", className="do")
 
 
 def tags_of(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from gradcanary_dashboard import palette, parts, silent_endpoints, wording
 from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.listing import MAX_TEXT, PER_PAGE, SORTS, STATES, Listing
 from gradcanary_dashboard.sparkline import HEIGHT, WIDTH, sparkline
-from gradcanary_dashboard.verdict import Verdict, firing, verdict
+from gradcanary_dashboard.verdict import SEVERITIES, Verdict, firing, verdict
 from gradcanary_dashboard.view import View, run_url
 
 BANNER_LINES = 5
@@ -122,13 +122,14 @@ def _pages(listing: Listing, following: str | None) -> list[html.Nav]:
 
 
 def _banner(incidents: Sequence[Mapping[str, Any]]) -> list[html.Section]:
-    opened = [incident for incident in incidents if incident["state"] == "open"]
+    opened = [each for each in incidents if each["state"] == "open" and each["severity"] != "information"]
     if not opened:
         return []
-    worst = "critical" if any(incident["severity"] == "critical" for incident in opened) else opened[0]["severity"]
+    worst = max((incident["severity"] for incident in opened), key=SEVERITIES.index)
     lines = [html.Li([_link(incident), " ", incident["summary"]]) for incident in opened[:BANNER_LINES]]
     if len(opened) > BANNER_LINES:
-        lines.append(html.Li(f"and {wording.integer(len(opened) - BANNER_LINES)} more", className="dim"))
+        more = f"and {wording.integer(len(opened) - BANNER_LINES)} more"
+        lines.append(html.Li(dcc.Link(more, href="/incidents?state=open")))
     heading = html.H2([parts.icon(parts.ICONS[worst]), wording.plural(len(opened), "open incident")])
     return [html.Section([heading, html.Ul(lines)], className=f"banner tone-{worst}")]
 

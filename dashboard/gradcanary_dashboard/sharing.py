@@ -7,13 +7,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 from dash import dcc, html
+from dash.development.base_component import Component
 
 from gradcanary_dashboard import parts
 from gradcanary_dashboard.compare_view import CompareView, compare_url
 from gradcanary_dashboard.view import View, search
 
 
-def of_run(run: str, contents: Mapping[str, Any]) -> html.Div:
+def of_run(run: str, contents: Mapping[str, Any], *more: Component) -> html.Div:
     """Return the row of a run's page; a refresh fills ``csv``."""
     words = "Every sample of the rows and steps in sight"
     table = html.A(
@@ -22,11 +23,12 @@ def of_run(run: str, contents: Mapping[str, Any]) -> html.Div:
         href=contents.get("csv", csv_url(run, View())),
         title=words,
         className="do",
+        download="",
     )
     versus = dcc.Link(
         [parts.icon("compare"), "Compare with ..."], href=compare_url(CompareView((run,))), className="do"
     )
-    return html.Div([versus, copy_link(), table], className="takeaway")
+    return html.Div([versus, copy_link(), table, *more], className="takeaway")
 
 
 def copy_link() -> html.Button:

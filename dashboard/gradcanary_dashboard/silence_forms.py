@@ -102,7 +102,7 @@ def _choice(words: str, name: str, options: Mapping[str, str], value: str, own: 
         for key, label in options.items()
     ]
     label = html.Span(words, id=f"{name}-name", className="name")
-    group = html.Div(buttons, className="picks", role="group", **parts.attributes(aria_labelledby=f"{name}-name"))
+    group = html.Div(buttons, className="one-pressed", role="group", **parts.attributes(aria_labelledby=f"{name}-name"))
     return html.Div([label, group, own, dcc.Store(id=name, data=value)], className=f"chosen-from {name}")
 
 

@@ -123,7 +123,8 @@ def test_incidents_over_http(caught):
     incident = one.json()
     assert set(incident) == {
         "id", "run", "rule", "severity", "state", "opened_step", "opened", "resolved_step", "resolution", "reopened",
-        "since_step", "resolved", "reopened_at", "told", "acked", "silenced", "counts", "layers", "summary", "likely_cause", "fix", "url", "deliveries",
+        "since_step", "resolved", "reopened_at", "told",
+        "acked", "silenced", "counts", "layers", "summary", "likely_cause", "fix", "url", "deliveries",
     }  # fmt: skip
     assert len(incident["layers"]) == FALLEN
     assert set(incident["layers"][0]) == {

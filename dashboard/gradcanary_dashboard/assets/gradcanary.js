@@ -7,13 +7,18 @@
 
   // ---- times
 
+  function span(seconds) {
+    if (seconds < 120) return seconds + " s";
+    if (seconds < 7200) return Math.round(seconds / 60) + " min";
+    if (seconds < 172800) return Math.round(seconds / 3600) + " h";
+    return Math.round(seconds / 86400) + " days";
+  }
+
+  // A clock that is a little ahead of this one means no future.
   function ago(then) {
-    const seconds = Math.max(0, Math.round((Date.now() - then) / 1000));
-    if (seconds < 2) return "just now";
-    if (seconds < 120) return seconds + " s ago";
-    if (seconds < 7200) return Math.round(seconds / 60) + " min ago";
-    if (seconds < 172800) return Math.round(seconds / 3600) + " h ago";
-    return Math.round(seconds / 86400) + " days ago";
+    const seconds = Math.round((Date.now() - then) / 1000);
+    if (seconds < -60) return "in " + span(-seconds);
+    return seconds < 2 ? "just now" : span(seconds) + " ago";
   }
 
   function wordTimes() {
@@ -178,10 +183,23 @@
 
   // ---- clicks
 
+  // Over plain HTTP from another machine browsers have no clipboard for pages, but for what is selected.
+  function copied(text) {
+    if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
+    const field = document.createElement("textarea");
+    field.value = text;
+    field.className = "unseen";
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    return Promise.resolve(done);
+  }
+
   function copy(button) {
-    navigator.clipboard.writeText(button.dataset.copy).then(() => {
+    copied(button.dataset.copy).then((done) => {
       const word = button.querySelector(".word");
-      word.textContent = "Copied";
+      word.textContent = done ? "Copied" : "Select it";
       setTimeout(() => { word.textContent = "Copy"; }, 1500);
     });
   }
@@ -256,10 +274,7 @@
     if (!kept) root.dataset.theme = system.matches ? "dark" : "light";
   });
 
-  // A tab that was away has missed what happened.
-  document.addEventListener("visibilitychange", beat);
-
-  window.gradcanary = Object.assign(window.gradcanary || {}, { go, zoomed });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { go, zoomed, copied });
 
   setInterval(wordTimes, 500);
   setInterval(beat, 1000);

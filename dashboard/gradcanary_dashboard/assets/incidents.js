@@ -111,11 +111,6 @@
       const main = dialog().querySelector(".do.tone-main");
       if (main) main.click();
     }
-    const field = document.getElementById("incidents-run");
-    const types = /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
-    if (event.key !== "/" || !field || types || dialog().open || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    field.focus();
   });
 
   document.addEventListener("close", (event) => { if (event.target === dialog()) closed(); }, true);

@@ -25,7 +25,7 @@
   function share(button) {
     const word = button.querySelector(".word");
     const before = word.textContent;
-    navigator.clipboard.writeText(address()).then(() => { word.textContent = "Copied"; }, () => { word.textContent = "Copy the address bar"; });
+    window.gradcanary.copied(address()).then((done) => { word.textContent = done ? "Copied" : "Copy the address bar"; });
     setTimeout(() => { word.textContent = before; }, 1800);
   }
 
