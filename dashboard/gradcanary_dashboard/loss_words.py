@@ -76,7 +76,7 @@ def _compared(before: Floats, after: Floats, few: int) -> str:
     if now > over:
         return f"the loss rose: {told}"
     if peak > over:
-        return f"the loss shows a bump and came back: {wording.scientific(peak)} at most, {told}"
+        return f"the loss bumped and came back: {wording.scientific(peak)} at most, {told}"
     return f"the loss does not show it: {told}"
 
 
