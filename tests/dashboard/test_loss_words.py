@@ -36,7 +36,7 @@ def test_a_rise_and_a_bump_are_told_apart() -> None:
     rises = falling() + 0.1 * (STEPS >= 600)
     assert str(loss_words.words(answer(rises), 600)).startswith("the loss rose: 0.11")
     bump = falling() + 0.05 * np.exp(-((STEPS - 620) ** 2) / 400) * (STEPS >= 600)
-    assert "a bump and came back: 0.16" in str(loss_words.words(answer(bump), 600))
+    assert "the loss bumped and came back: 0.16" in str(loss_words.words(answer(bump), 600))
 
 
 def test_what_cannot_be_told_is_not_said() -> None:
