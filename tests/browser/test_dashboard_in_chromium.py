@@ -47,6 +47,8 @@ def click_row(page: Page, row: int) -> str:
 
 def picture(page: Page) -> Any:
     """What the figures of a run page hold, and its words."""
+    for figure in ("heatmap", "trend", "loss"):  # metrics come when they are in sight, or the page has nothing to do
+        page.wait_for_selector(f"#{figure} .main-svg", state="attached")
     return page.evaluate(
         """() => {
             const plot = (id) => document.querySelector(`#${id} .js-plotly-plot`);
