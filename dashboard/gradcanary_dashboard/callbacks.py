@@ -54,8 +54,7 @@ def _register_opening(app: Dash, collector: Collector) -> None:
         page, arguments = pages.find(pathname or "/")
         title = " ".join(arguments.values()) or page.title
         try:
-            chosen = (search or "") if page.chosen is None else ""
-            contents = page.ask(collector, arguments, chosen, {})
+            contents = page.ask(collector, arguments, search or "", {})
             return {"main": page.frame(arguments, contents), "title": contents.get("title", title), "outage": None}
         except NotFoundError:
             return {"main": page.unknown(collector, arguments), "title": "Not found", "outage": None}
@@ -68,7 +67,12 @@ def _register_refresh(app: Dash, collector: Collector, page: Page) -> None:
     heart = f"{page.name}-heart"
     outputs = {slot: Output(slot, prop) for slot, prop in page.slots.items()}
     outputs |= {"shown": Output(heart, "data-shown"), "outage": Output("outage", "children", allow_duplicate=True)}
-    asked = (Input(heart, "data-news"), State(heart, "data-shown"), Input(*page.choice), State("url", "pathname"))
+    asked = (
+        Input(heart, "data-news"),
+        State(heart, "data-shown"),
+        Input(f"{page.name}-url", "search"),
+        State("url", "pathname"),
+    )
 
     @threaded(app, outputs, *asked, refreshes=True)
     def refresh(_news: object, held: str | None, chosen: str | None, pathname: str | None) -> Contents:

@@ -64,13 +64,6 @@ class Page:
     ask: Callable[[Collector, Arguments, str, Shown], Contents]
     is_shown: Callable[[Collector, Arguments, Shown], bool]
     unknown: Callable[[Collector, Arguments], list[Any]] = field(default=lambda _collector, _arguments: [])
-    chosen: tuple[str, str] | None = None
-    """Id and property of what is chosen, where that is not the query."""
-
-    @property
-    def choice(self) -> tuple[str, str]:
-        """Id and property of what is chosen on the page."""
-        return self.chosen or (f"{self.name}-url", "search")
 
 
 def versioned(
@@ -111,7 +104,7 @@ def is_news(collector: Collector, path: str, shown: Shown, search: str | None = 
     an answer.
     """
     page, arguments = find(path)
-    if search is not None and page.chosen is None and shown.get("chosen", search) != search:
+    if search is not None and shown.get("chosen", search) != search:
         return True
     try:
         return not shown or bool(shown.get("down")) or not page.is_shown(collector, arguments, shown)
