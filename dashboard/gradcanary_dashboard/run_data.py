@@ -95,6 +95,14 @@ def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, An
         return collector.run(run, "heatmap", **wanted).body, str(error)
 
 
+def matching(layers: list[Layer], drawn: Mapping[str, Any], *, is_refused: bool) -> list[Layer]:
+    """Return the layers whose rows a heatmap shows; all where it took no notice of the expression."""
+    if is_refused:
+        return layers
+    shown = {number for row in drawn["rows"] for number in row["layers"]}
+    return [layer for layer in layers if layer["layer"] in shown]
+
+
 def load_incidents(
     collector: Collector, run: str, named: int | None, detailed: int = DETAILED_INCIDENTS
 ) -> tuple[list[Mapping[str, Any]], str]:
