@@ -257,6 +257,10 @@ def _bounds(view: View) -> str:
     return f"{view.from_step or 0}-{'end' if view.to_step is None else view.to_step}" if view.is_zoomed else ""
 
 
+def _next(pieces: Pieces) -> bytes | None:
+    return next(pieces, None)
+
+
 async def _answered(made: Made) -> Response:
     """Answer a file; not a 5xx when the collector fails: that is what this server itself would say."""
     stack = ExitStack()
@@ -272,7 +276,7 @@ async def _answered(made: Made) -> Response:
 async def _sent(stack: ExitStack, pieces: Pieces) -> AsyncIterator[bytes]:
     """Yield pieces, each got in a thread that is not one of those in which the collector makes them."""
     try:
-        while (piece := await apart(QUESTIONS, next, pieces, None)) is not None:
+        while (piece := await apart(QUESTIONS, _next, pieces)) is not None:
             yield piece
     finally:
         stack.close()

@@ -226,8 +226,8 @@ def _layers_csv(contents: Mapping[str, Any]) -> html.A:
 
 
 def _verdict(data: RunData) -> list[Any]:
-    said = verdict(data.run, data.incidents)
-    loss = loss_words.words(data.loss, loss_words.since(data.incidents))
+    said = verdict(data.run)
+    loss = loss_words.words(data.loss, data.loss_since)
     return [parts.verdict(said if loss is None else replace(said, text=f"{said.text}; {loss}"))]
 
 
@@ -260,9 +260,14 @@ def _pulse(data: RunData) -> list[Any]:
 
 def _loss(data: RunData) -> html.Div:
     logged = next((metric for metric in data.run["metrics"] if metric["name"] == "loss" and not metric["tags"]), None)
-    if logged is None or data.loss is None:
+    begin = data.loss or data.loss_since
+    if logged is None or begin is None:
         return parts.tile("Loss", wording.NOTHING, "not logged")
-    first = loss_words.first(data.loss)
+    first = loss_words.first(begin)
     if logged["last"] is None:
         return parts.tile("Loss", "not finite", first, bad=True)
-    return parts.tile("Loss", wording.scientific(logged["last"]), first)
+    now, last = loss_words.level(data.loss_since or data.loss), wording.scientific(logged["last"])
+    if now is None:
+        return parts.tile("Loss", last, first)
+    told = (f"median of the last {wording.plural(now.steps, 'step')}", f"last {last}", first)
+    return parts.tile("Loss", wording.scientific(now.value), [html.Span(each) for each in told if each])

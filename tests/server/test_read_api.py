@@ -17,7 +17,7 @@ from gradcanary import wire
 
 RUN = {
     "run", "state", "step", "stepped", "last_seen", "layers", "firing", "low", "worst", "accumulators",
-    "open_incidents", "headline", "note", "tags", "archived", "spark",
+    "open_incidents", "headline", "ended_on", "note", "tags", "archived", "spark",
 }  # fmt: skip
 DETAIL = {"aliases", "created", "revision", "framework", "rules_version", "sessions", "gaps", "facts", "metrics"}
 LAYER = {
