@@ -21,6 +21,7 @@ from gradcanary_dashboard import (
 from gradcanary_dashboard.compare_data import CompareData
 from gradcanary_dashboard.compare_figures import FIGURES, TITLES
 from gradcanary_dashboard.compare_view import ALIGNS, MOST_RUNS, CompareView
+from gradcanary_dashboard.overlay import COST_HEIGHT, STAT_HEIGHT
 from gradcanary_dashboard.stats import STATS
 from gradcanary_dashboard.view import layer_url
 
@@ -151,7 +152,8 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
 
 
 def _graph(name: str, contents: Mapping[str, Any]) -> html.Figure:
-    return parts.graph(name, contents.get(name), FIGURES[name])
+    height = COST_HEIGHT if name in TITLES else STAT_HEIGHT
+    return parts.graph(name, contents.get(name), FIGURES[name], height=height)
 
 
 def _choices(contents: Mapping[str, Any]) -> html.Div:

@@ -29,7 +29,6 @@ from gradcanary_dashboard.sparkline import sparkline
 from gradcanary_dashboard.verdict import Verdict, of_layer, verdict
 from gradcanary_dashboard.view import View
 
-
 NONE_OPEN = {"incidents": [], "next": None}
 
 
