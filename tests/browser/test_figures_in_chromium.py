@@ -255,7 +255,7 @@ def test_a_figure_that_is_not_there_yet_says_so_in_its_room(
 ) -> None:
     page = open_run(open_page, shared.url, "lora-quiet")
     waiting: list[Route] = []
-    page.route("**/_panels?*", lambda route: waiting.append(route))  # noqa: PLW0108 -- Playwright marks what it calls
+    page.route("**/_panels?*", lambda route: waiting.append(route))
     page.reload()
     plot = page.locator("#loss .plot")
     expect(plot).to_have_attribute("data-says", "Loading ...")
