@@ -13,7 +13,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gradcanary_dashboard import callbacks, client, news, on_demand, pages, shell
+from gradcanary_dashboard import callbacks, client, csv_files, news, on_demand, pages, shell
 from gradcanary_dashboard.client import Collector
 
 KEPT = "private, max-age=31536000, immutable"
@@ -41,6 +41,7 @@ def mount(
 def _mount(server: FastAPI, collector: Collector) -> Dash:
     news.register(server, collector)
     on_demand.register(server, collector)
+    csv_files.register(server, collector)
     others = list(server.user_middleware)
     app = Dash(
         "gradcanary_dashboard",

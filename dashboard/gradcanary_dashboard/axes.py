@@ -28,6 +28,7 @@ CONFIG: Any = {
 """No button that sends a chart to a cloud, no link to the maker; a double click shows the whole run again."""
 
 MARGIN = {"l": 92, "r": 16, "t": 20, "b": 42}
+TICK_PX = 24
 LINE = 34
 """Characters of a sentence in a plot that fit on a phone."""
 
@@ -90,7 +91,7 @@ def _steps_of(x: Mapping[str, Any] | Sequence[float]) -> Floats:
 
 
 def layout(span: Span, height: int, yaxis: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a figure's layout; zoom is by dragging along the steps only."""
+    """Return a figure's layout; zoom is by dragging along the steps only. As many values are labelled as have room."""
     return {
         "height": height,
         "margin": dict(MARGIN),
@@ -108,8 +109,27 @@ def layout(span: Span, height: int, yaxis: Mapping[str, Any]) -> dict[str, Any]:
         "font": {"size": 11.5},
         "uirevision": span.identity,
         "xaxis": span.axis(),
-        "yaxis": {"fixedrange": True, "zeroline": False, "showline": False, "ticks": "", **yaxis},
+        "yaxis": {
+            "fixedrange": True,
+            "zeroline": False,
+            "showline": False,
+            "ticks": "",
+            "ticklabelstandoff": 5,
+            **_ticks(height),
+            **yaxis,
+        },
     }
+
+
+def anchored(step: float, span: Span, room: float) -> str:
+    """Return how a label at a step is aligned that takes so much of the axis: at its ends it stays inside."""
+    if step > span.last - room / 2 * span.width:
+        return "right"
+    return "left" if step < span.first + room / 2 * span.width else "center"
+
+
+def _ticks(height: int) -> dict[str, int]:
+    return {"nticks": max(2, min(5, (height - MARGIN["t"] - MARGIN["b"]) // TICK_PX))}
 
 
 def nothing(span: Span, height: int, text: str) -> Figure:

@@ -138,10 +138,10 @@ class Collector:
         return self._read("", response).body if response.content else None
 
     @contextmanager
-    def download(self, run: str, **query: str | int | None) -> Iterator[Iterator[bytes]]:
-        """Yield the CSV of a run's samples, piece by piece: it may be larger than the memory; raises DashboardError."""
+    def download(self, run: str, part: str, **query: str | int | Sequence[str] | None) -> Iterator[Iterator[bytes]]:
+        """Yield a CSV file of a run, piece by piece: it may be larger than the memory; raises DashboardError."""
         params = {key: value for key, value in query.items() if value is not None}
-        request = self._http.build_request("GET", f"/runs/{quote(run, safe='')}/export.csv", params=params)
+        request = self._http.build_request("GET", f"/runs/{quote(run, safe='')}/{part}", params=params)
         request.headers.update(_reader.get() if self.as_reader else self._own)
         response = self._send(request, streams=True)
         try:

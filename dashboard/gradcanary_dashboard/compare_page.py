@@ -16,15 +16,18 @@ from gradcanary_dashboard import (
     controls,
     difference_rows,
     parts,
+    sharing,
 )
 from gradcanary_dashboard.compare_data import CompareData
 from gradcanary_dashboard.compare_figures import FIGURES, TITLES
 from gradcanary_dashboard.compare_view import ALIGNS, MOST_RUNS, CompareView
+from gradcanary_dashboard.overlay import COST_HEIGHT, STAT_HEIGHT
 from gradcanary_dashboard.stats import STATS
 from gradcanary_dashboard.view import layer_url
 
 SLOTS = {
     "compare-said": "children",
+    "compare-csv": "href",
     "compare-notes": "children",
     "compare-runs": "children",
     "compare-adding": "hidden",
@@ -38,6 +41,7 @@ SLOTS = {
     "compare-measure": "children",
     "differences": difference_rows.ROWS,
     "differences-tally": "children",
+    "differences-csv": "href",
     "differences-rest": "children",
     **dict.fromkeys(FIGURES, "figure"),
     **{f"compare-option-{stat}": "hidden" for stat in STATS},
@@ -48,7 +52,10 @@ SLOTS = {
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page with its first contents (none while the collector does not answer)."""
     return [
-        parts.crumbs([("Runs", "/")], "Compare"),
+        html.Div(
+            [parts.crumbs([("Runs", "/")], "Compare"), sharing.of_comparison(contents)],
+            className="run-head compare-head",
+        ),
         html.Div(
             contents.get("compare-said", html.H1("Compare runs")),
             id="compare-said",
@@ -85,6 +92,7 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
     return {
         **contents,
         "compare-said": html.H1(comparison.sentence(numbers, data.common), className="verdict compared"),
+        "compare-csv": sharing.compared_url(_named(data, wanted), "compare"),
         "compare-runs": compared_runs.table(data, numbers, wanted),
         "compare-layer": _layer(data, wanted),
         "compare-legend": _legend(data),
@@ -94,6 +102,11 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         **difference_rows.listed(data, wanted),
         **_offered(data, wanted),
     }
+
+
+def _named(data: CompareData, wanted: CompareView) -> CompareView:
+    """Return the view with the layer that is drawn, which is else the one that differs most at the time."""
+    return replace(wanted, view=replace(wanted.view, layer=data.layer))
 
 
 def _layer(data: CompareData, wanted: CompareView) -> list[Any]:
@@ -139,7 +152,8 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
 
 
 def _graph(name: str, contents: Mapping[str, Any]) -> html.Figure:
-    return parts.graph(name, contents.get(name), FIGURES[name])
+    height = COST_HEIGHT if name in TITLES else STAT_HEIGHT
+    return parts.graph(name, contents.get(name), FIGURES[name], height=height)
 
 
 def _choices(contents: Mapping[str, Any]) -> html.Div:

@@ -82,7 +82,7 @@ def _plot(
 ) -> tuple[dict[str, Any], float, Curve]:
     """Return the layout, a height near its top, and the curve as it is drawn there."""
     if not stat.is_log:
-        return axes.layout(span, height, {"nticks": 5, "rangemode": "tozero"}), top_of(curve), curve
+        return axes.layout(span, height, {"rangemode": "tozero"}), top_of(curve), curve
     drawn, top, floor = log_plot([curve], span, height, [level.value for level in levels])
     below = [_below(levels[0].value, floor)] if levels else []
     drawn["shapes"] = [*below, *(level.line() for level in levels)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from dash import dcc, html
 
-from gradcanary_dashboard import comparison, layer_table, parts, wording
+from gradcanary_dashboard import comparison, layer_table, parts, sharing, wording
 from gradcanary_dashboard.compare_data import CompareData
 from gradcanary_dashboard.compare_view import CompareView
 from gradcanary_dashboard.differences import Difference
@@ -32,6 +32,7 @@ def listed(data: CompareData, wanted: CompareView) -> dict[str, Any]:
     stat = STATS[wanted.view.stat]
     told = [_difference(row, data, begun, accumulators, stat) for row in rows[:MAX_ROWS]]
     return {
+        "differences-csv": sharing.compared_url(wanted, "differences"),
         "compare-refusal": data.refusal and f"{data.refusal} All layers are listed.",
         "compare-measure": _measure(data, wanted),
         "differences": json.dumps(told, separators=(",", ":")),
@@ -68,7 +69,7 @@ def _difference(
     stat: Stat,
 ) -> dict[str, Any]:
     other = data.runs[begun[row.of]]
-    dtypes = [_dtype(accumulators[place].get(row.name)) for place in (begun[0], begun[row.of])]
+    dtypes = [dtype(accumulators[place].get(row.name)) for place in (begun[0], begun[row.of])]
     whose = f"{other.letter} " if len(begun) > 2 else ""
     return {
         "name": row.name,
@@ -83,9 +84,10 @@ def _difference(
     }
 
 
-def _dtype(told: Mapping[str, str | None] | None) -> str:
-    dtype = None if told is None else told["effective"] or told["stored"] or told["declared"]
-    return wording.SHORT.get(dtype, dtype) if dtype else wording.NOTHING
+def dtype(told: Mapping[str, str | None] | None) -> str:
+    """Return the dtype that a layer is summed in, as its values show, else as stored or asked for."""
+    name = None if told is None else told["effective"] or told["stored"] or told["declared"]
+    return wording.SHORT.get(name, name) if name else wording.NOTHING
 
 
 def _value(value: float) -> str:
@@ -143,6 +145,8 @@ def card(contents: Mapping[str, Any]) -> html.Div:
         **parts.attributes(aria_labelledby="differences-title"),
     )
     tally = html.Span(contents.get("differences-tally"), id="differences-tally")
+    words = "All layers of this list, of the steps in sight"
+    table_csv = sharing.csv_link("differences-csv", contents.get("differences-csv", ""), words, "take")
     card = parts.card(
         "differences",
         html.P(contents.get("compare-measure"), id="compare-measure", className="dim"),
@@ -150,6 +154,6 @@ def card(contents: Mapping[str, Any]) -> html.Div:
         html.Div(table, className="scroll", tabIndex=0),
         html.Div(contents.get("differences-rest"), id="differences-rest", className="rest"),
         title="Layers, most different first",
-        aside=tally,
+        aside=[tally, table_csv],
     )
     return html.Div(card, className="beside")

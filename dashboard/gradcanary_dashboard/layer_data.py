@@ -53,6 +53,12 @@ def load(collector: Collector, run: str, wanted: str, view: View) -> LayerData:
     )
 
 
+def measured(collector: Collector, run: str, layer: int) -> list[str]:
+    """Return the stats that were ever measured of a layer, given by its number."""
+    asked = {stat: collector.run(run, "series", stat=stat, layer=layer, points=1).body for stat in STATS}
+    return [stat for stat, answer in asked.items() if _holds_values(answer)] or ["absmax"]
+
+
 def load_incidents(collector: Collector, run: str, named: int | None) -> tuple[list[Mapping[str, Any]], str]:
     """Return the run's incidents and their version, more of them in full than the run's page needs."""
     return run_data.load_incidents(collector, run, named, INCIDENTS)

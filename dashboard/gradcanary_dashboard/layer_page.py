@@ -35,6 +35,7 @@ HEIGHT = 190
 SLOTS = {
     "layer-crumbs": "children",
     "layer-verdict": "children",
+    "layer-csv": "href",
     "layer-tiles": "children",
     "layer-zoom-note": "children",
     "layer-reset": "hidden",
@@ -56,7 +57,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     crumbs = contents.get("layer-crumbs", _crumbs(place["run"], name, View()))
     return [
         html.Div(
-            [html.Div(crumbs, id="layer-crumbs"), html.Div(sharing.copy_link(), className="takeaway")],
+            [html.Div(crumbs, id="layer-crumbs"), sharing.of_layer(contents)],
             className="run-head",
         ),
         html.Div(
@@ -94,6 +95,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         "layer-crumbs": _crumbs(run, layer["name"], view),
         "layer-verdict": [parts.verdict(of_layer(layer, data.incidents))],
         "layer-tiles": _tiles(data),
+        "layer-csv": sharing.csv_url(run, view.steps(), "layer", layer=str(layer["layer"])),
         "layer-zoom-note": controls.zoom_note(view, absmax["bucket_steps"], "point", clock),
         "layer-reset": not view.is_zoomed,
         "layer-incidents": drawing.drawn(incident_cards.panel(data.incidents, view, layer["layer"])),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import html
+from dash.development.base_component import Component
 
 from gradcanary_dashboard import layers, parts, wording
 from gradcanary_dashboard.layers import Layer
@@ -23,10 +24,10 @@ ROWS = "data-layers"
 """The attribute that holds the rows; ``assets/layer_table.js`` draws them, keeping those of layers still listed."""
 
 
-def table(slot: str, contents: Mapping[str, Any], title: str, *, draws: bool = False) -> html.Section:
+def table(slot: str, contents: Mapping[str, Any], title: str, *more: Component, draws: bool = False) -> html.Section:
     """Return the card; a refresh fills ``slot``, by the attribute ``ROWS``, and ``slot-tally``.
 
-    With ``draws`` each row has a button that draws the layer's trend on this page.
+    ``more`` stands beside the tally. With ``draws`` each row has a button that draws the layer's trend on this page.
     """
     heads = html.Tr(
         [html.Th(head, scope="col", role="columnheader", title=TITLES.get(head)) for head in HEADS], role="row"
@@ -41,7 +42,7 @@ def table(slot: str, contents: Mapping[str, Any], title: str, *, draws: bool = F
     around = parts.attributes(aria_label="Rows of the table")
     scrolled = html.Div(drawn, className="scroll", tabIndex=0, role="region", **around)
     tally = html.Span(contents.get(f"{slot}-tally"), id=f"{slot}-tally")
-    return parts.card("layers", scrolled, title=title, aside=tally)
+    return parts.card("layers", scrolled, title=title, aside=[tally, *more])
 
 
 def rows(run: str, listed: Sequence[Layer], chosen: Layer | None, view: View) -> str:

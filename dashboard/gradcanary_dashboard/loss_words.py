@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,9 @@ from gradcanary_dashboard.verdict import SEVERITIES, is_unrecovered
 SPEAKS = ("collapse", "vanished", "explosion", "frozen", "accumulation_loss")
 """Rules beside which the loss is told; those of the loss itself say so in their own words."""
 
-BEFORE = 0.05
+PART = 0.05
 FEWEST = 8
-"""What is held against each other: a twentieth of the run, at least so many points, before and after."""
+"""What is held against each other: a twentieth of what was before and of what came since, at least so many points."""
 
 NOISE = 4.0
 RISE = 0.02
@@ -35,24 +37,35 @@ def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
     return min((member["since_step"] for member in worst.get("layers", ())), default=int(worst["opened_step"]))
 
 
-def words(answer: Mapping[str, Any] | None, step: int | None) -> str | None:
-    """Return what the loss did since a step: ``the loss does not show it: 0.131 before, 0.125 now``.
+@dataclass(frozen=True)
+class Level:
+    """Where the loss is: the median of its last points, which are so many steps."""
 
-    It is compared with its median before; a peak counts as well as where it is now.
+    value: float
+    steps: int
+
+
+def level(answer: Mapping[str, Any] | None) -> Level | None:
+    """Return where the loss is at the end of an answer; None where that has too few points."""
+    values = _known(answer)
+    if answer is None or len(values) < FEWEST:
+        return None
+    last = values[-_few(values) :]
+    return Level(float(np.median(last)), len(last) * int(answer["bucket_steps"]))
+
+
+def words(before: Mapping[str, Any] | None, since: Mapping[str, Any] | None) -> str | None:
+    """Return what the loss did since a step, given what it was before and since.
+
+    So ``the loss does not show it: 0.131 before, 0.125 now``. Levels are compared; a peak counts as well.
     """
-    found = _untagged(answer["metrics"]) if answer else None
-    if answer is None or found is None or step is None:
-        return None
-    steps, mean = decode(answer["steps"]), decode(found["mean"]).astype(np.float64)
-    behind = steps + answer["bucket_steps"] > step
-    if (decode(found["nonfinite"])[behind] > 0).any():
+    found = _untagged(since["metrics"]) if since else None
+    if found is not None and (decode(found["nonfinite"]) > 0).any():
         return "the loss is not finite since"
-    known = decode(found["count"]) > 0
-    few = max(FEWEST, round(BEFORE * int(known.sum())))
-    before, after = mean[known & ~behind][-few:], mean[known & behind]
-    if len(before) < FEWEST or len(after) < FEWEST:
+    was, now = level(before), level(since)
+    if was is None or now is None:
         return None
-    return _compared(before, after, few)
+    return _compared(_known(before), _known(since), was.value, now.value)
 
 
 def first(answer: Mapping[str, Any]) -> str:
@@ -67,17 +80,34 @@ def first(answer: Mapping[str, Any]) -> str:
     return f"{wording.scientific(value)} {where}"
 
 
-def _compared(before: Floats, after: Floats, few: int) -> str:
-    level = float(np.median(before))
-    noise = 1.4826 * float(np.median(np.abs(np.diff(before)))) / np.sqrt(2)
-    over = level + max(NOISE * noise, RISE * abs(level))
-    now, peak = float(np.median(after[-few:])), float(_smooth(after).max())
-    told = f"{wording.scientific(level)} before, {wording.scientific(now)} now"
+def _compared(before: Floats, after: Floats, was: float, now: float) -> str:
+    # Of either: buckets of many steps vary less than single ones.
+    noise = max(_noise(before[-_few(before) :]), _noise(after))
+    over = was + max(NOISE * noise, RISE * abs(was))
+    peak = float(_smooth(after).max())
+    told = f"{wording.scientific(was)} before, {wording.scientific(now)} now"
     if now > over:
         return f"the loss rose: {told}"
     if peak > over:
         return f"the loss bumped and came back: {wording.scientific(peak)} at most, {told}"
     return f"the loss does not show it: {told}"
+
+
+def _noise(values: Floats) -> float:
+    """Return the deviation of single points, by how far neighbours are apart."""
+    return 1.4826 * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
+
+
+def _known(answer: Mapping[str, Any] | None) -> Floats:
+    found = _untagged(answer["metrics"]) if answer else None
+    if found is None:
+        return np.zeros(0)
+    mean: Floats = decode(found["mean"]).astype(np.float64)[decode(found["count"]) > 0]
+    return mean
+
+
+def _few(values: Floats) -> int:
+    return max(FEWEST, round(PART * len(values)))
 
 
 def _smooth(values: Floats) -> Floats:

@@ -137,6 +137,5 @@ def _labels(named: Sequence[tuple[float, str]], span: axes.Span, room: float, up
             continue
         reached = step
         place = {"x": span.at(step), "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "yshift": up}
-        late = step > span.last - room / 2 * span.width
-        written.append({"text": text, **place, "xanchor": "right" if late else "center", "showarrow": False})
+        written.append({"text": text, **place, "xanchor": axes.anchored(step, span, room), "showarrow": False})
     return written

@@ -1,16 +1,15 @@
-"""What a page asks for by itself, past Dash: metrics that come into sight, the exact values of a cell, a CSV file."""
+"""What a page asks for by itself, past Dash: metrics that come into sight, the exact values of a cell."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import FastAPI, Query, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 
 from gradcanary_dashboard import axes, panels, run_data, wording
 from gradcanary_dashboard.client import Collector
@@ -34,7 +33,7 @@ Layers = Annotated[list[int], Query(alias="layer", min_length=1, max_length=MOST
 
 
 def register(server: FastAPI, collector: Collector) -> None:
-    """Serve ``/_panels``, ``/_cell`` and ``/_csv``. To be called before Dash, whose routes answer every path."""
+    """Serve ``/_panels`` and ``/_cell``. To be called before Dash, whose routes answer every path."""
 
     @server.get("/_panels", include_in_schema=False)
     async def panels_in_sight(run: str, key: Keys, search: str = "") -> Response:
@@ -43,10 +42,6 @@ def register(server: FastAPI, collector: Collector) -> None:
     @server.get("/_cell", include_in_schema=False)
     async def exact_cell(run: str, stat: str, layer: Layers, first: int, last: int) -> Response:
         return await apart(QUESTIONS, _answered, lambda: {"text": cell(collector, run, stat, layer, first, last)})
-
-    @server.get("/_csv", include_in_schema=False)
-    async def csv(run: str, search: str = "") -> Response:
-        return await apart(QUESTIONS, _csv, collector, run, parse(search))
 
 
 def drawn(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:
@@ -116,21 +111,3 @@ def _answered(build: Callable[[], Mapping[str, Any]]) -> Response:
         return JSONResponse(build(), headers={"Cache-Control": "no-store"})
     except DashboardError as error:
         return JSONResponse({"error": str(error)}, HTTPStatus.FAILED_DEPENDENCY)
-
-
-def _csv(collector: Collector, run: str, view: View) -> Response:
-    """Answer the samples of the view: its stat, its steps, the layers whose rows it shows."""
-    stack = ExitStack()
-    query = {"stat": view.stat, "match": view.rows, "from": view.from_step, "to": view.to_step}
-    try:
-        pieces = stack.enter_context(collector.download(run, **query))
-    except DashboardError as error:
-        return Response(str(error), HTTPStatus.FAILED_DEPENDENCY, media_type="text/plain")
-    bounds = f"-{view.from_step or 0}-{'end' if view.to_step is None else view.to_step}" if view.is_zoomed else ""
-    headers = {"Content-Disposition": f'attachment; filename="{run}-{view.stat}{bounds}.csv"'}
-
-    def body() -> Iterator[bytes]:
-        with stack:
-            yield from pieces
-
-    return StreamingResponse(body(), media_type="text/csv", headers=headers)

@@ -174,7 +174,7 @@ def _linear(
     low = min(low, 0.0) if from_zero else low
     room = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
     bottom = low if from_zero and low == 0 else low - room
-    drawn = axes.layout(span, height, {"nticks": 5, "range": [bottom, high + room]})
+    drawn = axes.layout(span, height, {"range": [bottom, high + room]})
     return drawn, bottom, high
 
 
@@ -218,8 +218,8 @@ def _mark(drawn: dict[str, Any], marked: Sequence[Mark], span: axes.Span) -> Non
         line = {"color": COLOURS[mark.place], "width": 1.2, "dash": "dot"}
         lines.append({"type": "line", **at, "x0": mark.step, "x1": mark.step, "y0": 0, "y1": 1, "line": line})
         if not written or mark.step - written[-1]["x"] > marks.INCIDENT_ROOM * 2 * span.width:
-            late = mark.step > span.last - marks.INCIDENT_ROOM * span.width
-            place = {"x": mark.step, "y": 1, "yanchor": "bottom", "xanchor": "right" if late else "center"}
+            anchor = axes.anchored(mark.step, span, 2 * marks.INCIDENT_ROOM)
+            place = {"x": mark.step, "y": 1, "yanchor": "bottom", "xanchor": anchor}
             written.append({"text": mark.label, **at, **place, "showarrow": False})
     drawn["shapes"] = [*drawn.get("shapes", []), *lines]
     drawn["annotations"] = [*drawn.get("annotations", []), *written]

@@ -115,18 +115,18 @@ def is_news(collector: Collector, path: str, shown: Shown, search: str | None = 
 def runs_version(collector: Collector, _arguments: Arguments | None = None, search: str = "") -> str:
     """Return what changes when the list of runs does."""
     listed = collector.runs(**listing.parse(search).question())
-    parts = listed.version, collector.incidents().version, silent_endpoints.version(collector)
+    parts = listed.version, collector.incidents(state="open").version, silent_endpoints.version(collector)
     return " ".join((*parts, *(() if listed.body["runs"] else (first_start.version(collector.demo().body),))))
 
 
 def _load_runs(collector: Collector, _arguments: Arguments, search: str) -> Contents:
     chosen = listing.parse(search)
-    listed, incidents = collector.runs(**chosen.question()).body, collector.incidents().body["incidents"]
+    listed, opened = collector.runs(**chosen.question()).body, collector.incidents(state="open").body
     found, unheard, first = listed["runs"], silent_endpoints.load(collector), None
     if not found and chosen.is_everything and not collector.runs(archived="true", limit=1).body["runs"]:
         asks_token, demo = collector.as_reader, collector.demo().body
         first = first_start.page(collector.public_url, demo, asks_token=asks_token)
-    return runs_page.fill(found, incidents, chosen, unheard, following=listed["next"], first=first)
+    return runs_page.fill(found, opened, chosen, unheard, following=listed["next"], first=first)
 
 
 def _ask_run(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:

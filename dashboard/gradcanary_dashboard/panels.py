@@ -199,7 +199,7 @@ def _figure(
 ) -> axes.Figure:
     if not drawn:
         return axes.nothing(span, panel.kind.height, f"{panel.kind.title}: nothing was logged in these steps.")
-    layout = axes.layout(span, panel.kind.height, {"nticks": 5, **panel.kind.axis})
+    layout = axes.layout(span, panel.kind.height, panel.kind.axis)
     layout["hovermode"] = "x" if len(drawn) == 1 else "closest"
     traces: list[dict[str, Any]] = []
     for series, curve in drawn:

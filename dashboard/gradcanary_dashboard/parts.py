@@ -89,14 +89,31 @@ def tile(name: str, value: str, below: Children, bad: bool = False) -> html.Div:
     )
 
 
-def graph(name: str, figure: dict[str, Any] | None, words: str, *, zooms_back: bool = True) -> html.Figure:
-    """Return a figure that says what it is to those who do not see it; ``zooms_back`` at a double click."""
+def graph(
+    name: str,
+    figure: dict[str, Any] | None,
+    words: str,
+    *more: Component,
+    zooms_back: bool = True,
+    height: int | None = None,
+) -> html.Figure:
+    """Return a figure that says what it is to those who do not see it; ``zooms_back`` at a double click.
+
+    ``more`` can be taken along beside its picture. Of one that is shown after it was hidden the ``height`` has to be
+    given: Plotly fits it into what is around it then, and that would be nothing.
+    """
     empty = {"data": [], "layout": {"height": 200}}
     config: Any = axes.CONFIG if zooms_back else {**axes.CONFIG, "doubleClick": False}
-    drawn = dcc.Graph(id=name, figure=figure or empty, config=config, clear_on_unhover=True)
+    room = {} if height is None else {"height": height}
+    drawn = dcc.Graph(id=name, figure=figure or empty, config=config, clear_on_unhover=True, style=room)
     saved = attributes(data_share="picture", aria_label=f"Save as a picture: {words}")
     save = html.Button(icon("save"), type="button", className="save", title="Save as PNG", **saved)
-    return html.Figure([drawn, save], className="plotted", tabIndex=0, **attributes(aria_label=words))
+    return html.Figure(
+        [drawn, html.Div([*more, save], className="saves")],
+        className="plotted",
+        tabIndex=0,
+        **attributes(aria_label=words),
+    )
 
 
 def heart(page: str, shown: str | None) -> html.Div:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from gradcanary_dashboard import loss_words
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.clock import Clock
 from gradcanary_dashboard.errors import RefusedError
@@ -18,13 +19,16 @@ POINTS = 600
 DETAILED_INCIDENTS = 8
 """Incidents asked for in full, the named one and the newest; more are listed by their summary."""
 
+Answered: TypeAlias = Mapping[str, Any] | None
+
 
 @dataclass(frozen=True)
 class RunData:
     """The collector's answers about one run at about one revision.
 
     ``layer`` is the one whose trend is drawn; ``refusal`` says what is wrong with the expression for rows, of which the
-    heatmap then takes no notice. ``loss`` is that of the whole run without tags.
+    heatmap then takes no notice. ``loss`` is that without tags: of the whole run, or, where an incident of the verdict
+    says since when, of the steps before, and ``loss_since`` of those since.
     """
 
     run: Mapping[str, Any]
@@ -33,7 +37,8 @@ class RunData:
     heatmap: Mapping[str, Any]
     refusal: str | None
     series: Mapping[str, Any] | None
-    loss: Mapping[str, Any] | None
+    loss: Answered
+    loss_since: Answered
     incidents: list[Mapping[str, Any]]
     incidents_version: str
 
@@ -48,6 +53,7 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
         series = collector.run(run, "series", stat=view.stat, layer=chosen["layer"], points=POINTS, **bounds(view)).body
     drawn, refusal = picture(collector, run, view)
     told = collector.run(run).body
+    loss, loss_since = _losses(collector, told, loss_words.since(incidents))
     return RunData(
         run=told,
         layers=all_layers,
@@ -55,7 +61,8 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
         heatmap=drawn,
         refusal=refusal,
         series=series,
-        loss=_loss(collector, told),
+        loss=loss,
+        loss_since=loss_since,
         incidents=incidents,
         incidents_version=incidents_version,
     )
@@ -76,11 +83,18 @@ def bounds(view: View) -> dict[str, int | None]:
     return {"from": view.from_step, "to": view.to_step}
 
 
-def _loss(collector: Collector, told: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _losses(collector: Collector, told: Mapping[str, Any], since: int | None) -> tuple[Answered, Answered]:
+    """Return the loss, up to a step and since where there is one.
+
+    Two questions: of one over a million steps what came since would be a part of its last bucket.
+    """
     if not any(metric["name"] == "loss" and not metric["tags"] for metric in told["metrics"]):
-        return None
-    answer: Mapping[str, Any] = collector.run(told["run"], "metrics", name="loss", tags="{}", points=POINTS).body
-    return answer
+        return None, None
+    asked: dict[str, str | int | None] = {"name": "loss", "tags": "{}", "points": POINTS}
+    if since is None:
+        return collector.run(told["run"], "metrics", **asked).body, None
+    later = collector.run(told["run"], "metrics", **asked, **{"from": since}).body
+    return collector.run(told["run"], "metrics", **asked, to=since - 1).body if since else None, later
 
 
 def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, Any], str | None]:
@@ -93,6 +107,14 @@ def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, An
         if view.rows is None:
             raise
         return collector.run(run, "heatmap", **wanted).body, str(error)
+
+
+def matching(layers: list[Layer], drawn: Mapping[str, Any], *, is_refused: bool) -> list[Layer]:
+    """Return the layers whose rows a heatmap shows; all where it took no notice of the expression."""
+    if is_refused:
+        return layers
+    shown = {number for row in drawn["rows"] for number in row["layers"]}
+    return [layer for layer in layers if layer["layer"] in shown]
 
 
 def load_incidents(

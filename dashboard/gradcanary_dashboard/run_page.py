@@ -49,6 +49,8 @@ SLOTS = {
     "trend-note": "children",
     "panels": "data-panels",
     "csv": "href",
+    "trend-csv": "href",
+    "layers-csv": "href",
     "accumulators": "children",
     "accumulators-tally": "children",
     "incidents": drawing.DRAWN,
@@ -109,6 +111,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "run-reset": not view.is_zoomed,
         "panels": panels.listed(panels.of(data.run["metrics"]), run, data.run["revision"]),
         "csv": sharing.csv_url(run, view),
+        "layers-csv": sharing.csv_url(run, view, "layers"),
         "accumulators": [*accumulators.card(sums, data.run["framework"], view.rows), *accumulators.facts(data.run)],
         "accumulators-tally": accumulators.tally(sums),
         "incidents": drawing.drawn(incident_cards.panel(data.incidents, view)),
@@ -122,10 +125,8 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
 
 def _matching(data: RunData, view: View) -> list[layers.Layer]:
     """Return the layers of the table: those whose rows the heatmap shows."""
-    if not view.rows or data.refusal:
-        return data.layers
-    shown = {number for row in data.heatmap["rows"] for number in row["layers"]}
-    return [layer for layer in data.layers if layer["layer"] in shown]
+    is_whole = not view.rows or data.refusal is not None
+    return run_data.matching(data.layers, data.heatmap, is_refused=is_whole)
 
 
 def _tally(data: RunData, listed: list[layers.Layer], shown: int) -> str:
@@ -143,6 +144,7 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
             "trend": axes.nothing(span, curves.TREND_HEIGHT, "No layer yet."),
             "trend-title": "Layer",
             "trend-note": "",
+            "trend-csv": "",
             "chosen": "",
         }
     name, stat = data.layer["name"], STATS[view.stat]
@@ -160,6 +162,7 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
         "trend": drawn,
         "trend-title": dcc.Link(name, href=href, className="layer"),
         "trend-note": f"{stat.title.lower()}{f', {phases}' if phases else ''}: mean in its min to max",
+        "trend-csv": sharing.csv_url(data.run["run"], view, "layer", layer=str(data.layer["layer"]), stat=stat.name),
         "chosen": [
             html.Span("\N{BLACK LEFT-POINTING TRIANGLE} ", **parts.attributes(aria_hidden="true")),
             dcc.Link(f"{name}: all its stats", href=href, className="layer"),
@@ -174,7 +177,8 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 "heat",
                 controls.bar(contents),
                 html.Div(contents.get("legend"), id="legend", className="legend"),
-                _graph("heatmap", contents),
+                # A double click leads to the layer.
+                parts.graph("heatmap", contents.get("heatmap"), FIGURES["heatmap"], zooms_back=False),
                 html.P(id="readout", className="readout", **parts.attributes(aria_live="off")),
                 html.P(contents.get("chosen"), id="chosen", className="chosen-layer"),
                 title=html.Span(contents.get("heat-words", "Every layer"), id="heat-words"),
@@ -182,7 +186,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
             ),
             parts.card(
                 "curve",
-                _graph("trend", contents),
+                parts.graph("trend", contents.get("trend"), FIGURES["trend"], _trend_csv(contents)),
                 title=html.Span(contents.get("trend-title", "Layer"), id="trend-title"),
                 aside=html.Span(contents.get("trend-note"), id="trend-note"),
             ),
@@ -193,9 +197,8 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
     )
 
 
-def _graph(name: str, contents: Mapping[str, Any]) -> html.Figure:
-    # Of the heatmap a double click leads to the layer.
-    return parts.graph(name, contents.get(name), FIGURES[name], zooms_back=name != "heatmap")
+def _trend_csv(contents: Mapping[str, Any]) -> html.A:
+    return sharing.csv_link("trend-csv", contents.get("trend-csv", ""), "Every sample of this curve", "save")
 
 
 def _aside(contents: Mapping[str, Any]) -> html.Div:
@@ -211,15 +214,20 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
                 aside=html.Span(contents.get("accumulators-tally"), id="accumulators-tally"),
                 slot="accumulators",
             ),
-            layer_table.table("layer-rows", contents, "Layers, worst first", draws=True),
+            layer_table.table("layer-rows", contents, "Layers, worst first", _layers_csv(contents), draws=True),
         ],
         className="beside",
     )
 
 
+def _layers_csv(contents: Mapping[str, Any]) -> html.A:
+    words = "The last values of all layers whose rows are shown, with every digit"
+    return sharing.csv_link("layers-csv", contents.get("layers-csv", ""), words, "take")
+
+
 def _verdict(data: RunData) -> list[Any]:
-    said = verdict(data.run, data.incidents)
-    loss = loss_words.words(data.loss, loss_words.since(data.incidents))
+    said = verdict(data.run)
+    loss = loss_words.words(data.loss, data.loss_since)
     return [parts.verdict(said if loss is None else replace(said, text=f"{said.text}; {loss}"))]
 
 
@@ -252,9 +260,14 @@ def _pulse(data: RunData) -> list[Any]:
 
 def _loss(data: RunData) -> html.Div:
     logged = next((metric for metric in data.run["metrics"] if metric["name"] == "loss" and not metric["tags"]), None)
-    if logged is None or data.loss is None:
+    begin = data.loss or data.loss_since
+    if logged is None or begin is None:
         return parts.tile("Loss", wording.NOTHING, "not logged")
-    first = loss_words.first(data.loss)
+    first = loss_words.first(begin)
     if logged["last"] is None:
         return parts.tile("Loss", "not finite", first, bad=True)
-    return parts.tile("Loss", wording.scientific(logged["last"]), first)
+    now, last = loss_words.level(data.loss_since or data.loss), wording.scientific(logged["last"])
+    if now is None:
+        return parts.tile("Loss", last, first)
+    told = (f"median of the last {wording.plural(now.steps, 'step')}", f"last {last}", first)
+    return parts.tile("Loss", wording.scientific(now.value), [html.Span(each) for each in told if each])

@@ -47,23 +47,23 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
 def fill(
     runs: Sequence[Mapping[str, Any]],
-    incidents: Sequence[Mapping[str, Any]],
+    opened: Mapping[str, Any],
     listing: Listing,
     silent: Sequence[Mapping[str, Any]] = (),
     *,
     following: str | None = None,
     first: Component | None = None,
 ) -> dict[str, Any]:
-    """Return the contents: the open incidents and a card per run, or what stands there before the ``first`` one.
+    """Return the contents: the incidents ``opened``, a page of them, and a card per run, or what stands there before
+    the ``first`` one.
 
     ``following`` is the place of the next page. Above all stand the endpoints that no message reaches, ``silent``.
     """
     unheard = silent_endpoints.banner(silent)
     if first is not None:
         return {"runs-head": HIDDEN, "runs": [*unheard, first], "listing": listing}
-    cards = [_card(run, [incident for incident in incidents if incident["run"] == run["run"]]) for run in runs]
-    listed = html.Div(cards or _nothing(listing), className="runs")
-    shown = [*unheard, *_banner(incidents), listed, *_pages(listing, following)]
+    listed = html.Div([_card(run) for run in runs] or _nothing(listing), className="runs")
+    shown = [*unheard, *_banner(opened), listed, *_pages(listing, following)]
     return {"runs-head": SHOWN, "runs": shown, "listing": listing}
 
 
@@ -121,16 +121,17 @@ def _pages(listing: Listing, following: str | None) -> list[html.Nav]:
     return [html.Nav([*back, *on], className="pages", **parts.attributes(aria_label="Pages of the list"))]
 
 
-def _banner(incidents: Sequence[Mapping[str, Any]]) -> list[html.Section]:
-    opened = [each for each in incidents if each["state"] == "open" and each["severity"] != "information"]
+def _banner(page: Mapping[str, Any]) -> list[html.Section]:
+    opened = [each for each in page["incidents"] if each["severity"] != "information"]
     if not opened:
         return []
     worst = max((incident["severity"] for incident in opened), key=SEVERITIES.index)
     lines = [html.Li([_link(incident), " ", incident["summary"]]) for incident in opened[:BANNER_LINES]]
     if len(opened) > BANNER_LINES:
-        more = f"and {wording.integer(len(opened) - BANNER_LINES)} more"
+        more = f"and {wording.integer(len(opened) - BANNER_LINES)} more" if page["next"] is None else "and all others"
         lines.append(html.Li(dcc.Link(more, href="/incidents?state=open")))
-    heading = html.H2([parts.icon(parts.ICONS[worst]), wording.plural(len(opened), "open incident")])
+    count = wording.plural(len(opened), "open incident")
+    heading = html.H2([parts.icon(parts.ICONS[worst]), count if page["next"] is None else f"over {count}"])
     return [html.Section([heading, html.Ul(lines)], className=f"banner tone-{worst}")]
 
 
@@ -138,8 +139,8 @@ def _link(incident: Mapping[str, Any]) -> dcc.Link:
     return dcc.Link(incident["run"], href=run_url(incident["run"], View(incident=incident["id"])))
 
 
-def _card(run: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> html.Article:
-    said = verdict(run, incidents)
+def _card(run: Mapping[str, Any]) -> html.Article:
+    said = verdict(run)
     return html.Article(
         [
             parts.run_state(run["state"]),

@@ -16,28 +16,50 @@ from gradcanary_dashboard.view import View, search
 
 def of_run(run: str, contents: Mapping[str, Any], *more: Component) -> html.Div:
     """Return the row of a run's page; a refresh fills ``csv``."""
-    words = "Every sample of the rows and steps in sight"
-    table = html.A(
-        [parts.icon("save"), "CSV"],
-        id="csv",
-        href=contents.get("csv", csv_url(run, View())),
-        title=words,
-        className="do",
-        download="",
-    )
+    table = csv_link("csv", contents.get("csv", csv_url(run, View())), "Every sample of the rows and steps in sight")
     versus = dcc.Link(
         [parts.icon("compare"), "Compare with ..."], href=compare_url(CompareView((run,))), className="do"
     )
-    return html.Div([versus, copy_link(), table, *more], className="takeaway")
+    words = "The address of what you see: steps, axis, rows, layer and lines"
+    return row(versus, copy_link(words), table, *more)
 
 
-def copy_link() -> html.Button:
+def of_layer(contents: Mapping[str, Any]) -> html.Div:
+    """Return the row of a layer's page; a refresh fills ``layer-csv``."""
+    words = "Every sample of all its stats, of the steps in sight"
+    table = csv_link("layer-csv", contents.get("layer-csv", ""), words)
+    return row(copy_link("The address of what you see: the layer, its steps, the axis"), table)
+
+
+def of_comparison(contents: Mapping[str, Any]) -> html.Div:
+    """Return the row of a comparison; a refresh fills ``compare-csv``."""
+    words = "Every sample of the curves below, a column per run, of the steps in sight"
+    table = csv_link("compare-csv", contents.get("compare-csv", ""), words)
+    return row(copy_link("The address of what you see: runs, layer, stat, steps and rows"), table)
+
+
+def row(*what: Component) -> html.Div:
+    """Return what can be taken along from a page, beside its crumbs."""
+    return html.Div(list(what), className="takeaway")
+
+
+def copy_link(words: str) -> html.Button:
     """Return the button that copies the address of what is shown; ``assets/sharing.js`` knows it."""
     shown = [parts.icon("link"), html.Span("Copy link", className="word")]
-    words = "The address of what you see: steps, axis, rows, layer and lines"
     return html.Button(shown, type="button", className="do", title=words, **parts.attributes(data_share="address"))
 
 
-def csv_url(run: str, view: View) -> str:
-    """Return where the samples of a view are."""
-    return f"/_csv?{urlencode({'run': run, 'search': search(view)})}"
+def csv_link(slot: str, href: str, words: str, className: str = "do") -> html.A:  # noqa: N803 -- the name that Dash has
+    """Return the link to a file of numbers; ``words`` say of which. A refresh fills the slot."""
+    return html.A([parts.icon("save"), "CSV"], id=slot, href=href, title=words, className=className, download="")
+
+
+def csv_url(run: str, view: View, what: str = "", **more: str) -> str:
+    """Return where numbers of a view are: the samples of its heatmap, or ``layer``, ``layers``."""
+    path = f"/_csv/{what}" if what else "/_csv"
+    return f"{path}?{urlencode({'run': run, **more, 'search': search(view)})}"
+
+
+def compared_url(wanted: CompareView, what: str) -> str:
+    """Return where numbers of a comparison are: ``compare``, or its ``differences``."""
+    return f"/_csv/{what}?{urlencode({'search': compare_url(wanted).partition('?')[2]})}"

@@ -19,7 +19,7 @@ class Verdict:
     text: str
 
 
-def verdict(run: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> Verdict:
+def verdict(run: Mapping[str, Any]) -> Verdict:
     """Return what a person should know first about a run.
 
     An open incident speaks first; then one that the run's end closed, for that is no recovery; else the run is quiet.
@@ -27,10 +27,9 @@ def verdict(run: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> V
     if run["open_incidents"]:
         text = run["headline"] or wording.plural(len(run["open_incidents"]), "open incident")
         return Verdict(run["worst"] or "information", text[0].upper() + text[1:])
-    unrecovered = [incident for incident in incidents if is_unrecovered(incident)]
-    if unrecovered:
-        worst = max(unrecovered, key=lambda incident: SEVERITIES.index(incident["severity"]))
-        return Verdict(worst["severity"], worst["summary"])
+    if run["ended_on"] is not None:
+        text = run["headline"] or "ended on an incident"
+        return Verdict(run["ended_on"], text[0].upper() + text[1:])
     if not run["layers"] or run["step"] is None:
         return Verdict("waiting", "Waiting for the first step")
     if run["state"] == "crashed":

@@ -62,13 +62,15 @@ _ENDED_ON = _ended_on()
 @dataclass(frozen=True)
 class Headline:
     """A run's incidents in a line: ids of the open ones, and layers firing per rule (0 where the whole run fires, and
-    where it is information). What fired when the run ended counts as firing still.
+    where it is information). What fired when the run ended counts as firing still; ``ended_on`` is the worst severity
+    of that, None while anything is open.
     """
 
     open_incidents: list[int] = field(default_factory=list)
     worst: str | None = None
     firing: dict[str, int] = field(default_factory=dict)
     headline: str = ""
+    ended_on: str | None = None
 
 
 @dataclass(frozen=True)
@@ -182,11 +184,10 @@ def page(public_url: str, run_name: str, incident_id: int) -> str:
 def headlines(connection: Connection, run_ids: Collection[int]) -> dict[int, Headline]:
     """Return a headline for each of these runs; the worst open incident speaks, the newest of equals.
 
-    A run that ended on an incident of warning or above keeps its headline: nothing recovered.
+    A run that ended on an incident keeps its headline: nothing recovered.
     """
     rows: dict[int, list[RowMapping]] = {run_id: [] for run_id in run_ids}
-    is_owed = and_(incident.c.severity != "information", incident.c.rule.not_in(OF_THE_CLOCK))
-    ended = and_(incident.c.resolution == "run_finished", is_owed)
+    ended = and_(incident.c.resolution == "run_finished", incident.c.rule.not_in(OF_THE_CLOCK))
     query = select(incident).where(incident.c.run_id.in_(list(run_ids)), or_(incident.c.state == "open", ended))
     for row in connection.execute(query.order_by(incident.c.incident_id)).mappings():
         rows[row["run_id"]].append(row)
@@ -235,4 +236,5 @@ def _headline(rows: list[RowMapping]) -> Headline:
         worst=worst["severity"] if live else None,
         firing={row["rule"]: 0 if row["severity"] == "information" else row["firing"] for row in live or rows},
         headline=worst["headline"],
+        ended_on=None if live else worst["severity"],
     )

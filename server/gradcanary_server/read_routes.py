@@ -1,8 +1,8 @@
 """What pages and scripts read: JSON that says 304 as long as nothing changed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -40,6 +40,9 @@ To = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
 Points = Annotated[int, Query(ge=1, le=5_000)]
 Layers = Annotated[list[str], Query(alias="layer")]
 Names = Annotated[tuple[str, ...], Query()]
+Stats = Annotated[tuple[Stat, ...], Query(min_length=1)]
+
+CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {}}}}
 
 
 class Reader:
@@ -176,22 +179,45 @@ def metrics(
     return reader.of_run(run, build)
 
 
-@router.get("/runs/{run}/export.csv", response_class=StreamingResponse, responses={200: {"content": {"text/csv": {}}}})
+@router.get("/runs/{run}/export.csv", response_class=StreamingResponse, responses=CSV)
 def export_csv(
     reader: Reading,
     run: str,
-    stat: Stat = "absmax",
+    stat: Stats = ("absmax",),
+    layer: Names = (),
     match: str | None = None,
     begin: From = None,
     to: To = None,
 ) -> Response:
-    """Answer every sample of a stat between two steps, both included, as CSV, a column per layer."""
+    """Answer every sample of a stat, or of several, between two steps, both included, as CSV, a column per layer.
+
+    Of all layers, or those given by number or name, whose name ``match`` finds something in.
+    """
     with reader.database.read() as connection:
         seen = runs.one(connection, run, reader.database.now(connection))
-        layers = views.matching(layer_table.described(connection, seen.row.run_id), match)
-    lines = export.lines(views.samples(reader.database, reader.archive, seen.row.run_id, begin, to), stat, layers)
+        known = layer_table.described(connection, seen.row.run_id)
+    layers = views.matching(views.named(known, layer) if layer else known, match)
+    pieces = views.samples(reader.database, reader.archive, seen.row.run_id, begin, to)
+    stats = list(dict.fromkeys(stat))
+    return _csv(export.lines(pieces, stats, layers), f"{run}-{'-'.join(stats)}", begin, to)
+
+
+@router.get("/runs/{run}/metrics.csv", response_class=StreamingResponse, responses=CSV)
+def metrics_csv(
+    reader: Reading, run: str, name: Names = (), tags: Names = (), begin: From = None, to: To = None
+) -> Response:
+    """Answer every point of the metrics of these names and tags between two steps, both included, as CSV."""
+    chosen = views.Chosen.of(name, tags)
+    with reader.database.read() as connection:
+        seen = runs.one(connection, run, reader.database.now(connection))
+        series = views.logged(connection, seen.row.run_id, chosen)
+    points = views.points(reader.database, reader.archive, seen.row.run_id, series, begin, to)
+    return _csv(export.of_metrics(points, series), f"{run}-metrics", begin, to)
+
+
+def _csv(lines: Iterator[str], what: str, begin: int | None, to: int | None) -> Response:
     bounds = "" if begin is None and to is None else f"-{begin or 0}-{'end' if to is None else to}"
-    headers = {"Content-Disposition": f'attachment; filename="{run}-{stat}{bounds}.csv"'}
+    headers = {"Content-Disposition": f'attachment; filename="{what}{bounds}.csv"'}
     return StreamingResponse(lines, media_type="text/csv", headers=headers)
 
 

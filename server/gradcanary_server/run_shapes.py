@@ -29,7 +29,9 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class RunInBrief(TypedDict):
-    """A run in a few words. ``accumulators``: layers by the dtype that they sum into; ``spark``: float32 of log10."""
+    """A run in a few words. ``accumulators``: layers by the dtype that they sum into; ``spark``: float32 of log10;
+    ``ended_on``: the worst severity of what fired when the run ended.
+    """
 
     run: str
     state: RunState
@@ -43,6 +45,7 @@ class RunInBrief(TypedDict):
     accumulators: dict[str, int]
     open_incidents: list[int]
     headline: str
+    ended_on: Severity | None
     note: str
     tags: list[str]
     archived: bool

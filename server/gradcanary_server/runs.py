@@ -160,6 +160,7 @@ def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators
         "accumulators": accumulators,
         "open_incidents": headline.open_incidents,
         "headline": headline.headline,
+        "ended_on": headline.ended_on,
         "note": row.note,
         "tags": json.loads(row.tags),
         "archived": row.archived,

@@ -10,15 +10,16 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, select
 
 from gradcanary_server import heatmap, incidents, layer_table, runs
-from gradcanary_server.archive import Archive
+from gradcanary_server.archive import Archive, Stretch
 from gradcanary_server.arrays import array
 from gradcanary_server.batches import canonical
 from gradcanary_server.database import Database, Record
+from gradcanary_server.entries import Entries, joined
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.expressions import Expression, ExpressionError
 from gradcanary_server.fold import FoldState
 from gradcanary_server.log import Piece
-from gradcanary_server.nodes import MAXIMUM, MINIMUM, PLANES, Planes
+from gradcanary_server.nodes import FACTOR, MAXIMUM, MINIMUM, PLANES, Planes
 from gradcanary_server.rules import Rules
 from gradcanary_server.samples import in_order
 from gradcanary_server.schema import metric
@@ -30,6 +31,10 @@ MAX_SERIES = 100
 """Layers or metrics of one answer."""
 
 MAX_CELLS = 4_000_000
+
+LEVEL = 4
+STRETCH = FACTOR**LEVEL
+"""Steps of metrics that are read at a time, those of a node of this level."""
 
 _OF_TAGS = TypeAdapter(dict[str, str])
 
@@ -66,7 +71,7 @@ def series(
     connection: Connection, archive: Archive, rules: Rules, run: Record, stat: str, wanted: Sequence[str], span: Range
 ) -> Json:
     """Return the envelope of a stat for some layers, given by number or name."""
-    chosen = _named(layer_table.described(connection, run.run_id), wanted)
+    chosen = named(layer_table.described(connection, run.run_id), wanted)
     found = window(archive, connection, run.run_id, stat, _numbers(chosen), span)
     return {
         "run": run.name,
@@ -120,12 +125,9 @@ def picture(
 
 def metrics(connection: Connection, archive: Archive, run: Record, chosen: Chosen, span: Range) -> Json:
     """Return the envelopes of the metrics that are chosen."""
-    query = select(metric.c.name, metric.c.tags).where(metric.c.run_id == run.run_id)
-    query = query.where(metric.c.name.in_(chosen.names)) if chosen.names else query
-    known = connection.execute(query.where(metric.c.tags.in_(chosen.tags)) if chosen.tags else query).all()
-    if len(known) > MAX_SERIES:
+    keys = logged(connection, run.run_id, chosen)
+    if len(keys) > MAX_SERIES:
         raise invalid(f"At most {MAX_SERIES} metrics in one answer: give name= and tags=.", "name")
-    keys = sorted((row.name, row.tags) for row in known)
     drawn = metric_window(archive, connection, run.run_id, keys, span)
     return {
         "run": run.name,
@@ -140,6 +142,14 @@ def metrics(connection: Connection, archive: Archive, run: Record, chosen: Chose
     }
 
 
+def logged(connection: Connection, run_id: int, chosen: Chosen) -> list[tuple[str, str]]:
+    """Return name and tags of the metrics that are chosen, in order."""
+    query = select(metric.c.name, metric.c.tags).where(metric.c.run_id == run_id)
+    query = query.where(metric.c.name.in_(chosen.names)) if chosen.names else query
+    known = connection.execute(query.where(metric.c.tags.in_(chosen.tags)) if chosen.tags else query).all()
+    return sorted((row.name, row.tags) for row in known)
+
+
 def samples(
     database: Database, archive: Archive, run_id: int, begin: int | None = None, end: int | None = None
 ) -> Iterator[Piece]:
@@ -148,6 +158,34 @@ def samples(
         stretches = archive.stretches(connection, run_id, begin, end)
     bounded = [replace(of, begin=max(of.begin, of.first), end=min(of.end, of.last + 1)) for of in stretches]
     return in_order((of.begin, archive.samples(database, run_id, of)) for of in bounded)
+
+
+def points(
+    database: Database,
+    archive: Archive,
+    run_id: int,
+    series: Sequence[tuple[str, str]],
+    begin: int | None = None,
+    end: int | None = None,
+) -> Iterator[Entries]:
+    """Yield every point of some metrics that is still there, in the order of steps, some thousand steps at a time.
+
+    Each time in a transaction of its own: whoever takes them may take his time.
+    """
+    numbered = {key: number for number, key in enumerate(series)}
+    with database.read() as connection:
+        found = archive.of_metrics(connection, run_id, begin, end)
+        # One point may lie a billion steps behind the others: nobody looks at what is in between.
+        nodes = [archive.entries(connection, run_id, of, numbered, LEVEL) for of in found]
+    for at in np.unique(joined(nodes).start // STRETCH * STRETCH).tolist():
+        cut = [_cut(of, at, at + STRETCH) for of in found]
+        with database.read() as connection:
+            yield joined([archive.entries(connection, run_id, of, numbered, 0) for of in cut if of.begin < of.end])
+
+
+def _cut(of: Stretch, begin: int, end: int) -> Stretch:
+    """Return the part of a stretch between two steps of which the points are still there."""
+    return replace(of, begin=max(of.begin, begin, of.chain.raw_from), end=min(of.end, end))
 
 
 def matching(rows: Sequence[Record], expression: str | None) -> Sequence[Record]:
@@ -161,7 +199,8 @@ def matching(rows: Sequence[Record], expression: str | None) -> Sequence[Record]
         raise invalid(f"This expression does not work: {error}.", "match") from error
 
 
-def _named(rows: Sequence[Record], wanted: Sequence[str]) -> list[Record]:
+def named(rows: Sequence[Record], wanted: Sequence[str]) -> list[Record]:
+    """Return the layers of these numbers or names; raises RequestError 404 for one that there is not."""
     if not 1 <= len(wanted) <= MAX_SERIES:
         raise invalid(f"Give 1 to {MAX_SERIES} layers, by number or name.", "layer")
     known = {row.name: row for row in rows} | {str(row.layer_no): row for row in rows}

@@ -18,6 +18,16 @@ CUT = """() => {
             || (hides(style.overflowY) && one.scrollHeight > one.clientHeight + 1);
     }).map(name);
 }"""
+UPON_EACH_OTHER = """() => Array.from(document.querySelectorAll(".js-plotly-plot")).flatMap((plot) => {
+    const boxes = Array.from(plot.querySelectorAll(".main-svg text"))
+        .filter((text) => text.textContent && text.closest(".hoverlayer") === null)
+        .map((text) => [text.textContent, text.getBoundingClientRect()])
+        .filter(([, box]) => box.width);
+    const within = (a, b, low, high) => Math.min(a[high], b[high]) - Math.max(a[low], b[low]) > 2;
+    return boxes.flatMap(([text, box], place) => boxes.slice(place + 1)
+        .filter(([, other]) => within(box, other, "left", "right") && within(box, other, "top", "bottom"))
+        .map(([other]) => `${plot.closest("[id]").id}: ${text} and ${other}`));
+})"""
 OUT_OF_FIGURES = """() => Array.from(document.querySelectorAll(".js-plotly-plot .main-svg text")).filter((text) => {
     const svg = text.closest(".main-svg").getBoundingClientRect();
     const box = text.getBoundingClientRect();
@@ -64,5 +74,5 @@ def _heard(page: Page, **options: Any) -> list[str]:
 
 
 def _seen(page: Page, how: str) -> list[str]:
-    found = {"sideways": SIDEWAYS, "cut": CUT, "out of its figure": OUT_OF_FIGURES}
+    found = {"sideways": SIDEWAYS, "cut": CUT, "out of its figure": OUT_OF_FIGURES, "upon each other": UPON_EACH_OTHER}
     return [f"{how}, {what}: {each}" for what, asked in found.items() for each in page.evaluate(asked)]

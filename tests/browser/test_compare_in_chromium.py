@@ -61,6 +61,17 @@ def test_two_runs_are_chosen_and_held_against_each_other(
         names, colours, dashes = zip(*drawn(page, figure), strict=True)
         assert (names, len({*colours}), len({*dashes})) == (("A", "B"), 2, 2)
     expect(page.locator("#compare-stat .annotation-text", has_text="A #").last).to_be_attached()
+    figure = page.locator("figure.plotted", has=page.locator("#compare-stat"))
+    figure.hover()
+    with page.expect_download() as picture:
+        figure.get_by_role("button", name="Save as a picture").click()
+    layer = page.locator("#compare-layer .layer").inner_text()
+    assert picture.value.suggested_filename == f"compare-{BF16}-{FP32}-{layer}-absmax-0-239.png"
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy link").click()
+    until(page, "document.querySelector('.takeaway .word').textContent === 'Copied'")
+    address = page.evaluate("navigator.clipboard.readText()")
+    assert address == f"{shared.url}/compare?run={BF16}&run={FP32}&layer={layer}"
     # What differs: the layers that collapsed in one, and the one that the other does not have.
     rows = page.locator("#differences tr")
     expect(page.locator("#differences-tally")).to_have_text("84")
@@ -119,6 +130,17 @@ def test_a_comparison_is_looked_through_and_its_link_shows_the_same(
     expect(copied.locator("#rows")).to_have_value("mlp")
     expect(copied.get_by_role("button", name="since the first step")).to_have_attribute("aria-pressed", "true")
     expect(copied.locator("#differences-tally")).to_have_text("28")
+    with page.expect_download() as taken:
+        page.locator("#compare-csv").click()
+    assert taken.value.suggested_filename == f"compare-{BF16}-{FP32}-norm.csv"
+    heads = taken.value.path().read_text().splitlines()[0].split(",")
+    costs = ("loss", "peak_memory_bytes", "step_time_s")
+    told = [f"{run} {what}" for run in (BF16, FP32) for what in (f"norm {layer}", *costs)]
+    assert heads == ["steps since the first of each run", *told]
+    with page.expect_download() as taken:
+        page.locator("#differences-csv").click()
+    assert taken.value.suggested_filename == f"compare-{BF16}-{FP32}-norm-differences.csv"
+    assert len(taken.value.path().read_text().splitlines()) == 29
     page.go_back()
     expect(page.locator("#compare-stat .xtitle")).to_have_text("step")
     page.locator(".leave").first.click()

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scenes
-from playwright.sync_api import Page, expect
+from PIL import Image
+from playwright.sync_api import Page, Route, expect
 from plots import IMAGE, drag, meta, open_run, place, point, query, steps_in_sight, until
 
 RUN = "logged"
@@ -220,14 +221,23 @@ def test_what_is_shown_can_be_taken_along(shared: Any, open_page: Callable[..., 
     assert [row[0] for row in held[1:]] == [str(step) for step in range(300, 341)]
     assert all("lora_A" in name for name in held[0][2:])
     assert len(held[0]) == 2 + 42
+    expect(page.locator("#loss .main-svg").first).to_be_attached()
+    for link, name in (
+        (".panel[data-key=loss] a.save", "loss-300-340"),
+        ("#trend-csv", f"{page.locator('#trend-title').inner_text()}-absmax-300-340"),
+        ("#layers-csv", "layers"),
+    ):
+        with page.expect_download() as taken:
+            page.locator(link).press("Enter")
+        assert taken.value.suggested_filename == f"lora-collapse-{name}.csv"
     figure = page.locator("figure.plotted", has=page.locator("#heatmap"))
     figure.hover()
     with page.expect_download() as drawn:
         figure.get_by_role("button", name="Save as a picture").click()
     assert drawn.value.suggested_filename == "lora-collapse-absmax-heatmap-300-340.png"
-    picture = drawn.value.path().read_bytes()
-    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
-    assert len(picture) > 10_000
+    with Image.open(drawn.value.path()) as picture:
+        assert picture.format == "PNG"
+        assert len(picture.convert("RGB").getcolors(2**24)) > 200, "a heatmap has its colours, an empty canvas has one"
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy link").click()
     address = page.evaluate("navigator.clipboard.readText()")
@@ -239,3 +249,33 @@ def test_what_is_shown_can_be_taken_along(shared: Any, open_page: Callable[..., 
     assert meta(copied) == meta(page)
     href = page.get_by_role("link", name="Compare with").get_attribute("href")
     assert href == "/compare?run=lora-collapse"
+
+
+def test_a_figure_that_is_not_there_yet_says_so_in_its_room(
+    shared: Any, open_page: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = open_run(open_page, shared.url, "lora-quiet")
+    waiting: list[Route] = []
+    page.route("**/_panels?*", lambda route: waiting.append(route))
+    page.reload()
+    plot = page.locator("#loss .plot")
+    expect(plot).to_have_attribute("data-says", "Loading ...")
+    seen = "(one) => [getComputedStyle(one, '::before').content, getComputedStyle(one, '::before').animationName]"
+    assert plot.evaluate(seen) == ['"Loading ..."', "waits"]
+    page.emulate_media(reduced_motion="reduce")
+    assert plot.evaluate(seen)[1] == "none"
+    page.emulate_media(reduced_motion="null")
+    room = page.locator(".panel[data-key=loss]").evaluate("(card) => card.getBoundingClientRect().height")
+    expect(page.locator(".panel[data-key=loss] .saves")).to_be_hidden()
+    until(page, "document.querySelector('#loss')")
+    for _ in range(100):
+        if waiting:
+            break
+        page.wait_for_timeout(50)
+    waiting.pop().abort()
+    expect(plot).to_have_attribute("data-says", re.compile("does not answer"))
+    page.unroute("**/_panels?*")
+    expect(page.locator("#loss .main-svg").first).to_be_attached()
+    assert page.locator(".panel[data-key=loss]").evaluate("(card) => card.getBoundingClientRect().height") == room
+    expect(page.locator(".panel[data-key=loss] a.save")).to_be_attached()
+    complaints.clear()

@@ -103,6 +103,7 @@ def run(**changes: Any) -> dict[str, Any]:
         "accumulators": {"bfloat16": 2},
         "open_incidents": [],
         "headline": "",
+        "ended_on": None,
         "note": "",
         "tags": [],
         "archived": False,

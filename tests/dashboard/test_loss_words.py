@@ -7,17 +7,29 @@ import pytest
 from api_answers import column, curve, incident
 from numpy.typing import NDArray
 
-from gradcanary_dashboard import loss_words
+from gradcanary_dashboard import loss_words, wording
 
 STEPS = np.arange(0, 1000, 2.0)
 
 
-def answer(loss: NDArray[np.float64], nonfinite_from: int | None = None, **tags: str) -> dict[str, Any]:
-    bad = np.zeros(len(STEPS))
+def answer(
+    loss: NDArray[np.float64], nonfinite_from: int | None = None, steps: NDArray[np.float64] = STEPS, **tags: str
+) -> dict[str, Any]:
+    bad = np.zeros(len(steps))
     if nonfinite_from is not None:
-        bad[nonfinite_from <= STEPS] = 1
+        bad[nonfinite_from <= steps] = 1
     metric = {**curve(loss, loss, loss, nonfinite=bad), "name": "loss", "tags": tags}
-    return {"bucket_steps": 2, "steps": column(STEPS, "float64"), "metrics": [metric]}
+    return {"bucket_steps": 2, "steps": column(steps, "float64"), "metrics": [metric]}
+
+
+def said(loss: NDArray[np.float64], since: int, **changes: Any) -> str | None:
+    """What is said of a loss that is asked for up to a step and since."""
+    is_before = since > STEPS
+    before, after = (
+        answer(loss[is_before], steps=STEPS[is_before], **changes),
+        answer(loss[~is_before], steps=STEPS[~is_before], **changes),
+    )
+    return loss_words.words(before, after)
 
 
 def falling(seed: int = 0) -> NDArray[np.float64]:
@@ -26,26 +38,45 @@ def falling(seed: int = 0) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_loss_that_goes_on_does_not_show_it(seed: int) -> None:
-    said = loss_words.words(answer(falling(seed)), 600)
-    assert said is not None
-    assert said.startswith(("the loss does not show it: 0.11", "the loss does not show it: 0.12"))
-    assert said.endswith(" now")
+    told = said(falling(seed), 600)
+    assert told is not None
+    assert told.startswith(("the loss does not show it: 0.11", "the loss does not show it: 0.12"))
+    assert told.endswith(" now")
 
 
 def test_a_rise_and_a_bump_are_told_apart() -> None:
     rises = falling() + 0.1 * (STEPS >= 600)
-    assert str(loss_words.words(answer(rises), 600)).startswith("the loss rose: 0.11")
+    assert str(said(rises, 600)).startswith("the loss rose: 0.11")
     bump = falling() + 0.05 * np.exp(-((STEPS - 620) ** 2) / 400) * (STEPS >= 600)
-    assert "the loss bumped and came back: 0.16" in str(loss_words.words(answer(bump), 600))
+    assert "the loss bumped and came back: 0.16" in str(said(bump, 600))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_single_steps_vary_more_than_the_buckets_they_are_held_against(seed: int) -> None:
+    """So soon after the fall of a long run."""
+    level = np.full(600, 0.3)
+    smooth = answer(level + np.random.default_rng(seed).normal(0, 1e-4, 600), steps=1024.0 * np.arange(600))
+    noisy = answer(level + np.random.default_rng(seed + 9).normal(0, 0.01, 600), steps=614_400 + np.arange(600.0))
+    assert str(loss_words.words(smooth, noisy)).startswith("the loss does not show it: 0.3 before, 0.")
 
 
 def test_what_cannot_be_told_is_not_said() -> None:
-    assert loss_words.words(None, 600) is None
+    assert loss_words.words(None, answer(falling())) is None
     assert loss_words.words(answer(falling()), None) is None
-    assert loss_words.words(answer(falling(), split="val"), 600) is None
-    assert loss_words.words(answer(falling()), 4) is None
-    assert loss_words.words(answer(falling()), 998) is None
-    assert loss_words.words(answer(falling(), nonfinite_from=700), 600) == "the loss is not finite since"
+    assert said(falling(), 600, split="val") is None
+    assert said(falling(), 4) is None
+    assert said(falling(), 998) is None
+    assert said(falling(), 600, nonfinite_from=700) == "the loss is not finite since"
+
+
+def test_the_level_is_the_number_of_the_headline() -> None:
+    since = answer(falling()[300:], steps=STEPS[300:])
+    level = loss_words.level(since)
+    assert level is not None
+    assert str(said(falling(), 600)).endswith(f", {wording.scientific(level.value)} now")
+    assert (level.value, level.steps) == (pytest.approx(np.median(falling()[-10:])), 20)
+    assert loss_words.level(answer(falling()[:7], steps=STEPS[:7])) is None
+    assert loss_words.level(answer(np.full(len(STEPS), np.nan))) is None
 
 
 def test_the_worst_incident_says_since_when() -> None:

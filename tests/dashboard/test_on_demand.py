@@ -1,4 +1,4 @@
-"""What a page asks for when it needs it, of the collector's own port: metrics in sight, exact cells, a CSV file."""
+"""What a page asks for when it needs it, of the collector's own port: metrics in sight, exact cells."""
 
 import re
 from dataclasses import replace
@@ -11,8 +11,7 @@ import pytest
 from streams import Session, Stream, healthy
 
 from gradcanary import wire
-from gradcanary_dashboard import panels, sharing
-from gradcanary_dashboard.view import View
+from gradcanary_dashboard import panels
 
 RUN = "some-run"
 STREAM = Stream(healthy(40, 4), np.linspace(1, 0.5, 40))
@@ -74,22 +73,11 @@ def test_a_cell_has_every_digit_of_its_samples(url: str) -> None:
     assert ask(url, "/_cell", run=RUN, stat="absmax", layer=0, first=90, last=99).json() == {"text": ""}
 
 
-def test_csv_comes_by_way_of_the_page(url: str) -> None:
-    view = View(stat="norm", from_step=5, to_step=9, rows="lora_A")
-    answer = httpx.get(url + sharing.csv_url(RUN, view), trust_env=False)
-    assert answer.headers["content-disposition"] == 'attachment; filename="some-run-norm-5-9.csv"'
-    query = {"stat": "norm", "match": "lora_A", "from": 5, "to": 9}
-    assert answer.text == ask(url, f"/api/v1/runs/{RUN}/export.csv", **query).text
-    assert len(answer.text.splitlines()) == 6
-
-
 def test_what_is_not_there_is_no_failure_of_the_page(url: str) -> None:
     for path, query in (
         ("/_panels", {"key": "loss"}),
         ("/_cell", {"stat": "absmax", "layer": 0, "first": 0, "last": 0}),
-        ("/_csv", {}),
     ):
         assert ask(url, path, run="no-such-run", **query).status_code == 424
-    assert ask(url, "/_csv", run=RUN, search="?rows=(").status_code == 424
     assert ask(url, "/_cell", run=RUN, stat="nonsense", layer=0, first=0, last=0).status_code == 424
     assert ask(url, "/_panels", run=RUN, key="no-such-panel").json() == {"panels": []}

@@ -29,6 +29,8 @@ from gradcanary_dashboard.sparkline import sparkline
 from gradcanary_dashboard.verdict import Verdict, of_layer, verdict
 from gradcanary_dashboard.view import View
 
+NONE_OPEN = {"incidents": [], "next": None}
+
 
 def text_of(component: object) -> str:
     """Everything a component would print, markup and properties included."""
@@ -36,24 +38,22 @@ def text_of(component: object) -> str:
 
 
 def test_an_open_incident_speaks_first() -> None:
-    said = verdict(run(open_incidents=[31], worst="critical", headline="1 of 2 layers collapsed at step 31"), [])
+    said = verdict(run(open_incidents=[31], worst="critical", headline="1 of 2 layers collapsed at step 31"))
     assert said == Verdict("critical", "1 of 2 layers collapsed at step 31")
 
 
 def test_the_end_of_a_run_is_no_recovery() -> None:
-    ended = incident(state="resolved", resolution="run_finished")
-    said = verdict(run(state="finished"), [ended])
-    assert said.tone == "critical"
-    assert said.text == ended["summary"]
+    said = verdict(run(state="finished", ended_on="critical", headline="all gradients fell together at step 31"))
+    assert said == Verdict("critical", "All gradients fell together at step 31")
 
 
 def test_a_recovered_run_is_quiet() -> None:
-    said = verdict(run(low=1), [incident(state="resolved", resolution="recovered")])
+    said = verdict(run(low=1))
     assert said == Verdict("quiet", "No open incident in 2 layers, 1 of them low")
 
 
 def test_a_crash_is_not_quiet() -> None:
-    assert verdict(run(state="crashed"), []).tone == "warning"
+    assert verdict(run(state="crashed")).tone == "warning"
 
 
 def test_what_the_end_of_a_run_closed_is_not_called_resolved() -> None:
@@ -64,13 +64,12 @@ def test_what_the_end_of_a_run_closed_is_not_called_resolved() -> None:
 
 def test_a_run_that_was_missed_and_then_ended_is_not_unrecovered() -> None:
     missed = incident(rule="silent", state="resolved", resolution="run_finished", resolved_step=99)
-    assert verdict(run(state="finished"), [missed]).tone == "quiet"
     assert incident_cards.tally([missed]) == "1 resolved"
     assert "run ended at step 99" in text_of(incident_cards.card(missed, View()))
 
 
 def test_a_run_without_a_step_waits() -> None:
-    assert verdict(run(step=None, layers=0), []).tone == "waiting"
+    assert verdict(run(step=None, layers=0)).tone == "waiting"
 
 
 def test_the_worst_layers_come_first() -> None:
@@ -159,7 +158,7 @@ def test_whom_no_message_reaches_stands_above_the_runs() -> None:
     silent = silent_endpoints.load(Endpoints([*shown, *hidden]))
     assert silent == shown
     for runs in ([], [run()]):
-        said = text_of(runs_page.fill(runs, [], Listing(), silent)["runs"])
+        said = text_of(runs_page.fill(runs, NONE_OPEN, Listing(), silent)["runs"])
         assert "Messages do not reach 2 endpoints" in said
         assert (
             "is disabled since 2026-11-20 10:00 UTC: answered 410. Enable it: gradcanary endpoints set 3 --en" in said
@@ -233,31 +232,38 @@ def test_the_empty_state_says_how_the_demo_goes() -> None:
 
 
 def test_the_filter_says_when_nothing_matches() -> None:
-    said = text_of(runs_page.fill([], [], Listing(text="<img src=x>", state="live"))["runs"])
+    said = text_of(runs_page.fill([], NONE_OPEN, Listing(text="<img src=x>", state="live"))["runs"])
     assert "There is no live run" in said
     assert '"<img src=x>"' in said
     assert '"/?text=%3Cimg+src%3Dx%3E&state=live&archived=1"' in said
 
 
+def test_of_more_open_incidents_than_one_answer_holds_none_is_said_to_be_the_last() -> None:
+    opened = [incident(number) for number in range(100, 8, -1)] + [incident(8, severity="information")]
+    for following, said in ((None, ("92 open incidents", "and 87 more")), (8, ("over 92 open", "and all others"))):
+        shown = text_of(runs_page.fill([run()], {"incidents": opened, "next": following}, Listing())["runs"])
+        assert all(words in shown for words in said)
+
+
 def test_a_run_is_one_link() -> None:
-    said = text_of(runs_page.fill([run(spark=column(np.full(64, -3.0), "float32"))], [], Listing())["runs"])
+    said = text_of(runs_page.fill([run(spark=column(np.full(64, -3.0), "float32"))], NONE_OPEN, Listing())["runs"])
     assert '"href": "/runs/run"' in said
     assert "data:image/svg+xml" in said
 
 
 def test_the_pages_of_the_list_lead_to_each_other() -> None:
     listed = Listing(text="lr", sort="name", after="a~1")
-    said = text_of(runs_page.fill([run()], [], listed, following="b~2")["runs"])
+    said = text_of(runs_page.fill([run()], NONE_OPEN, listed, following="b~2")["runs"])
     assert '"/?text=lr&sort=name&after=b~2"' in said
     assert '"/?text=lr&sort=name"' in said
-    assert "Next 25" not in text_of(runs_page.fill([run()], [], Listing())["runs"])
+    assert "Next 25" not in text_of(runs_page.fill([run()], NONE_OPEN, Listing())["runs"])
 
 
 def test_a_card_tells_the_last_step_from_when_it_was_heard_of() -> None:
-    said = text_of(runs_page.fill([run()], [], Listing())["runs"])
+    said = text_of(runs_page.fill([run()], NONE_OPEN, Listing())["runs"])
     assert "2026-11-20T09:59:58Z" in said
     assert "heard of" not in said, "of a live run that is a heartbeat ago"
-    assert "heard of" in text_of(runs_page.fill([run(state="silent")], [], Listing())["runs"])
+    assert "heard of" in text_of(runs_page.fill([run(state="silent")], NONE_OPEN, Listing())["runs"])
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=MAX_TEXT)
@@ -279,7 +285,7 @@ def test_what_a_listing_cannot_be_counts_as_absent(search: str) -> None:
 
 def test_what_people_said_of_a_run_is_on_its_card_and_its_page() -> None:
     labelled = run(note="lr too\nhigh", tags=["sdxl"], archived=True, aliases=["before"])
-    shown = text_of(runs_page.fill([labelled], [], Listing())["runs"])
+    shown = text_of(runs_page.fill([labelled], NONE_OPEN, Listing())["runs"])
     assert '"/?text=sdxl"' in shown
     assert '"lr too"' in shown, "the first line of a note is enough"
     [card] = notes.cards(labelled)

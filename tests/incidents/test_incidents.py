@@ -90,6 +90,15 @@ def test_an_end_of_the_run_is_no_recovery(store):
     headline = read(store, incidents.headlines, [1])[1]
     assert (headline.open_incidents, headline.worst, headline.firing) == ([], None, {"collapse": 18})
     assert headline.headline == "18 of 300 layers collapsed at step 340"
+    assert headline.ended_on == "critical"
+
+
+def test_a_run_that_ended_on_what_is_worth_knowing_says_so(store):
+    store.record(fired(None, severity="information", rule="scale_drop", since=480))
+    store.record(fired(None, rule="silent"))
+    store.close_run(step=1000)
+    headline = read(store, incidents.headlines, [1])[1]
+    assert (headline.ended_on, headline.headline) == ("information", "all gradients fell together at step 480")
 
 
 def resume(store):

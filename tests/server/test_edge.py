@@ -250,7 +250,7 @@ def test_a_bad_batch_is_refused_and_changes_nothing(client, fresh, raw):
         return
     fresh.begin()
     check_good(json.loads(raw))
-    for path in ("", "/layers", "/heatmap", "/metrics", "/series?layer=0", "/export.csv"):
+    for path in ("", "/layers", "/heatmap", "/metrics", "/series?layer=0", "/export.csv", "/metrics.csv"):
         assert client.get(f"/api/v1/runs/other{path}").status_code == 200, (path, raw)
 
 

@@ -17,7 +17,7 @@ from gradcanary import wire
 
 RUN = {
     "run", "state", "step", "stepped", "last_seen", "layers", "firing", "low", "worst", "accumulators",
-    "open_incidents", "headline", "note", "tags", "archived", "spark",
+    "open_incidents", "headline", "ended_on", "note", "tags", "archived", "spark",
 }  # fmt: skip
 DETAIL = {"aliases", "created", "revision", "framework", "rules_version", "sessions", "gaps", "facts", "metrics"}
 LAYER = {
@@ -191,7 +191,9 @@ def test_questions_that_cannot_be_answered(session, path, params, status, field)
     assert answer.json()["error"]["field"] == field
 
 
-@pytest.mark.parametrize("path", ["", "/layers", "/series?layer=1", "/heatmap", "/metrics", "/export.csv"])
+@pytest.mark.parametrize(
+    "path", ["", "/layers", "/series?layer=1", "/heatmap", "/metrics", "/export.csv", "/metrics.csv"]
+)
 def test_an_unknown_run_is_404_and_says_so(session, path):
     answer = httpx.get(f"{session.url}/api/v1/runs/nobody{path}")
     assert answer.status_code == 404
@@ -339,6 +341,58 @@ def test_csv_of_some_steps_holds_those_and_says_so_in_its_name(session):
     assert np.float32(rows[8].split(",")[2]) == resumed.absmax[0, 0]
     assert httpx.get(url, params={"from": 38}).text.splitlines() == [every[0], *every[39:]]
     assert httpx.get(url, params={"from": -1}).status_code == 422
+
+
+def test_csv_of_some_layers_may_hold_several_stats(session):
+    absmax = streams.healthy(6, 4)
+    session.send(streams.Stream(absmax, names=("a", "b", "=c", "2")))
+    url = f"{session.url}/api/v1/runs/{session.run}/export.csv"
+    query = {"layer": ["=c", "0"], "stat": ["absmax", "norm", "absmax"], "from": 2, "to": 3}
+    heads, *rows = csv.reader(io.StringIO(httpx.get(url, params=query).text))
+    assert heads == ["step", "time", "absmax =c", "norm =c", "absmax a", "norm a"]
+    assert [row[0] for row in rows] == ["2", "3"]
+    assert (
+        np.float32(rows[0][2:]) == np.float32([absmax[2, 2], absmax[2, 2] * 3, absmax[2, 0], absmax[2, 0] * 3])
+    ).all()
+    assert httpx.get(url, params={"stat": "weight_norm"}).text == "step,time,a,b,'=c,2\n"
+    for wrong, status in (({"stat": "nonsense"}, 422), ({"layer": "d"}, 404), ({"layer": "1", "match": "("}, 422)):
+        assert httpx.get(url, params=wrong).status_code == status
+
+
+def test_csv_of_metrics_holds_every_point(session, read):
+    """Of sealed tiles and of what is in the log alike, of two launches, with names as hostile as they may be."""
+    loss = 0.1 + 1 / np.arange(1, 5_001)
+    stream = streams.Stream(np.ones((5_000, 1), np.float32), loss, every=1)
+    session.put_hello(stream.hello()).raise_for_status()
+    scores = [
+        wire.Metric("=score", (("by", "b,c"), ("at", "1")), (3, 10**9), wire.column("d", [0.1, math.inf])),
+        wire.Metric("=score", (), (3,), wire.column("d", [7.0])),
+    ]
+    for seq, begin in enumerate(range(0, 5_000, 1_000)):
+        batch = stream.batch(begin, begin + 1_000)
+        more = [each for each in scores if begin == 4_000 and max(each.steps) >= begin]
+        session.post_batch(seq, replace(batch, metrics=(*batch.metrics, *more))).raise_for_status()
+    again = streams.Session(session.url, session.run, "session-2")
+    resumed = streams.Stream(streams.healthy(10, 1), np.full(10, 0.25), first_step=20)
+    again.put_hello(resumed.hello(launch="launch-2")).raise_for_status()
+    last = resumed.batch(0, 10)
+    again.post_batch(0, replace(last, metrics=(*last.metrics, scores[1]))).raise_for_status()
+    loss[20:30] = 0.25
+    url = f"{session.url}/api/v1/runs/{session.run}/metrics.csv"
+    heads, *rows = csv.reader(io.StringIO(httpx.get(url).text))
+    assert heads == ["step", "time", "'=score{at=1, by=b,c}", "'=score", "loss", "lr0"]
+    assert [int(row[0]) for row in rows] == [*range(5_000), 10**9]
+    assert [float(row[4]) for row in rows[:-1]] == loss.tolist()
+    assert rows[0][1] == "2023-11-14T22:13:20.000Z"
+    assert [(row[0], row[2], row[3]) for row in rows if row[2] or row[3]] == [
+        ("3", "0.1", "7.0"),
+        (str(10**9), "nan", ""),
+    ]
+    some = httpx.get(url, params={"name": "loss", "tags": "{}", "from": 4_090, "to": 4_100})
+    assert 'filename="' + session.run + '-metrics-4090-4100.csv"' in some.headers["content-disposition"]
+    assert [row.split(",")[0] for row in some.text.splitlines()] == ["step", *map(str, range(4_090, 4_101))]
+    assert httpx.get(url, params={"name": "none"}).text == "step,time\n"
+    assert httpx.get(url, params={"tags": "nonsense"}).status_code == 422
 
 
 def test_csv_is_in_the_order_of_steps_where_an_agent_thinned_what_waited(session):

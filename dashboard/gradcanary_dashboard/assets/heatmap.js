@@ -20,9 +20,10 @@
     if (place && place.textContent !== text) place.textContent = text;
   }
 
+  // As ``wording.scientific`` has it: 6.1e-7, 0.125, 12,300.
   function scientific(value, digits) {
     const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
-    if (value >= 1e-3 && value < 1e6) return String(Number(value.toPrecision(3)));
+    if (value >= 1e-3 && value < 1e6) return Number(value.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 5 });
     return mantissa.replace(/\.?0+$/, "") + "e" + Number(exponent);
   }
 

@@ -39,16 +39,19 @@
   function newCard(panel) {
     const id = panel.key + "-title";
     const note = element("div", { class: "aside" });
-    const plot = element("div", { class: "plot", style: `min-height: ${panel.height}px` });
+    const plot = element("div", { class: "plot", "data-says": "Loading ...", style: `min-height: ${panel.height}px` });
     const holder = element("div", { id: panel.key }, plot);
     const save = element("button", { type: "button", class: "save", title: "Save as PNG", "data-share": "picture" }, icon("save"));
     save.setAttribute("aria-label", "Save as a picture: " + panel.title);
-    const figure = element("figure", { class: "plotted", tabindex: "0", "aria-label": panel.title + " over the steps" }, holder, save);
+    const table = element("a", { class: "save", title: "Every point of these lines, of the steps in sight", download: "" }, icon("save"), "CSV");
+    table.setAttribute("aria-label", "CSV: " + panel.title);
+    const saves = element("div", { class: "saves" }, table, save);
+    const figure = element("figure", { class: "plotted", tabindex: "0", "aria-label": panel.title + " over the steps" }, holder, saves);
     const legend = element("div", { class: "whose" });
     const head = element("div", { class: "head" }, element("h2", { id }, panel.title), note);
     const card = element("section", { class: "card panel", "aria-labelledby": id, "data-key": panel.key }, head, figure, legend);
     watch.observe(card);
-    return { element: card, plot, legend, note, of: null, sought: "" };
+    return { element: card, plot, legend, note, table, of: null, sought: "" };
   }
 
   function remove(key) {
@@ -97,23 +100,29 @@
   function ask(missing) {
     if (!missing.length || !window.Plotly || !box || !box.isConnected) return;
     const now = wanted();
-    const query = new URLSearchParams({ run: told.run, search: window.location.search });
+    const of = { run: told.run, search: window.location.search };
+    const query = new URLSearchParams(of);
     for (const key of missing) {
       query.append("key", key);
       cards.get(key).asked = now;
     }
     const number = ++sent;
     fetch("/_panels?" + query, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer))).then(({ panels }) => {
-      for (const panel of panels) show(panel, now, number);
-    }).catch(() => setTimeout(() => {
-      for (const key of missing) if (cards.has(key)) cards.get(key).asked = null;
-    }, AGAIN_MS));
+      for (const panel of panels) show(panel, now, number, of);
+    }).catch(() => {
+      for (const key of missing) if (cards.has(key)) cards.get(key).plot.dataset.says = "The collector does not answer; asked again soon.";
+      setTimeout(() => {
+        for (const key of missing) if (cards.has(key)) cards.get(key).asked = null;
+      }, AGAIN_MS);
+    });
   }
 
-  function show(panel, of, number) {
+  function show(panel, of, number, question) {
     const card = cards.get(panel.key);
     if (!card || (card.number || 0) > number) return; // a later question was answered sooner
     Object.assign(card, { of, number, found: panel });
+    card.table.href = "/_csv/metrics?" + new URLSearchParams({ ...question, key: panel.key });
+    delete card.plot.dataset.says;
     const isFirst = !card.plot._fullLayout;
     window.Plotly.react(card.plot, panel.figure.data, panel.figure.layout, CONFIG).then(() => {
       if (isFirst) card.plot.on("plotly_relayout", zoomed);

@@ -17,7 +17,7 @@
 
   function address() {
     const here = new URL(window.location.href);
-    const drawn = document.querySelector("#trend-title a");
+    const drawn = document.querySelector("#trend-title a, #compare-layer .layer");
     if (drawn && !here.searchParams.has("layer")) here.searchParams.set("layer", drawn.textContent);
     return here.href;
   }
@@ -94,20 +94,34 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
-  async function picture(button) {
-    const plot = button.parentElement.querySelector(".js-plotly-plot");
-    if (!plot || !plot.layout) return;
-    const [first, last] = namedSteps(plot);
-    const [, , run, , layer] = window.location.pathname.split("/").map(decodeURIComponent);
+  // What is drawn: in words above it, and in the name of the file.
+  function subject(button, id) {
+    const query = new URLSearchParams(window.location.search);
+    const stat = query.get("stat") || "absmax";
     const card = button.closest(".card");
     const heading = card && card.querySelector("h2");
     const what = heading ? heading.textContent : "";
-    const figure = painted(plot, [run, layer, what, `steps ${first.toLocaleString("en")} to ${last.toLocaleString("en")}`].filter(Boolean).join(" · "));
+    const drawn = document.querySelector("#compare-layer .layer");
+    if (drawn) {
+      const runs = Array.from(document.querySelectorAll(".compared-runs tbody th"), (row) => [row.querySelector(".chip b").textContent, row.querySelector("a").textContent]);
+      const names = runs.map(([letter, run]) => letter + " " + run).join(", ");
+      const isStat = id === "compare-stat";
+      return { words: [names, ...(isStat ? [drawn.textContent, stat] : [what])], name: ["compare", ...runs.map(([, run]) => run), ...(isStat ? [drawn.textContent, stat] : [id.replace(/^compare-/, "")])] };
+    }
+    const [, , run, , layer] = window.location.pathname.split("/").map(decodeURIComponent);
+    return { words: [run, layer, what], name: [run, layer, id === "heatmap" || id === "trend" ? stat + "-" + id : id] };
+  }
+
+  async function picture(button) {
+    const plot = button.closest("figure").querySelector(".js-plotly-plot");
+    if (!plot || !plot.layout) return;
+    const [first, last] = namedSteps(plot);
+    const id = (plot.id || plot.parentElement.id || "figure").replace(/^stat-/, "");
+    const { words, name: parts } = subject(button, id);
+    const figure = painted(plot, [...words, `steps ${first.toLocaleString("en")} to ${last.toLocaleString("en")}`].filter(Boolean).join(" · "));
     const { width, height } = figure.layout;
     const svg = await window.Plotly.toImage(figure, { format: "svg", width, height });
-    const id = (plot.id || plot.parentElement.id || "figure").replace(/^stat-/, "");
-    const stat = id === "heatmap" || id === "trend" ? (new URLSearchParams(window.location.search).get("stat") || "absmax") + "-" + id : id;
-    const name = [run, layer, stat, first, last].filter((part) => part !== undefined).join("-");
+    const name = [...parts, first, last].filter((part) => part !== undefined).join("-");
     save(await rasterised(svg, width, height), name.replace(/[^\w.-]+/g, "_") + ".png");
   }
 

@@ -1,0 +1,282 @@
+"""What a page shows as CSV, every sample of it, piece by piece: a run may be larger than the memory."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import io
+import json
+import math
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from http import HTTPStatus
+from itertools import groupby
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi.responses import StreamingResponse
+
+from gradcanary_dashboard import compare_data, layer_data, layers, panels, run_data
+from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.compare_data import COSTS, Compared, CompareData
+from gradcanary_dashboard.compare_view import CompareView, parse_compare
+from gradcanary_dashboard.difference_rows import dtype
+from gradcanary_dashboard.errors import DashboardError, NotFoundError
+from gradcanary_dashboard.layers import Layer
+from gradcanary_dashboard.stats import STATS
+from gradcanary_dashboard.threads import QUESTIONS, apart
+from gradcanary_dashboard.view import View, parse
+
+FORMULA = ("=", "+", "-", "@")
+"""How a cell begins that a spreadsheet runs; names come from strangers."""
+
+ROWS = 500
+"""Of a piece that is made here."""
+
+OF_LAYER = ("name", "block", "param_dtype", "micro_steps", "step", "state")
+LAST = ("absmax", "norm", "zero_fraction", "nonfinite", "update_ratio", "accumulation_error", "frozen_fraction")
+
+Pieces = Iterator[bytes]
+Table = Iterator[Sequence[object]]
+Made = Callable[[ExitStack], tuple[str, Pieces]]
+"""Opens what is downloaded, in a stack that is closed in the end; returns the name of the file and what is in it."""
+
+
+def register(server: FastAPI, collector: Collector) -> None:
+    """Serve ``/_csv`` and what is below it. To be called before Dash, whose routes answer every path."""
+
+    @server.get("/_csv", include_in_schema=False)
+    async def samples_of_rows(run: str, search: str = "") -> Response:
+        return await _answered(lambda stack: of_heatmap(collector, stack, run, parse(search)))
+
+    @server.get("/_csv/metrics", include_in_schema=False)
+    async def points_of_metric(run: str, key: str, search: str = "") -> Response:
+        return await _answered(lambda stack: of_panel(collector, stack, run, key, parse(search)))
+
+    @server.get("/_csv/layer", include_in_schema=False)
+    async def samples_of_layer(run: str, layer: str, stat: str | None = None, search: str = "") -> Response:
+        return await _answered(lambda stack: of_layer(collector, stack, run, layer, stat, parse(search)))
+
+    @server.get("/_csv/layers", include_in_schema=False)
+    async def table_of_layers(run: str, search: str = "") -> Response:
+        return await _answered(lambda _: of_layers(collector, run, parse(search)))
+
+    @server.get("/_csv/compare", include_in_schema=False)
+    async def compared_curves(search: str) -> Response:
+        return await _answered(lambda stack: of_curves(collector, stack, parse_compare(search)))
+
+    @server.get("/_csv/differences", include_in_schema=False)
+    async def compared_layers(search: str) -> Response:
+        return await _answered(lambda _: of_differences(collector, parse_compare(search)))
+
+
+def of_heatmap(collector: Collector, stack: ExitStack, run: str, view: View) -> tuple[str, Pieces]:
+    """Return the samples of the view: its stat, its steps, the layers whose rows it shows."""
+    asked = {"stat": view.stat, "match": view.rows, **run_data.bounds(view)}
+    return _file(run, view.stat, view), stack.enter_context(collector.download(run, "export.csv", **asked))
+
+
+def of_panel(collector: Collector, stack: ExitStack, run: str, key: str, view: View) -> tuple[str, Pieces]:
+    """Return every point of the lines that a figure of metrics draws."""
+    panel = next((each for each in panels.of(collector.run(run).body["metrics"]) if each.key == key), None)
+    if panel is None:
+        raise NotFoundError(f"The run {run} has no metric {key}.")
+    is_rate = panel.key == panels.RATES
+    tags = ["{}"] if is_rate else [json.dumps(each.tags) for each in panel.chosen(view)]
+    asked = {"name": panel.asked, "tags": tags, **run_data.bounds(view)}
+    what = "learning-rate" if is_rate else panel.names[0]
+    return _file(run, what, view), stack.enter_context(collector.download(run, "metrics.csv", **asked))
+
+
+def of_layer(
+    collector: Collector, stack: ExitStack, run: str, wanted: str, stat: str | None, view: View
+) -> tuple[str, Pieces]:
+    """Return every sample of a layer, by name or number: of one stat, or of all that were ever measured of it."""
+    found = layers.find(collector.run(run, "layers").body["layers"], wanted)
+    if found is None:
+        raise NotFoundError(f"The run {run} has no layer {wanted}.")
+    stats = [stat] if stat in STATS else layer_data.measured(collector, run, found["layer"])
+    asked = {"stat": stats, "layer": str(found["layer"]), **run_data.bounds(view)}
+    what = [found["name"], *([stat] if stat in STATS else [])]
+    return _file(run, *what, view), stack.enter_context(collector.download(run, "export.csv", **asked))
+
+
+def of_layers(collector: Collector, run: str, view: View) -> tuple[str, Pieces]:
+    """Return the table of the layers whose rows the heatmap shows, worst first, all of them and with every digit."""
+    known = collector.run(run, "layers").body["layers"]
+    if view.rows:
+        drawn, refusal = run_data.picture(collector, run, view)
+        known = run_data.matching(known, drawn, is_refused=refusal is not None)
+    return _file(run, "layers"), _written(_layers(layers.worst_first(known)))
+
+
+def of_curves(collector: Collector, stack: ExitStack, wanted: CompareView) -> tuple[str, Pieces]:
+    """Return what the figures of a comparison are drawn from: a row per step, a column per run and curve."""
+    data = _compared(collector, wanted)
+    read = [_read(collector, stack, run, data.layer, wanted) for run in data.runs]
+    heads = ["step" if wanted.align == "step" else "steps since the first of each run"]
+    heads += [f"{run.name} {what}" for run, (whats, _) in zip(data.runs, read, strict=True) for what in whats]
+    name = _file("compare", *(run.name for run in data.runs), wanted.view.stat, wanted.view)
+    return name, _written(_joined(heads, [(len(whats), rows) for whats, rows in read]))
+
+
+def of_differences(collector: Collector, wanted: CompareView) -> tuple[str, Pieces]:
+    """Return the layers of a comparison, the one that differs most first, all of them."""
+    data = _compared(collector, wanted)
+    name = _file("compare", *(run.name for run in data.runs), wanted.view.stat, "differences", wanted.view)
+    return name, _written(_differences(data, wanted.view.stat))
+
+
+def _compared(collector: Collector, wanted: CompareView) -> CompareData:
+    data = compare_data.load(collector, wanted, None)
+    if not data.is_comparison:
+        raise NotFoundError("A comparison takes two runs.")
+    return data
+
+
+def _layers(listed: Iterable[Layer]) -> Table:
+    sums = [f"{kind}_accumulator" for kind in ("declared", "stored", "effective")]
+    yield [*OF_LAYER, "shape", *sums, *LAST, "baseline", "rules", "low"]
+    for layer in listed:
+        rules = ", ".join(f"{rule} {state}" for rule, state in sorted(layer["rules"].items()))
+        yield [
+            *(layer[key] for key in OF_LAYER),
+            "x".join(map(str, layer["shape"])),
+            *layer["accumulator"].values(),
+            *(layer[key] for key in LAST),
+            layer["baseline"],
+            rules,
+            "yes" if layer["low"] else "no",
+        ]
+
+
+def _differences(data: CompareData, stat: str) -> Table:
+    begun = [run for run in data.runs if run.steps is not None]
+    sums = [{layer["name"]: layer["accumulator"] for layer in run.layers} for run in begun]
+    gap = "decades" if STATS[stat].is_log else "difference"
+    levels, dtypes = [f"{run.name} {stat}" for run in begun], [f"{run.name} accumulator" for run in begun]
+    yield ["layer", gap, "of", "first_step", "last_step", *levels, *dtypes]
+    for row in data.found.rows:
+        # A level is of milli-decades: more digits would say nothing.
+        told = ["" if math.isnan(value) else f"{value:.4g}" for value in row.values]
+        whose = [dtype(known.get(row.name)) for known in sums]
+        yield [row.name, f"{row.gap:.3f}", begun[row.of].name, row.first, row.last, *told, *whose]
+
+
+Row = tuple[int, int, list[str]]
+"""A step of the axis, the place of its first cell, its cells."""
+
+
+def _read(
+    collector: Collector, stack: ExitStack, run: Compared, layer: str | None, wanted: CompareView
+) -> tuple[list[str], Iterator[Row]]:
+    """Return what the columns of a run are, and its rows in the order of steps."""
+    view, number = wanted.view, next((each["layer"] for each in run.layers if each["name"] == layer), None)
+    bounds = {key: None if step is None else step + run.origin for key, step in run_data.bounds(view).items()}
+    asked: list[tuple[str, dict[str, Any]]] = [("metrics.csv", {"name": COSTS, "tags": "{}", **bounds})]
+    if number is not None:
+        asked.insert(0, ("export.csv", {"stat": view.stat, "layer": str(number), **bounds}))
+    whats: list[str] = []
+    tables: list[Iterator[Row]] = []
+    for part, query in asked:
+        rows = csv.reader(_lines(stack.enter_context(collector.download(run.name, part, **query))))
+        heads = next(rows)[2:]
+        tables.append(_placed(rows, len(whats), run.origin))
+        whats += [f"{view.stat} {layer}"] if part == "export.csv" else heads
+    return whats, heapq.merge(*tables, key=lambda row: row[0])
+
+
+def _placed(rows: Iterable[list[str]], place: int, origin: int) -> Iterator[Row]:
+    for step, _time, *cells in rows:
+        yield int(step) - origin, place, cells
+
+
+def _joined(heads: Sequence[str], runs: Sequence[tuple[int, Iterator[Row]]]) -> Table:
+    """Yield a row for each step that any of the runs has."""
+    yield heads
+    first, tables = 1, []
+    for width, rows in runs:
+        tables.append(_shifted(rows, first))
+        first += width
+    for step, found in groupby(heapq.merge(*tables, key=lambda row: row[0]), key=lambda row: row[0]):
+        line: list[object] = [step, *[""] * (first - 1)]
+        for _, place, cells in found:
+            line[place : place + len(cells)] = cells
+        yield line
+
+
+def _shifted(rows: Iterable[Row], by: int) -> Iterator[Row]:
+    for step, place, cells in rows:
+        yield step, place + by, cells
+
+
+def _lines(pieces: Pieces) -> Iterator[str]:
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line.decode() for line in whole)
+    if rest:
+        yield rest.decode()
+
+
+def _written(table: Table) -> Pieces:
+    """Yield a table as CSV; no cell of it is a formula, but numbers may have their sign."""
+    sheet = io.StringIO()
+    writer = csv.writer(sheet, lineterminator="\n")
+    for place, row in enumerate(table, start=1):
+        writer.writerow([_safe(cell) for cell in row])
+        if place % ROWS == 0:
+            yield sheet.getvalue().encode()
+            sheet.seek(0)
+            sheet.truncate()
+    yield sheet.getvalue().encode()
+
+
+def _safe(cell: object) -> object:
+    if not isinstance(cell, str) or not cell.startswith(FORMULA) or _is_number(cell):
+        return cell
+    return f"'{cell}"
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _file(*parts: str | View) -> str:
+    """Return the name of a file: the run, what is in it, and of which steps where some are out of sight."""
+    words = [_bounds(part) if isinstance(part, View) else part for part in parts]
+    return re.sub(r"[^\w.-]+", "_", "-".join(filter(None, words)), flags=re.ASCII) + ".csv"
+
+
+def _bounds(view: View) -> str:
+    return f"{view.from_step or 0}-{'end' if view.to_step is None else view.to_step}" if view.is_zoomed else ""
+
+
+def _next(pieces: Pieces) -> bytes | None:
+    return next(pieces, None)
+
+
+async def _answered(made: Made) -> Response:
+    """Answer a file; not a 5xx when the collector fails: that is what this server itself would say."""
+    stack = ExitStack()
+    try:
+        name, pieces = await apart(QUESTIONS, made, stack)
+    except DashboardError as error:
+        await apart(QUESTIONS, stack.close)
+        return Response(str(error), HTTPStatus.FAILED_DEPENDENCY, media_type="text/plain")
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(_sent(stack, pieces), media_type="text/csv", headers=headers)
+
+
+async def _sent(stack: ExitStack, pieces: Pieces) -> AsyncIterator[bytes]:
+    """Yield pieces, each got in a thread that is not one of those in which the collector makes them."""
+    try:
+        while (piece := await apart(QUESTIONS, _next, pieces)) is not None:
+            yield piece
+    finally:
+        stack.close()
