@@ -27,8 +27,8 @@ RULES = "version: 1\npace: {wait_s: 0.1, interval_s: 600}\n"
 def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a collector that holds one of everything that pages show.
 
-    There are an open incident that somebody acked and was told of, one of which the message fails, one that is silenced;
-    a run with every metric, two that compare, one in the archive; an endpoint and a token.
+    There are an open incident of which somebody was told, and acked it; one of which the message fails; one that is
+    silenced; a run with every metric, two that compare, one in the archive; an endpoint and a token.
     """
     rules = tmp_path_factory.mktemp("rules") / "rules.yaml"
     rules.write_text(RULES)
