@@ -91,7 +91,7 @@ def _end(silence: Mapping[str, Any]) -> html.Button:
 
 def _choice(name: str, words: str, options: Mapping[str, str], chosen: str, own: Component) -> html.Div:
     """Return a choice; with some of its buttons ``own`` comes up."""
-    return html.Div([forms.choice(name, words, options, chosen), own], className=f"choice-or-own {name}")
+    return html.Div([forms.choice(name, words, options, chosen), own], className=f"chosen-from {name}")
 
 
 def _escaped(text: str) -> str:

@@ -59,7 +59,7 @@ def _runs(storage: Mapping[str, Any]) -> list[Any]:
 
 def _cells(run: Mapping[str, Any]) -> list[html.Td]:
     words = f"Name, note, archive or delete {run['run']}"
-    archived = [html.Div([parts.icon("check"), "in the archive"], className="dim")] if run["archived"] else []
+    archived = [html.Div([parts.icon("check"), " in the archive"], className="dim")] if run["archived"] else []
     return [
         html.Td([dcc.Link(run["run"], href=run_url(run["run"])), *archived], className="name"),
         html.Td(wording.size(run["bytes"]), className="number"),

@@ -13,7 +13,7 @@ from playwright.sync_api import Page
 from receivers import Receiver, status
 
 RUN, HUSHED, QUIET, PAIR = "lora-fell", "lora-hushed", "lora-quiet", ("lora-bf16", "lora-fp32")
-ARGUMENTS = {"run": RUN, "layer": "blocks.4.attn.q.lora_A.weight", "incident": "1", "endpoint": "1"}
+ARGUMENTS = {"run": RUN, "layer": "blocks.4.attn.q.lora_A.weight", "incident": "2", "endpoint": "1"}
 ADDRESSES = {
     **addresses.of_each(ARGUMENTS, {"compare": f"?run={PAIR[0]}&run={PAIR[1]}"}),
     "runs, none": "/?text=nobody&state=live",
@@ -53,12 +53,15 @@ def fill(api: httpx.Client, url: str, receiver: Receiver) -> None:
 
     scenes.measured(url, RUN, scenes.collapse(steps=240, blocks=7, at=140))
     receiver.wait(1)
-    made("/incidents/1/ack", by="ada", note="restarting with a lower learning rate")
-    scenes.send(url, HUSHED, scenes.collapse(steps=140, blocks=7, at=100), ended=True)
+    made(f"/incidents/{ARGUMENTS['incident']}/ack", by="ada", note="restarting with a lower learning rate")
+    scenes.send(url, HUSHED, scenes.collapse(steps=140, blocks=7, at=100))
     scenes.pair(url, *PAIR)
     receiver.wait(2)  # and the second message fails again and again
     scenes.send(url, QUIET, scenes.quiet(steps=40, blocks=2), ended=True)
     api.patch(f"/runs/{QUIET}", json={"archived": True, "tags": ["sdxl"], "note": "as it shall be"}).raise_for_status()
+    opened = api.get("/incidents", params={"state": "open", "rule": "collapse"}).json()["incidents"]
+    known = {each["run"]: (each["acked"] is not None, each["silenced"] is not None) for each in opened}
+    assert known == {RUN: (True, False), HUSHED: (False, True), PAIR[0]: (False, False)}
 
 
 @pytest.mark.parametrize("path", ADDRESSES.values(), ids=ADDRESSES)
