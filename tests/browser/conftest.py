@@ -198,7 +198,7 @@ def open_page(browser: Browser, desk: Page, heard: Heard) -> Iterator[Callable[.
             page = desk
         page.set_default_timeout(20_000)
         page.set_viewport_size({"width": 1440, "height": 900})
-        page.emulate_media(color_scheme=theme)
+        page.emulate_media(media="screen", color_scheme=theme)
         heard.listen(page).goto(url)
         return page
 
