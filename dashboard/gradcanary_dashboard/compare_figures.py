@@ -11,6 +11,7 @@ from gradcanary_dashboard.compare_view import ALIGNS, CompareView
 from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.overlay import Mark, Strand
 from gradcanary_dashboard.stats import STATS
+from gradcanary_dashboard.units import Unit
 
 FIGURES = {
     "compare-stat": "A stat of the chosen layer in each run over the steps",
@@ -32,7 +33,7 @@ def drawn(data: CompareData, wanted: CompareView) -> dict[str, Any]:
     none = "has been logged in these steps."
     return {
         "compare-stat": overlay.of_stat(_measured(data), span, stat, enter, _marks(data, span), axis),
-        "compare-loss": overlay.of_cost(losses, span, overlay.Unit(), f"No loss {none}", axis),
+        "compare-loss": overlay.of_cost(losses, span, Unit(), f"No loss {none}", axis),
         "compare-time": overlay.of_cost(times, span, overlay.seconds(times), f"No step time {none}", axis),
         "compare-memory": overlay.of_cost(memory, span, overlay.size(memory), f"No peak memory {none}", axis),
     }

@@ -49,9 +49,9 @@ def _row(
         [html.Span(wording.integer(told.firing), className="bad" if told.firing else None), *_below(_rules(told))],
         [told.dtypes or wording.NOTHING, *_below(f"K {ks}" if ks else "")],
         [comparison.loss(told.loss_there), *_below(_losses(told))],
-        _with_change(comparison.duration(told.step_time_s), told.step_time_s, None if is_first else first.step_time_s),
+        _with_change(wording.seconds(told.step_time_s), told.step_time_s, None if is_first else first.step_time_s),
         _with_change(
-            comparison.memory(told.peak_memory_bytes),
+            wording.size(told.peak_memory_bytes),
             told.peak_memory_bytes,
             None if is_first else first.peak_memory_bytes,
         ),

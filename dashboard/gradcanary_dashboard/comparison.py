@@ -88,23 +88,9 @@ def change(now: float | None, before: float | None) -> str:
     return "same" if abs(part) < SAME else f"{'+' if part > 0 else MINUS}{wording.percent(abs(part))}"
 
 
-def memory(number: float | None) -> str:
-    """Return bytes as GiB or MiB."""
-    if number is None:
-        return wording.NOTHING
-    return f"{number / 2**30:.3g} GiB" if number >= 2**30 else f"{number / 2**20:.3g} MiB"
-
-
 def loss(number: float | None) -> str:
     """Return a loss, which may be anything."""
     return wording.scientific(number) if number is None or math.isfinite(number) else "not finite"
-
-
-def duration(seconds: float | None) -> str:
-    """Return a step's time in s or ms."""
-    if seconds is None:
-        return wording.NOTHING
-    return f"{wording.scientific(seconds)} s" if seconds >= 1 else f"{wording.scientific(1000 * seconds)} ms"
 
 
 def _of_two(first: Numbers, other: Numbers, common: Steps | None) -> str:
@@ -175,8 +161,8 @@ def _of_many(numbers: Sequence[Numbers], common: Steps | None) -> str:
     memories = [(each.peak_memory_bytes, each.letter) for each in numbers]
     losses = [(each.loss_there, each.letter) for each in numbers]
     parts += [
-        _least("shortest steps", times, duration),
-        _least("least memory", memories, memory),
+        _least("shortest steps", times, wording.seconds),
+        _least("least memory", memories, wording.size),
         _least("lowest loss at the end of the same steps", losses, loss),
     ]
     return f"{'; '.join(parts)}."

@@ -53,6 +53,16 @@ class Curve:
         """Whether nothing at all is known."""
         return not self.pieces() and not self.nonfinite.any()
 
+    @property
+    def usual(self) -> float:
+        """The median of its means, which one slow step does not lift far; 0 where there is none."""
+        finite = self.mean[np.isfinite(self.mean)]
+        return float(np.median(finite)) if finite.size else 0.0
+
+    def scaled(self, size: float) -> Curve:
+        """Return the curve in units of this size."""
+        return replace(self, low=self.low / size, mean=self.mean / size, high=self.high / size)
+
     def known(self) -> Curve:
         """Return the curve without buckets of which nothing is known."""
         there = (self.count > 0) | (self.nonfinite > 0)

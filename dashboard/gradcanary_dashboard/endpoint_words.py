@@ -7,7 +7,7 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import forms, parts, wording
+from gradcanary_dashboard import forms, incident_words, parts, wording
 from gradcanary_dashboard.view import View, run_url
 
 Endpoint = Mapping[str, Any]
@@ -19,7 +19,7 @@ FROM = {
     "apprise": "given when the collector starts: --notify, or a line of GRADCANARY_NOTIFY_FILE",
 }
 SECRETIVE = "in the collector's configuration only"
-STATES = {"delivered": "check", "pending": "dots", "expired": "warning", "disabled": "warning"}
+ICONS = {"delivered": "check", "pending": "dots", "expired": "warning", "disabled": "warning"}
 
 
 def label(endpoint: Endpoint) -> str:
@@ -52,7 +52,7 @@ def facts(endpoint: Endpoint) -> list[tuple[str, parts.Children]]:
         ("Disabled", [parts.moment(endpoint["since"]), f": {endpoint['why']}"] if is_disabled else None),
         ("Failing since", parts.moment(endpoint["failing_since"]) if endpoint["failing_since"] else None),
         ("Last error", _error(endpoint)),
-        ("Waiting", wording.plural(pending, "message") if pending else None),
+        ("Pending", wording.plural(pending, "message") if pending else None),
         ("From", None if is_ours(endpoint) else FROM[endpoint["kind"]]),
     ]
 
@@ -82,10 +82,10 @@ def _message(message: Mapping[str, Any]) -> html.Li:
         f"#{incident} in {message['run']}", href=run_url(message["run"], View(incident=incident)), className="layer"
     )
     again = forms.button("Send again", {"do": "redeliver", "delivery": message["id"]}, icon="send")
-    told = html.Span([parts.icon(STATES.get(message["state"], "dots")), message["state"]], className="state")
-    what = html.Div(
-        [html.Span(f"“{message['kind']}”"), where, told, parts.moment(message["sealed"])], className="told-of"
+    told = html.Span(
+        [parts.icon(ICONS.get(message["state"], "dots")), incident_words.fate(message["state"])], className="state"
     )
+    what = html.Div([html.Span(message["kind"]), where, told, parts.moment(message["sealed"])], className="told-of")
     lines = [html.Li(_attempt(number, each)) for number, each in enumerate(attempts, 1)]
     tried = html.Details([html.Summary(wording.plural(len(lines), "attempt")), html.Ul(lines)]) if lines else None
     return html.Li([html.Div([what, *([tried] if tried else [])]), again], className=f"told-{message['state']}")

@@ -36,15 +36,11 @@ def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None, eve
     stat = STATS[answer["stat"]]
     bucket = max(1, int(answer["bucket_steps"]))
     steps, cells = regular(decode(answer["steps"]), decode(answer["cells"]), bucket)
-    height = min(HEIGHT[1], max(HEIGHT[0], ROW_PX * len(rows))) + axes.MARGIN["t"] + axes.MARGIN["b"]
     if (cells == NO_DATA).all():
         return axes.nothing(span, HEIGHT[0], f"{stat.title}: no value in these steps.")
     scale, codes = coded(cells, stat, answer["threshold"]["enter"])
-    drawn = axes.layout(span, height, _rows_axis(rows))
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
-    drawn["shapes"] = [*_separators(rows), *_outline(chosen, len(rows))]
-    drawn["annotations"] = _pointer(chosen)
-    drawn["hovermode"] = "closest"
+    drawn = _layout(rows, span, chosen)
     marked = marks.draw(drawn, events, span, palette.DARK, palette.NO_DATA)
     value = stat.name if bucket <= events.every else answer["value"]
     placed = _placed(steps, bucket, codes, scale, span)
@@ -58,6 +54,17 @@ def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None, eve
         "events": marked,
     }
     return {"data": [_trace(placed, bucket, scale)], "layout": drawn}
+
+
+def _layout(rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None) -> dict[str, Any]:
+    """Return the layout, with lines between the blocks and around the chosen row."""
+    height = min(HEIGHT[1], max(HEIGHT[0], ROW_PX * len(rows))) + axes.MARGIN["t"] + axes.MARGIN["b"]
+    return {
+        **axes.layout(span, height, _rows_axis(rows)),
+        "shapes": [*_separators(rows), *_outline(chosen, len(rows))],
+        "annotations": _pointer(chosen),
+        "hovermode": "closest",
+    }
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,7 @@ def _told(incident: Mapping[str, Any]) -> list[Any]:
         attempts = delivery["attempts"]
         trouble = next((attempt["error"] or attempt["status"] for attempt in reversed(attempts)), None)
         failed = delivery["state"] != "delivered" and trouble is not None
-        text = f"{delivery['name'] or 'Webhook'}: “{delivery['kind']}” {delivery['state']}" + (
-            f", last try: {trouble}" if failed else ""
-        )
+        said = f"{incident_words.whom(delivery)}: {incident_words.message(delivery)}"
+        text = f"{said}; last attempt: {trouble}" if failed else said
         lines.append(html.P([parts.icon("send"), text], className="dim told"))
     return lines

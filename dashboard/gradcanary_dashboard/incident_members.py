@@ -63,7 +63,8 @@ def _row(run: str, member: Mapping[str, Any], view: View) -> list[Any]:
     href = layer_url(run, member["name"], member["layer"], view)
     until = "firing" if member["until_step"] is None else wording.integer(member["until_step"])
     values = [wording.scientific(member[key]) for key in ("baseline", "value", "siblings")]
-    evidence, rank = member["evidence"] or wording.NOTHING, wording.integer(member["rank"])
+    evidence = (member["evidence"] or wording.NOTHING).replace("_", " ")
+    rank = wording.integer(member["rank"])
     return [href, member["name"], wording.integer(member["since_step"]), until, *values, evidence, rank]
 
 

@@ -10,8 +10,8 @@ from dash import html
 
 from gradcanary_dashboard import parts, wording
 
-STATES = {"delivered": "delivered", "pending": "on its way", "expired": "no longer true", "disabled": "not sent"}
-"""What became of a message."""
+WHY = {"expired": "not delivered in time", "disabled": "its endpoint was disabled"}
+"""Why a message in such a state did not arrive; the states are those of the API and of the command line."""
 
 
 def outcome(incident: Mapping[str, Any]) -> list[Any]:
@@ -52,5 +52,10 @@ def whom(told: Mapping[str, Any]) -> str:
 
 
 def message(told: Mapping[str, Any]) -> str:
-    """Return ``opened, delivered``."""
-    return f"{told['kind']}, {STATES.get(told['state'], told['state'])}"
+    """Return what a message said and what became of it: ``opened, delivered``."""
+    return f"{told['kind']}, {fate(told['state'])}"
+
+
+def fate(state: str) -> str:
+    """Return what became of a message: ``delivered``, ``pending``, ``expired: not delivered in time``."""
+    return f"{state}: {WHY[state]}" if state in WHY else state

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gradcanary_dashboard import axes, curves, marks, palette
+from gradcanary_dashboard import axes, curves, marks, palette, units
 from gradcanary_dashboard.curve import Curve
 from gradcanary_dashboard.history import Hole
 from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.stats import Stat
+from gradcanary_dashboard.units import Unit
 
 COLOURS = ("#1c7ed6", "#a67c00", "#009e73", "#b5669b", "#868e96", "#d55e00")
 """Of the runs: the hues of Okabe and Ito, "Color Universal Design", as light as is 3:1 on white and on the dark paper.
@@ -31,8 +32,6 @@ NEAR = 0.04
 
 SPREAD = 10.0
 """Values that reach further apart, largest by smallest, are drawn on a log axis: a first step may take minutes."""
-
-GIB, MIB = 2.0**30, 2.0**20
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,6 @@ class Strand:
     def colour(self) -> str:
         """The run's colour."""
         return COLOURS[self.place]
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What a metric is told in: ``1 unit`` is ``size`` of what was logged."""
-
-    size: float = 1.0
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,7 +89,7 @@ def of_cost(strands: Sequence[Strand], span: axes.Span, unit: Unit, nothing: str
     """Return a metric of each run; the axis begins where the values do, or a few percent would be nothing to see."""
     if not strands:
         return _nothing(span, COST_HEIGHT, nothing, axis)
-    told = [replace(strand, curve=_scaled(strand.curve, unit.size)) for strand in strands]
+    told = [replace(strand, curve=strand.curve.scaled(unit.size)) for strand in strands]
     if unit.name and _is_wide(told):
         drawn, floor, top = _log(told, span, COST_HEIGHT, [])
     else:
@@ -109,12 +100,12 @@ def of_cost(strands: Sequence[Strand], span: axes.Span, unit: Unit, nothing: str
 
 def seconds(strands: Sequence[Strand]) -> Unit:
     """Return s or ms, as the steps are long."""
-    return Unit(1e-3, "ms") if _largest(strands) < 1 else Unit(1.0, "s")
+    return units.of_seconds(_largest(strands))
 
 
 def size(strands: Sequence[Strand]) -> Unit:
-    """Return GiB or MiB, as the memory is large."""
-    return Unit(MIB, "MiB") if _largest(strands) < GIB else Unit(GIB, "GiB")
+    """Return the unit of bytes, as the memory is large."""
+    return units.of_bytes(_largest(strands))
 
 
 def _figure(
@@ -231,14 +222,9 @@ def _nothing(span: axes.Span, height: int, text: str, axis: str) -> axes.Figure:
     return drawn
 
 
-def _scaled(curve: Curve, size: float) -> Curve:
-    return replace(curve, low=curve.low / size, mean=curve.mean / size, high=curve.high / size)
-
-
 def _largest(strands: Sequence[Strand]) -> float:
-    """Return the largest mean, which one slow step does not lift far."""
-    means = [strand.curve.mean[np.isfinite(strand.curve.mean)] for strand in strands]
-    return max((float(np.median(values)) for values in means if values.size), default=0.0)
+    """Return the largest of what is usual in each run."""
+    return max((strand.curve.usual for strand in strands), default=0.0)
 
 
 def _is_wide(strands: Sequence[Strand]) -> bool:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from gradcanary_dashboard import axes, curves, marks, palette, rates, wording
+from gradcanary_dashboard import axes, curves, marks, palette, rates, units, wording
 from gradcanary_dashboard.curve import Curve
+from gradcanary_dashboard.units import Unit
 from gradcanary_dashboard.view import View
 
 USUAL_LINES = 12
@@ -29,7 +30,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 
 @dataclass(frozen=True)
 class Kind:
-    """How a metric is drawn: title, what it is, the height in pixels, its axis, and how a value is told.
+    """How a metric is drawn: title, what it is, the height in pixels, its axis in which unit, and how a value is told.
 
     Of one that is ``is_dense`` each step has a value, so that a step without one is a hole.
     """
@@ -38,6 +39,7 @@ class Kind:
     words: str = ""
     height: int = 140
     axis: Mapping[str, Any] = field(default_factory=dict)
+    unit: Callable[[float], Unit] = units.plain
     told: Callable[[float], str] = wording.scientific
     is_dense: bool = False
 
@@ -54,9 +56,9 @@ OWN = {
     "clip_factor": Kind("Clip factor", "what gradients were multiplied with", is_dense=True),
     "scaler_scale": Kind("Scale of the GradScaler", told=wording.integer, is_dense=True),
     "skipped_total": Kind("Skipped steps", "in all so far", told=wording.integer),
-    "step_time_s": Kind("Step time", axis={"ticksuffix": " s"}, told=wording.seconds, is_dense=True),
-    "peak_memory_bytes": Kind("Peak memory", axis={"tickformat": "~s", "ticksuffix": "B"}, told=wording.memory),
-    "agent_share": Kind("Agent", "its share of the time", 110, {"tickformat": "~%"}, wording.percent),
+    "step_time_s": Kind("Step time", unit=units.of_seconds, told=wording.seconds, is_dense=True),
+    "peak_memory_bytes": Kind("Peak memory", unit=units.of_bytes, told=wording.size),
+    "agent_share": Kind("Agent", "its share of the time", 110, {"tickformat": "~%"}, told=wording.percent),
 }
 """What an agent measures by itself, in the order of the page; what users log comes behind, by name."""
 
@@ -199,22 +201,25 @@ def _figure(
 ) -> axes.Figure:
     if not drawn:
         return axes.nothing(span, panel.kind.height, f"{panel.kind.title}: nothing was logged in these steps.")
-    layout = axes.layout(span, panel.kind.height, panel.kind.axis)
+    unit = panel.kind.unit(max(curve.usual for _, curve in drawn))
+    suffix = {"ticksuffix": f" {unit.name}"} if unit.name else {}
+    layout = axes.layout(span, panel.kind.height, {**suffix, **panel.kind.axis})
     layout["hovermode"] = "x" if len(drawn) == 1 else "closest"
+    shown = {series.ident: curve.scaled(unit.size) for series, curve in drawn}
     traces: list[dict[str, Any]] = []
     for series, curve in drawn:
         colour = pens[series.ident]["colour"]
-        traces += curves.envelope(curve, colour) if len(drawn) <= ENVELOPES else []
-        traces.append(_line(panel, series, curve, pens[series.ident]))
-    top = max(curves.top_of(curve) for _, curve in drawn)
-    for _, curve in drawn:
+        traces += curves.envelope(shown[series.ident], colour) if len(drawn) <= ENVELOPES else []
+        traces.append(_line(panel, series, shown[series.ident], curve, pens[series.ident]))
+    top = max(map(curves.top_of, shown.values()))
+    for curve in shown.values():
         traces += curves.crosses(curve, top)
     pointed = marks.draw(layout, events, span, palette.RED, curves.HOLE_FILL)
     return {"data": [*span.placed(traces), *marks.pointers(pointed, span, top)], "layout": layout}
 
 
-def _line(panel: Panel, series: Series, curve: Curve, pen: Mapping[str, str]) -> dict[str, Any]:
-    line = curves.line(curve, curve, pen["colour"], panel.kind.told)
+def _line(panel: Panel, series: Series, shown: Curve, curve: Curve, pen: Mapping[str, str]) -> dict[str, Any]:
+    line = curves.line(shown, curve, pen["colour"], panel.kind.told)
     line["line"] = {**line["line"], "dash": pen["dash"]}
     line["meta"] = series.ident
     if len(panel.series) > 1:

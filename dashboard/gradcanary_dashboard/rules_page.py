@@ -26,7 +26,7 @@ Counted = Mapping[str, Any]
 
 HOW = (
     "Counted by playing the runs again: one receiver that hears of warnings and above, nobody acknowledges, nothing is "
-    "silenced. The rules silent and stalled are of the clock, and not counted."
+    "silenced. The rules silent and stalled go by the clock, and are not counted."
 )
 ABOUT = ("version", "rules_version", "file", "grace", "pace", "layers")
 """What is no rule."""
@@ -40,14 +40,6 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     def slot(name: str) -> html.Div:
         return html.Div(contents.get(name), id=name)
 
-    field = dcc.Textarea(id="rules-text", placeholder=EXAMPLE, rows=9, spellCheck=False)
-    tried = parts.card(
-        "try-rules",
-        forms.field("A whole rules.yaml", field, "It changes nothing: the collector takes --rules FILE at its start."),
-        forms.button("Try it on the last runs", "rules-try-do", tone="main"),
-        forms.answer("rules-tried"),
-        title="What would others say?",
-    )
     return [
         *settings_frame.head("Rules", contents),
         parts.card(
@@ -57,7 +49,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             html.P(HOW, className="dim"),
             title="In force",
         ),
-        *settings_frame.controls(PAGE, contents, tried),
+        *settings_frame.controls(PAGE, contents, _trial_form()),
         # Outside of what may be disabled: a reader may look at what somebody else tried.
         slot("rules-trial"),
         parts.card("rules-of", slot("rules-list"), title="Rules"),
@@ -65,6 +57,17 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         dcc.Location(id=f"{PAGE}-url", refresh=False),
         parts.heart(PAGE, contents.get("shown")),
     ]
+
+
+def _trial_form() -> html.Section:
+    field = dcc.Textarea(id="rules-text", placeholder=EXAMPLE, rows=9, spellCheck=False)
+    return parts.card(
+        "try-rules",
+        forms.field("A whole rules.yaml", field, "It changes nothing: the collector takes --rules FILE at its start."),
+        forms.button("Try it on the last runs", "rules-try-do", tone="main"),
+        forms.answer("rules-tried"),
+        title="What would others say?",
+    )
 
 
 def fill(rules: Rules, counted: Counted, tried: Counted | None, *, is_chosen: bool, may: bool) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def _words(contents: Mapping[str, Any]) -> html.Section:
     return parts.card(
         "run-words",
         settings_frame.row(
-            forms.field("Name", name, "Its former name goes on leading to it, for agents, too."),
-            forms.field("Tags", tags, "Parted by commas."),
+            forms.field("Name", name, "Its old name still leads to it, for agents, too."),
+            forms.field("Tags", tags, "Separated by commas."),
         ),
         forms.field("Note", note),
         forms.button("Save", "run-save-do", tone="main"),

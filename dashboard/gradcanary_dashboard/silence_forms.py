@@ -10,7 +10,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gradcanary_dashboard import forms, parts, wording
+from gradcanary_dashboard import forms, wording
 
 SPANS = {"1h": "1 hour", "8h": "8 hours", "1d": "1 day", "7d": "1 week", "own": "other"}
 LAYERS = {"all": "all of it", "prefix": "names that begin with", "regex": "names with a regex"}
@@ -29,9 +29,9 @@ def fields(names: Iterable[str]) -> list[Component]:
         id="silence-own", type="text", placeholder="30m, 3d or YYYY-MM-DD HH:MM", autoComplete="off", spellCheck=False
     )
     return [
-        _choice("Layers", "silence-layers", LAYERS, "all", forms.field("Which", words)),
+        _choice("silence-layers", "Layers", LAYERS, "all", forms.field("Which", words)),
         html.Datalist(offered, id="silence-prefixes"),
-        _choice("For how long", "silence-span", SPANS, "8h", forms.field("How long, or until when in UTC", own)),
+        _choice("silence-span", "For how long", SPANS, "8h", forms.field("How long, or until when in UTC", own)),
     ]
 
 
@@ -89,21 +89,9 @@ def _end(silence: Mapping[str, Any]) -> html.Button:
     return forms.button("End now", {"do": "unsilence", "silence": int(silence["id"])}, icon="bell")
 
 
-def _choice(words: str, name: str, options: Mapping[str, str], value: str, own: Component) -> html.Div:
-    """Return buttons of which one is chosen, which a store of that name holds; with some of them ``own`` comes up."""
-    # Radio buttons of Dash are options of a list to those who do not see them, and none that can be chosen.
-    buttons = [
-        html.Button(
-            label,
-            type="button",
-            className="do",
-            **parts.attributes(data_pick=name, data_value=key, aria_pressed=str(key == value).lower()),
-        )
-        for key, label in options.items()
-    ]
-    label = html.Span(words, id=f"{name}-name", className="name")
-    group = html.Div(buttons, className="one-pressed", role="group", **parts.attributes(aria_labelledby=f"{name}-name"))
-    return html.Div([label, group, own, dcc.Store(id=name, data=value)], className=f"chosen-from {name}")
+def _choice(name: str, words: str, options: Mapping[str, str], chosen: str, own: Component) -> html.Div:
+    """Return a choice; with some of its buttons ``own`` comes up."""
+    return html.Div([forms.choice(name, words, options, chosen), own], className=f"chosen-from {name}")
 
 
 def _escaped(text: str) -> str:

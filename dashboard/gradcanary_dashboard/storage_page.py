@@ -14,8 +14,6 @@ PAGE = "storage"
 
 SLOTS = {"storage-facts": "children", "storage-runs": "children"}
 
-UNITS = ("B", "kB", "MB", "GB", "TB")
-
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page: what is kept, and the runs by their size."""
@@ -36,19 +34,9 @@ def fill(storage: Mapping[str, Any]) -> dict[str, Any]:
         ("Single samples", _samples(storage["raw_days"])),
         ("Summaries", "minimum, mean and maximum of 8, 64, 512 … samples: as long as the run"),
         ("Incidents", "with their messages: as long as the run"),
-        ("On disk", [f"{size(storage['bytes'])}, counted ", parts.moment(storage["counted"])]),
+        ("On disk", [f"{wording.size(storage['bytes'])}, counted ", parts.moment(storage["counted"])]),
     ]
     return {"storage-facts": settings_frame.facts(known), "storage-runs": _runs(storage)}
-
-
-def size(number: int | None) -> str:
-    """Return bytes as ``3.1 MB``, what was not counted yet as a dash."""
-    if number is None:
-        return wording.NOTHING
-    value, unit = float(number), 0
-    while value >= 999.5 and unit < len(UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.0f} {UNITS[unit]}" if unit == 0 or value >= 99.95 else f"{value:.1f} {UNITS[unit]}"
 
 
 def _samples(raw_days: float | None) -> str:
@@ -64,17 +52,17 @@ def _runs(storage: Mapping[str, Any]) -> list[Any]:
     names = ("Run", "Size", "Last step", "Last heard of")
     heads = html.Thead(html.Tr([*(html.Th(name, scope="col") for name in names), html.Td()]))
     others = storage["others"]
-    rest = f"and {wording.plural(others['runs'], 'run')} more, {size(others['bytes'])}"
+    rest = f"and {wording.plural(others['runs'], 'run')} more, {wording.size(others['bytes'])}"
     more = [html.P(rest, className="dim")] if others["runs"] else []
     return [html.Table([heads, html.Tbody(rows)], className="sizes"), *more]
 
 
 def _cells(run: Mapping[str, Any]) -> list[html.Td]:
     words = f"Name, note, archive or delete {run['run']}"
-    archived = [html.Span([parts.icon("check"), "in the archive"], className="dim")] if run["archived"] else []
+    archived = [html.Div([parts.icon("check"), " in the archive"], className="dim")] if run["archived"] else []
     return [
-        html.Td([dcc.Link(run["run"], href=run_url(run["run"])), " ", *archived], className="name"),
-        html.Td(size(run["bytes"]), className="number"),
+        html.Td([dcc.Link(run["run"], href=run_url(run["run"])), *archived], className="name"),
+        html.Td(wording.size(run["bytes"]), className="number"),
         html.Td(wording.integer(run["step"]), className="number"),
         html.Td(parts.moment(run["last_seen"])),
         html.Td(dcc.Link("Edit or delete", href=f"{run_url(run['run'])}/settings", title=words)),

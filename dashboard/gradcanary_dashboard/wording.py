@@ -8,6 +8,8 @@ from datetime import datetime, timezone
 
 import numpy as np
 
+from gradcanary_dashboard import units
+
 NOTHING = "\N{EN DASH}"
 STATES = {
     "measured": "measured",
@@ -58,19 +60,22 @@ def percent(part: float) -> str:
     return f"{number:.{2 if number < 1 else 1 if number < 10 else 0}f} %"
 
 
-def seconds(number: float) -> str:
-    """Return ``163 ms``, ``2.04 s`` or ``3 min 20 s``."""
+def seconds(number: float | None) -> str:
+    """Return ``163 ms``, ``2.04 s`` or ``3 min 20 s``, nothing as a dash."""
+    if number is None:
+        return NOTHING
     if number >= 120:
         return f"{number // 60:,.0f} min {number % 60:.0f} s"
-    return f"{scientific(number)} s" if number >= 1 else f"{scientific(round(1e3 * number, 3))} ms"
+    unit = units.of_seconds(number)
+    return f"{scientific(round(number / unit.size, 3))} {unit.name}"
 
 
-def memory(number: float) -> str:
-    """Return bytes as ``23.5 GB``."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{scientific(number / size)} {unit}"
-    return f"{integer(number)} B"
+def size(number: float | None) -> str:
+    """Return bytes as ``21.9 GiB``, on every page, nothing as a dash."""
+    if number is None:
+        return NOTHING
+    unit = units.of_bytes(number)
+    return f"{scientific(number / unit.size)} {unit.name}"
 
 
 def exact(number: float) -> str:

@@ -14,7 +14,7 @@ def backup(url: str, file: Path) -> str:
     """Copy an SQLite store to a new file; raises StoreError, of PostgreSQL with the line to type instead."""
     made = back_up(url, file)
     runs = "1 run" if made.runs == 1 else f"{made.runs:,} runs"
-    return f"{made.file} holds {runs} in {made.size / 1e6:,.1f} MB; its tables are of revision {made.revision}"
+    return f"{made.file} holds {runs} in {made.size / 2**20:,.1f} MiB; its tables are of revision {made.revision}"
 
 
 def migrate(url: str, *, with_citus: bool) -> str:

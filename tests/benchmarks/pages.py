@@ -1,7 +1,9 @@
 """Pages in a real Chromium: how long they take to open, to zoom and to show a step, and what open tabs cost the server.
 
 python tests/benchmarks/pages.py [--steps 1000000] [--layers 500] [--keep FOLDER] [--tabs 1 10 50]
-The big run is that of big_run.py, whose folder ``--keep`` takes. A first visit is one of a new profile, nothing cached.
+The big run is that of big_run.py, whose folder ``--keep`` takes, and a launch in which layers collapse: its incident is
+open. It and the run that grows log what an agent measures, and an evaluation each fifty steps: a hundred lines at once.
+A first visit is one of a new profile, nothing cached.
 A step is on its way from the moment its batch is posted till the page's tile says its number; ten steps a second are
 posted, in a batch each half second. Tabs show a run that trains. Exit status 1 where a target is missed.
 """
@@ -26,8 +28,10 @@ ratios.need("playwright")
 
 import big_run  # noqa: E402 -- found through the path above
 import chromium  # noqa: E402 -- likewise
+import httpx  # noqa: E402 -- likewise
 import jobs  # noqa: E402 -- likewise
 import plots  # noqa: E402 -- likewise
+import scenes  # noqa: E402 -- likewise
 import servers  # noqa: E402 -- likewise
 import streams  # noqa: E402 -- likewise
 from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402 -- likewise
@@ -36,6 +40,12 @@ from gradcanary import wire  # noqa: E402 -- likewise
 
 TARGETS = {"first heatmap, s": 1.5, "zoom to redraw, ms": 400.0, "ingest to pixels, s": 2.0}
 GROWING = "growing"
+BEFORE, FELL_AT, FELL = 200, 120, 18
+"""Steps that are there at once, the one at which layers collapse, and how many do."""
+
+EVALUATED_EACH, LINES = 50, 100
+"""Steps, and the lines of one of the metrics of an evaluation."""
+
 MEASURED_S = 20
 HEARD = """() => {
     window.seen = {};
@@ -74,6 +84,7 @@ def main() -> int:
         if not (data / "gradcanary.db").exists():
             big_run.load(data, arguments.steps, arguments.layers)
         with servers.collector(data) as server:
+            go_on(server.url, arguments.steps, arguments.layers)
             found = open_and_zoom(browser, server.url, arguments.rounds)
         with servers.collector(Path(folder) / "live") as server, Growth(server.url, arguments.layers) as growth:
             found["ingest to pixels, s"] = latencies(browser, server.url, growth)
@@ -139,16 +150,43 @@ def zoomed(page: Page) -> float:
     return float(page.evaluate(REDRAWN))
 
 
+def troubled(steps: int, layers: int, first_step: int = 0) -> streams.Stream:
+    """Return a run in which layers collapse, so early that the incident is open before anything is measured."""
+    absmax = streams.collapsed(steps, layers, range(FELL), FELL_AT)
+    return streams.Stream(absmax, streams.falling_loss(steps), first_step=first_step)
+
+
+def logged(batch: wire.Batch) -> wire.Batch:
+    """Return a batch with what an agent measures by itself, and in some steps an evaluation."""
+    if any(step % EVALUATED_EACH == 0 for step in batch.steps):
+        return scenes.with_metrics(batch, hosts=LINES)
+    return scenes.costing(batch, **scenes.METRICS)
+
+
+def go_on(url: str, steps: int, layers: int) -> None:
+    """Post one more launch of the big run, unless it is there, and leave it open."""
+    known = httpx.get(f"{url}/api/v1/runs/{big_run.RUN}", timeout=60).raise_for_status().json()
+    if known["step"] >= steps:
+        return
+    stream = troubled(BEFORE, layers, first_step=steps)
+    session = streams.Session(url, big_run.RUN, "session-of-trouble")
+    session.put_hello(stream.hello(launch="trouble")).raise_for_status()
+    for seq, batch in enumerate(stream.batches(EVALUATED_EACH)):
+        session.post_batch(seq, logged(batch)).raise_for_status()
+
+
 class Growth:
-    """A training of ten steps a second; ``posted`` is when the batch that ends with a step was posted."""
+    """A training of ten steps a second, after some at once; ``posted`` is when a batch was, by its last step."""
 
     def __init__(self, url: str, layers: int) -> None:
         self.posted: dict[int, float] = {}
         self.acks_s: list[float] = []
-        stream = streams.Stream(streams.healthy(4000, layers), streams.falling_loss(4000))
-        self._bodies = [(each.steps[-1], wire.dump(each)) for each in stream.batches(jobs.STEPS)]
+        stream = troubled(4000, layers)
+        live = (logged(stream.batch(begin, begin + jobs.STEPS)) for begin in range(BEFORE, 4000, jobs.STEPS))
+        self._bodies = [(each.steps[-1], wire.dump(each)) for each in live]
         self._session = streams.Session(url, GROWING)
         self._session.put_hello(stream.hello()).raise_for_status()
+        self._session.post_batch(0, logged(stream.batch(0, BEFORE, change_records=True))).raise_for_status()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work)
 
@@ -161,7 +199,7 @@ class Growth:
         self._thread.join()
 
     def _work(self) -> None:
-        for seq, (last, body) in enumerate(self._bodies):
+        for seq, (last, body) in enumerate(self._bodies, start=1):
             self.posted[last] = time.time()
             began = time.perf_counter()
             self._session.post_batch(seq, body).raise_for_status()

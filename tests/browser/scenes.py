@@ -184,10 +184,14 @@ def with_metrics(batch: wire.Batch, hosts: int = 0) -> wire.Batch:
 
 def log(url: str, run: str, steps: int = 400, blocks: int = 6) -> Session:
     """Post a healthy run with every stat and every metric, those of 30 hosts too; returns the open session."""
-    stream = quiet(steps=steps, blocks=blocks)
+    return measured(url, run, quiet(steps=steps, blocks=blocks), hosts=30)
+
+
+def measured(url: str, run: str, stream: Stream, hosts: int = 0) -> Session:
+    """Post a stream with every stat and every metric, those of so many hosts too; returns the open session."""
     session = Session(url, run=run, session=f"session-of-{run}")
     session.put_hello(stream.hello()).raise_for_status()
     for seq, batch in enumerate(stream.batches(40)):
-        whole = with_metrics(with_every_stat(batch, len(stream.names)), hosts=30)
+        whole = with_metrics(with_every_stat(batch, len(stream.names)), hosts=hosts)
         session.post_batch(seq, whole).raise_for_status()
     return session

@@ -141,7 +141,7 @@ def test_the_story_of_an_incident_is_told_in_its_order() -> None:
         "Acked by ada: restarting",
         "Opened again, for the 2nd time",
         "Over at step 900: recovered",
-        "h.example: resolved, no longer true",
+        "h.example: resolved, expired: not delivered in time",
     ]
     said = str(incident_page.fill(told)["incident-story"])
     assert "2 attempts, the last: 200" in said
@@ -196,7 +196,7 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
     for words in (
         "critical", "#31 collapse", '"/incidents/31"', '"/runs/run?incident=31"', "1 / 2", "since step 31",
         "acked by ada", "1 of 2 layers silenced until",
-        "on call, h.example: opened, delivered; webhook: opened, on its way",
+        "on call, h.example: opened, delivered; webhook: opened, pending",
         '"data-do":"ack"', '"data-do":"silence"', '"data-do":"unsilence"',
     ):  # fmt: skip
         assert words in said, words

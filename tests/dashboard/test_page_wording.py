@@ -39,6 +39,23 @@ def test_a_value_has_two_or_three_digits(number: float | None, text: str) -> Non
     assert wording.scientific(number) == text
 
 
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(None, wording.NOTHING), (0, "0 B"), (1023, "1,023 B"), (1024, "1 KiB"), (3_110_578, "2.97 MiB"),
+     (10.6 * 2**30, "10.6 GiB"), (2.35e10, "21.9 GiB"), (3 * 2**50, "3,072 TiB")],
+)  # fmt: skip
+def test_bytes_are_told_in_the_unit_of_torch(number: float | None, text: str) -> None:
+    assert wording.size(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(None, wording.NOTHING), (0.0004, "0.4 ms"), (0.163, "163 ms"), (2.04, "2.04 s"), (200, "3 min 20 s")],
+)
+def test_a_duration_is_told_in_its_own_unit(number: float | None, text: str) -> None:
+    assert wording.seconds(number) == text
+
+
 @given(st.floats(1e-37, 3e38))
 def test_a_value_is_never_more_than_five_percent_off(number: float) -> None:
     assert float(wording.scientific(number).replace(",", "")) == pytest.approx(number, rel=0.05)

@@ -130,7 +130,7 @@ def test_a_card_says_what_happened_and_who_was_told() -> None:
         "Check the schedule.",
     ):
         assert words in said
-    assert "pending, last try: 503" in said
+    assert "pending; last attempt: 503" in said
     assert "0.0031" in said
 
 

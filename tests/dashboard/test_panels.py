@@ -119,7 +119,7 @@ def test_what_is_logged_now_and_then_is_one_line_and_what_each_step_has_breaks()
 def test_a_metric_without_a_value_in_sight_says_so() -> None:
     found = drawn([metric("peak_memory_bytes", 2.35e10)], values=[NAN] * 20)
     assert "Peak memory: nothing was" in found["figure"]["layout"]["annotations"][0]["text"]
-    assert found["last"] == "last 23.5 GB"
+    assert found["last"] == "last 21.9 GiB"
 
 
 def test_what_is_not_finite_is_a_cross_at_its_step() -> None:
@@ -132,7 +132,18 @@ def test_what_is_not_finite_is_a_cross_at_its_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.0004, "0.4 ms"), (0.163, "163 ms"), (2.04, "2.04 s"), (200, "3 min 20 s")]
+    ("name", "value", "drawn_as", "unit", "told"),
+    [
+        ("peak_memory_bytes", 3 * 2.0**30, 3.0, " GiB", "3 GiB"),
+        ("step_time_s", 0.163, 163.0, " ms", "163 ms"),
+        ("step_time_s", 2.04, 2.04, " s", "2.04 s"),
+    ],
 )
-def test_durations_are_told_in_their_own_unit(seconds: float, words: str) -> None:
-    assert panels.OWN["step_time_s"].told(seconds) == words
+def test_an_axis_and_the_pointer_are_in_the_same_unit(
+    name: str, value: float, drawn_as: float, unit: str, told: str
+) -> None:
+    found = drawn([metric(name, value)], values=[value] * 20)
+    line = lines(found)[0]
+    assert read(line["y"])[0] == pytest.approx(drawn_as)
+    assert line["customdata"][0][1] == told
+    assert found["figure"]["layout"]["yaxis"]["ticksuffix"] == unit

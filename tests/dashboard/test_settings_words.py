@@ -15,7 +15,6 @@ from gradcanary_dashboard import (
     run_settings_page,
     settings_frame,
     silences_page,
-    storage_page,
     tokens_page,
 )
 
@@ -76,7 +75,7 @@ def test_an_endpoint_says_how_it_goes() -> None:
     assert "answered 500" in known(**failed, last_success=AT)["Last error"]
     assert "Last error" not in known(last_failure=AT, last_error="answered 500", last_success=LATER)
     assert "5 days" in known(state="disabled", why="5 days of failures")["Disabled"]
-    assert known(pending=2)["Waiting"] == '"2 messages"'
+    assert known(pending=2)["Pending"] == '"2 messages"'
 
 
 def test_what_the_operator_gave_says_where() -> None:
@@ -114,15 +113,6 @@ def test_an_attempt_tells_how_it_went() -> None:
 def test_tags_are_read_as_they_are_written(tags: list[str]) -> None:
     assert run_settings_page.tags_of(", ".join(tags)) == tags
     assert run_settings_page.tags_of(f" ,{' ,, '.join(tags)}, ") == tags
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [(None, "\N{EN DASH}"), (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (99_950, "100 kB"),
-     (999_499, "999 kB"), (999_500, "1.0 MB"), (3_110_578, "3.1 MB"), (2.5e15, "2500 TB")],
-)  # fmt: skip
-def test_a_size_has_three_digits(number: int | None, words: str) -> None:
-    assert storage_page.size(number) == words
 
 
 def outcome(**changes: Any) -> dict[str, Any]:

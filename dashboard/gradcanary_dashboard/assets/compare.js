@@ -3,16 +3,10 @@
 (function () {
   "use strict";
 
+  const { element, drawRows } = window.gradcanary;
   const drawn = new WeakMap(); // body -> the JSON that it shows; row -> that of its difference
 
-  function element(tag, attributes, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  }
-
-  // ---- rows: kept by name, so that a refresh neither moves the focus nor loses a click
+  // ---- rows
 
   function newRow(name) {
     const words = { "aria-label": "Draw " + name, title: "Draw it" };
@@ -38,29 +32,11 @@
     where.textContent = difference.where + " · " + difference.accumulators;
   }
 
-  function draw(body, differences) {
-    const known = new Map(Array.from(body.rows, (row) => [row.dataset.name, row]));
-    const rows = differences.map((difference) => {
-      const row = known.get(difference.name) || newRow(difference.name);
-      write(row, difference);
-      return row;
-    });
-    const listed = new Set(rows);
-    for (const row of Array.from(body.rows)) if (!listed.has(row)) row.remove();
-    const focused = document.activeElement;
-    let next = body.firstElementChild;
-    for (const row of rows) {
-      if (row === next) next = next.nextElementSibling;
-      else body.insertBefore(row, next);
-    }
-    if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
-  }
-
   function drawWhatIsNew() {
     const body = document.querySelector("tbody[data-differences]");
     if (!body || drawn.get(body) === body.dataset.differences) return;
     drawn.set(body, body.dataset.differences);
-    draw(body, JSON.parse(body.dataset.differences));
+    drawRows(body, JSON.parse(body.dataset.differences), newRow, write);
   }
 
   const watched = { childList: true, subtree: true, attributes: true, attributeFilter: ["data-differences"] };

@@ -71,16 +71,6 @@
     }
   }
 
-  // A plain click leads on without loading the page anew, as Dash's own links do.
-  document.addEventListener("click", (event) => {
-    const link = event.target.closest("a[data-way]");
-    if (!link || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
-    event.preventDefault();
-    window.history.pushState({}, "", link.href);
-    window.dispatchEvent(new PopStateEvent("popstate"));
-    window.scrollTo(0, 0);
-  });
-
   const watched = { childList: true, subtree: true, attributes: true, attributeFilter: ["data-drawn"] };
   new MutationObserver(drawWhatIsNew).observe(document.documentElement, watched);
 })();

@@ -3,6 +3,7 @@
 (function () {
   "use strict";
 
+  const { go, page, search } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -29,30 +30,11 @@
     }
   }
 
-  // ---- the URL
-
-  function search(changes) {
-    const query = new URLSearchParams(window.location.search);
-    for (const [key, value] of Object.entries(changes)) {
-      if (value === null) query.delete(key);
-      else query.set(key, value);
-    }
-    const text = query.toString();
-    return text ? "?" + text : "";
-  }
-
-  function page() {
-    return document.querySelector(".heart").id.replace(/-heart$/, "");
-  }
+  // ---- what buttons choose
 
   // What a choice makes meaningless: steps that were counted from elsewhere.
   function cleared(button) {
     return Object.fromEntries((button.dataset.clears || "").split(" ").filter(Boolean).map((key) => [key, null]));
-  }
-
-  function go(changes) {
-    const wanted = search(changes);
-    if (wanted !== window.location.search) window.dash_clientside.set_props(page() + "-url", { search: wanted });
   }
 
   // ---- steps in sight: by dragging, and for fingers and keys by buttons
@@ -212,7 +194,7 @@
   // One that toggles takes its choice back when it is pressed already.
   function chosen(button) {
     const isBack = "toggles" in button.dataset && button.getAttribute("aria-pressed") === "true";
-    return isBack ? null : button.dataset.choice || null;
+    return isBack ? null : button.dataset.choice;
   }
 
   document.addEventListener("click", (event) => {
@@ -226,7 +208,7 @@
   });
 
   let typing = null;
-  const expression = () => go({ rows: document.getElementById("rows").value || null });
+  const expression = () => go({ rows: document.getElementById("rows").value });
 
   document.addEventListener("input", (event) => {
     clearTimeout(typing);
@@ -235,7 +217,7 @@
 
   document.addEventListener("change", (event) => {
     if (event.target.tagName === "SELECT" && event.target.dataset.key) {
-      go({ [event.target.dataset.key]: event.target.value || null });
+      go({ [event.target.dataset.key]: event.target.value });
     }
   });
 
@@ -274,7 +256,7 @@
     if (!kept) root.dataset.theme = system.matches ? "dark" : "light";
   });
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { go, zoomed, copied });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { zoomed, copied });
 
   setInterval(wordTimes, 500);
   setInterval(beat, 1000);

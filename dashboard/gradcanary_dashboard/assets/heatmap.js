@@ -110,8 +110,7 @@
     const query = new URLSearchParams(window.location.search);
     for (const key of Array.from(query.keys())) if (!["from", "to", "x"].includes(key)) query.delete(key);
     const search = query.toString();
-    window.history.pushState({}, "", `/runs/${encodeURIComponent(runOf())}/layers/${segment}${search ? "?" + search : ""}`);
-    window.dispatchEvent(new PopStateEvent("popstate"));
+    window.gradcanary.open(`/runs/${encodeURIComponent(runOf())}/layers/${segment}${search ? "?" + search : ""}`);
   }
 
   function listen(plot) {

@@ -3,6 +3,7 @@
 (function () {
   "use strict";
 
+  const { element } = window.gradcanary;
   const FEW = 100;
   const NOTHING = "\u2013";
   const KINDS = ["name", "since", "until", "number", "number value", "number", "evidence", "rank"];
@@ -10,28 +11,16 @@
   const state = { held: null, rows: [], sort: null, descends: false, shown: FEW, drawn: "" };
 
   function cell(text, place, href) {
-    const made = document.createElement("td");
-    made.className = KINDS[place] + (text === NOTHING ? " none" : "");
-    made.setAttribute("role", "cell");
-    if (NAMES[place]) made.dataset.name = NAMES[place];
-    let holder = made;
-    if (place === 0) {
-      holder = document.createElement("a");
-      holder.className = "layer";
-      holder.setAttribute("href", href);
-      made.append(holder);
-    }
-    holder.textContent = text;
-    return made;
+    const named = NAMES[place] ? { "data-name": NAMES[place] } : {};
+    const kind = KINDS[place] + (text === NOTHING ? " none" : "");
+    const inside = place === 0 ? element("a", { class: "layer", href }, text) : text;
+    return element("td", { class: kind, role: "cell", ...named }, inside);
   }
 
   function line(row) {
     const [href, ...texts] = row;
-    const made = document.createElement("tr");
-    made.setAttribute("role", "row");
-    if (texts[2] === "firing") made.className = "firing";
-    made.append(...texts.map((text, place) => cell(text, place, href)));
-    return made;
+    const firing = texts[2] === "firing" ? { class: "firing" } : {};
+    return element("tr", { role: "row", ...firing }, ...texts.map((text, place) => cell(text, place, href)));
   }
 
   // As numbers where they are, what is not there last.

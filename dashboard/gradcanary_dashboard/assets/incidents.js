@@ -32,11 +32,6 @@
     }
   }
 
-  function pick(button) {
-    for (const one of button.parentElement.children) one.setAttribute("aria-pressed", String(one === button));
-    window.dash_clientside.set_props(button.dataset.pick, { data: button.dataset.value });
-  }
-
   let fading = null;
 
   function finish(done) {
@@ -59,15 +54,7 @@
   // ---- what is chosen of the list: in the address
 
   function choose(changes) {
-    const query = new URLSearchParams(window.location.search);
-    query.delete("before");
-    for (const [key, value] of Object.entries(changes)) {
-      if (value) query.set(key, value);
-      else query.delete(key);
-    }
-    const text = query.toString();
-    const wanted = text ? "?" + text : "";
-    if (wanted !== window.location.search) window.dash_clientside.set_props("incidents-url", { search: wanted });
+    window.gradcanary.go({ before: null, ...changes });
   }
 
   // The lists follow the address (back, forward), the field never while one types.
@@ -88,7 +75,6 @@
     const button = event.target.closest("button");
     if (button && button.dataset.do) open(button);
     else if (button && button.dataset.close) close();
-    else if (button && button.dataset.pick) pick(button);
   });
 
   document.addEventListener("change", (event) => {

@@ -3,6 +3,8 @@
 (function () {
   "use strict";
 
+  const { element, open } = window.gradcanary;
+
   // What one walks through with j and k, and opens with Enter: links, in the order of the page.
   const ITEMS = "main article h2 a, main article h3 a, main tbody a.layer";
   const WAYS = { r: "/", i: "/incidents", c: "/compare", s: "/settings" };
@@ -38,12 +40,6 @@
     return true;
   }
 
-  function open(href) {
-    window.history.pushState({}, "", href);
-    window.dispatchEvent(new PopStateEvent("popstate"));
-    window.scrollTo(0, 0);
-  }
-
   // ---- what keys do, in words
 
   function known() {
@@ -58,13 +54,6 @@
     }
     rows.push(["Esc", "Close this list"]);
     return rows;
-  }
-
-  function element(tag, attributes, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
   }
 
   function help() {

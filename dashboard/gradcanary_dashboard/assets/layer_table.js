@@ -3,15 +3,9 @@
 (function () {
   "use strict";
 
+  const { element, drawRows } = window.gradcanary;
   const CELLS = ["number absmax", "number norm", "state", "accumulator", "number k", "rule"];
   const drawn = new WeakMap(); // row or body -> what it shows
-
-  function element(tag, attributes, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  }
 
   function drawButton(name) {
     const words = { title: "Draw its trend here", "aria-label": "Draw the trend of " + name };
@@ -39,54 +33,15 @@
     });
   }
 
-  // Rows move to their new places one by one: those that follow each other already are left alone.
-  function arrange(body, rows) {
-    let next = body.firstElementChild;
-    for (const row of rows) {
-      if (row === next) next = next.nextElementSibling;
-      else body.insertBefore(row, next);
-    }
-  }
-
-  // A row that moves loses the focus.
-  function keepingFocus(change) {
-    const focused = document.activeElement;
-    change();
-    if (focused && focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
-  }
-
-  function draw(body, layers) {
-    const known = new Map(Array.from(body.rows, (row) => [row.dataset.name, row]));
-    const rows = layers.map((layer) => {
-      const row = known.get(layer.name) || newRow(layer.name, body.dataset.draws === "true");
-      write(row, layer);
-      return row;
-    });
-    const listed = new Set(rows);
-    for (const row of Array.from(body.rows)) if (!listed.has(row)) row.remove();
-    keepingFocus(() => arrange(body, rows));
-  }
-
   function drawWhatIsNew() {
     for (const body of document.querySelectorAll("tbody[data-layers]")) {
       const layers = body.dataset.layers;
       if (drawn.get(body) === layers) continue;
       drawn.set(body, layers);
-      draw(body, JSON.parse(layers));
+      drawRows(body, JSON.parse(layers), (name) => newRow(name, body.dataset.draws === "true"), write);
     }
   }
 
-  // A plain click on a name leads on without loading the page anew, as Dash's own links do.
-  function follow(event) {
-    const link = event.target.closest("tbody a.layer");
-    if (!link || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
-    event.preventDefault();
-    window.history.pushState({}, "", link.href);
-    window.dispatchEvent(new PopStateEvent("popstate"));
-    window.scrollTo(0, 0);
-  }
-
-  document.addEventListener("click", follow);
   const watched = { childList: true, subtree: true, attributes: true, attributeFilter: ["data-layers"] };
   new MutationObserver(drawWhatIsNew).observe(document.documentElement, watched);
 })();

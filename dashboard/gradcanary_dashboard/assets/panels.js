@@ -3,6 +3,7 @@
 (function () {
   "use strict";
 
+  const { element } = window.gradcanary;
   const FEW = 12; // more lines than these get a field to find some
   const AGAIN_MS = 2000; // after a question that nobody answered
   const SHOWN = 60; // entries of a legend at a time
@@ -14,13 +15,6 @@
   let text = null;
   let box = null; // the element that holds the cards
   let sent = 0;
-
-  function element(tag, attributes, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  }
 
   function icon(name) {
     return element("span", { class: "icon icon-" + name, "aria-hidden": "true" });
@@ -197,7 +191,7 @@
     const all = new Set(mine.map((line) => line.id));
     const query = new URLSearchParams(window.location.search);
     const others = (query.get("lines") || "").split(",").filter((each) => each && !all.has(each));
-    window.gradcanary.go({ lines: [...others, ...now].join(",") || null });
+    window.gradcanary.go({ lines: [...others, ...now].join(",") });
   }
 
   document.addEventListener("click", (event) => {

@@ -16,14 +16,7 @@
 
   // Another choice begins at its first page.
   function apply() {
-    const query = new URLSearchParams(window.location.search);
-    query.delete("after");
-    for (const key of KEYS) {
-      if (chosen(key)) query.set(key, chosen(key));
-      else query.delete(key);
-    }
-    const search = query.toString() ? "?" + query : "";
-    if (search !== window.location.search) window.dash_clientside.set_props("runs-url", { search: search });
+    window.gradcanary.go({ after: null, ...Object.fromEntries(KEYS.map((key) => [key, chosen(key)])) });
   }
 
   function follow() {

@@ -1,0 +1,39 @@
+/* What scripts build pages of: an element, and rows that stay the elements they are. Names come from trainings: they are
+   only ever written as text and attributes. Browsers get the scripts in the order of their names: this one and address.js
+   stand before those that take something from them. */
+(function () {
+  "use strict";
+
+  function element(tag, attributes, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  }
+
+  // Those that follow each other already are left alone; others that were there go.
+  function arrange(parent, wanted) {
+    const kept = new Set(wanted);
+    for (const one of Array.from(parent.children)) if (!kept.has(one)) one.remove();
+    const focused = document.activeElement;
+    let next = parent.firstElementChild;
+    for (const one of wanted) {
+      if (one === next) next = next.nextElementSibling;
+      else parent.insertBefore(one, next);
+    }
+    // What moves loses the focus.
+    if (focused && focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
+  }
+
+  // Rows are known by the name of what they show, so that a refresh neither moves the focus nor loses a click.
+  function drawRows(body, shown, make, write) {
+    const known = new Map(Array.from(body.rows, (row) => [row.dataset.name, row]));
+    arrange(body, shown.map((one) => {
+      const row = known.get(one.name) || make(one.name);
+      write(row, one);
+      return row;
+    }));
+  }
+
+  window.gradcanary = Object.assign(window.gradcanary || {}, { element, drawRows });
+})();
