@@ -108,7 +108,7 @@ PLACES = (
     "outbox.build",
     "readings.Reader.read",
     "references.Reference.__call__",
-    "scaling.Scaling.begin",
+    "scaling.Scaling.search",
     "sender.Sender._flush",
     "sender.Sender.start",
     "sender.Sender.stop",

@@ -27,7 +27,7 @@ def restful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradcanary.meter.LOOK_STEPS", 1)
     monkeypatch.setattr(Look, "is_over", lambda *_: True)
     monkeypatch.setattr("gradcanary.meter.paced", lambda *_: Pace(EVERY, rests=True))
-    for name, value in {"SEEN": 15, "LEAST": 2, "SPREAD": 2}.items():
+    for name, value in {"SEEN": 15, "SPREAD": 2}.items():
         monkeypatch.setattr(f"gradcanary.resting.{name}", value)
 
 
@@ -244,3 +244,12 @@ def test_which_hooks_stay_awake() -> None:
     ]  # 0 and 5 are spread over all, 2 had none once, 6 had most, 9 begins passes
     resting.keep(3)
     assert resting.able() == [1, 4, 7, 8]
+
+
+@pytest.mark.parametrize(("layers", "awake"), [(1, 1), (10, 2), (64, 10), (148, 17), (5000, 16)])
+def test_of_few_layers_most_may_rest_as_well(monkeypatch: pytest.MonkeyPatch, layers: int, awake: int) -> None:
+    monkeypatch.setattr("gradcanary.resting.SPREAD", 16)
+    resting = Resting(layers)
+    for _ in range(15):
+        resting.saw([1] * layers)
+    assert layers - len(resting.able()) == awake
