@@ -116,7 +116,7 @@ PLACES = (
     "shadows.Shadows._come",
     "statistics._columns",
     "track.Sentinel.mark",
-    "track.Track._pass_begins",
+    "track.Track.pass_begins",
     "track.Track._pass_ends",
     "track.Track._pass_settled",
     "transfers.Transfers.finish",
