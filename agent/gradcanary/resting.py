@@ -31,9 +31,8 @@ class Resting:
         self._seen = 0
         self._known: Sequence[int] | None = None
         self._last: Sequence[int] = ()
-        stride = (
-            layers // min(SPREAD, layers // PART + 1) | 1
-        )  # odd: so each 16th of them has a clock, as of all layers
+        spread = min(SPREAD, layers // PART + 1)
+        stride = layers // spread | 1  # odd: so each 16th of them has a clock, as of all layers
         self._awake = set(range(0, layers, stride))
 
     def keep(self, position: int) -> None:

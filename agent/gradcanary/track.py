@@ -41,7 +41,7 @@ class Track:
         self._pass = self.plain_pass = -1
         self._open: set[int] = set()
         self._passes_before = 0
-        self._clears_in_place = False
+        self._clears_in_place: bool | None = None
         self._missed_some = False
         self.pause = Pause(self.gauge, self._sentinel, observer.has_optimizer)
         hook, catch = observer.meter.hook, observer.guard.catch
@@ -131,7 +131,7 @@ class Track:
         if window.stepped:
             self._clears_in_place = change == TOUCHED
             return True
-        is_cleared = self._clears_in_place or self._of.another_stepped(self) or not self._of.has_optimizer()
+        is_cleared = bool(self._clears_in_place) or self._of.another_stepped(self) or not self._of.has_optimizer()
         return self.was_updated() or (window.micro_steps > 0 and (change == NEW or (change == TOUCHED and is_cleared)))
 
     def was_updated(self) -> bool:
@@ -267,7 +267,7 @@ class Track:
             self._complete(window, "post_clip", None)
         window.stepping, window.stepped = False, True
         window.stepped_in = self.present_pass()
-        if is_sampled:
+        if is_sampled or self._clears_in_place is None:
             self._look_back(window)
         self.gauge.step_ended(window, self._of.step_of(self))
 

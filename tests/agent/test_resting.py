@@ -228,6 +228,20 @@ def test_what_went_on_in_a_window_that_was_lost_after_a_sample_is_not_known(coll
     assert {states[step]["b.3.weight"] for step in (20, 30, 40)} == {"measured"}
 
 
+def test_how_a_loop_clears_its_gradients_is_learned_without_a_sample(collector: Recorded) -> None:
+    model = Routed(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with watching(collector, model, optimizer, is_watched=True, every=1000, step=1):
+        for step in range(1, 13):
+            optimizer.zero_grad(set_to_none=False)
+            for _ in range(2):
+                model(torch.randn(8, 4), set()).square().mean().backward()
+            if step not in (4, 5, 9):
+                optimizer.step()
+    assert collector.steps() == []
+    assert [*collector.metric("loss")] == [*range(1, 13)]
+
+
 def test_which_hooks_stay_awake() -> None:
     resting = Resting(10)
     resting.keep(9)
