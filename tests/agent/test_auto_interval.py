@@ -135,7 +135,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "gradcanary.meter.paced", lambda *_: Pace(draws.choice([1, 1, 10, 10, 100]), rests=draws.random() < 0.5)
     )
-    for name in ("SEEN", "LEAST", "SPREAD"):
+    for name in ("SEEN", "SPREAD"):
         monkeypatch.setattr(f"gradcanary.resting.{name}", 1)
 
 
