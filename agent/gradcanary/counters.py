@@ -83,7 +83,7 @@ class Counters:
             return
         self._is_looked_at = True
         if self._of.is_next_sampled():
-            is_moved = any(map(Hook.renew, hooks))
+            is_moved = any(hook.renew() for hook in hooks)
         else:
             is_moved = hooks[self._of.step % len(hooks)].renew()
         if is_moved:
