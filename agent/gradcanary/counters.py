@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from gradcanary import engine
 from gradcanary.attached import AFTER, Hook
+from gradcanary.layer_hook import layer_hook
 from gradcanary.layers import Layers
 from gradcanary.shards import is_shard
+from gradcanary.track import Track
 
 if TYPE_CHECKING:
     from gradcanary.observer import Observer
 
-LOOKED_AT = 4
-"""About so many hooks are looked at before a window that is not sampled: each costs as much as two calls of one."""
 
 SEARCHES = 64
 """Backward passes, some maybe of other models, in which a gathered parameter is looked for: where all are wrapped
@@ -30,23 +30,24 @@ class Counters:
         self._of = observer
         self._hooks: dict[int, Hook] = {}
         self._gathered: list[Hook] = []
-        self._unhooked: list[int] = []
+        self.unhooked: list[int] = []
+        self._all: list[Hook] = []
         self._is_looked_at = self._are_resting = False
         self._searches_left = SEARCHES
 
     def follow(self, layers: Layers) -> None:
         """Take other layers."""
         self.remove()
-        self._unhooked = list(range(len(layers)))
+        self.unhooked = list(range(len(layers)))
         self.add()
 
     def add(self) -> None:
         """Hook the layers that are trainable now: torch takes no hook on one that is frozen."""
         layers = self._of.layers
-        if not self._unhooked or layers is None:
+        if not self.unhooked or layers is None:
             return
-        counters, frozen = self._of.counters(), []
-        for layer in self._unhooked:
+        counters, frozen = self._calls(), []
+        for layer in self.unhooked:
             if layer in self._hooks:
                 continue  # the one after it raised, the time before
             parameter = layers.references[layer]()
@@ -54,26 +55,38 @@ class Counters:
                 frozen.append(layer)
             else:
                 self._hooks[layer] = Hook(layers.references[layer], parameter, AFTER, counters[layer])
-        self._unhooked = frozen
+        self.unhooked = frozen
+        self._all = [*self._hooks.values(), *self._gathered]
+
+    def _calls(self) -> dict[int, Callable[[Tensor], None]]:
+        """Return what each layer's hook calls."""
+        return {
+            layer: layer_hook(self._of, track, position)
+            for track in self._of.tracks
+            for position, layer in enumerate(track.gauge.layers)
+        }
 
     def remove(self) -> None:
         """Leave none behind."""
         for hook in (*self._hooks.values(), *self._gathered):
             hook.remove()
-        self._hooks, self._gathered, self._searches_left = {}, [], SEARCHES
+        self._hooks, self._gathered, self._all, self._searches_left = {}, [], [], SEARCHES
         self._say_awake()
 
     def before_pass(self) -> None:
         """Before the first pass since a step: hook again what the script has moved by swapping tensors.
 
-        Of many, where the window is not sampled, a part is looked at: what was moved is seldom moved alone.
+        Where the window is not sampled one is looked at, in turns: what was moved is seldom moved alone.
         """
-        if self._is_looked_at:
+        hooks = self._all
+        if self._is_looked_at or not hooks:
             return
         self._is_looked_at = True
-        hooks = [*self._hooks.values(), *self._gathered]
-        parts = 1 if self._of.is_next_sampled() else 1 + len(hooks) // LOOKED_AT
-        if any(hook.renew() for hook in hooks[self._of.step % parts :: parts]):
+        if self._of.is_next_sampled():
+            is_moved = any(hook.renew() for hook in hooks)
+        else:
+            is_moved = hooks[self._of.step % len(hooks)].renew()
+        if is_moved:
             for hook in hooks:
                 hook.renew()
             self._searches_left = SEARCHES  # what is gathered now may be another tensor, too
@@ -88,6 +101,7 @@ class Counters:
             for parameter in owner._parameters.values() if owner is not None else ():  # noqa: SLF001 -- what it holds now
                 if parameter is not None and parameter.requires_grad and not is_shard(parameter):
                     self._gathered.append(Hook(_nowhere, parameter, AFTER, keep))
+                    self._all.append(self._gathered[-1])
                     self._searches_left = 0
                     return
 
@@ -100,11 +114,13 @@ class Counters:
         """
         self._is_looked_at = False
         of = self._of
-        if self._are_resting and (of.is_next_sampled() or any(track.is_lost for track in of.tracks)):
+        if not of.meter.rests and not self._are_resting:
+            return
+        if of.is_next_sampled() or (self._are_resting and any(map(Track.is_lost, of.tracks))):
             self.wake()
-        elif of.meter.rests and of.has_callbacks and not of.is_next_sampled() and engine.current_pass() < 0:
+        elif of.has_callbacks and engine.current_pass() < 0:
             for track in of.tracks:
-                for position in track.rest():
+                for position in () if track.resting.positions else track.rest():
                     self._are_resting = True
                     if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
                         hook.rest()

@@ -44,7 +44,7 @@ class Gauge:
         self.frozen = Frozen()
         self.outlook = Outlook()
         self._of = observer
-        self._earlier = [0] * len(layers)
+        self._earlier = self._counts = [0] * len(layers)
         self._unknown: set[int] = set()
         self._rested: Sequence[int] = ()
 
@@ -65,8 +65,10 @@ class Gauge:
         """Let go of a window; of one that was not sampled, remember for the next sample which layers took part."""
         if was_sampled:
             self._earlier, self._unknown, self._rested = [0] * len(self.layers), set(), ()
-        else:
+            self._counts = self._earlier
+        elif window.counts != self._counts or window.rested is not self._rested:  # most are like the one before
             self._earlier = [*map(add, self._earlier, window.counts)]
+            self._counts = window.counts
             if window.rested is not self._rested:  # the same layers rest in many windows
                 self._unknown.update(window.rested)
                 self._rested = window.rested
@@ -171,6 +173,17 @@ class Gauge:
             return
         turn = whose_turn(step, len(self._of.layers or ()))
         window.copies = copies_of(turn, self.layers, self.references, place.owned(self.layers))
+
+    def step_ended(self, window: Window, step: int) -> None:
+        """Look, each time behind a wall, at what the step did; in windows that are not sampled there is next to
+        nothing to look at."""
+        wrap = self._of.guard.wrap
+        if window.copies is not None:
+            wrap("measuring how far weights moved", self.compare_weights)(window)
+        if window.sample is not None:
+            wrap("comparing weights", self.look_for_frozen)(window, step)
+        if self.shadows.are_on or (step + 1) % self._of.meter.every == 0:
+            wrap("summing up in float32", self.shadow)(window, step + 1)
 
     def look_for_frozen(self, window: Window, step: int) -> None:
         """After a step, put the share of weights that have not moved for a while into the window's sample."""

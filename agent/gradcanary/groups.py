@@ -28,9 +28,9 @@ def is_hooked(parameter: nn.Parameter) -> bool:
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def sizes(optimizer: Optimizer) -> tuple[int, ...]:
+def sizes(optimizer: Optimizer) -> list[int]:
     """Return how many parameters each group has: another number tells that what is followed has changed."""
-    return tuple(len(group["params"]) for group in groups(optimizer))
+    return [len(group["params"]) for group in groups(optimizer)]
 
 
 def elements(optimizer: Optimizer) -> int:

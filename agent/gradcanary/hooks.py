@@ -46,13 +46,13 @@ class Hooks:
         self._guesses: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._guessed_in = self._declared_at = -1
         self._wrong_guesses: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._sizes: dict[int, tuple[int, ...]] = {}
+        self._sizes: dict[int, list[int]] = {}
         self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._main: Callable[[], Optimizer | None] = lambda: None
         self._counters = Counters(observer)
         self._keep = guard.wrap("a pass that reduces nothing", lambda _: observer.calls.keep())
         self._steps: list[Any] = []
-        self._listener = guard.wrap("capturing the loss", observer.meter.timed(self._backward_called))
+        self._listener = observer.meter.hook("capturing the loss", self._backward_called, guard.catch)
 
     def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
@@ -70,8 +70,10 @@ class Hooks:
         if not self._takes_any:
             wrap("finding the layers", self._follow)()
         wrap("keeping out of torch.compile", compiled.keep_out)()
-        timed = observer.meter.timed
-        begins, ended = (wrap("the step hook", timed(each)) for each in (self._step_begins, self._step_ended))
+        begins, ended = (
+            observer.meter.hook("the step hook", each, self.guard.catch)
+            for each in (self._step_begins, self._step_ended)
+        )
         self._steps.append(register_optimizer_step_pre_hook(self.observer.graphs.outside(begins)))
         self._steps.append(register_optimizer_step_post_hook(self.observer.graphs.outside(ended)))
         tap.listen(self._listener)
@@ -129,9 +131,9 @@ class Hooks:
                 begin()
             self._guesses.update(companions := self._companions(optimizer))
             self._add([optimizer, *companions])
-        if self._has_wrong_guesses() | self._is_changed(optimizer):
+        if (self._guessed_in >= 0 and self._has_wrong_guesses()) | self._is_changed(optimizer):
             self._follow()
-        else:
+        elif self._counters.unhooked:
             self._counters.add()
         # Accelerate's wrapper passes on a closure that is None.
         has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
@@ -143,20 +145,21 @@ class Hooks:
         self.observer.step_ended(optimizer)
         self._transfers.visit()
         self._counters.step_ended()
-        self._steps_of[optimizer] = taken = self._steps_of.get(optimizer, 0) + 1
-        if taken == LEADS_AFTER and self._main() not in self._steps_of:
-            self.observer.step += taken - 1  # the last of them is still to be recorded
-            self._follow()
+        if (before := self._steps_of.get(optimizer, 0)) < LEADS_AFTER:
+            self._steps_of[optimizer] = before + 1
+            if before + 1 == LEADS_AFTER and self._main() not in self._steps_of:
+                self.observer.step += before  # the last of them is still to be recorded
+                self._follow()
 
     def _add(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in optimizers})
 
     def _is_changed(self, optimizer: Optimizer) -> bool:
         """Say whether what is followed has to be found out anew."""
-        is_first = optimizer not in self._steps_of
-        self._steps_of.setdefault(optimizer, 0)
-        if is_first and self._replaces(optimizer):
-            return True
+        if optimizer not in self._steps_of:
+            self._steps_of[optimizer] = 0
+            if self._replaces(optimizer):
+                return True
         is_declared_anew = self._declared_at != summed.changes()
         return is_declared_anew or self._sizes.get(id(optimizer)) != sizes(optimizer) or self._main() is None
 
@@ -193,6 +196,7 @@ class Hooks:
         wrong = [guess for guess in self._guesses if guess not in self._steps_of]
         self._wrong_guesses.update(wrong)
         self._guesses.clear()
+        self._guessed_in = -1
         for guess in wrong:
             self._optimizers.pop(id(guess), None)
         return bool(wrong)

@@ -131,7 +131,7 @@ def living(kind: type[Kind]) -> list[Kind]:
 def learning_rates(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[float | torch.Tensor, ...]:
     """Return a copy of the learning rate of each group that has one."""
     rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
-    return tuple(rate.detach().clone() if isinstance(rate, torch.Tensor) else float(rate) for rate in rates)
+    return tuple([each.detach().clone() if isinstance(each, torch.Tensor) else float(each) for each in rates])
 
 
 def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module]]:

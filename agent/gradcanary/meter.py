@@ -11,15 +11,15 @@ from torch import Tensor
 from gradcanary.budget import GRACE_STEPS, LOOK_STEPS, SLOW, Look, Pace, paced
 from gradcanary.compiled import is_backward_traced
 
-TIMED_EACH = 16
-"""Of the hooks that torch calls for each layer, one in so many has a clock: two readings are half of such a call."""
+Catches = Callable[[str, BaseException], None]
 
 LONGEST_S = 2e-5
 """Of such a call, which counts and no more: one that took longer had to wait for another process."""
 
 
 class Meter:
-    """Knows ``every``, the interval, and the agent's share of the time.
+    """Knows ``every``, the interval in steps, whether hooks of layers rest between samples, and the agent's share of
+    the time.
 
     The share is of the last look (:mod:`gradcanary.budget`), until there was one of all steps so far: the time between
     the beginning of windows, and in it that of all hooks in the training's thread, of steps that are not sampled as
@@ -30,7 +30,7 @@ class Meter:
     def __init__(self, every: int | str, budget: float) -> None:
         self.spent_s = 0.0
         self._is_fixed, self._budget = every != "auto", budget
-        self._pace = Pace(every if isinstance(every, int) else 1)
+        self.take(Pace(every if isinstance(every, int) else 1))
         self._sender_s, self._rounds = 0.0, 0
         self._windows = 0
         self._share: float | None = None
@@ -38,20 +38,15 @@ class Meter:
         self._since = self._sampled_s = self._other_s = self._before_s = self._sender_before_s = 0.0
         self._steps = self._samples = self._rounds_before = 0
 
-    @property
-    def every(self) -> int:
-        """The interval in steps."""
-        return self._pace.every
-
-    @property
-    def rests(self) -> bool:
-        """Whether hooks of layers rest between samples, where an interval was not asked for."""
-        return self._pace.rests
+    def take(self, pace: Pace) -> None:
+        """Go at a pace from now on."""
+        self._pace, self.every, self.rests = pace, pace.every, pace.rests
 
     def slow_down(self) -> None:
         """Sample as seldom as where the training waits for each sample, for good, unless an interval was given."""
         if not self._is_fixed:
-            self._pace, self._is_fixed = Pace(SLOW), True
+            self.take(Pace(SLOW))
+            self._is_fixed = True
 
     def share(self) -> float:
         """Return the agent's share of the time, 0 before the first window."""
@@ -71,8 +66,23 @@ class Meter:
 
         return measured
 
-    def timed_for(self, hooks: float, hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-        """Return the hook of a layer with a clock, which speaks for so many; what has a clock inside is not its own."""
+    def hook(self, where: str, function: Callable[..., object], catch: Catches) -> Callable[..., None]:
+        """Return a hook with a clock that returns None and never raises: ``Guard.wrap`` and :meth:`timed` in one call,
+        for what is called in each step."""
+
+        def called(*args: Any) -> None:  # noqa: ANN401 -- torch's hooks take what they like
+            began = time.perf_counter()
+            try:
+                function(*args)
+            except Exception as error:  # noqa: BLE001 -- as in Guard.wrap
+                catch(where, error)
+            self.spent_s += time.perf_counter() - began
+
+        return called
+
+    def timed_for(self, hooks: Callable[[], float], hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        """Return the hook of a layer with a clock, which speaks for so many by then; what has a clock inside is not its
+        own."""
 
         def measured(tensor: Tensor) -> None:
             if is_backward_traced():
@@ -80,7 +90,7 @@ class Meter:
             began, before = time.perf_counter(), self.spent_s
             hook(tensor)
             inside = self.spent_s - before
-            self.spent_s += min(time.perf_counter() - began - inside, LONGEST_S) * hooks
+            self.spent_s += min(time.perf_counter() - began - inside, LONGEST_S) * hooks()
 
         return measured
 
@@ -104,14 +114,14 @@ class Meter:
             self._sampled_s += spent_s
         else:
             self._other_s += spent_s
-        if self._steps < LOOK_STEPS or self._steps % self._pace.every:
+        if self._steps < LOOK_STEPS or self._steps % self.every:
             return
         look = self._looked(time.perf_counter())
         self._share = min(look.share, 1.0)
-        if not look.is_over(self._pace.every):
+        if not look.is_over(self.every):
             return
         if self._windows >= GRACE_STEPS and not self._is_fixed:
-            self._pace = paced(self._pace, look, self._budget)
+            self.take(paced(self._pace, look, self._budget))
         self._begin()
 
     def _begin(self) -> None:

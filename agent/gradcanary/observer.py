@@ -19,7 +19,7 @@ from gradcanary.guard import Guard
 from gradcanary.layers import Layers, learning_rates
 from gradcanary.meter import Meter
 from gradcanary.origin import origin_of
-from gradcanary.parts import Parts
+from gradcanary.parts import Parts, places_of
 from gradcanary.places import Place
 from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Wishes
 from gradcanary.scaling import Scalers
@@ -62,9 +62,7 @@ class Observer:
         """Take other layers; for an optimizer that has the same ones as before, the window that is open goes on."""
         main, owners = self.main(), [id(optimizer) for optimizer in self.optimizers()]
         first = None if main is None else id(main)
-        places: dict[int | None, list[int]] = {first: []}
-        for layer, owner in enumerate(layers.optimizers):
-            places.setdefault(first if owner is None else owners[owner], []).append(layer)
+        places = places_of(layers, owners, first)
         left = [track for key, track in self._tracks.items() if key not in places]
         tracks = {key: self._track_of(key, mine, layers, left) for key, mine in places.items()}
         self._hand_over(tracks[first], tracks.values())
@@ -76,17 +74,10 @@ class Observer:
         self.place.follow(layers)
         self.facts += [fact for fact in layers.facts if fact not in self.facts]
 
-    def counters(self) -> dict[int, Callable[[Tensor], None]]:
-        """Return the post-accumulate hook of each layer."""
-        return {
-            layer: track.counter(position)
-            for track in self._tracks.values()
-            for position, layer in enumerate(track.gauge.layers)
-        }
-
     def backward_called(self, roots: list[Tensor]) -> None:
         """Keep what a backward pass starts from until a layer of the main optimizer takes part in it."""
-        self._catch_up()
+        if self.graphs.stepped:
+            self._catch_up()
         for track in self._tracks.values():
             track.forget_passes()
         if self.paused and self._leading is not None and self._leading.pause.is_over():
@@ -100,12 +91,14 @@ class Observer:
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Take what only the moment before the step shows."""
-        self._catch_up()
+        if self.graphs.stepped:
+            self._catch_up()
         track = self._tracks.get(id(optimizer))
         if track is None:
             return
         self._begin_stepping(track)
-        self.look_again()
+        if self.paused:
+            self.look_again()
         track.step_begins(optimizer, has_closure=has_closure)
         if track is self._leading:
             track.window.lr = learning_rates(self.optimizers())
@@ -117,14 +110,15 @@ class Observer:
         if track is None:
             return
         track.step_ended()
-        self.guard.wrap("forecasting", track.gauge.forecast)(track.window, optimizer)
+        if not track.gauge.outlook.is_over:
+            self.guard.wrap("forecasting", track.gauge.forecast)(track.window, optimizer)
         self.steps_taken += 1
         if track is self._leading:
             track.window.calls += self.calls.forget()  # those of a closure
             track.window.step_time_s = None if self._stepped_at is None else now - self._stepped_at
             self._stepped_at = now
         else:
-            self._lay_down(track)
+            self._parts.lay_down(track, self._leading)
 
     def close(self) -> None:
         """Hand over the last window if it had its step."""
@@ -179,7 +173,8 @@ class Observer:
 
     def is_sampled(self, track: Track) -> bool:
         """Say whether the step that a track's window is recorded under is one that is sampled."""
-        return self.layers is not None and self.step_of(track) % self.meter.every == 0
+        step = self.step if track is self._leading else self.step_of(track)
+        return step % self.meter.every == 0 and self.layers is not None
 
     def is_next_sampled(self) -> bool:
         """Say, before a backward pass, whether the main optimizer's window is one that is sampled."""
@@ -189,7 +184,8 @@ class Observer:
     def step_of(self, track: Track) -> int:
         """Return the step that a track's window is recorded under."""
         leading = self._leading
-        return self.step + (leading is not None and leading.window.stepped and not self._is_shared(track))
+        is_next = leading is not None and leading.window.stepped and not track.has_pass_of(leading)
+        return self.step + is_next
 
     def another_stepped(self, track: Track) -> bool:
         """Say whether another optimizer has stepped since the track's window began, and not the track's own."""
@@ -205,15 +201,16 @@ class Observer:
 
     def window_begins(self) -> None:
         """Learn where the count of steps begins."""
-        self.meter.window_begins()
-        self._find_origin(even_unknown=False)
+        if self.origin is None:
+            self.meter.window_begins()
+            self._find_origin(even_unknown=False)
 
     def window_ended(self, track: Track) -> None:
         """Put the record of the main optimizer's window.
 
         One that got no step of its own while another optimizer had one was that one's: gradients that pass through.
         """
-        is_foreign = self.another_stepped(track) and not track.was_updated()
+        is_foreign = not track.window.stepped and self.another_stepped(track) and not track.was_updated()
         if track is self._leading and not is_foreign:
             self._close_window(track)
         else:
@@ -256,7 +253,7 @@ class Observer:
             if before is leading or before not in tracks:
                 self._close_window(before)
             else:
-                self._lay_down(before)
+                self._parts.lay_down(before, leading)
         self._parts.keep(tracks)
 
     def _begin_stepping(self, track: Track) -> None:
@@ -273,19 +270,8 @@ class Observer:
             track.window.calls = self.calls.forget()
             if is_first:  # its layers get their hooks only now; a pass that it steps in is still to be counted
                 track.window.unseen = track.window.calls - (track.present_pass() >= 0)
-        self._find_origin(even_unknown=False)
-
-    def _lay_down(self, track: Track) -> None:
-        """Keep a sample for the main optimizer's record: the present one, or where that had its step, the next."""
-        sample, leading = track.window.sample, self._leading
-        if sample is None or leading is None:
-            return
-        sample.is_joint = self._is_shared(track)
-        self._parts.lay_down(track, sample, is_early=leading.window.stepped and not sample.is_joint)
-
-    def _is_shared(self, track: Track) -> bool:
-        """Say whether the track's window and the main optimizer's have a backward pass in common."""
-        return self._leading is None or track is self._leading or track.has_pass_of(self._leading)
+        if self.origin is None:
+            self._find_origin(even_unknown=False)
 
     # -- records -------------------------------------------------------------------------------------------------
 
@@ -297,15 +283,17 @@ class Observer:
     def _close_window(self, track: Track) -> None:
         if self.layers is None:
             return
-        self._find_origin(even_unknown=True)
+        if self.origin is None:
+            self._find_origin(even_unknown=True)
         is_sampled = self.step % self.meter.every == 0
         self.samples += is_sampled
-        samples = self._parts.joined(track, self._tracks.values(), is_sampled=is_sampled)
-        skipped = track.why_skipped() if self.has_optimizer() else NOT_SKIPPED
+        samples = self._parts.joined(track, self._tracks.values()) if is_sampled else []
+        skipped = NOT_SKIPPED if track.window.stepped or not self.has_optimizer() else track.why_skipped()
         logged, self.logged = self.logged, []
         self.put(record_of(self, self.layers, track.window, samples, skipped, logged))
         self.step += 1
         self.is_joining = False
-        self._parts.go_on()
+        if not self.is_alone:
+            self._parts.go_on()
         track.renew_window(was_sampled=is_sampled)
         self.meter.window_ended(is_sampled=is_sampled)

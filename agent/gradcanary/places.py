@@ -15,12 +15,12 @@ class Place:
     """The rank of a process among ``world_size``, and the layers that it follows.
 
     ``is_silent``: another process sends the same gradients; of a replicated model the first one does. ``looks_at_own``:
-    its gradients are seen before they are reduced with those of others.
+    its gradients are seen before they are reduced with those of others. ``is_one_of_many``: somebody may reduce them.
     """
 
     def __init__(self) -> None:
         self.rank, self.world_size = 0, 1
-        self.is_silent = self.looks_at_own = False
+        self.is_silent = self.looks_at_own = self.is_one_of_many = False
         self._layers: Layers | None = None
 
     def find(self) -> None:
@@ -28,8 +28,10 @@ class Place:
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized():
             self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
+            self.is_one_of_many = True  # also of one: its wrapper does the same
         else:
             self.rank, self.world_size = naming.rank(os.environ)
+            self.is_one_of_many = self.world_size > 1
         self.follow(self._layers)
 
     def follow(self, layers: Layers | None) -> None:

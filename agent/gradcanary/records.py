@@ -61,7 +61,7 @@ class Probe:
     scale: Tensor | None
 
 
-@dataclass
+@dataclass(slots=True)
 class Logged:
     """A number for a step that is not of the windows' own step where ``step`` is given."""
 
@@ -71,9 +71,10 @@ class Logged:
     value: float | Tensor
 
 
-@dataclass
+@dataclass(slots=True)
 class Record:
-    """One closed window of the main optimizer; ``samples``, its own first, are none at steps that are not sampled.
+    """One closed window of the main optimizer; ``samples``, its own first, are none at steps that are not sampled, and
+    ``micro_steps`` 0.
 
     ``is_silent`` tells that another process has the same gradients and sends them.
     """

@@ -13,21 +13,26 @@ from collections.abc import Sequence
 SEEN = 100
 """Windows in which all hooks were awake, before any rests."""
 
-LEAST = 64
-"""Hooks that rest, if any do: fewer are not worth it."""
+TIMED_EACH = 16
+"""One hook in so many has a clock: two readings are half of such a call."""
 
-SPREAD = 16
+SPREAD, PART = 16, 8
+"""Hooks over the whole model that stay awake, so that one of them is called whatever part of it is trained: so many at
+most, and of fewer layers one in eight."""
 
 
 class Resting:
-    """Of one optimizer, by position of its layers; ``positions`` rest now."""
+    """Of one optimizer, by position of its layers; ``positions`` rest now, and of the others each clock speaks for
+    ``hooks_per_clock``."""
 
     def __init__(self, layers: int) -> None:
-        self.positions: Sequence[int] = ()
         self._layers = layers
+        self._have_rest(())
         self._seen = 0
         self._known: Sequence[int] | None = None
-        stride = layers // SPREAD | 1  # odd: so each 16th of them has a clock, as of all layers
+        self._last: Sequence[int] = ()
+        spread = min(SPREAD, layers // PART + 1)
+        stride = layers // spread | 1  # odd: so each 16th of them has a clock, as of all layers
         self._awake = set(range(0, layers, stride))
 
     def keep(self, position: int) -> None:
@@ -39,6 +44,9 @@ class Resting:
     def saw(self, counts: Sequence[int]) -> None:
         """Learn from a window in which all hooks were awake, and some were called: how often each."""
         self._seen += 1
+        if counts == self._last:
+            return
+        self._last = counts
         if 0 in counts:
             for position in [at for at, count in enumerate(counts) if not count]:
                 self.keep(position)
@@ -46,11 +54,25 @@ class Resting:
         if max(counts[at] for at in self._awake) < most:
             self.keep(counts.index(most))
 
+    def rest(self, counts: Sequence[int]) -> Sequence[int]:
+        """Have them rest, and return their positions; not those that were just now without a gradient, for the first
+        time: they are to be watched."""
+        self._have_rest([position for position in self.able() if counts[position]])
+        return self.positions
+
+    def wake(self) -> None:
+        """Have none rest."""
+        self._have_rest(())
+
+    def _have_rest(self, positions: Sequence[int]) -> None:
+        self.positions = positions
+        clocks = -(-self._layers // TIMED_EACH) - sum(not position % TIMED_EACH for position in positions)
+        self.hooks_per_clock = (self._layers - len(positions)) / max(clocks, 1)
+
     def able(self) -> Sequence[int]:
         """Return the positions of those that may rest."""
         if self._seen < SEEN:
             return ()
         if self._known is None:
-            able = [at for at in range(self._layers) if at not in self._awake]
-            self._known = able if len(able) >= LEAST else ()
+            self._known = [at for at in range(self._layers) if at not in self._awake]
         return self._known

@@ -7,12 +7,15 @@ one means "not known", never an error.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gradcanary.layers import living
+
+if TYPE_CHECKING:
+    from gradcanary.window import Window
 
 
 class Scalers:
@@ -33,15 +36,16 @@ class Scaling:
     """The GradScaler of one optimizer, found once among the living objects."""
 
     def __init__(self) -> None:
-        self._found: list[weakref.ref[Any]] | None = None
+        self.found: list[weakref.ref[Any]] | None = None
+        """All that there were in the first window: where there was none nothing is scaled, and nobody asks again."""
         self._mine: weakref.ref[Any] | None = None
         self._is_settled = False
         self._before: list[tuple[weakref.ref[Any], object, Tensor]] = []
 
     def search(self, scalers: Scalers, step: int) -> None:
         """Look for scalers; the first call may cost a pass over all objects, later ones nothing."""
-        if self._found is None:
-            self._found = scalers.at(step)
+        if self.found is None:
+            self.found = scalers.at(step)
 
     def learn(self, optimizer: torch.optim.Optimizer) -> bool:
         """Settle which scaler steps this optimizer right now; False where none does.
@@ -55,6 +59,21 @@ class Scaling:
         self._mine = weakref.ref(ours[0]) if len(ours) == 1 else None
         self._is_settled = True
         return self._mine is not None
+
+    def was_updated(self, window: Window, *, is_alone: bool) -> bool:
+        """Say whether it was updated since the window began; of several that tells whose it is."""
+        if is_alone and (found := self.find_updated()) is not None:
+            _set(window, *found)
+        return window.scaler_round is not None and self.round() is not window.scaler_round
+
+    def step_begins(self, window: Window, optimizer: torch.optim.Optimizer) -> Tensor | None:
+        """Put into the window what the moment before the step shows; return the scale that gradients still carry."""
+        if self.learn(optimizer) != (window.loss_scale is not None):
+            # It was a guess, or one of several. Until its update, which comes after the step, a scaler has the scale of
+            # the backward passes.
+            _set(window, self.scale(), self.round())
+        scale, window.found_inf = self.at_step(optimizer)
+        return scale
 
     def begin(self) -> tuple[Tensor | None, object]:
         """Return the scale and the round in which a window begins; of several scalers they are remembered."""
@@ -103,7 +122,13 @@ class Scaling:
         return [scaler for scaler in self._living() if getattr(scaler, "_scale", None) is not None]
 
     def _living(self) -> list[Any]:
-        return [scaler for reference in self._found or () if (scaler := reference()) is not None]
+        return [scaler for reference in self.found or () if (scaler := reference()) is not None]
+
+
+def _set(window: Window, scale: Tensor | None, scaler_round: object) -> None:
+    window.loss_scale, window.scaler_round = scale, scaler_round
+    if window.sample is not None:
+        window.sample.scale = scale
 
 
 def _kind() -> type[Any]:

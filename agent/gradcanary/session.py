@@ -15,6 +15,7 @@ from gradcanary.frameworks import unwrapped
 from gradcanary.greeting import Greeting
 from gradcanary.guard import Guard
 from gradcanary.hooks import Hooks
+from gradcanary.layers import Layers
 from gradcanary.observer import Observer
 from gradcanary.records import Logged, Record
 from gradcanary.ring import Ring, capacity_for
@@ -40,6 +41,7 @@ class Session:
         self._pid = os.getpid()
         self._is_on, self.is_settled = True, False
         self._ring: Ring[Record] = Ring(capacity_for(0))
+        self._layers: Layers | None = None
         self._transfers = Transfers(self._ring, self.guard.catch)
         self.observer = Observer(settings, self.guard, put=self._put)
         self._hooks = Hooks(self.observer, settings, self.guard, self._transfers)
@@ -154,7 +156,9 @@ class Session:
     def _put(self, record: Record) -> None:
         if os.getpid() != self._pid:
             return  # a forked worker has no sender thread
-        self._ring.capacity = capacity_for(len(record.layers))
+        if record.layers is not self._layers:
+            self._layers = record.layers
+            self._ring.capacity = capacity_for(len(record.layers))
         self._transfers.hand(record)
 
 

@@ -68,6 +68,11 @@ class Shadows:
                 room -= 4 * parameter.numel()
                 self._follow(place, parameter)
 
+    @property
+    def are_on(self) -> bool:
+        """Whether a window is looked at."""
+        return bool(self._references)
+
     def end(self) -> None:
         """Let go of the window."""
         for hook in self._hooks:

@@ -68,6 +68,8 @@ def _is_outermost() -> bool:
 def single_elements(tensors: object) -> list[Tensor]:
     """Return the roots of one element, without those that are spread over processes: a collective would have to tell
     their value."""
+    if type(tensors) is Tensor:  # by far the most usual, and never spread
+        return [tensors] if tensors.numel() == 1 and tensors.is_floating_point() else []
     if isinstance(tensors, Tensor):
         tensors = (tensors,)
     if not isinstance(tensors, (tuple, list)):

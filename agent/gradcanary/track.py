@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gradcanary import engine
-from gradcanary.compiled import is_backward_traced
 from gradcanary.gauge import Gauge
-from gradcanary.meter import TIMED_EACH
 from gradcanary.pause import Pause
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
 from gradcanary.references import References, are_same
@@ -40,12 +38,15 @@ class Track:
         self._of = observer
         self._sentinel = Sentinel()
         self.resting = Resting(len(layers))
-        self._pass = self._plain_pass = -1
+        self._pass = self.plain_pass = -1
         self._open: set[int] = set()
         self._passes_before = 0
-        self._clears_in_place = False
+        self._clears_in_place: bool | None = None
         self._missed_some = False
         self.pause = Pause(self.gauge, self._sentinel, observer.has_optimizer)
+        hook, catch = observer.meter.hook, observer.guard.catch
+        self._ends = hook("the end of backward", self._pass_ends, catch)
+        self._settles = hook("sampling", self._pass_settled, catch)
 
     def has(self, references: References) -> bool:
         """Say whether these are its layers."""
@@ -57,30 +58,7 @@ class Track:
         """Before a backward pass: one that raised has left its number."""
         self._open.clear()
 
-    def counter(self, position: int) -> Callable[[Tensor], None]:
-        """Return the post-accumulate hook of a layer: the one piece of the agent that runs per layer and micro-step."""
-        of, catch = self._of, self._of.guard.catch
-        current_pass = engine.passes() if of.has_callbacks else _unknown_pass
-        begins = partial(of.meter.timed(self._pass_begins), position)
-        look = partial(of.meter.timed(self._look), position)
-
-        def accumulated(_parameter: Tensor) -> None:
-            if is_backward_traced():
-                return
-            try:
-                if current_pass() == self._plain_pass:
-                    self.window.counts[position] += 1
-                else:
-                    self._accumulated(position, begins, look)
-            except Exception as error:  # noqa: BLE001 -- as in Guard.wrap, without a second call per layer
-                catch("counting micro-steps", error)
-
-        if position % TIMED_EACH:
-            return accumulated
-        hooks = len(self.window.counts)
-        return of.meter.timed_for(hooks / -(-hooks // TIMED_EACH), accumulated)
-
-    def _accumulated(self, position: int, begins: Callable[[], None], look: Callable[[], None]) -> None:
+    def accumulated(self, position: int, begins: Callable[[int], None], look: Callable[[], None]) -> None:
         """Count a layer; where its pass has nothing else to do, those that come after it count themselves."""
         of = self._of
         if of.paused:
@@ -88,19 +66,20 @@ class Track:
             return
         if of.has_callbacks:
             if (number := engine.current_pass()) != self._pass:
-                begins()
-            self._plain_pass = -1 if of.place.looks_at_own else number
+                begins(number)
+            self.plain_pass = -1 if of.place.looks_at_own else number
         elif self._sentinel.layer in (None, position) or not self.window.begun or self.window.stepped:
-            begins()
+            begins(-1)
         self.window.counts[position] += 1
         if of.place.looks_at_own and of.is_sampled(self):
             look()
 
-    def _look(self, position: int) -> None:
+    def look(self, position: int) -> None:
+        """Measure a layer's gradient before anybody reduces it."""
         self.gauge.look(self.window, position)
 
-    def _pass_begins(self, position: int) -> None:
-        number = engine.current_pass() if self._of.has_callbacks else -1
+    def pass_begins(self, position: int, number: int) -> None:
+        """Begin a pass, of this number where there is one, with a layer, and a window where it is the first of one."""
         is_outermost = not self._open
         if self._of.has_callbacks and not self._is_opened(number):
             return
@@ -118,7 +97,7 @@ class Track:
         if number in self._open:
             return False
         self._open.add(number)
-        self._at_end("the end of backward", lambda: self._pass_ends(number))
+        engine.at_end(partial(self._ends, number))
         return True
 
     def _enter_window(self, position: int, number: int) -> None:
@@ -140,6 +119,8 @@ class Track:
         window, sentinel = self.window, self._sentinel
         if not window.begun:
             return False
+        if window.stepped and not window.is_marked:
+            return True
         if self.gauge.observed:  # whose loops clear gradients whenever they like
             return window.stepped or bool(window.summed) or self.was_updated()
         change = NEW
@@ -150,14 +131,12 @@ class Track:
         if window.stepped:
             self._clears_in_place = change == TOUCHED
             return True
-        is_cleared = self._clears_in_place or self._of.another_stepped(self) or not self._of.has_optimizer()
+        is_cleared = bool(self._clears_in_place) or self._of.another_stepped(self) or not self._of.has_optimizer()
         return self.was_updated() or (window.micro_steps > 0 and (change == NEW or (change == TOUCHED and is_cleared)))
 
     def was_updated(self) -> bool:
         """Say whether the GradScaler was updated since the window began; of several that tells whose it is."""
-        if self._of.is_alone and (found := self.scaling.find_updated()) is not None:
-            self._set_scale(self.window, *found)
-        return self.window.scaler_round is not None and self.scaling.round() is not self.window.scaler_round
+        return bool(self.scaling.found) and self.scaling.was_updated(self.window, is_alone=self._of.is_alone)
 
     @property
     def is_complete(self) -> bool:
@@ -171,7 +150,7 @@ class Track:
 
     def has_pass_of(self, other: Track) -> bool:
         """Say whether the windows of both have a backward pass in common."""
-        is_present = other.window.stepped_in == self.present_pass() >= 0
+        is_present = other is self or other.window.stepped_in == self.present_pass() >= 0
         return is_present or bool(other.window.seen_in & self.window.seen_in)
 
     def why_skipped(self) -> int:
@@ -181,12 +160,12 @@ class Track:
         return SKIPPED_BY_SCALER if self.was_updated() and self.scaling.round() is not None else SKIPPED_BY_LOOP
 
     def _pass_ends(self, number: int) -> None:
-        self._pass = self._plain_pass = -1
-        # Once more from inside: what a data-parallel wrapper queued meanwhile comes first.
-        self._at_end("sampling", lambda: self._pass_settled(number))
-
-    def _at_end(self, what: str, callback: Callable[[], None]) -> None:
-        engine.at_end(self._of.guard.wrap(what, self._of.meter.timed(callback)))
+        self._pass = self.plain_pass = -1
+        if self._of.place.is_one_of_many or self._of.is_sampled(self):
+            # Once more from inside: what a data-parallel wrapper queued meanwhile comes first.
+            engine.at_end(partial(self._settles, number))
+        else:
+            self._pass_settled(number)
 
     def _pass_settled(self, number: int) -> None:
         self._open.discard(number)
@@ -207,11 +186,13 @@ class Track:
     def begin_window(self) -> None:
         """Begin the window."""
         self._of.window_begins()
-        self.scaling.search(self._of.scalers, self._of.step)
         self.is_new, self.window.begun = False, True
         self.window.is_seen, self._missed_some = not self._missed_some, False
         self.window.steps_before = self._of.steps_taken
-        self.window.loss_scale, self.window.scaler_round = self.scaling.begin()
+        if self.scaling.found is None:
+            self.scaling.search(self._of.scalers, self._of.step)
+        if self.scaling.found:
+            self.window.loss_scale, self.window.scaler_round = self.scaling.begin()
         if self.resting.positions and self._of.is_sampled(self):
             self._of.wake()  # no step came before it to do so: the last one was skipped, or compiled
 
@@ -223,7 +204,7 @@ class Track:
 
     def look_at_each(self) -> None:
         """Have the hooks of the present pass look for themselves again what there is to do."""
-        self._plain_pass = -1
+        self.plain_pass = -1
 
     def was_paused(self) -> None:
         """Forget what was seen of the window; of one that is complete nothing was missed, maybe of the next one."""
@@ -256,54 +237,45 @@ class Track:
         window, resting = self.window, self.resting
         if resting.positions or self.gauge.observed or not window.stepped:
             return ()
-        # A layer that was just now without a gradient, for the first time, is one to be watched.
-        resting.positions = [position for position in resting.able() if window.counts[position]]
-        return resting.positions
+        return resting.rest(window.counts)
 
     def wake(self) -> None:
         """Note that all hooks are awake, for the whole window where that has just begun."""
-        self.resting.positions = ()
+        self.resting.wake()
         if not (any(self.window.counts) or self.window.stepped):
             self.window.rested = ()
 
-    @property
     def is_lost(self) -> bool:
-        """Whether a window had its step while hooks were at rest, and those awake were not called: others would be."""
+        """Say whether a window had its step while hooks rested, and of those awake none was called: others would be."""
         return bool(self.resting.positions) and self.window.stepped and not any(self.window.counts)
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Take what the moment before the step shows: a late sample, or the clip. A closure comes after this."""
-        window = self.window
-        is_scaled = self.scaling.learn(optimizer)
-        if is_scaled != (window.loss_scale is not None):  # it was a guess, or one of several
-            # Until its update, which comes after the step, a scaler has the scale of the backward passes.
-            self._set_scale(window, self.scaling.scale(), self.scaling.round())
+        window, is_sampled, scale = self.window, self._of.is_sampled(self), None
+        if self.scaling.found:
+            scale = self.scaling.step_begins(window, optimizer)
         window.stepping, window.has_closure, window.copies = True, has_closure, None
-        if not has_closure:
+        if is_sampled and not has_closure:
             self._copy_weights()
-        scale, window.found_inf = self.scaling.at_step(optimizer)
-        if not has_closure and self._of.is_sampled(self):
+        if is_sampled and not has_closure:
             self._complete(window, "accumulated" if self.gauge.is_fresh() else "post_clip", scale)
 
     def step_ended(self) -> None:
         """Note that the window got its step; it stays open for what is logged until the next one begins."""
-        window = self.window
-        if window.has_closure and self._of.is_sampled(self):
+        window, is_sampled = self.window, self._of.is_sampled(self)
+        if is_sampled and window.has_closure:
             self._complete(window, "post_clip", None)
         window.stepping, window.stepped = False, True
         window.stepped_in = self.present_pass()
+        if is_sampled or self._clears_in_place is None:
+            self._look_back(window)
+        self.gauge.step_ended(window, self._of.step_of(self))
+
+    def _look_back(self, window: Window) -> None:
+        """Remember the gradients as the step left them: how a loop clears them shows as the next window begins."""
         if self._sentinel.layer is not None:
             self._sentinel.mark(self._sentinel.layer, self.gauge.gradient(self._sentinel.layer))
-        self._of.guard.wrap("measuring how far weights moved", self.gauge.compare_weights)(window)
-        step = self._of.step_of(self)
-        self._of.guard.wrap("comparing weights", self.gauge.look_for_frozen)(window, step)
-        self._of.guard.wrap("summing up in float32", self.gauge.shadow)(window, step + 1)
-
-    @staticmethod
-    def _set_scale(window: Window, scale: Tensor | None, scaler_round: object) -> None:
-        window.loss_scale, window.scaler_round = scale, scaler_round
-        if window.sample is not None:
-            window.sample.scale = scale
+            window.is_marked = True
 
     def _copy_weights(self) -> None:
         step = self._of.step_of(self) if self._of.is_sampled(self) else None
@@ -314,11 +286,6 @@ class Track:
             self.gauge.sample(window, phase, scale)
         else:
             self._of.guard.wrap("looking for a clip", self.gauge.look_for_clip)(window, self._sentinel, scale)
-
-
-def _unknown_pass() -> int:
-    """Return the number of no pass: without the callbacks of the engine each hook has to look for itself."""
-    return -2
 
 
 def let_go(tracks: Iterable[Track]) -> None:

@@ -164,6 +164,9 @@ class Transfers:
         """Take a record; it holds nothing of other devices once it is in the ring."""
         if self._has_slow:
             exchange(record, _fetched)
+        elif not (self._lanes or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # untyped in torch
+            self._ring.put(record)  # no GPU, and so nothing on one
+            return
         if not (self._waiting or self._flights or any(_by_device(record))):
             self._ring.put(record)
             return

@@ -33,8 +33,25 @@ class Window:
     ``unsynced`` counts passes in which no shard was reduced, so that no hook was called. ``copies`` are the weights of
     some layers before the step, by position, None until they are made; ``is_seen`` is False of one that was looked away
     from; ``summed`` are the positions whose sum the script has said to be complete; ``rested`` are those whose hooks
-    were not called in all of its passes.
+    were not called in all of its passes; ``is_marked`` says that its gradients are remembered as the step left them.
     """
+
+    __slots__ = (
+        *(
+            "begun",
+            "calls",
+            "claims",
+            "copies",
+            "counts",
+            "found_inf",
+            "has_closure",
+            "is_marked",
+            "is_seen",
+            "loss_scale",
+        ),
+        *("losses", "lr", "passes", "probe", "rested", "sample", "scaler_round", "seen_in", "step_time_s", "stepped"),
+        *("stepped_in", "stepping", "steps_before", "summed", "unseen", "unsynced"),
+    )
 
     def __init__(self, layers: int) -> None:
         self.counts = [0] * layers
@@ -60,6 +77,7 @@ class Window:
         self.steps_before = 0
         self.copies: dict[int, Tensor] | None = None
         self.is_seen = True
+        self.is_marked = False
         self.summed: set[int] = set()
         self.rested: Sequence[int] = ()
 
@@ -87,26 +105,30 @@ class Window:
 
 
 def record_of(
-    of: Observer, layers: Layers, window: Window, samples: Sequence[Sample], skipped: int, logged: Sequence[Logged]
+    of: Observer, layers: Layers, window: Window, samples: list[Sample], skipped: int, logged: list[Logged]
 ) -> Record:
-    """Return what is handed over of a window that is closed."""
+    """Return what is handed over of a window that is closed; of one that is not sampled nobody asks for K or memory."""
+    micro_steps, peak = 0, None
+    if samples:
+        micro_steps = (window.unseen + window.micro_steps or window.calls) if window.is_seen else 0
+        peak = peak_bytes({device for sample in samples for device in sample.measured.devices()})
     return Record(
         layers=layers,
         step=of.step,
         time=time.time(),
-        micro_steps=(window.unseen + window.micro_steps or window.calls) if window.is_seen else 0,
+        micro_steps=micro_steps,
         skipped=skipped,
-        samples=list(samples),
+        samples=samples,
         probe=window.probe,
         found_inf=window.found_inf,
         losses=window.losses if window.is_seen else [],
         loss_scale=window.loss_scale,
         lr=window.lr,
         step_time_s=window.step_time_s,
-        peak_memory_bytes=peak_bytes({device for sample in samples for device in sample.measured.devices()}),
+        peak_memory_bytes=peak,
         agent_share=of.meter.share(),
         every=of.meter.every,
-        logged=list(logged),
+        logged=logged,
         is_silent=of.place.is_silent,
     )
 

@@ -27,7 +27,7 @@ def restful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradcanary.meter.LOOK_STEPS", 1)
     monkeypatch.setattr(Look, "is_over", lambda *_: True)
     monkeypatch.setattr("gradcanary.meter.paced", lambda *_: Pace(EVERY, rests=True))
-    for name, value in {"SEEN": 15, "LEAST": 2, "SPREAD": 2}.items():
+    for name, value in {"SEEN": 15, "SPREAD": 2}.items():
         monkeypatch.setattr(f"gradcanary.resting.{name}", value)
 
 
@@ -228,6 +228,20 @@ def test_what_went_on_in_a_window_that_was_lost_after_a_sample_is_not_known(coll
     assert {states[step]["b.3.weight"] for step in (20, 30, 40)} == {"measured"}
 
 
+def test_how_a_loop_clears_its_gradients_is_learned_without_a_sample(collector: Recorded) -> None:
+    model = Routed(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with watching(collector, model, optimizer, is_watched=True, every=1000, step=1):
+        for step in range(1, 13):
+            optimizer.zero_grad(set_to_none=False)
+            for _ in range(2):
+                model(torch.randn(8, 4), set()).square().mean().backward()
+            if step not in (4, 5, 9):
+                optimizer.step()
+    assert collector.steps() == []
+    assert [*collector.metric("loss")] == [*range(1, 13)]
+
+
 def test_which_hooks_stay_awake() -> None:
     resting = Resting(10)
     resting.keep(9)
@@ -244,3 +258,12 @@ def test_which_hooks_stay_awake() -> None:
     ]  # 0 and 5 are spread over all, 2 had none once, 6 had most, 9 begins passes
     resting.keep(3)
     assert resting.able() == [1, 4, 7, 8]
+
+
+@pytest.mark.parametrize(("layers", "awake"), [(1, 1), (10, 2), (64, 10), (148, 17), (5000, 16)])
+def test_of_few_layers_most_may_rest_as_well(monkeypatch: pytest.MonkeyPatch, layers: int, awake: int) -> None:
+    monkeypatch.setattr("gradcanary.resting.SPREAD", 16)
+    resting = Resting(layers)
+    for _ in range(15):
+        resting.saw([1] * layers)
+    assert layers - len(resting.able()) == awake

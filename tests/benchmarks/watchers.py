@@ -9,27 +9,29 @@ from pathlib import Path
 import torch
 import wandb
 from lightning.pytorch.utilities import grad_norm
+from settling import Settled
 from trainings import Loop
 
 import gradcanary
 
 Ways = dict[str, Callable[[Loop], AbstractContextManager[object]]]
 
-NOTHING, DEFAULT, EVERY_STEP, WANDB = (
+NOTHING, UNSAMPLED, EVERY_STEP, WANDB = (
     "nothing",
-    "gradcanary, default",
+    "gradcanary, in steps that are not sampled",
     "gradcanary, `every=1`",
     "`wandb.watch(log_freq=1)`",
 )
 
 
 @contextmanager
-def all_ways(url: str) -> Iterator[Ways]:
-    """Yield each way to watch a loop; the agent's batches go to a collector at ``url``."""
+def all_ways(url: str, settled: Settled) -> Iterator[Ways]:
+    """Yield each way to watch a loop; the agent's batches go to a collector at ``url``, and some are as it is after the
+    first 1,000 steps."""
     with tempfile.TemporaryDirectory(prefix="gradcanary-wandb-") as folder, _wandb_run(Path(folder)) as run:
         yield {
             NOTHING: lambda loop: nullcontext(),
-            DEFAULT: lambda loop: gradcanary.watch(loop.model, loop.optimizer, url=url, run="default"),
+            UNSAMPLED: lambda loop: settled.watch(loop, url, 1000),
             EVERY_STEP: lambda loop: gradcanary.watch(loop.model, loop.optimizer, url=url, run="every-step", every=1),
             "Lightning's `grad_norm`": _lightning_norms,
             "a hook with `.item()` per layer": _item_hooks,

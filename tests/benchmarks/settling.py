@@ -1,0 +1,149 @@
+"""What the agent settles for after the first 1,000 steps of a launch, and watches that are as it is by then.
+
+Those steps are all sampled; what counts is what comes after them. They are not trained here: with a shorter grace and
+shorter looks the same code looks at the same training, at each step and at each tenth, until it knows whether hooks are
+to rest; what a sample and another step took in the last of these looks tells the interval N that it would settle for. A
+step of the default then costs what a step costs that is not sampled, and 1/N of what a sample adds to it. Imported, not
+run.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Protocol
+
+import psutil
+import torch
+from torch import nn
+
+import gradcanary
+from gradcanary import meter, resting
+from gradcanary.budget import INTERVALS, Look, Pace, paced
+
+LOOK = 20
+"""Steps of a look; ten times as many would take an hour for the larger models."""
+
+AT_DEFAULT, WARM_UP = 1.01, 2
+"""The target; and steps after which a turn begins: hooks rest after the second."""
+
+
+class Training(Protocol):
+    """A plain loop."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def step(self) -> None:
+        """Make one optimizer step."""
+
+    def cpu_s(self, steps: int) -> float:
+        """Return the seconds of CPU of this whole process for a step, the mean of some."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The interval, whether hooks rest, the agent's own share by then, and what it came to hold meanwhile."""
+
+    every: int
+    rests: bool
+    share: float
+    step_s: float
+    sample_s: float
+    hooks_s: float
+    sender_s: float
+    grown_mib: float
+    threads: int
+
+    def watch(self, loop: Training, url: str, every: int) -> gradcanary.Watch:
+        """Watch a loop as the agent does by then, but with another interval: 1 samples each step, 1,000 none."""
+        resting.SEEN = 1
+        watch = gradcanary.watch(loop.model, loop.optimizer, url=url, run="costs", every=every, step=1)
+        observer = watch._session.observer
+        observer.meter.take(Pace(every, rests=self.rests))
+        for track in observer.tracks:
+            track.gauge.outlook.is_over = True  # it was said long ago
+        return watch
+
+    def default(self, sampled: Sequence[float], others: Sequence[float]) -> list[float]:
+        """Return the ratios of a step of the default, each from two turns of a round."""
+        return [other + (each - other) / self.every for each, other in zip(sampled, others, strict=True)]
+
+
+@contextmanager
+def quick_looks(steps: int, looks: list[Look]) -> Iterator[None]:
+    """Have the agent decide at once, after short looks that are kept, and sample each tenth step at the least.
+
+    By the CPU's clock of the thread, in place of the wall's: what else the machine does is not in so few steps.
+    """
+
+    def paced_(pace: Pace, look: Look, budget: float) -> Pace:
+        looks.append(look)
+        found = paced(pace, look, budget)
+        return replace(found, every=min(found.every, INTERVALS[1]))
+
+    kept = meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN
+    clock, meter.time = meter.time, SimpleNamespace(perf_counter=time.thread_time)
+    meter.GRACE_STEPS, meter.LOOK_STEPS, resting.SEEN = 2 * steps, steps, 1  # the first look has the start in it
+    meter.Look.is_over, meter.paced = lambda look, every: look.steps >= max(steps, every), paced_
+    yield
+    meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN = kept
+    meter.time = clock
+
+
+def at_interval(look: Look, every: int) -> Look:
+    """Return a look at another interval, where a sample and a step take what they took in this one."""
+    others = look.steps - look.samples
+    step_s = look.other_s / others if others else 0.0
+    sample_s = (look.sampled_s + look.sender_s) / look.samples - step_s
+    plain_s = look.elapsed_s - look.sampled_s - look.other_s
+    return Look(
+        steps=INTERVALS[-1],
+        samples=INTERVALS[-1] // every,
+        elapsed_s=INTERVALS[-1] * (plain_s / look.steps + step_s + sample_s / every),
+        sampled_s=INTERVALS[-1] // every * (sample_s + step_s),
+        other_s=(INTERVALS[-1] - INTERVALS[-1] // every) * step_s,
+        rounds=look.rounds,
+    )
+
+
+def settle(loop: Training, url: str, look_steps: int = LOOK) -> Settled:
+    """Find out what the agent would settle for."""
+    loop.step()
+    resident, threads = psutil.Process().memory_info().rss, threading.active_count()
+    looks: list[Look] = []
+    with (
+        quick_looks(look_steps, looks),
+        gradcanary.watch(loop.model, loop.optimizer, url=url, run="settles") as watch,
+    ):
+        measured, number, grown, more = watch._session.observer.meter, 0, 0, 0
+        while not looks or (measured.every > 1 and len(looks) < 2 + measured.rests):
+            loop.step()
+            number += 1
+            if number == 10:
+                grown, more = psutil.Process().memory_info().rss - resident, threading.active_count() - threads
+        pace = Pace(measured.every, rests=measured.rests)
+    last = looks[-1]
+    for _ in range(2 * len(INTERVALS)):
+        pace = paced(pace, at_interval(last, pace.every), AT_DEFAULT - 1)
+    return Settled(
+        every=pace.every,
+        rests=pace.rests,
+        share=at_interval(last, pace.every).share,
+        step_s=(last.elapsed_s - last.sampled_s - last.other_s) / last.steps,
+        sample_s=last.sampled_s / max(last.samples, 1),
+        hooks_s=last.other_s / max(last.steps - last.samples, 1),
+        sender_s=last.sender_s / last.steps,
+        grown_mib=grown / 2**20,
+        threads=more,
+    )
+
+
+def turn(loop: Training, begin: Callable[[], AbstractContextManager[object]], steps: int) -> float:
+    """Return the seconds of CPU per step of a turn, once it is warm."""
+    with begin():
+        for _ in range(WARM_UP):
+            loop.step()
+        return loop.cpu_s(steps)
