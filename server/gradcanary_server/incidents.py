@@ -22,8 +22,9 @@ from gradcanary_server.schema import incident, launch, run
 RESUME_STEPS = 200
 """A healthy layer of a resumed run recovers within 100 steps by default; what still fires after these has not."""
 
+_OF_BRIEF = ("incident_id", "rule", "severity", "state", "opened_step", "firing", "summary")
 _OPEN = (
-    select(incident, run.c.name.label("run"))
+    select(*(incident.c[name] for name in _OF_BRIEF), run.c.name.label("run"))
     .join(run, run.c.run_id == incident.c.run_id)
     .where(incident.c.run_id == bindparam("run_id"), incident.c.state == "open")
     .order_by(incident.c.incident_id)
