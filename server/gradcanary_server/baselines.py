@@ -5,6 +5,7 @@ It never follows a value down. A moving average does, and misses slow falls for 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,11 @@ COARSE_OBSERVATIONS = 10
 
 @dataclass
 class Baselines:
-    """``level`` float32[N], log10, NaN = none yet; the open block: ``block`` int16[N, B] milli-decades, ``filled``."""
+    """``level`` float32[N], log10, NaN = none yet; the open block: ``block`` int16[B, N] milli-decades, ``filled``.
+
+    One observation of all layers lies together in the block, and what is behind ``filled`` is left from the one before:
+    so few of the packed bytes are others after a batch than before it.
+    """
 
     level: NDArray[np.float32]
     block: NDArray[np.int16]
@@ -31,7 +36,7 @@ class Baselines:
         """Return baselines of layers that were never seen, with room for blocks of so many observations."""
         return cls(
             np.full(layers, np.nan, np.float32),
-            np.zeros((layers, observations), np.int16),
+            np.zeros((observations, layers), np.int16),
             np.zeros(layers, np.uint16),
         )
 
@@ -41,24 +46,24 @@ class Baselines:
 
     def widen(self, layers: int, observations: int) -> Baselines:
         """Return these baselines with room for more layers and longer blocks."""
-        wider = Baselines.none(layers, max(observations, self.block.shape[1]))
-        width, length = self.block.shape
+        length, width = self.block.shape
+        wider = Baselines.none(layers, max(observations, length))
         wider.level[:width], wider.filled[:width] = self.level, self.filled
-        wider.block[:width, :length] = self.block
+        wider.block[:length, :width] = self.block
         return wider
 
     def levels(self, columns: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return log10 of the baselines of these layers, NaN = none yet."""
         return self.level[columns].astype(np.float64)
 
-    def absmax(self, layer: int) -> float | None:
-        """Return the baseline of a layer as an absmax, None while it has none."""
-        level = float(self.level[layer])
-        return None if np.isnan(level) else 10.0**level
+    def absmax(self, columns: NDArray[np.int64]) -> list[float | None]:
+        """Return the baselines of these layers as absmax, None while one has none."""
+        levels: list[float] = self.level[columns].tolist()
+        return [None if math.isnan(level) else 10.0**level for level in levels]
 
     def forget(self, columns: NDArray[np.int64]) -> None:
         """Forget everything of these layers."""
-        self.level[columns], self.block[columns], self.filled[columns] = np.nan, 0, 0
+        self.level[columns], self.block[:, columns], self.filled[columns] = np.nan, 0, 0
 
     def drop_blocks(self) -> None:
         """Begin every block anew, as a launch does; the levels stay."""
@@ -80,12 +85,12 @@ def add(baselines: Baselines, columns: NDArray[np.int64], levels: NDArray[np.flo
     filled = baselines.filled[columns]
     if seen.all() and (filled == filled[:1]).all():
         begin = int(filled[0]) if len(filled) else 0
-        baselines.block[columns, begin : begin + len(levels)] = _milli_decades(levels).T
+        baselines.block[begin : begin + len(levels), columns] = _milli_decades(levels)
         baselines.filled[columns] = filled + len(levels)
         return
     place = filled + np.cumsum(seen, axis=0) - 1
     rows, layers = np.nonzero(seen)
-    baselines.block[columns[layers], place[rows, layers]] = _milli_decades(levels[rows, layers])
+    baselines.block[place[rows, layers], columns[layers]] = _milli_decades(levels[rows, layers])
     baselines.filled[columns] = filled + seen.sum(axis=0)
 
 
@@ -111,7 +116,7 @@ def observe(
     if not seen.all():
         columns, levels, observations = columns[seen], levels[seen], observations[seen]
     filled = baselines.filled[columns]
-    baselines.block[columns, filled] = _milli_decades(levels)
+    baselines.block[filled, columns] = _milli_decades(levels)
     filled = filled + 1
     full = filled >= needed(observations, every)
     baselines.filled[columns] = np.where(full, 0, filled)
@@ -126,9 +131,9 @@ def _milli_decades(levels: NDArray[np.float64]) -> NDArray[np.int16]:
 def _close(baselines: Baselines, layers: NDArray[np.int64], length: int) -> int:
     """Take the medians of these layers' blocks of so many observations; return how many baselines rose."""
     # Of an even number the upper one: between a value and an exact zero there is nothing.
-    block = baselines.block[layers, :length].astype(np.int32)  # numpy selects among these several times faster
+    # As a row per layer, and of four bytes: numpy selects among these several times faster.
+    block = np.ascontiguousarray(baselines.block[:length, layers].T, np.int32)
     median = np.partition(block, length // 2, axis=1)[:, length // 2]
-    baselines.block[layers] = 0
     # What was exactly zero at its best has nothing to fall from: else zeros would be an infinite fall under zero.
     median = np.where(median > LOWEST, median / 1000, np.nan).astype(np.float32)
     known = baselines.level[layers]

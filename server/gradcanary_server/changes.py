@@ -143,7 +143,7 @@ def _fired(rule: str, layer: int, severity: int, state: FoldState, sight: Sight)
         severity=SEVERITIES[severity],
         since_step=since,
         value=value,
-        baseline=None if rule in _STATS else state.baselines.absmax(layer),
+        baseline=None if rule in _STATS else state.baselines.absmax(np.array([layer]))[0],
         siblings=siblings,
         evidence=speaks.evidence,
         jumps=_jumps(state, since, sight),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
@@ -20,13 +20,20 @@ from gradcanary_server.precision import Precision
 from gradcanary_server.scores import Scores
 from gradcanary_server.tracks import EXPLOSION, INFORMATION, RULES, RUN_TRACKS, TRACKS, Meaning
 
-VERSION = 3
+VERSION = 4
 """Of what is packed. Older ones are read, and never written: version 1 had the first five tracks, and no duty; of
-version 2 nobody knew how large layers began."""
+version 2 nobody knew how large layers began; up to version 3 a block lay layer by layer, behind what every batch
+moves."""
 _HEAD = struct.Struct("<HI")
+"""The version, and a length: up to version 3 that of the JSON, then the number of layers."""
+_LENGTH = struct.Struct("<I")
 
 LOSSES = 50
 """Losses kept: as many as observations make a block, so that a baseline knows the loss of its time."""
+
+
+SUSPECT, NOTED, FIRING, RECOVERING = range(1, 5)
+STATES = ("", "suspect", "noted", "firing", "recovering")
 
 
 @dataclass(frozen=True)
@@ -131,82 +138,111 @@ class FoldState:
             self.scores = self.scores.widen(layers)
             self.duty, self.precision = self.duty.widen(layers), self.precision.widen(layers)
             self.began = self.began.widen(layers)
-        if more > 0 or observations > self.baselines.block.shape[1]:
+        if more > 0 or observations > len(self.baselines.block):
             self.baselines = self.baselines.widen(len(self.present), observations)
 
     def verdict(self, layer: int) -> Verdict:
         """Return what the rules say of a layer by its number; nothing of one they never saw."""
-        if layer >= len(self.present):
-            return Verdict({}, low=False, baseline=None)
-        limit = float(self.resolve_after[layer])
-        found = {rule: _state(self.scores, meanings, layer, limit) for rule, meanings in RULES.items()}
-        return Verdict(
-            rules={rule: state for rule, state in found.items() if state is not None},
-            low=bool(self.low[layer]),
-            baseline=self.baselines.absmax(layer),
-        )
+        return self.verdicts([layer])[0]
+
+    def verdicts(self, layers: Sequence[int]) -> list[Verdict]:
+        """Return what the rules say of each of these layers by their numbers."""
+        numbers = np.array(layers, np.int64)
+        places = np.flatnonzero(numbers < len(self.present))
+        columns = numbers[places]
+        found = [Verdict({}, low=False, baseline=None) for _ in layers]
+        judged = zip(places.tolist(), self.low[columns].tolist(), self.baselines.absmax(columns), strict=True)
+        for place, is_low, baseline in judged:
+            found[place] = Verdict({}, is_low, baseline)
+        for rule, meanings in RULES.items():
+            kinds = _kinds(self.scores, meanings, columns, self.resolve_after[columns])
+            for at in np.flatnonzero(kinds).tolist():
+                found[places[at]].rules[rule] = STATES[kinds[at]]
+        return found
 
     def low_count(self) -> int:
         """Return how many layers are low."""
         return int(self.low.sum())
 
     def pack(self) -> bytes:
-        """Return the state as bytes: a JSON head, then arrays; equal states give equal bytes."""
-        head: dict[str, object] = {
+        """Return the state as bytes; equal states give equal ones.
+
+        What nearly every batch moves lies behind the rest, and in one place: only pieces that are others are stored
+        anew (:mod:`gradcanary_server.fold_states`). So the JSON, of any length, comes last.
+        """
+        told: dict[str, object] = {
             "progress": {**vars(self.progress), "jumps": [astuple(jump) for jump in self.progress.jumps]},
-            "layers": len(self.present),
-            "block": self.baselines.block.shape[1],
             "losses": len(self.losses),
             "counting": [int((self.scores.score > 0).sum()), int((self.of_run.score > 0).sum())],
         }
-        if self.accepted.any():  # seldom; a version that does not know it reads the rest
-            head["accepted"] = np.flatnonzero(self.accepted).tolist()
-        raw = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
-        parts = [*self._arrays(), *_sparse(self.scores), *_sparse(self.of_run)]
-        return _HEAD.pack(VERSION, len(raw)) + raw + b"".join(part.tobytes() for part in parts)
+        if self.accepted.any():  # seldom
+            told["accepted"] = np.flatnonzero(self.accepted).tolist()
+        text = json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+        head = _HEAD.pack(VERSION, len(self.present)) + _LENGTH.pack(len(self.baselines.block))
+        arrays = [*self._arrays(), *_sparse(self.scores), *_sparse(self.of_run), self.losses]
+        return b"".join([head, *(array.tobytes() for array in arrays), text, _LENGTH.pack(len(text))])
 
     def _arrays(self) -> tuple[NDArray[Any], ...]:
-        lines = self.baselines
-        plain = (self.present, self.alive, self.low, self.shapes, self.resolve_after, self.losses)
-        parts = (self.duty, self.precision, self.began)
-        return (*plain, lines.level, lines.filled, lines.block, *(array for each in parts for array in each.arrays()))
+        """Return what has one number per layer, in the order in which it is packed."""
+        lines, duty = self.baselines, self.duty
+        plain = (self.present, self.alive, self.low, self.shapes, self.resolve_after, lines.level)
+        seldom = (duty.before, duty.longest, duty.idle, duty.since, duty.still)
+        often = (lines.block, lines.filled, duty.ones, duty.seen)
+        return (*plain, *seldom, *self.precision.arrays(), *self.began.arrays(), *often)
 
     @classmethod
     def unpack(cls, raw: bytes) -> FoldState:
         """Return a packed state; raises StoreError when another version packed it."""
         version, length = _head(raw)
-        head = json.loads(raw[_HEAD.size : _HEAD.size + length])
-        progress = _progress(head["progress"])
-        reader = _Reader(raw, _HEAD.size + length)
-        layers, block = head["layers"], head["block"]
-        present, alive, low = (reader.take(np.bool_, layers) for _ in range(3))
-        shapes, resolve_after = reader.take(np.uint32, layers), reader.take(np.float32, layers)
-        losses = reader.take(np.float64, head["losses"])
-        level, filled = reader.take(np.float32, layers), reader.take(np.uint16, layers)
-        baselines = Baselines(level, reader.take(np.int16, layers * block).reshape(layers, block), filled)
-        accepted = np.zeros(layers, np.bool_)
-        accepted[head.get("accepted", [])] = True
-        duty, precision = Duty.none(layers), Precision.none(layers)
-        if version > 1:
-            duty = Duty(*(reader.take(array.dtype.type, layers) for array in duty.arrays()))
-            precision = Precision(*(reader.take(array.dtype.type, layers) for array in precision.arrays()))
-        began = Beginnings.none(layers)
-        if version > 2:
-            began = Beginnings(*(reader.take(array.dtype.type, layers) for array in began.arrays()))
-        # A track keeps its number for ever, and new ones come behind: so a place among fewer is that among more.
-        scores = reader.scores(TRACKS, layers, head["counting"][0])
-        of_run = reader.scores(RUN_TRACKS, 1, head["counting"][1])
-        if version < 3:
-            # What explodes over a baseline did not begin so.
-            began.level[scores.firing[EXPLOSION] & ~np.isnan(level)] = -np.inf
-        whole = (progress, present, alive, low, shapes, losses, baselines, duty, precision, scores, of_run)
-        return cls(*whole, resolve_after, accepted, began)
+        if version < VERSION:
+            return _unpack_older(raw, version, length)
+        (observations,), (text,) = (
+            _LENGTH.unpack_from(raw, _HEAD.size),
+            _LENGTH.unpack_from(raw, len(raw) - _LENGTH.size),
+        )
+        told = json.loads(raw[-_LENGTH.size - text : -_LENGTH.size])
+        state, reader = cls(), _Reader(raw, _HEAD.size + _LENGTH.size)
+        state.make_room(length, observations)
+        for array in state._arrays():
+            array[...] = reader.take(array.dtype.type, array.size).reshape(array.shape)
+        state.scores = reader.scores(TRACKS, length, told["counting"][0])
+        state.of_run = reader.scores(RUN_TRACKS, 1, told["counting"][1])
+        state.losses = reader.take(np.float64, told["losses"])
+        state.accepted[told.get("accepted", [])] = True
+        state.progress = _progress(told["progress"])
+        return state
+
+
+def _unpack_older(raw: bytes, version: int, length: int) -> FoldState:
+    """Return a state that a version before 4 packed: a JSON head, then arrays."""
+    head = json.loads(raw[_HEAD.size : _HEAD.size + length])
+    reader, layers, block = _Reader(raw, _HEAD.size + length), head["layers"], head["block"]
+    state = FoldState()
+    state.make_room(layers, block)
+    lines, duty = state.baselines, state.duty
+    for array in (state.present, state.alive, state.low, state.shapes, state.resolve_after):
+        array[:] = reader.take(array.dtype.type, layers)
+    state.losses = reader.take(np.float64, head["losses"])
+    lines.level[:], lines.filled[:] = reader.take(np.float32, layers), reader.take(np.uint16, layers)
+    lines.block[:] = reader.take(np.int16, layers * block).reshape(layers, block).T
+    state.accepted[head.get("accepted", [])] = True
+    since_2 = (*duty.arrays(), *state.precision.arrays()) if version > 1 else ()
+    for array in (*since_2, *(state.began.arrays() if version > 2 else ())):
+        array[:] = reader.take(array.dtype.type, layers)
+    # A track keeps its number for ever, and new ones come behind: so a place among fewer is that among more.
+    state.scores = reader.scores(TRACKS, layers, head["counting"][0])
+    state.of_run = reader.scores(RUN_TRACKS, 1, head["counting"][1])
+    if version < 3:
+        # What explodes over a baseline did not begin so.
+        state.began.level[state.scores.firing[EXPLOSION] & ~np.isnan(lines.level)] = -np.inf
+    state.progress = _progress(head["progress"])
+    return state
 
 
 def _head(raw: bytes) -> tuple[int, int]:
-    """Return the version of a packed state, and how many bytes of JSON follow; raises StoreError."""
+    """Return the version of a packed state, and the length in its head; raises StoreError."""
     version, length = _HEAD.unpack_from(raw) if len(raw) >= _HEAD.size else (None, 0)
-    if version not in (1, 2, VERSION):
+    if version not in (1, 2, 3, VERSION):
         raise StoreError(
             f"The rules' memory of a run was packed by another version ({version}, this one is {VERSION}): "
             "upgrade gradcanary."
@@ -244,11 +280,17 @@ class _Reader:
         return scores
 
 
-def _state(scores: Scores, meanings: tuple[Meaning, ...], layer: int, resolve_after: float) -> str | None:
-    tracks = [each.track for each in meanings]
-    score, firing = scores.score[tracks, layer], scores.firing[tracks, layer]
-    if not firing.any():
-        return "suspect" if (score > 0).any() else None
-    if max(each.severity for each, fires in zip(meanings, firing, strict=True) if fires) == INFORMATION:
-        return "noted"
-    return "firing" if (score[firing] >= resolve_after).any() else "recovering"
+def _kinds(
+    scores: Scores, meanings: tuple[Meaning, ...], columns: NDArray[np.int64], resolve_after: NDArray[np.float32]
+) -> NDArray[np.uint8]:
+    """Return what a rule says of the layers at ``columns`` (int64[L]) as indices into STATES, 0 = nothing."""
+    cells = np.ix_(np.array([each.track for each in meanings]), columns)
+    score, firing = scores.score[cells], scores.firing[cells]
+    kinds = np.where((score > 0).any(axis=0), SUSPECT, 0).astype(np.uint8)
+    fires = firing.any(axis=0)
+    if fires.any():
+        severity = np.where(firing, np.array([[each.severity] for each in meanings]), -1).max(axis=0)
+        is_full = (firing & (score >= resolve_after)).any(axis=0)
+        of_firing = np.where(severity == INFORMATION, NOTED, np.where(is_full, FIRING, RECOVERING))
+        kinds[fires] = of_firing[fires]
+    return kinds

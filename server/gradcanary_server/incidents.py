@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy import BigInteger, BindParameter, Connection, RowMapping, Select, and_, bindparam, func, or_, select
 
 from gradcanary.wire import Brief
-from gradcanary_server import acceptance, incident_rows, silences
+from gradcanary_server import acceptance, fold_states, incident_rows, silences
 from gradcanary_server.errors import invalid
-from gradcanary_server.fold_states import FoldStates
 from gradcanary_server.incident_state import OF_THE_CLOCK, RANKS, Case, Origin, apply, close
 from gradcanary_server.observations import Change
 from gradcanary_server.pace import Pace
@@ -23,8 +22,9 @@ from gradcanary_server.schema import incident, launch, run
 RESUME_STEPS = 200
 """A healthy layer of a resumed run recovers within 100 steps by default; what still fires after these has not."""
 
+_OF_BRIEF = ("incident_id", "rule", "severity", "state", "opened_step", "firing", "summary")
 _OPEN = (
-    select(incident, run.c.name.label("run"))
+    select(*(incident.c[name] for name in _OF_BRIEF), run.c.name.label("run"))
     .join(run, run.c.run_id == incident.c.run_id)
     .where(incident.c.run_id == bindparam("run_id"), incident.c.state == "open")
     .order_by(incident.c.incident_id)
@@ -154,14 +154,15 @@ def accept(connection: Connection, run_id: int, incident_id: int, now: float) ->
     if rule not in acceptance.RULES:
         rules = " and ".join(acceptance.RULES)
         raise invalid(f"Only {rules} hold gradients against a baseline: silence {rule} instead.", "new_baseline")
-    case, states = incident_rows.latest(connection, run_id, rule), FoldStates()
+    case = incident_rows.latest(connection, run_id, rule)
     if case is None or case.incident.id != incident_id or not case.is_firing:
         raise invalid("Nothing of this incident fires any more: there is no baseline to be learnt.", "new_baseline")
-    state, accepted = acceptance.accept(states.read(connection, run_id), rule)
+    memory = fold_states.stored(connection, run_id)
+    state, accepted = acceptance.accept(memory.state, rule)
     if not accepted:
         words = "Its layers are under a threshold that was given, not learnt: change it, or silence them."
         raise invalid(words, "new_baseline")
-    states.write(connection, run_id, state)
+    fold_states.FoldStates().rewrite(connection, run_id, memory, state)
     for number in accepted:
         over = Change(step, rule, number, "resolved", case.incident.severity, step, resolution="rebaselined")
         case.resolve(over, now)

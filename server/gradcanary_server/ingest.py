@@ -202,12 +202,13 @@ class Ingest:
     ) -> tuple[tuple[Change, ...], Values]:
         self.rule_versions.revise(connection, run_row, now)
         samples = fold_input.samples(columns, compile_rules(launched.layers, self._rules).groups)
-        state, changes = fold(self._states.read(connection, row.run_id), launched, samples, self._rules)
+        before = self._states.read(connection, run_row)
+        state, changes = fold(before.state, launched, samples, self._rules)
         values: dict[str, object] = {"low": state.low_count()}
         is_present = state.progress.launch == launched.number  # one that was replaced says nothing of the present
         if is_present:
             self._record(connection, run_row, launched, changes, columns, now)
-            self._states.write(connection, row.run_id, state)
+            values["folded"] = self._states.write(connection, row.run_id, before, state)
             if len(columns.steps):
                 values["step"] = int(columns.steps[-1])
         if "absmax" in columns.values:

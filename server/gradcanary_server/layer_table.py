@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from gradcanary import wire
+from gradcanary_server import fold_states
 from gradcanary_server.archive import Archive
 from gradcanary_server.arrays import numbers
 from gradcanary_server.database import Record
-from gradcanary_server.fold import FoldState
+from gradcanary_server.fold_state import Verdict
 from gradcanary_server.heatmap import block
 from gradcanary_server.launches import places
 from gradcanary_server.log import Piece
-from gradcanary_server.schema import fold_state, layer
+from gradcanary_server.schema import layer
 from gradcanary_server.tiles import ABSENT
 
 SHOWN = (
@@ -76,12 +77,6 @@ def described(connection: Connection, run_id: int) -> Sequence[Record]:
     return connection.execute(select(layer).where(layer.c.run_id == run_id).order_by(layer.c.layer_no)).all()
 
 
-def folded(connection: Connection, run_id: int) -> FoldState:
-    """Return what the rules hold of a run."""
-    packed = connection.execute(select(fold_state.c.packed).where(fold_state.c.run_id == run_id)).scalar_one_or_none()
-    return FoldState.empty() if packed is None else FoldState.unpack(packed)
-
-
 def table(connection: Connection, archive: Archive, run_id: int) -> list[Json]:
     """Return a run's layers with their last values."""
     rows = described(connection, run_id)
@@ -89,12 +84,16 @@ def table(connection: Connection, archive: Archive, run_id: int) -> list[Json]:
     place = places(connection, run_id)
     for piece in archive.newest(connection, run_id):
         latest.take(piece, place[piece.launch_no])
-    state, values = folded(connection, run_id), {stat: numbers(plane) for stat, plane in latest.values.items()}
-    return [_entry(row, latest, {stat: of[row.layer_no] for stat, of in values.items()}, state) for row in rows]
+    verdicts = fold_states.stored(connection, run_id).state.verdicts([row.layer_no for row in rows])
+    values = {stat: numbers(plane) for stat, plane in latest.values.items()}
+    return [
+        _entry(row, latest, {stat: of[row.layer_no] for stat, of in values.items()}, verdict)
+        for row, verdict in zip(rows, verdicts, strict=True)
+    ]
 
 
-def _entry(row: Record, latest: _Latest, values: dict[str, float | None], state: FoldState) -> Json:
-    verdict, at = state.verdict(row.layer_no), row.layer_no
+def _entry(row: Record, latest: _Latest, values: dict[str, float | None], verdict: Verdict) -> Json:
+    at = row.layer_no
     is_known = latest.at[at] >= 0
     measured = wire.STATES[int(latest.state[at])] if is_known else None
     if is_known and measured != "nonfinite" and values["nonfinite"] is None:

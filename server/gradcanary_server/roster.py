@@ -52,7 +52,7 @@ def _is_known(state: FoldState, launch: Launch, view: LayerRules) -> bool:
     return bool(
         launch.number == state.progress.launch
         and int(columns.max(initial=-1)) < len(state.present)
-        and int(view.observations.max(initial=0)) <= state.baselines.block.shape[1]
+        and int(view.observations.max(initial=0)) <= len(state.baselines.block)
         and state.present[columns].all()
         and (state.shapes[columns] == view.shapes).all()
         and (state.resolve_after[columns] == view.resolve_after).all()

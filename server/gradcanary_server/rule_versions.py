@@ -59,19 +59,20 @@ class RuleVersions:
         if self.current is None or (row.rules_version or 0) >= self.current:
             return
         if row.rules_version is not None:
-            self._take_back(connection, row.run_id, _read(connection, row.rules_version), now)
+            self._take_back(connection, row, _read(connection, row.rules_version), now)
         mine = update(run).where(run.c.run_id == row.run_id)
         connection.execute(mine.values(rules_version=self.current, revision=run.c.revision + 1))
 
-    def _take_back(self, connection: Connection, run_id: int, before: Rules, now: float) -> None:
+    def _take_back(self, connection: Connection, row: Record, before: Rules, now: float) -> None:
+        run_id = int(row.run_id)
         self._take_back_of_clock(connection, run_id, before, now)
-        state = self._states.read(connection, run_id)
+        memory = self._states.read(connection, row)
         names = incident_rows.names(connection, run_id)
-        moved, changes = rule_changes.withdraw(state, names, before, self._rules)
-        if moved is state:
+        moved, changes = rule_changes.withdraw(memory.state, names, before, self._rules)
+        if moved is memory.state:
             return
-        incidents.record(connection, run_id, state.progress.launch, changes, now, self._rules.pace.reopen_s)
-        self._states.write(connection, run_id, moved)
+        incidents.record(connection, run_id, memory.state.progress.launch, changes, now, self._rules.pace.reopen_s)
+        self._states.rewrite(connection, run_id, memory, moved)
 
     def _take_back_of_clock(self, connection: Connection, run_id: int, before: Rules, now: float) -> None:
         """Close what the rules of the clock said: what still does not come is found again in their next round."""

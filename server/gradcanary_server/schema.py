@@ -52,6 +52,7 @@ run = Table(
     Column("archived", Boolean, nullable=False, default=False),
     Column("facts", Text, nullable=False, default="[]"),  # JSON list of wire.Fact
     Column("rules_version", Integer),  # of rule_set: the rules that it was last folded with
+    Column("folded", BigInteger),  # a random number for each writing of fold_state
     sqlite_autoincrement=True,  # a number is never used again: measurements of a deleted run go later than its row
 )
 
@@ -195,7 +196,8 @@ fold_state = Table(
     "fold_state",
     metadata,
     Column("run_id", Integer, primary_key=True),
-    Column("packed", LargeBinary, nullable=False),  # fold.FoldState.pack()
+    Column("piece", Integer, primary_key=True, server_default="0"),  # 0, 1, ...: fold_states.cut()
+    Column("packed", LargeBinary, nullable=False),
 )
 
 metric = Table(

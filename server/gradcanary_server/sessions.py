@@ -25,30 +25,34 @@ from gradcanary_server.schema import run, session
 SILENT = "silent"
 """How a session ended that had said nothing of an end when a newer launch of its run was there."""
 
+# Those that a batch needs: a driver describes each column of each answer.
+_OF_RUN = (run.c.run_id, run.c.ended, run.c.spark, run.c.facts, run.c.rules_version, run.c.folded)
 # Made once: to put them together anew took longer than to ask them.
 _LOCK = (
-    select(run, session)
+    select(*_OF_RUN, session)
     .select_from(run.join(session, session.c.run_id == run.c.run_id))  # PostgreSQL locks in this order
     .where(run.c.name == bindparam("name"), session.c.session == bindparam("session"))
     .with_for_update()
 )
 _LOCK_RENAMED = (
-    select(run, session)
+    select(*_OF_RUN, session)
     .select_from(run.join(session, session.c.run_id == run.c.run_id))
     .where(run.c.run_id == bindparam("run_id"), session.c.session == bindparam("session"))
     .with_for_update()
 )
-_Run, _Session = namedtuple("_Run", run.c.keys()), namedtuple("_Session", session.c.keys())  # noqa: PYI024 -- of tables
+_RUN = [column.name for column in _OF_RUN]
+_Run, _Session = namedtuple("_Run", _RUN), namedtuple("_Session", session.c.keys())  # noqa: PYI024 -- of tables
 _REVISION = update(run).where(run.c.run_id == bindparam("at_run_id")).values(revision=run.c.revision + 1)
 
 
 def lock(connection: Connection, run_name: str, session_id: str) -> tuple[Record, Record]:
-    """Return a run's row and its session's, held until the transaction ends; raises RequestError 404."""
+    """Return what a batch needs of a run's row, and its session's, held until the transaction ends; raises
+    RequestError 404."""
     found = connection.execute(_LOCK, {"name": run_name, "session": session_id}).one_or_none()
     if found is None and (run_id := run_names.renamed(connection, run_name)) is not None:
         found = connection.execute(_LOCK_RENAMED, {"run_id": run_id, "session": session_id}).one_or_none()
     if found is not None:
-        return cast("Record", _Run(*found[: len(run.c)])), cast("Record", _Session(*found[len(run.c) :]))
+        return cast("Record", _Run(*found[: len(_OF_RUN)])), cast("Record", _Session(*found[len(_OF_RUN) :]))
     check_deleted(connection, run_name, session_id)
     raise RequestError(404, "unknown_session", f"No hello of session {session_id!r} of run {run_name!r} came here.")
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, select
 
-from gradcanary_server import heatmap, incidents, layer_table, runs
+from gradcanary_server import fold_states, heatmap, incidents, layer_table, runs
 from gradcanary_server.archive import Archive, Stretch
 from gradcanary_server.arrays import array
 from gradcanary_server.batches import canonical
@@ -100,7 +100,7 @@ def picture(
     names = [row.name for row in chosen]
     planes = heatmap.needed(wanted.value, wanted.order)
     found = window(archive, connection, run.run_id, stat, _numbers(chosen), span, planes)
-    states = _states(layer_table.folded(connection, run.run_id), chosen) if wanted.order == "worst" else []
+    states = _states(fold_states.stored(connection, run.run_id).state, chosen) if wanted.order == "worst" else []
     columns = heatmap.ordered(wanted.order, names, states, found.envelope)
     rows = heatmap.rows(columns, names, wanted.rows)
     return {
@@ -217,7 +217,7 @@ def _numbers(rows: Sequence[Record]) -> NDArray[np.int32]:
 def _states(folded: FoldState, rows: Sequence[Record]) -> list[str | None]:
     """Return the worst rule state of each layer."""
     worst = ("firing", "recovering", "suspect")
-    found = [set(folded.verdict(row.layer_no).rules.values()) for row in rows]
+    found = [set(verdict.rules.values()) for verdict in folded.verdicts([row.layer_no for row in rows])]
     return [next((state for state in worst if state in states), None) for states in found]
 
 

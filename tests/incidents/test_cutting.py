@@ -43,7 +43,9 @@ class Collector:
         with self.database.read() as connection:
             rows = connection.execute(select(incident).where(mine).order_by(incident.c.incident_id)).mappings().all()
             layers = connection.execute(members.where(mine)).mappings().all()
-            packed = connection.execute(select(fold_state.c.packed).where(fold_state.c.run_id == number)).all()
+            packed = connection.execute(
+                select(fold_state.c.packed).where(fold_state.c.run_id == number).order_by(fold_state.c.piece)
+            ).all()
         ids = [row["incident_id"] for row in rows]
         found = [{key: row[key] for key in row if key not in NUMBERS} for row in rows]
         joined = [

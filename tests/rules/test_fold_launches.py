@@ -33,6 +33,25 @@ PACKED_BY_VERSION_2 = (
 )
 """The same of 0 and 1; the gradients of 2 were 2e4 from the first step on, which that version called an explosion."""
 
+PACKED_BY_VERSION_3 = (
+    "eNq1lE9IFFEcx8f0YAcTbTOwwBo7RK2y/8ZdN/CHdegSYYeKWnJYx3Gd9s9sM7OSylZIeTGoqIMRBnXwYIcCgzoYjAcrhPQgZAehmZ2dBTt40HhzsK"
+    "j3notsUXmx7+Ptztvv78/n9wa2nBkrY5hBNioIYloTu9lwxHfJzXYlZCHOhjmPmxXkTEqTUjHiuD3YS0T7RUVlwwH8KKuqqG7EpRU5pogqPg2yQjSR"
+    "5FVNTLNhrxfHiVfTOFSSU7wq9omKpPWz4Savm+2JChpOwNkxJSqIvIxNNqwpGdHNXs4k09iL0I6qxpNepTXpj7+cMymhFx82sPgeSVE1XLu5lQv5S1"
+    "X0E5gkQfyWoN8X4Fq8AY+f84SCIexjiEhrcytVMBD0B0NBzic2eTgCo/BJmVT+a0RSEhSZomF+XE4RowTM04znVPHViL/dghqX0mly9Z7NZ16VUoJI"
+    "7Gy2rCgGr0jTO750M8z746V750rj6ztGAWbjh58/mSrA7WX3+ORoAU7FvGMzWgF22dyDxY4CzHeFR5bdBbhrtA2tVxbgTOeJ/irbhtqlk+mGaRsWLp"
+    "AMG3Awdmw4d5bIhjpq2PCpgybAwzlSKA8XaYM87KON80DLZPPweEbDKXmg0VweDkxnK5yaPJik7YoFT6eGV+tnLRAIzrgFhzB925AFFLPTAgyPO1jQ"
+    "S/DrLCBTDa/m4AsZay4HzyaIcpCgRg6aaEIO6DW05eAFCa/PAaGpcEzwkTILJqzVE1ATXpLyIyZk6GAmtNCBTXBqyAQmUJx1AwaqCJEBFHPSgG+VtA"
+    "O8IfhxA65VkAwDgIzVaABDZcD4I5e+4+he3Rxw6Q23duvVzMb6jLJoCVloEaXQR0d2upwkOo2/jznnnQnEbIt0419re3qo6D6qdF4hCbPfQ2+dr+g7"
+    "6nA+oIOOgda3aY5Fp8+54uzBtW20hv7PHN1Y1UVtFftjC/3hTVwv3a6+Wv3mfpc+f6Ra50Zrdfz/y5TTuBvt+KNdKGbFN/N/As6u7HA="
+)
+"""115 steps of :func:`two_suspect`, in the middle of a block, of which somebody accepted layer 2."""
+
+
+def two_suspect() -> Trace:
+    absmax = healthy(115, 4)
+    absmax[85:, 1] = absmax[107:, 3] = 1e-8
+    return Trace(absmax, loss=np.linspace(1, 0.5, 115))
+
 
 def collapsed() -> FoldState:
     absmax = healthy(300)
@@ -152,6 +171,20 @@ def test_a_state_that_version_2_packed_is_read_and_what_was_no_rise_resolves():
         ("collapse", 1, "resolved"),
         ("explosion", 2, "resolved"),
     }
+    assert FoldState.unpack(state.pack()).pack() == state.pack()
+
+
+def test_a_state_that_version_3_packed_goes_on_as_if_this_one_had():
+    state, mine = (
+        FoldState.unpack(zlib.decompress(b64decode(PACKED_BY_VERSION_3))),
+        run(two_suspect(), of := launch(lora(2)))[0],
+    )
+    assert np.flatnonzero(state.accepted).tolist() == [2]
+    further = Trace(healthy(250, 4), first=115)
+    for one, other in ((state, mine), (run(further, of, state=state)[0], run(further, of, state=mine)[0])):
+        assert [one.verdict(n) for n in range(4)] == [other.verdict(n) for n in range(4)]
+        assert one.losses.tolist() == other.losses.tolist()
+        assert one.progress == other.progress
     assert FoldState.unpack(state.pack()).pack() == state.pack()
 
 

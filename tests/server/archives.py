@@ -42,8 +42,8 @@ ROUGH = 2.5e-4
 TOLD = (run, launch, session, layer, layer_set, metric, fold_state, incident, incident_layer, deleted_session)
 """What follows from what agents told."""
 
-OF_A_STORE = ("run_id", "incident_id", "sealed_seq", "settled")
-"""Columns that count what was tried, or say what was compacted and delivered."""
+OF_A_STORE = ("run_id", "incident_id", "sealed_seq", "settled", "folded")
+"""Columns that count what was tried, are drawn anew, or say what was compacted and delivered."""
 
 
 class Store:

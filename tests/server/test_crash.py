@@ -53,7 +53,7 @@ def stored(collector):
         log = connection.execute(select(batch.c.sha256, batch.c.body)).all()
         assert all(hashlib.sha256(body).digest() == digest for digest, body in log)
         next_seq = connection.scalars(select(session.c.next_seq)).all()
-        packed = connection.scalars(select(fold_state.c.packed)).all()
+        packed = connection.scalars(select(fold_state.c.packed).order_by(fold_state.c.piece)).all()
         incidents = connection.execute(select(*told).order_by(incident.c.incident_id)).all()
     database.close()
     return next_seq, packed, incidents

@@ -223,7 +223,7 @@ def test_a_full_disk_asks_the_sender_to_come_back(tmp_path):
     with database.write() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 1")
         with pytest.raises(OperationalError) as full:
-            connection.exec_driver_sql("INSERT INTO fold_state VALUES (1, zeroblob(10000000))")
+            connection.exec_driver_sql("INSERT INTO fold_state (run_id, packed) VALUES (1, zeroblob(10000000))")
     database.close()
     answer = unavailable(full.value)
     assert (answer.status, answer.code) == (503, "unavailable")

@@ -5,12 +5,10 @@ import streams
 from archives import LAYERS, RUN
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select
 
-from gradcanary_server import deletion, recordings, runs, takes, tiles, trial_report
+from gradcanary_server import deletion, fold_states, recordings, runs, takes, tiles, trial_report
 from gradcanary_server.fold import FoldState, fold
 from gradcanary_server.rules import Rules
-from gradcanary_server.schema import fold_state
 from gradcanary_server.trial import Trial
 
 
@@ -27,7 +25,7 @@ def stream(rng, steps, first, every, names):
 def folded_again(store):
     with store.database.read() as connection:
         row = runs.find(connection, RUN)
-        packed = connection.execute(select(fold_state.c.packed).where(fold_state.c.run_id == row.run_id)).scalar_one()
+        packed = b"".join(fold_states.stored(connection, row.run_id).pieces)
     state, rules = FoldState.empty(), Rules()
     for take in takes.of_recording(recordings.lines(store.database, store.archive, row, "live")).takes:
         assert len(take.times) == len(take.samples.steps)

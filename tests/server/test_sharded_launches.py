@@ -108,7 +108,7 @@ def seen(store):
             picture.pop("revision", None)
             picture.pop("gaps", None)
     with store.database.read() as connection:
-        packed = connection.execute(select(fold_state.c.packed)).scalar_one_or_none()
+        packed = connection.scalars(select(fold_state.c.packed).order_by(fold_state.c.piece)).all()
     return found, packed
 
 
