@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import httpx
 import jsonschema
@@ -12,6 +11,7 @@ from collectors import Collector
 from receivers import status
 from standardwebhooks import Webhook
 from streams import Session, Stream, collapsed
+from waiting import eventually
 
 from gradcanary import cli, wire
 
@@ -100,14 +100,6 @@ def collapse(team):
     yield begin
     for session in sessions:
         session.end(last_step=AT + 29)
-
-
-def eventually(probe, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := probe()):
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.05)
-    return found
 
 
 def schema(ask, name):

@@ -11,6 +11,7 @@ import pytest
 import streams
 from fastapi.testclient import TestClient
 from receivers import Receiver
+from waiting import eventually
 
 from gradcanary import wire
 from gradcanary_server import compactor, deliverer, vigils, watchdog
@@ -89,13 +90,6 @@ def quick(monkeypatch):
     for loop in (compactor, deliverer, watchdog):
         monkeypatch.setattr(loop, "WAKE_S", 0.1)
     monkeypatch.setattr(vigils, "BEAT_S", 0.0)
-
-
-def eventually(probe, seconds=60):
-    end = time.monotonic() + seconds
-    while not probe():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.05)
 
 
 def asked_to_come_back(answer):
