@@ -2,6 +2,7 @@
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import blank_stores
 import pytest
@@ -10,14 +11,13 @@ import warm
 from archives import RUN, Store
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, event, func, select, update
 
 from gradcanary import wire
 from gradcanary_server import database as databases
 from gradcanary_server import deletion, layer_table, retention, tiles
 from gradcanary_server.compactor import Compactor
 from gradcanary_server.database import Database
-from gradcanary_server.engines import BUSY_S
 from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.retention import Trust
@@ -68,13 +68,14 @@ def test_a_deleted_run_is_gone_its_sessions_are_told_and_its_room_comes_back(col
 def test_a_reader_that_takes_its_time_holds_up_no_writer(store):
     """Room is given back while a snapshot is open: what cannot be done beside it waits for another day."""
     store.send("s", streams.Stream(streams.healthy(300, 100)), 50)
-    with store.database.read() as connection:
+    if store.database._engine.dialect.name == "sqlite":
+        store.database.close()  # of these connections each would wait for hours
+        event.listen(store.database._engine, "connect", lambda raw, _: raw.execute("PRAGMA busy_timeout = 9999999"))
+    with ThreadPoolExecutor(1) as pool, store.database.read() as connection:
         connection.execute(select(func.count()).select_from(batch)).scalar_one()
         with store.database.write() as writer:
             writer.execute(delete(batch))
-        began = time.monotonic()
-        store.database.reclaim()
-        assert time.monotonic() - began < BUSY_S / 2
+        pool.submit(store.database.reclaim).result(120)
     store.send("t", streams.Stream(streams.healthy(10, 2)), 5)
 
 
