@@ -11,9 +11,9 @@ from gradcanary_server import deletion, retention, rolling, sealing
 from gradcanary_server.database import Database
 from gradcanary_server.log import Log
 from gradcanary_server.loops import Loop
-from gradcanary_server.notifications import timestamp
 from gradcanary_server.outages import unavailable
 from gradcanary_server.tiles import Tiles
+from gradcanary_server.timestamps import timestamp
 
 WAKE_S = 2.0
 THIN_EACH_S = 600.0

@@ -25,6 +25,9 @@ from sqlalchemy import (
     text,
 )
 
+MAX_ID = 2**31 - 1
+"""The largest number of a row: what is asked for beyond it would be an error of PostgreSQL, not an answer."""
+
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request
 
 from gradcanary_server import retention, storage
 from gradcanary_server.database import Database
-from gradcanary_server.notifications import timestamp
 from gradcanary_server.storage import Storage, Weight
+from gradcanary_server.timestamps import timestamp
 
 router = APIRouter(prefix="/api/v1")
 

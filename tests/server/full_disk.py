@@ -1,4 +1,4 @@
-"""What ``test_outages.py`` tells of a store, on a disk that is full; a process of its own, for no file of it can grow then.
+"""What ``test_outages.py`` tells of a store, on a disk that is full: in a process of its own, whose files cannot grow.
 
 Its logs go to stderr.
 """
