@@ -9,6 +9,7 @@ flush succeeds without it. So what may be in doubt, at the start and after a flu
 before anybody writes on: as it was, for each frame carries sums that say whether it still is.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -170,4 +171,15 @@ class WriteAheadLog:
             os.close(self._descriptor)
             self._descriptor = None
         if there is not None:
+            _enter(self._path)
             self._descriptor = os.open(self._path, os.O_RDWR)
+
+
+def _enter(file: Path) -> None:
+    """Make sure that a new file is in its folder after the power was cut: its own flush does not promise that."""
+    with contextlib.suppress(OSError):  # not every system flushes folders; SQLite takes no notice either
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

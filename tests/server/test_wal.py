@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import blank_stores
 import pytest
@@ -280,6 +281,21 @@ def test_the_log_of_a_linked_file_is_flushed_and_a_new_one_after_the_old(tmp_pat
     logs = [each.stat().st_ino for each in (tmp_path / "there").glob("*-wal")]
     assert flushed[-1:] == logs
     again.close()
+
+
+def test_a_new_log_is_in_its_folder_before_anybody_is_told(log, monkeypatch):
+    flushed = []
+    with monkeypatch.context() as patched:
+        patched.setattr(wal, "_flush", lambda descriptor: flushed.append("log"))
+        patched.setattr(
+            wal.os, "fsync", lambda descriptor: flushed.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        )
+        written, file = log
+        for what in (b"0", b"1"):
+            commit(file, what)
+            written.flush()
+    assert flushed == [str(file.parent), "log", "log"]
+    written.close()
 
 
 def test_one_descriptor_is_kept_until_there_is_another_log(log, monkeypatch):
