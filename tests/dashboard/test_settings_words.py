@@ -15,6 +15,7 @@ from gradcanary_dashboard import (
     run_settings_page,
     settings_frame,
     silences_page,
+    storage_page,
     tokens_page,
 )
 
