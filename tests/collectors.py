@@ -32,6 +32,7 @@ class Collector:
         self.secret: str | None = None
         self.output: list[str] = []
         self.process: warm.Process | None = None
+        self.program: tuple[str, ...] = ("-m", "gradcanary.cli")
 
     @property
     def store_url(self) -> str:
@@ -44,7 +45,7 @@ class Collector:
     def start(self) -> "Collector":
         if self.db is None:
             blank_stores.lay(self.data)
-        command = ["-m", "gradcanary.cli", "up", "--port", str(self.port)]
+        command = [*self.program, "up", "--port", str(self.port)]
         where = ["--data", str(self.data)] if self.db is None else ["--db", self.db]
         self.process = warm.Process(warm.COLLECTOR, [*command, *where, *self.arguments], self.env)
         listening = threading.Event()

@@ -12,6 +12,8 @@ import warm
 from collectors import Collector
 from hypothesis import HealthCheck, settings
 
+from gradcanary import cli
+
 # A shell that starts the suite in the background has Ctrl-C ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -113,6 +115,23 @@ def collector_factory(tmp_path: Path, new_db: NewDb) -> Iterator[Callable[..., C
     yield start
     for collector in started:
         collector.kill()
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Type a command; return its exit status, and what it said on stdout and on stderr."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        flat = [str(part) for word in words for part in (word if isinstance(word, list) else [word])]
+        try:
+            status = cli.main(flat)
+        except SystemExit as end:  # argparse's own way
+            status = int(end.code or 0)
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return status, said.out, said.err
+
+    return run
 
 
 @pytest.fixture

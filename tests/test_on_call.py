@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from streams import Session, Stream, collapsed
 
-from gradcanary import cli
-
 LAYERS, AT = 24, 130
 
 
@@ -27,20 +25,9 @@ def troubled(module_collector):
 
 
 @pytest.fixture
-def typed(troubled, capsys, monkeypatch):
-    """Type a command; return its status, and what it said."""
+def typed(typed, troubled, monkeypatch):
     monkeypatch.setenv("GRADCANARY_URL", troubled.url)
-
-    def run(*words):
-        try:
-            status = cli.main(words)
-        except SystemExit as end:  # argparse's own way
-            status = end.code
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return status, said.out, said.err
-
-    return run
+    return typed
 
 
 def test_incidents_are_a_table_the_worst_first(typed, troubled):

@@ -6,23 +6,11 @@ import re
 import pytest
 from streams import Session, Stream, healthy
 
-from gradcanary import cli
-
 
 @pytest.fixture
-def typed(module_collector, capsys, monkeypatch):
-    """Type a command; return its status, and what it said."""
+def typed(typed, module_collector, monkeypatch):
     monkeypatch.setenv("GRADCANARY_URL", module_collector.url)
-
-    def run(*words):
-        try:
-            status = cli.main(words)
-        except SystemExit as end:  # argparse's own way
-            status = end.code
-        said = capsys.readouterr()
-        return status, said.out, said.err
-
-    return run
+    return typed
 
 
 def train(collector, *names):

@@ -13,20 +13,15 @@ from collectors import Collector
 from sqlalchemy import Integer, UniqueConstraint, insert, select, text
 from streams import Session, Stream, collapsed, healthy
 
-from gradcanary import cli
 from gradcanary_server.database import Database
 from gradcanary_server.schema import HEAVY, metadata, run
 
 
 @pytest.fixture
-def typed(capsys):
-    """Type a command; return its status, and what it said."""
-
+def typed(typed):
     def run(*words):
         with ThreadPoolExecutor(1) as thread:  # Playwright, once used, keeps an event loop in the main one
-            status = thread.submit(cli.main, [str(word) for word in words]).result()
-        said = capsys.readouterr()
-        return status, said.out, said.err
+            return thread.submit(typed, *words).result()
 
     return run
 

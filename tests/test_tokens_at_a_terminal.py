@@ -17,7 +17,7 @@ from collectors import Collector
 from starlette.testclient import TestClient
 from streams import Session, Stream, collapsed
 
-from gradcanary import cli, wire
+from gradcanary import wire
 from gradcanary.transport import Transport, UnreachableError
 from gradcanary_dashboard.app import create_app
 
@@ -82,19 +82,11 @@ def run(guarded, ingest):
 
 
 @pytest.fixture
-def typed(guarded, capsys, monkeypatch):
-    """Type a command; return its status, and what it said."""
+def typed(typed, guarded, monkeypatch):
     monkeypatch.setenv("GRADCANARY_URL", guarded.url)
     monkeypatch.setenv("GRADCANARY_CA_FILE", str(guarded.authority))
     monkeypatch.delenv("GRADCANARY_TOKEN", raising=False)
-
-    def run(*words):
-        status = cli.main(words)
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return status, said.out, said.err
-
-    return run
+    return typed
 
 
 def test_at_its_first_start_it_says_how_to_get_in(guarded, admin, ingest):

@@ -31,7 +31,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 def fill(storage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents."""
     known = [
-        ("Single samples", _samples(storage["raw_days"])),
+        ("Single samples", _samples(storage["raw_days"], storage["raw_until"])),
         ("Summaries", "minimum, mean and maximum of 8, 64, 512 … samples: as long as the run"),
         ("Incidents", "with their messages: as long as the run"),
         ("On disk", [f"{wording.size(storage['bytes'])}, counted ", parts.moment(storage["counted"])]),
@@ -39,10 +39,12 @@ def fill(storage: Mapping[str, Any]) -> dict[str, Any]:
     return {"storage-facts": settings_frame.facts(known), "storage-runs": _runs(storage)}
 
 
-def _samples(raw_days: float | None) -> str:
+def _samples(raw_days: float | None, until: str | None) -> str | list[Any]:
     if raw_days is None:
         return "as long as the run; GRADCANARY_RAW_DAYS=30 at the collector's start would keep them for thirty days"
-    return f"{raw_days:g} days (GRADCANARY_RAW_DAYS), the newest ones longer"
+    said = f"{raw_days:g} days (GRADCANARY_RAW_DAYS), the newest ones longer"
+    # Nobody can take back what goes by a clock that is wrong.
+    return said if until is None else [f"{said}; none go before ", parts.moment(until), ", when this clock is believed"]
 
 
 def _runs(storage: Mapping[str, Any]) -> list[Any]:

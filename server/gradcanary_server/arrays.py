@@ -1,7 +1,5 @@
 """Numbers as the read API sends them; pure."""
 
-from datetime import datetime, timezone
-
 import numpy as np
 import pybase64
 from numpy.typing import NDArray
@@ -30,8 +28,3 @@ def numbers(values: NDArray[np.float32]) -> list[float | None]:
     """Return numbers that JSON can hold: None for NaN and infinities, others in the shortest digits of a float32."""
     are_finite = np.isfinite(values).tolist()
     return [float(str(value)) if is_finite else None for value, is_finite in zip(values, are_finite, strict=True)]
-
-
-def moment(unix_s: float) -> str:
-    """Return a time as RFC 3339 UTC with milliseconds."""
-    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

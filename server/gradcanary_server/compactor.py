@@ -7,21 +7,23 @@ session meanwhile. A kill between the two loses nothing: the log still has it.
 import logging
 from collections.abc import Callable
 
-from gradcanary_server import deletion, rolling, sealing
+from gradcanary_server import deletion, retention, rolling, sealing
 from gradcanary_server.database import Database
-from gradcanary_server.leaps import Pulse
 from gradcanary_server.log import Log
 from gradcanary_server.loops import Loop
 from gradcanary_server.outages import unavailable
 from gradcanary_server.tiles import Tiles
+from gradcanary_server.timestamps import timestamp
 
 WAKE_S = 2.0
 THIN_EACH_S = 600.0
 RECLAIMS = 50
 """After a bite: more than it frees, and not all the room that an older version may have left."""
 
-DOUBT_S = 86_400.0
-"""After the clock was set forward, in which it may be put right: what it takes is not to be had again."""
+_DOUBTED = (
+    "by the clock of the store samples are too old, but it is far ahead of when anybody looked last: none of them go "
+    "before %s. See that it is right."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class Compactor(Loop):
         self._settle = settle
         self._raw_s = None if raw_days is None else raw_days * 86_400
         self._thin_at = 0.0
-        self._pulse = Pulse()
+        self._doubted_until: float | None = None
         self._deleted: tuple[int, float] | None = None
         self._is_roomy = True
         self._is_first = True
@@ -93,15 +95,19 @@ class Compactor(Loop):
         return all(self._bite_by_bite(deletion.purge, *each) for each in orphans)
 
     def _thin(self, raw_s: float) -> None:
-        """Take away the raw samples that are too old, a bite at a time; not by a clock that has just been set forward,
-        which may be wrong."""
-        with self._database.read() as connection:
+        """Take away the raw samples that are too old, a bite at a time, if the clock that says so is believed."""
+        with self._database.write() as connection:
             now = self._database.now(connection)
-            is_set = self._pulse.leap(now, self._database.steady()) > 0
-            aged = [] if is_set else deletion.aged(connection, now - raw_s)
-        for each in aged:
+            retention.look(connection, now)
+        with self._database.read() as connection:
+            aged = deletion.aged(connection, now - raw_s)
+            until = retention.doubted_until(connection, now) if aged else None
+        if until != self._doubted_until and until is not None:
+            logger.warning(_DOUBTED, timestamp(until))
+        self._doubted_until = until
+        for each in aged if until is None else ():
             self._bite_by_bite(deletion.thin, *each)
-        self._thin_at = self._database.steady() + (DOUBT_S if is_set else THIN_EACH_S)
+        self._thin_at = self._database.steady() + THIN_EACH_S
 
     def _bite_by_bite(self, take: Callable[..., bool], *of: object) -> bool:
         """Take bites until there are no more, and tell whether it came to that.

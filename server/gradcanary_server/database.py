@@ -6,6 +6,7 @@ row of a run comes first, so that nobody waits in a circle. All other modules wr
 ``FOR UPDATE`` where PostgreSQL needs it: SQLAlchemy leaves it away for SQLite.
 """
 
+import logging
 import os
 import sqlite3
 import threading
@@ -25,10 +26,12 @@ from sqlalchemy import Connection, Row, Table, Update, bindparam, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
-from gradcanary_server.engines import BUSY_S, begin_sqlite, check_file, claimed, open_engine
+from gradcanary_server.engines import BUSY_S, begin_sqlite, check_file, claimed, left_alone, open_engine
 from gradcanary_server.errors import RequestError, StoreError
-from gradcanary_server.outages import UNFLUSHED, busy
-from gradcanary_server.wal import WriteAheadLog
+from gradcanary_server.outages import LOST, UNFLUSHED, busy
+from gradcanary_server.wal import LostError, WriteAheadLog
+
+logger = logging.getLogger(__name__)
 
 Record = Row[Any]
 """A row of a table, its columns as attributes."""
@@ -70,13 +73,14 @@ _SET_UP = {
 
 
 class Database:
-    """Opens transactions on one store."""
+    """Opens transactions on one store; ``when_lost`` is called where only a process that begins anew can go on."""
 
     def __init__(self, url: str) -> None:
         self._engine = open_engine(url)
         self._dialect = self._engine.dialect.name
         self._writer = threading.Lock() if self._dialect == "sqlite" else None
         self._wal = WriteAheadLog(str(self._engine.url.database)) if self._dialect == "sqlite" else None
+        self.when_lost: Callable[[], None] = lambda: None
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -159,6 +163,8 @@ class Database:
         if self._dialect != "sqlite":
             return False
         with self._queued(), self._engine.connect() as connection:
+            with connection.begin():
+                self._begin(connection, write=True)  # which makes sure of the log
             # Beside SQLAlchemy: it frees a page per row, and only a script takes the rows of what has no columns.
             raw = cast("sqlite3.Connection", connection.connection.driver_connection)
             free = int(raw.execute("PRAGMA freelist_count").fetchone()[0])
@@ -178,9 +184,15 @@ class Database:
         files = (Path(f"{os.path.realpath(str(self._engine.url.database))}{suffix}") for suffix in ("", "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
 
+    def trouble(self) -> str | None:
+        """Return why nothing can be written for now, None where nothing is known of that."""
+        failed = None if self._wal is None else self._wal.failed
+        return None if failed is None else f"{UNFLUSHED} ({failed})"
+
     def close(self) -> None:
         """Close every connection."""
-        self._engine.dispose()
+        with nullcontext() if self.trouble() is None else left_alone(self._engine):
+            self._engine.dispose()
         if self._wal is not None:
             self._wal.close()
 
@@ -200,6 +212,8 @@ class Database:
     def _begin(self, connection: Connection, *, write: bool) -> None:
         if self._dialect == "sqlite":
             begin_sqlite(connection, write=write)
+        if write:
+            self._renew()
 
     def _flush(self) -> None:
         """Wait for the disk, where the database does not by itself; the next writer works meanwhile."""
@@ -207,7 +221,21 @@ class Database:
             if self._wal is not None:
                 self._wal.flush()
         except OSError as error:
-            raise busy(f"{UNFLUSHED} ({error})") from error
+            raise self._unflushed(error) from error
+
+    def _renew(self) -> None:
+        """Make sure, before anything is added, that the disk has what is there."""
+        try:
+            if self._wal is not None and self._wal.renew():
+                logger.warning("The disk keeps again what is written, and what was in doubt is on it.")
+        except LostError as error:
+            self.when_lost()
+            raise busy(f"{LOST} ({error})") from error
+        except OSError as error:
+            raise self._unflushed(error) from error
+
+    def _unflushed(self, error: OSError) -> RequestError:
+        return busy(f"{UNFLUSHED} ({error})")
 
     @contextmanager
     def _queued(self) -> Iterator[None]:

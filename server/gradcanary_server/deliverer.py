@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 import time
+from functools import partial
 
 import httpx
 from sqlalchemy import Connection
@@ -115,8 +116,7 @@ class Deliverer(Loop):
 
     def _now(self, connection: Connection) -> float:
         """Return the time by the store's clock, and note where that was set."""
-        now = self._database.now(connection)
-        by_s = self._pulse.leap(now, self._database.steady())
+        now, by_s = self._pulse.look(partial(self._database.now, connection), self._database.steady)
         if by_s:
             logger.warning("the clock of the store was set by %+.0f s", by_s)
             self._leaps = leaps.after(self._leaps, by_s, now)

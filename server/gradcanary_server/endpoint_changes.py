@@ -9,12 +9,10 @@ from sqlalchemy.exc import IntegrityError
 
 from gradcanary_server import endpoints, signing
 from gradcanary_server.errors import RequestError
-from gradcanary_server.schema import endpoint
+from gradcanary_server.schema import MAX_ID, endpoint
 
 MOST = 50
 """Endpoints of a store: each is held against each open incident twice a second."""
-
-MAX_ID = 2**31 - 1
 
 
 def find(connection: Connection, number: int, *, holding: bool = False) -> RowMapping:

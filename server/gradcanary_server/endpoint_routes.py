@@ -30,6 +30,7 @@ from gradcanary_server.endpoint_shapes import EndpointShape, NewEndpointShape, O
 from gradcanary_server.errors import invalid
 from gradcanary_server.planning import Key
 from gradcanary_server.requests import Reader, check_member, check_text
+from gradcanary_server.timestamps import timestamp
 from gradcanary_server.webhooks import Message
 
 MAX_URL = 2_000
@@ -171,7 +172,7 @@ def _rotate(request: Request, number: int) -> RotatedShape:
         now = database.now(connection)
         secret = endpoint_changes.rotate(connection, number, now, is_given=is_given)
         request.state.about = endpoint_views.label(endpoint_changes.find(connection, number))
-    until = notifications.timestamp(now + endpoints.ROTATION_S)
+    until = timestamp(now + endpoints.ROTATION_S)
     return {**_shown(request, number), "secret": secret, "old_secret_until": until}
 
 

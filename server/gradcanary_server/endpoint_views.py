@@ -10,9 +10,9 @@ from sqlalchemy import Connection, RowMapping, func, select, tuple_
 from gradcanary_server import addresses
 from gradcanary_server.endpoint_shapes import AttemptShape, DeliveryList, DeliveryShape, EndpointShape
 from gradcanary_server.errors import invalid
-from gradcanary_server.notifications import timestamp
 from gradcanary_server.planning import Key
 from gradcanary_server.schema import attempt, delivery, incident, run
+from gradcanary_server.timestamps import timestamp
 
 PAGE = 50
 """Deliveries of one answer, newest first."""
@@ -38,9 +38,9 @@ def shown(row: RowMapping, waiting: int) -> EndpointShape:
         "since": timestamp(row["created"] if is_enabled else row["disabled"]),
         "why": row["disabled_why"],
         "disabled_by": row["disabled_by"],
-        "failing_since": _moment(row["failing_since"]),
-        "last_success": _moment(row["last_success"]),
-        "last_failure": _moment(row["last_failure"]),
+        "failing_since": timestamp(row["failing_since"]),
+        "last_success": timestamp(row["last_success"]),
+        "last_failure": timestamp(row["last_failure"]),
         "last_error": row["last_error"],
         "pending": waiting,
     }
@@ -89,7 +89,7 @@ def delivered(row: RowMapping, tried: Sequence[AttemptShape]) -> DeliveryShape:
         "kind": row["kind"],
         "state": row["state"],
         "sealed": timestamp(row["sealed"]),
-        "delivered": _moment(row["delivered"]),
+        "delivered": timestamp(row["delivered"]),
         "next_attempt": timestamp(row["next_attempt"]) if row["state"] == "pending" else None,
         "attempts": list(tried),
     }
@@ -133,7 +133,3 @@ def _place(before: str) -> tuple[float, int, int]:
 
 def _is_number(text: str, longest: int = 10) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= longest
-
-
-def _moment(seconds: float | None) -> str | None:
-    return None if seconds is None else timestamp(seconds)

@@ -99,6 +99,23 @@ def claimed(engine: Engine) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def left_alone(engine: Engine) -> Iterator[None]:
+    """Keep an SQLite file as it is while its connections are closed.
+
+    With the last one SQLite writes its log into the file, which is of no good where the disk may not have that log. One
+    that may only read holds it back, and is the last one.
+    """
+    path = Path(str(engine.url.database)).resolve()
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(sqlite3.Error):  # on such a disk: then it is closed as it can be
+            opened = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)
+            last = stack.enter_context(contextlib.closing(opened))
+            last.execute("BEGIN")
+            last.execute("SELECT count(*) FROM sqlite_master")  # only then is it a reader
+        yield
+
+
 def check_file(engine: Engine) -> None:
     """Raise StoreError where an SQLite file is damaged; nothing is written, neither to it nor to its log."""
     path = Path(str(engine.url.database)).resolve()

@@ -8,10 +8,10 @@ from itertools import groupby
 
 import numpy as np
 
-from gradcanary_server.arrays import moment
 from gradcanary_server.database import Record
 from gradcanary_server.entries import Entries
 from gradcanary_server.log import Piece
+from gradcanary_server.timestamps import timestamp
 
 FORMULA = ("=", "+", "-", "@")
 
@@ -31,7 +31,7 @@ def lines(pieces: Iterable[Piece], stats: Sequence[str], layers: Sequence[Record
         whole = np.stack([blank if plane is None else plane for plane in planes], axis=2).reshape(len(blank), -1)
         for row, step in enumerate(piece.columns.steps):
             cells = ["" if cell == "nan" else cell for cell in map(str, whole[row])]
-            yield ",".join([str(step), moment(piece.columns.times[row]), *cells]) + "\n"
+            yield ",".join([str(step), timestamp(piece.columns.times[row]), *cells]) + "\n"
 
 
 def of_metrics(parts: Iterable[Entries], series: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -46,7 +46,7 @@ def of_metrics(parts: Iterable[Entries], series: Sequence[tuple[str, str]]) -> I
             cells, when = [""] * len(series), ""
             for _, time, number, value in row:
                 cells[number] = repr(value)
-                when = when or (moment(time) if np.isfinite(time) else "")
+                when = when or (timestamp(time) if np.isfinite(time) else "")
             yield ",".join([str(step), when, *cells]) + "\n"
 
 

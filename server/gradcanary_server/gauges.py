@@ -49,7 +49,8 @@ class Gauges(Collector):
             if unavailable(error) is None:
                 raise
             found = []
-        yield GaugeMetricFamily("gradcanary_database_up", "Whether the store answers.", value=bool(found))
+        is_up = bool(found) and self.database.trouble() is None
+        yield GaugeMetricFamily("gradcanary_database_up", "Whether the store answers, and keeps.", value=is_up)
         yield from found
 
     def _lags(self) -> list[tuple[list[str], float]]:

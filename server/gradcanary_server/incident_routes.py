@@ -20,12 +20,10 @@ from gradcanary_server.incident_shapes import IncidentInFull, IncidentList
 from gradcanary_server.observations import Severity
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.rules import NAMES
-from gradcanary_server.schema import incident, run
+from gradcanary_server.schema import MAX_ID, incident, run
 
 PAGE = 100
 """Incidents of one answer at most, newest first."""
-
-MAX_ID = 2**31 - 1
 
 router = APIRouter(prefix="/api/v1")
 

@@ -19,9 +19,9 @@ from gradcanary_server.incident_shapes import (
     ToldShape,
 )
 from gradcanary_server.incident_state import Member
-from gradcanary_server.notifications import timestamp
 from gradcanary_server.schema import delivery, endpoint, incident, run
 from gradcanary_server.silences import Silence
+from gradcanary_server.timestamps import timestamp
 
 WHOLE_RUN_NAME = "(whole run)"
 
@@ -60,10 +60,10 @@ def brief(
         "opened": timestamp(what.opened),
         "since_step": what.since_step,
         "resolved_step": what.resolved_step,
-        "resolved": _moment(what.resolved),
+        "resolved": timestamp(what.resolved),
         "resolution": what.resolution,
         "reopened": what.reopened,
-        "reopened_at": _moment(what.reopened_at),
+        "reopened_at": timestamp(what.reopened_at),
         "acked": _acked(dossier),
         "silenced": _silenced(dossier, in_force),
         "told": list(told),
@@ -138,7 +138,7 @@ def _deliveries(connection: Connection, incident_id: int) -> list[ToldShape]:
             "kind": row["kind"],
             "state": row["state"],
             "sealed": timestamp(row["sealed"]),
-            "delivered": _moment(row["delivered"]),
+            "delivered": timestamp(row["delivered"]),
             "next_attempt": timestamp(row["next_attempt"]) if row["state"] == "pending" else None,
             "attempts": tried[key],
         }
@@ -153,7 +153,3 @@ def _sent(connection: Connection, ids: Sequence[int], *more: Column[Any]) -> Seq
     query = query.join(endpoint, endpoint.c.endpoint_id == delivery.c.endpoint_id)
     query = query.where(delivery.c.incident_id.in_(ids))
     return connection.execute(query.order_by(delivery.c.endpoint_id, delivery.c.version)).mappings().all()
-
-
-def _moment(seconds: float | None) -> str | None:
-    return None if seconds is None else timestamp(seconds)

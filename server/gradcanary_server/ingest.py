@@ -8,6 +8,7 @@ folded when all ranks have passed its steps, put together (:mod:`gradcanary_serv
 import hashlib
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 from sqlalchemy import Connection, insert, select
@@ -135,7 +136,7 @@ class Ingest:
         """Put together what has waited for a rank for too long: where no process is left, no request comes."""
         with self._database.read() as connection:
             now = self._database.now(connection)
-            self._listening(now)
+            self._listening(connection, now)
             found = gathering.overdue(connection, now)
         for run_id, launch_no in found:
             self._settle(run_id, launch_no)
@@ -165,7 +166,7 @@ class Ingest:
     ) -> None:
         """Draw what the ranks of a sharded launch have sent together, and note what came too late for it."""
         gathering = Gathering(connection, self._log, self._sets, run_id, launch_no)
-        for whole in gathering.settle(now, self._listening(now), fresh, ending, is_round=is_round):
+        for whole in gathering.settle(now, self._listening(connection, now), fresh, ending, is_round=is_round):
             layer_set, numbers = whole.columns.layer_set, whole.numbers.tolist()
             row = sessions.joint(connection, run_id, launch_no, numbers, layer_set, now)
             found = self._sets.find(connection, run_id, row.session, layer_set)
@@ -177,9 +178,10 @@ class Ingest:
             of_run = self._draw(connection, run_row, row, launched, piece, now)
             _note_progress(connection, row, seq, whole.columns, launched.first_step, now, of_run)
 
-    def _listening(self, now: float) -> float:
+    def _listening(self, connection: Connection, now: float) -> float:
         """Return since when this collector listens, with that clock; who is missing by a leap of it is given time."""
-        if self._pulse.leap(now, self._database.steady()) or self.began is None:
+        _, by_s = self._pulse.look(partial(self._database.now, connection), self._database.steady)
+        if by_s or self.began is None:
             self.began = now
         return self.began
 

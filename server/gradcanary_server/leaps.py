@@ -6,6 +6,7 @@ lies in the future.
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 AHEAD_S = 60.0
@@ -14,7 +15,12 @@ that wait for each other, and clocks that are slewed, are apart by far.
 """
 
 LEAP_S = 10.0
-"""A difference to a clock that nobody sets that is no leap: answers of a database may take a few seconds."""
+"""A difference to a clock that nobody sets that is no leap: clocks are slewed."""
+
+QUICK_S = 2.0
+"""An answer that takes longer is asked for again: it says little of what the clock was when."""
+
+TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -62,19 +68,32 @@ class Pulse:
     """Holds a clock against one that nobody sets; threads may share it."""
 
     def __init__(self) -> None:
-        self._apart: float | None = None
+        self._apart: tuple[float, float] | None = None
         self._lock = threading.Lock()
 
-    def leap(self, now: float, steady: float) -> float:
+    def look(self, now: Callable[[], float], steady: Callable[[], float]) -> tuple[float, float]:
+        """Ask both clocks; return the time, and by how much the clock was set since this was asked last."""
+        for _ in range(TRIES):
+            asked, moment, answered = steady(), now(), steady()
+            if answered - asked <= QUICK_S:
+                break
+        return moment, self.leap(moment, asked, answered)
+
+    def leap(self, now: float, asked: float, answered: float) -> float:
         """Return by how much the clock was set since it was last asked, in seconds; 0.0 where it was not.
 
-        An answer that came late makes the two look nearer than they are, so the widest distance counts.
+        ``now`` is what it answered at some moment between the other two, which are of the clock that nobody sets. So
+        how far the two are apart is known to within a span, and what two spans leave possible is no leap.
         """
+        least, most = now - answered, now - asked
         with self._lock:
-            apart = now - steady
-            by_s = 0.0 if self._apart is None else apart - self._apart
-            if self._apart is None or abs(by_s) > LEAP_S:
-                self._apart = apart
+            if self._apart is None:
+                self._apart = least, most
+            before_least, before_most = self._apart
+            by_s = least - before_most if least > before_most else min(most - before_least, 0.0)
+            if abs(by_s) > LEAP_S:
+                self._apart = least, most
                 return by_s
-            self._apart = max(self._apart, apart)
+            both = max(least, before_least), min(most, before_most)
+            self._apart = both if both[0] <= both[1] else (least, most)
             return 0.0

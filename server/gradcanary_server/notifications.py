@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
-from datetime import datetime, timezone
 
 from gradcanary_server.dossiers import Dossier
 from gradcanary_server.incident_state import RANKS, Member
 from gradcanary_server.messages import IncidentMessage, TestData, TestMessage, Worst
 from gradcanary_server.pace import Kind
 from gradcanary_server.patterns import ANY, compress
+from gradcanary_server.timestamps import timestamp
 
 MAX_BODY = 20_000
 MAX_WORST = 10
@@ -62,12 +62,6 @@ def test(url: str, now: float) -> bytes:
 def prefixes(names: Sequence[str], others: Sequence[str]) -> list[str]:
     """Return at most 20 short patterns that cover every name, and no other layer where that is possible."""
     return [_short(pattern) for pattern in compress(names, others, MAX_PREFIXES)]
-
-
-def timestamp(seconds: float) -> str:
-    """Return a moment as RFC 3339 in UTC, to the millisecond."""
-    moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def clip(text: str, size: int) -> str:

@@ -67,5 +67,8 @@ def _store(database: Database) -> dict[str, str]:
             raise
         return {"database": known.message}
     expected = newest_revision()
+    trouble = database.trouble()
+    if trouble is not None:
+        return {"database": trouble}
     said = OK if found == expected else f"They are of revision {found}, this collector works with {expected}."
     return {"database": OK, "tables": said}

@@ -52,7 +52,8 @@ _LOCKED = "The database is locked by another writer."
 _READ_ONLY = "The database is read-only."
 _DAMAGED = "The database file is damaged: stop the collector, and put a backup in its place."
 _FULL = "The database cannot be written: its disk is full or failing."
-UNFLUSHED = "The disk failed to keep what was written: see to it, and start the collector anew."
+UNFLUSHED = "The disk failed to keep what was written, so nothing is acknowledged: see to its room and health."
+LOST = "The disk lost what was not acknowledged yet: start the collector anew. What was acknowledged is there."
 _AWAY = "The database cannot be reached: it restarts, has no connection left, or its network is down."
 
 _STATES = {

@@ -12,15 +12,13 @@ from sqlalchemy import ColumnElement, Select, func, or_, select, tuple_
 
 from gradcanary_server.database import Record
 from gradcanary_server.errors import invalid
-from gradcanary_server.schema import run
+from gradcanary_server.schema import MAX_ID, run
 
 State = Literal["live", "stale", "silent", "finished", "crashed"]
 Sort = Literal["heard", "begun", "name"]
 
 OF_THE_CLOCK = ("live", "stale", "silent")
 """States that no column holds: they are told from when a run was heard of."""
-
-MAX_ID = 2**31 - 1
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select
 
 from gradcanary_server import incidents, launches, metrics, run_names, vigils
-from gradcanary_server.arrays import array, moment
+from gradcanary_server.arrays import array
 from gradcanary_server.database import Record
 from gradcanary_server.errors import unknown_run
 from gradcanary_server.life import Heard, run_state, session_state
@@ -17,6 +17,7 @@ from gradcanary_server.run_choice import OF_THE_CLOCK, Choice
 from gradcanary_server.run_shapes import Gap, RunInBrief, RunInFull, SessionShape
 from gradcanary_server.schema import launch, layer, run, session
 from gradcanary_server.spark import Spark
+from gradcanary_server.timestamps import timestamp
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def detail(connection: Connection, seen: Seen, now: float, silent: Silent = SILE
     return {
         **summaries(connection, [seen])[0],
         "aliases": run_names.former(connection, row.run_id),
-        "created": moment(row.created),
+        "created": timestamp(row.created),
         "revision": row.revision,
         "framework": row.framework,
         "rules_version": row.rules_version,
@@ -151,8 +152,8 @@ def _summary(seen: Seen, headline: incidents.Headline, layers: int, accumulators
         "run": row.name,
         "state": seen.state,
         "step": seen.step,
-        "stepped": None if seen.stepped is None else moment(seen.stepped),
-        "last_seen": moment(row.last_seen),
+        "stepped": timestamp(seen.stepped),
+        "last_seen": timestamp(row.last_seen),
         "layers": layers,
         "firing": headline.firing,
         "low": row.low,

@@ -25,6 +25,9 @@ from sqlalchemy import (
     text,
 )
 
+MAX_ID = 2**31 - 1
+"""The largest number of a row: what is asked for beyond it would be an error of PostgreSQL, not an answer."""
+
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -66,7 +69,7 @@ run_alias = Table(
 vigil = Table(
     "vigil",
     metadata,
-    Column("vigil_id", Integer, primary_key=True),  # one row, for all collectors of the store
+    Column("vigil_id", Integer, primary_key=True),  # 1: what follows, for all collectors of the store; 2: retention
     Column("began", Double, nullable=False),  # when a collector listened for the first time
     Column("since", Double, nullable=False),  # since when one does without a break
     Column("at", Double, nullable=False),  # when that was noted last

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -13,7 +14,7 @@ from typing import NoReturn
 import uvicorn
 from fastapi import FastAPI
 
-from gradcanary_server import log_lines
+from gradcanary_server import log_lines, outages
 from gradcanary_server.connections import Connection
 from gradcanary_server.settings import Settings
 
@@ -51,6 +52,7 @@ class Server(uvicorn.Server):
             ssl_keyfile=None if settings.tls is None else settings.tls.key,
         )
         super().__init__(config)
+        app.state.database.when_lost = give_up
         self._app = app
         self._url = url
         self._lifetime = contextlib.AsyncExitStack()
@@ -82,6 +84,12 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         await self._lifetime.aclose()
         logger.info("stopped")
+
+
+def give_up() -> NoReturn:
+    """End this process where it is: to close the store in order would write what the disk may not have."""
+    logger.critical("%s Ending, so that whatever keeps this service running does that.", outages.LOST)
+    os._exit(os.EX_IOERR)
 
 
 @contextlib.contextmanager

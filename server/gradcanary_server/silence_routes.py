@@ -19,10 +19,10 @@ from gradcanary_server.database import Database
 from gradcanary_server.errors import invalid
 from gradcanary_server.expressions import Expression, ExpressionError
 from gradcanary_server.incident_shapes import SilenceShape
-from gradcanary_server.notifications import timestamp
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.rules import NAMES
 from gradcanary_server.silences import Hushed, Silence
+from gradcanary_server.timestamps import timestamp
 
 LONGEST_S = 366 * 86_400.0
 """What is to be quiet for ever is a rule with ``notify: false``."""

@@ -15,8 +15,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError
-from gradcanary_server.notifications import timestamp
 from gradcanary_server.schema import batch, fold_state, run, tile
+from gradcanary_server.timestamps import timestamp
 
 FOR_S = 60.0
 """How long a count holds: it looks at every row of the measurements, of which a page asks each second."""

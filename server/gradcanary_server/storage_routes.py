@@ -7,10 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from gradcanary_server import storage
+from gradcanary_server import retention, storage
 from gradcanary_server.database import Database
-from gradcanary_server.notifications import timestamp
 from gradcanary_server.storage import Storage, Weight
+from gradcanary_server.timestamps import timestamp
 
 router = APIRouter(prefix="/api/v1")
 
@@ -25,9 +25,13 @@ class Others:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a store holds; ``raw_days``: how long single samples are kept, None for ever; ``counted``: when."""
+    """What a store holds; ``raw_days``: how long single samples are kept, None for ever; ``counted``: when.
+
+    ``raw_until``: before when none of them go, because the clock is not believed yet (:mod:`retention`).
+    """
 
     raw_days: float | None
+    raw_until: str | None
     bytes: int
     counted: str
     runs: list[Weight]
@@ -40,11 +44,14 @@ def show_storage(request: Request, limit: Annotated[int, Query(ge=1, le=1_000)] 
     database: Database = request.app.state.database
     counter: Storage = request.app.state.storage
     room = counter.room()
+    raw_days: float | None = request.app.state.settings.raw_days
     with database.read() as connection:
         found = storage.weights(connection, room)
+        until = retention.doubted_until(connection, database.now(connection))
     rest = found[limit:]
     return Kept(
-        raw_days=request.app.state.settings.raw_days,
+        raw_days=raw_days,
+        raw_until=None if raw_days is None or until is None else timestamp(until),
         bytes=room.store,
         counted=timestamp(room.at),
         runs=found[:limit],

@@ -12,9 +12,9 @@ from sqlalchemy.exc import DBAPIError
 from gradcanary_server import audit, tokens
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError, StoreError
-from gradcanary_server.notifications import timestamp
 from gradcanary_server.outages import unavailable
 from gradcanary_server.schema import token
+from gradcanary_server.timestamps import timestamp
 from gradcanary_server.tokens import Token
 
 Tell = Callable[[str], None]

@@ -14,12 +14,11 @@ from gradcanary_server import audit, bodies, tokens
 from gradcanary_server.access import Gate
 from gradcanary_server.answer_shapes import answered
 from gradcanary_server.errors import invalid
-from gradcanary_server.notifications import timestamp
 from gradcanary_server.requests import Reader
+from gradcanary_server.schema import MAX_ID
+from gradcanary_server.timestamps import timestamp
 from gradcanary_server.token_shapes import AuditRecord, NewTokenShape, TokenShape
 from gradcanary_server.tokens import Token
-
-MAX_ID = 2**31 - 1
 
 router = APIRouter(prefix="/api/v1")
 
@@ -84,9 +83,9 @@ def shown(token: Token, now: float) -> TokenShape:
         "scope": token.scope,
         "holds": token.holds(now),
         "created": timestamp(token.created),
-        "expires": _timestamp(token.expires),
-        "last_used": _timestamp(token.last_used),
-        "revoked": _timestamp(token.revoked),
+        "expires": timestamp(token.expires),
+        "last_used": timestamp(token.last_used),
+        "revoked": timestamp(token.revoked),
     }
 
 
@@ -110,10 +109,6 @@ def _record(row: dict[str, Any]) -> AuditRecord:
         "what": row["what"],
         "on": row["on_what"],
     }
-
-
-def _timestamp(moment: float | None) -> str | None:
-    return None if moment is None else timestamp(moment)
 
 
 def _gate(request: Request) -> Gate:

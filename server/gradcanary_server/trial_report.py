@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gradcanary_server.notifications import prefixes, timestamp
+from gradcanary_server.notifications import prefixes
 from gradcanary_server.summaries import step
 from gradcanary_server.takes import Source
+from gradcanary_server.timestamps import timestamp
 from gradcanary_server.trial import Story, Trial
 
 SHOWN = 4

@@ -14,9 +14,9 @@ from gradcanary_server import bodies, rules_file
 from gradcanary_server.backtest import Count
 from gradcanary_server.backtests import Backtest, Backtests, State
 from gradcanary_server.errors import RequestError, RulesError, invalid
-from gradcanary_server.notifications import timestamp
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.rules import Rules
+from gradcanary_server.timestamps import timestamp
 
 MAX_TEXT = 64_000
 MAX_DEPTH = 100
@@ -114,7 +114,7 @@ def _shown(name: str | None, found: Backtest) -> Counted:
         state=found.state,
         runs=len(found.runs),
         left=found.left,
-        at=None if found.at is None else timestamp(found.at),
+        at=timestamp(found.at),
         messages=sum(each.messages for each in counts),
         incidents=sum(each.incidents for each in counts),
         outcomes=tuple(counts),

@@ -3,47 +3,107 @@
 With ``synchronous=FULL`` SQLite flushes inside each transaction, so that writers queue for the disk one by one. With
 NORMAL it leaves that to whoever needs it: here, after the transaction and before anybody is told of it. What is in
 the log is in the order of commits, so no commit is on disk without those before it.
+
+A kernel whose disk failed takes what it could not write for written, keeps it in memory or forgets it, and the next
+flush succeeds without it. So what may be in doubt, at the start and after a flush that failed, is written once more
+before anybody writes on: as it was, for each frame carries sums that say whether it still is.
 """
 
+import contextlib
+import logging
 import os
 import threading
+import time
 from pathlib import Path
+
+from gradcanary_server.frames import HEADER, INDEX, Chain, Extent, extent
+
+RENEW_EACH_S = 2.0
+"""How often a disk that fails is tried: each time the whole log is written."""
+
+_CHUNK = 256
+"""Frames that are written at once, a megabyte."""
+
+logger = logging.getLogger(__name__)
 
 _flush = getattr(os, "fdatasync", os.fsync)  # macOS has the other one alone
 
 
+class LostError(OSError):
+    """The disk gave up what nobody was told of yet, and whoever has the store open remembers it: only those who open it
+    anew, after all that have it open ended, find it as it is."""
+
+
 class WriteAheadLog:
-    """The log beside a database file."""
+    """The log beside a database file; ``failed`` is why nothing can be written for now."""
 
     def __init__(self, database: str) -> None:
-        self._path = Path(f"{os.path.realpath(database)}-wal")  # SQLite follows links, too
+        base = os.path.realpath(database)  # SQLite follows links, too
+        self._path, self._shared = Path(f"{base}-wal"), Path(f"{base}-shm")
         self._lock = threading.Lock()
         self._begun = self._ended = 0
         self._descriptor: int | None = None
-        self._failed: str | None = None
+        self._index: int | None = None
+        self._is_sure = False
+        self._again = 0.0
+        self.failed: str | None = None
 
     def flush(self) -> None:
-        """Return when all that was committed before is on disk; raises OSError, after a flush that failed each time.
-
-        A kernel whose disk failed forgets what it could not write, and the next flush would succeed without it.
-        """
+        """Return when all that was committed before is on disk; raises OSError, after a flush that failed until
+        :meth:`renew`."""
         missed = self._begun  # one that is under way may have begun before the commit
         with self._lock:
-            if self._failed is not None:
-                raise OSError(self._failed)
             if self._ended > missed:
                 return
+            if self.failed is not None:
+                raise OSError(self.failed)
             self._begun += 1
             self._follow()
             self._write_out()
             self._ended = self._begun
 
-    def close(self) -> None:
-        """Let go of the log."""
+    def renew(self) -> bool:
+        """Make sure that all that was committed is on disk, where that is in doubt; tell whether it was because a flush
+        had failed.
+
+        To be called inside a transaction that may write and has not yet: so nobody else writes meanwhile. Raises
+        LostError where some of it is gone, OSError where the disk still fails.
+        """
+        if self._is_sure:
+            return False  # and nobody waits here for a flush that is under way
         with self._lock:
+            if self.failed is not None and time.monotonic() < self._again:
+                raise OSError(self.failed)
+            self._again = time.monotonic() + RENEW_EACH_S
+            self._begun += 1
+            self._follow()
+            try:
+                if self._write_again() or self.failed is not None:
+                    self._write_out()
+            except OSError as error:
+                self._fail(error)
+                raise
+            self._ended = self._begun
+            was_failed, self.failed, self._is_sure = self.failed is not None, None, True
+            return was_failed
+
+    def close(self) -> None:
+        """Let go of the log, which nobody has open any more."""
+        with self._lock:
+            self._is_sure = False
             if self._descriptor is not None:
                 os.close(self._descriptor)
-            self._descriptor = None
+            # To close it would give back the locks that this process has on it, SQLite's: https://sqlite.org/howtocorrupt.html
+            if self._index is not None and not os.fstat(self._index).st_nlink:
+                os.close(self._index)
+            self._descriptor = self._index = None
+
+    def _fail(self, error: OSError) -> None:
+        if self.failed is None:
+            logger.warning(
+                "the disk failed to keep what was written (%s): nothing is acknowledged until it does", error
+            )
+        self.failed, self._is_sure = str(error), False
 
     def _write_out(self) -> None:
         if self._descriptor is None:
@@ -51,8 +111,48 @@ class WriteAheadLog:
         try:
             _flush(self._descriptor)
         except OSError as error:
-            self._failed = str(error)
+            self._fail(error)
             raise
+
+    def _write_again(self) -> bool:
+        """Write the log as it is over itself, and tell whether there is any; raises LostError where it is not what was
+        committed."""
+        known = self._extent()
+        if self._descriptor is None or not known.count:
+            return False
+        header = os.pread(self._descriptor, HEADER, 0)
+        try:
+            chain = Chain(header)
+        except ValueError as error:
+            raise LostError(str(error)) from error
+        self._put(header, 0)
+        while chain.count < known.count:
+            at = HEADER + chain.count * chain.size
+            raw = os.pread(self._descriptor, _CHUNK * chain.size, at)
+            whole = chain.follow(raw, known.count - chain.count)
+            if not whole:
+                raise LostError(f"Of {known.count} frames of the log {chain.count} are whole.")
+            self._put(raw[:whole], at)
+        if chain.sums != known.sums:
+            raise LostError("The log is another one than was written.")
+        return True
+
+    def _put(self, raw: bytes, at: int) -> None:
+        assert self._descriptor is not None  # noqa: S101 -- whoever calls has it
+        while raw:
+            written = os.pwrite(self._descriptor, raw, at)
+            raw, at = raw[written:], at + written
+
+    def _extent(self) -> Extent:
+        """Return how much of the log was committed, as SQLite knows it."""
+        if self._index is not None and not os.fstat(self._index).st_nlink:
+            os.close(self._index)  # nobody has the old one open
+            self._index = None
+        if self._index is None:
+            if self._descriptor is None or not os.fstat(self._descriptor).st_size:
+                return extent(b"")
+            self._index = os.open(self._shared, os.O_RDONLY)
+        return extent(os.pread(self._index, INDEX, 0))
 
     def _follow(self) -> None:
         """Open the log where it is another one: SQLite takes it away with the last connection, and makes a new one.
@@ -71,4 +171,15 @@ class WriteAheadLog:
             os.close(self._descriptor)
             self._descriptor = None
         if there is not None:
-            self._descriptor = os.open(self._path, os.O_RDONLY)
+            _enter(self._path)
+            self._descriptor = os.open(self._path, os.O_RDWR)
+
+
+def _enter(file: Path) -> None:
+    """Make sure that a new file is in its folder after the power was cut: its own flush does not promise that."""
+    with contextlib.suppress(OSError):  # not every system flushes folders; SQLite takes no notice either
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

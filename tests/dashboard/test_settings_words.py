@@ -15,6 +15,7 @@ from gradcanary_dashboard import (
     run_settings_page,
     settings_frame,
     silences_page,
+    storage_page,
     tokens_page,
 )
 
@@ -113,6 +114,16 @@ def test_an_attempt_tells_how_it_went() -> None:
 def test_tags_are_read_as_they_are_written(tags: list[str]) -> None:
     assert run_settings_page.tags_of(", ".join(tags)) == tags
     assert run_settings_page.tags_of(f" ,{' ,, '.join(tags)}, ") == tags
+
+
+def test_before_when_no_sample_goes_is_said_with_how_long_they_are_kept() -> None:
+    empty = {"bytes": 0, "counted": AT, "runs": [], "others": {"runs": 0, "bytes": 0}}
+    kept = storage_page.fill({"raw_days": 30.0, "raw_until": None, **empty})["storage-facts"]
+    waits = storage_page.fill({"raw_days": 30.0, "raw_until": LATER, **empty})["storage-facts"]
+    assert "30 days (GRADCANARY_RAW_DAYS), the newest ones longer" in text_of(kept)
+    assert "none go before" not in text_of(kept)
+    assert "none go before" in text_of(waits)
+    assert LATER in text_of(waits)
 
 
 def outcome(**changes: Any) -> dict[str, Any]:

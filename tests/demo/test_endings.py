@@ -13,9 +13,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
-from gradcanary.demo import processes
+from gradcanary.demo import LOOK_EACH_S, processes
 from gradcanary.demo.processes import Collector, NotListeningError, new_secret
+from gradcanary_server.demo import Demo as PageDemo
 
 PATIENCE_S = 60
 
@@ -45,9 +47,13 @@ class Demo:
             self.seen += self._lines.get(timeout=PATIENCE_S)
 
     def children(self) -> list[int]:
-        listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-        pairs = [tuple(map(int, line.split())) for line in listing.splitlines()]
-        return [pid for pid, parent in pairs if parent == self.process.pid]
+        return children_of(self.process.pid)
+
+
+def children_of(parent: int) -> list[int]:
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    pairs = [tuple(map(int, line.split())) for line in listing.splitlines()]
+    return [pid for pid, of in pairs if of == parent]
 
 
 @pytest.fixture
@@ -98,7 +104,7 @@ def test_a_taken_port_is_said_and_another_one_is_used(start) -> None:
         port = taken.getsockname()[1]
         demo = start("--port", str(port))
         demo.wait_for("watch them live")
-    interrupt(demo, signal.SIGHUP)
+    interrupt(demo, signal.SIGINT)
     assert f"Port {port} is taken" in demo.seen
     assert f"http://127.0.0.1:{port}/" not in demo.seen
 
@@ -110,12 +116,46 @@ def test_data_that_cannot_be_used_ends_it_with_a_reason(start, tmp_path: Path) -
     assert demo.process.wait(PATIENCE_S) == 1
 
 
-def test_kept_data_gives_the_next_demo_new_names(start, tmp_path: Path) -> None:
-    for name, ending in (("lora-wrong-schedule", signal.SIGINT), ("lora-wrong-schedule-2", signal.SIGTERM)):
-        demo = start("--port", "0", "--data", str(tmp_path))
-        demo.wait_for(f"/runs/{name}\n")
-        wait_until_known(demo, name)
-        interrupt(demo, ending)
+def test_one_that_is_killed_takes_all_along_and_kept_data_gives_the_next_demo_new_names(start, tmp_path: Path) -> None:
+    killed = start("--port", "0", "--data", str(tmp_path))
+    killed.wait_for("/runs/lora-wrong-schedule\n")
+    wait_until_known(killed, "lora-wrong-schedule")
+    children = killed.children()
+    assert len(children) == 3
+    killed.process.kill()
+    eventually(lambda: not [pid for pid in children if is_alive(pid)])
+    demo = start("--port", "0", "--data", str(tmp_path))
+    demo.wait_for("/runs/lora-wrong-schedule-2\n")
+    interrupt(demo, signal.SIGHUP)
+
+
+def test_without_its_collector_it_ends_and_says_so(start) -> None:
+    demo = start("--port", "0")
+    demo.wait_for("watch them live")
+    collector, _, twin = sorted(demo.children())
+    os.kill(twin, signal.SIGTERM)
+    time.sleep(2 * LOOK_EACH_S)
+    assert demo.process.poll() is None, "a training that ends is told, and no reason to end"
+    os.kill(collector, signal.SIGKILL)
+    assert demo.process.wait(PATIENCE_S) == 1
+    demo.wait_for("The collector has ended with status -9. The demo ends with it: start it again.")
+    assert demo.children() == []
+
+
+def test_trainings_of_a_page_end_with_the_process_that_has_them_and_can_be_started_again(collector) -> None:
+    running = PageDemo()
+    for ending in (signal.SIGKILL, signal.SIGTERM, None):
+        running.start(collector.url)
+        eventually(lambda: running.state == "running")
+        pair = running._process.pid
+        trainings = children_of(pair)
+        assert len(trainings) == 2
+        for pid in trainings if ending is None else [pair]:
+            os.kill(pid, ending or signal.SIGKILL)
+        eventually(lambda pids=(pair, *trainings): not [pid for pid in pids if is_alive(pid)])
+        eventually(lambda: running.state != "running")
+        expected = {signal.SIGKILL: "It ended with status -9.", signal.SIGTERM: None}
+        assert running.why == expected.get(ending, f"{running.runs[0]} ended with status -9: the log says more.")
 
 
 def wait_until_known(demo: Demo, name: str) -> None:

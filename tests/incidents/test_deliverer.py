@@ -10,6 +10,7 @@ from changes import fired, resolved
 from receivers import close_mid_answer, flood, hang, status
 from sqlalchemy import func, select, update
 from stores import Store
+from waiting import eventually
 
 from gradcanary_server import attempts, deliveries, endpoints
 from gradcanary_server import deliverer as deliverers
@@ -36,13 +37,6 @@ def delivering(store, pace):
         yield deliverer
     finally:
         deliverer.stop()
-
-
-def eventually(probe, seconds=60):
-    end = time.monotonic() + seconds
-    while not probe():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.05)
 
 
 def test_three_hundred_layers_are_one_verified_message(store, receiver_factory):

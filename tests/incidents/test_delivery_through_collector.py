@@ -6,6 +6,7 @@ import httpx
 import pytest
 from receivers import hang
 from streams import Session, Stream, collapsed, healthy
+from waiting import eventually
 
 SECRET = "whsec_QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU="
 LAYERS, FALLEN, AT = 330, 300, 130
@@ -38,14 +39,6 @@ def caught(collector_factory, receiver_factory, tmp_path):
 
     with httpx.Client(timeout=30) as client:
         yield start
-
-
-def eventually(probe, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := probe()):
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.1)
-    return found
 
 
 def delivered(collector):

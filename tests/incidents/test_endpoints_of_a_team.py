@@ -2,7 +2,7 @@
 
 import json
 import re
-import time
+from functools import partial
 
 import httpx
 import jsonschema
@@ -12,6 +12,7 @@ from collectors import Collector
 from receivers import status
 from standardwebhooks import Webhook
 from streams import Session, Stream, collapsed
+from waiting import eventually
 
 from gradcanary import cli, wire
 
@@ -73,19 +74,8 @@ def ask(team):
 
 
 @pytest.fixture
-def typed(team, capsys, monkeypatch):
-    """Type a command; return its status, and what it said."""
-
-    def run(*words):
-        try:
-            ended = cli.main(["endpoints", "--url", team.url, *words])
-        except SystemExit as end:
-            ended = end.code
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return ended, said.out, said.err
-
-    return run
+def typed(typed, team):
+    return partial(typed, "endpoints", "--url", team.url)
 
 
 @pytest.fixture
@@ -100,14 +90,6 @@ def collapse(team):
     yield begin
     for session in sessions:
         session.end(last_step=AT + 29)
-
-
-def eventually(probe, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := probe()):
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.05)
-    return found
 
 
 def schema(ask, name):

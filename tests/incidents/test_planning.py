@@ -77,7 +77,7 @@ class World:
     def look(self):
         """One round of a deliverer, and one more where times are to be written anew first."""
         now = self.now
-        if by_s := self.pulse.leap(now, self.time):
+        if by_s := self.pulse.leap(now, self.time, self.time):
             self.leaps = leaping.after(self.leaps, by_s, now)
         if self.case is None:
             return
@@ -236,12 +236,20 @@ def test_what_is_set_back_takes_back_what_was_set_forward(by_s, expected):
     assert leaping.since(1e6 + 1, found) == 1e6 + 1
 
 
-def test_an_answer_that_came_late_is_no_leap():
+def test_what_late_answers_leave_possible_is_no_leap():
     pulse = Pulse()
-    assert [pulse.leap(*each) for each in [(0.0, 0.0), (1.0, 9.0), (11.0, 11.0), (3612.0, 12.0), (13.0, 13.0)]] == [
-        0.0,
-        0.0,
-        0.0,
-        3600.0,
-        -3600.0,
-    ]
+    asked = [(0.0, 0.0, 0.0), (1.0, 1.0, 30.0), (40.0, 20.0, 60.0), (75.0, 61.0, 75.0), (3700.0, 80.0, 110.0)]
+    assert [pulse.leap(*each) for each in asked] == [0.0, 0.0, 0.0, 0.0, 3590.0]
+    assert [pulse.leap(*each) for each in [(3720.0, 125.0, 126.0), (130.0, 130.0, 130.0)]] == [0.0, -3594.0]
+
+
+def test_a_late_answer_is_asked_for_again():
+    pulse, steady = Pulse(), iter([0.0, 0.0, 1.0, 31.0, 32.0, 32.1])
+    assert pulse.look(lambda: 0.0, lambda: next(steady)) == (0.0, 0.0)
+    answers = iter([5.0, 32.0])
+    assert pulse.look(lambda: next(answers), lambda: next(steady)) == (32.0, 0.0)
+
+
+def test_a_clock_that_is_slewed_for_days_does_not_leap():
+    pulse = Pulse()
+    assert {pulse.leap(1.0005 * at, at, at + 0.1) for at in range(0, 3 * 86_400, 60)} == {0.0}

@@ -2,12 +2,12 @@
 
 import io
 import math
-import time
 
 import httpx
 import pytest
 import shapes
 from streams import Session, Stream, collapsed, healthy
+from waiting import eventually
 
 from gradcanary_server import backtest, backtests, takes
 from gradcanary_server.backtests import Backtests
@@ -15,16 +15,14 @@ from gradcanary_server.rules import Collapse, LayerRule, Rules
 
 LAYERS, AT, STEPS = 24, 130, 300
 DEAF = "version: 1\nrules:\n  collapse: {enabled: false}\nlayers:\n- match: lora_A\n  explosion: {ratio: 50}\n"
-DEADLINE_S = 300.0
+PATIENCE_S = 300.0
 """The process that counts lets others have the processor."""
+
+pytestmark = pytest.mark.timeout(3 * PATIENCE_S)
 
 
 def settled(ask):
-    until = time.monotonic() + DEADLINE_S
-    while (found := ask())["state"] in ("waiting", "counting"):
-        assert time.monotonic() < until, found
-        time.sleep(0.05)
-    return found
+    return eventually(lambda: None if (found := ask())["state"] in ("waiting", "counting") else found, PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

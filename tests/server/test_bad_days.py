@@ -2,15 +2,19 @@
 
 import os
 import resource
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
+import ill_disk
 import pytest
 import streams
 import warm
 from archives import RUN
+from collectors import Collector
 from fastapi.testclient import TestClient
 from sqlalchemy import event
+from waiting import eventually
 
 from gradcanary import wire
 from gradcanary_server.app import create_app
@@ -148,6 +152,43 @@ def test_a_full_disk_is_503_keeps_what_was_taken_and_heals(client, tmp_path):
         assert post(client, earlier, earlier * 64, earlier * 64 + 64).json()["status"] == "duplicate"
     samples = client.get(f"/api/v1/runs/{RUN}/export.csv").text
     assert len(samples.splitlines()) == 1 + (seq + 1) * 64
+
+
+@pytest.fixture
+def ill(tmp_path):
+    """A collector on a disk that does what a file says."""
+    collector = Collector(tmp_path / "data", env={ill_disk.WORD: str(tmp_path / "disk")})
+    collector.program = (ill_disk.__file__,)
+    yield collector.start()
+    collector.kill()
+
+
+def asking(collector):
+    return httpx.Client(base_url=collector.url, headers={"Content-Type": "application/json"}, timeout=60)
+
+
+def test_a_disk_that_fails_heals_without_a_restart_and_one_that_loses_ends_the_process(ill, tmp_path):
+    disk = tmp_path / "disk"
+    with asking(ill) as client:
+        client.put(path(), content=wire.dump(STREAM.hello())).raise_for_status()
+        post(client, 0, 0, 64).raise_for_status()
+        disk.write_text("fail")
+        assert "failed to keep" in asked_to_come_back(post(client, 1, 64, 128))
+        assert "failed to keep" in client.get("/readyz").json()["checks"]["database"]
+        assert "gradcanary_database_up 0.0" in client.get("/metrics").text
+        disk.unlink()
+        eventually(lambda: post(client, 1, 64, 128).status_code == 200)
+        assert client.get("/readyz").json()["checks"]["database"] == "ok"
+        disk.write_text("lose")
+        with suppress(httpx.HTTPError):  # it may end before the last answer
+            while asked_to_come_back(post(client, 2, 128, 192)):
+                pass
+    assert ill.process.wait(60) == os.EX_IOERR
+    assert any("What was acknowledged is there." in line for line in ill.output)
+    disk.unlink()
+    with asking(ill.start()) as client:
+        answers = [post(client, seq, seq * 64, seq * 64 + 64).json()["status"] for seq in range(3)]
+    assert answers == ["duplicate", "duplicate", "stored"]
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from gradcanary import wire
 from gradcanary_server import deliverer as deliverers
 from gradcanary_server import deliveries, endpoints, sealing, tiles
 from gradcanary_server.deliverer import Deliverer
-from gradcanary_server.pace import Pace
+from gradcanary_server.pace import MAX_DOUBLINGS, Pace
 from gradcanary_server.schema import delivery, incident, session
 
 ROUNDS = 100 * EFFORT
@@ -40,6 +40,9 @@ ROUND_S = 60.0
 """By the store's clock: claims and waits of the one that died are over."""
 
 RULES = replace(QUICK, pace=Pace(interval_s=6 * ROUND_S))
+LONGEST_APART_S = RULES.pace.interval_s * 2.0**MAX_DOUBLINGS
+"""Between two messages of an incident that was reopened often, as in hundreds of rounds it is."""
+
 MOST_POINTS, LONGEST_S = 80, 0.12
 
 
@@ -126,7 +129,7 @@ def work(store, bodies, begin, tell):
 
 
 def wait_until_told(store):
-    """Wait until nothing is due and nothing on its way, or for half a second."""
+    """Wait until nothing is due and nothing on its way, or for half a second; tell whether it came to that."""
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
         with store.database.read() as connection:
@@ -134,8 +137,9 @@ def wait_until_told(store):
             under_way = (delivery.c.state == "pending") & (delivery.c.lease_until > now)
             due = deliveries.plan(connection, RULES.pace, now, RULES.muted) or deliveries.claimable(connection, now)
             if not due and connection.execute(select(delivery.c.version).where(under_way)).first() is None:
-                return
+                return True
         time.sleep(0.01)
+    return False
 
 
 def kill_in(store, rng):
@@ -152,9 +156,10 @@ def check_messages(store, receiver):
     receiver.answers.clear()
     deliverer = Deliverer(store.database, RULES.pace, "http://here", RULES.muted)
     deliverer.start()
+    is_told = True
     for _ in range(60):
-        store.database.time += ROUND_S
-        wait_until_told(store)
+        store.database.time += LONGEST_APART_S / 20 if is_told else ROUND_S
+        is_told = wait_until_told(store)
     deliverer.stop()
     with store.database.read() as connection:
         states = {row.incident_id: row.state for row in connection.execute(select(incident))}

@@ -1,64 +1,37 @@
 """A store that is away for hours: PostgreSQL is down, the disk is full. What is asked meanwhile, and that all heals."""
 
 import contextlib
-import resource
+import os
 import signal
 import threading
 import time
 
+import blank_stores
+import full_disk
 import postgres
-import pytest
 import streams
+import warm
 from fastapi.testclient import TestClient
 from receivers import Receiver
+from waiting import eventually
 
 from gradcanary import wire
-from gradcanary_server import compactor, deliverer, vigils, watchdog
+from gradcanary_server import compactor, deliverer, watchdog
 from gradcanary_server.app import create_app
 from gradcanary_server.settings import Settings
 
 STREAM = streams.Stream(streams.collapsed(1200, 6, [0], 420), streams.falling_loss(1200))
 SIZE = 40
 LOOPS = ("deliverer", "compactor", "watchdog")
+QUICK = (compactor, deliverer, watchdog)
+"""Loops that look often: nobody waits here for rounds of seconds."""
+
 SEVEN_HOURS = 7 * 3600.0
 """After which a run is silent, a session taken for over, and each message due."""
-
-ROOM = 4096
-"""Bytes: less than what any commit adds to the log of writes, also where that has just been emptied."""
 
 
 def path(rest=""):
     return f"/api/v1/runs/run/sessions/s{rest}"
-
-
-@contextlib.contextmanager
-def postgresql(_folder):
-    """Yield the address of a database, and what takes it away for a block."""
-    with postgres.running() as server:
-
-        @contextlib.contextmanager
-        def away():
-            server.stop(signal.SIGQUIT)
-            yield
-            server.start()
-
-        yield server.create_database(), away
-
-
-@contextlib.contextmanager
-def full_disk(folder):
-    """As that, where no file can grow."""
-
-    @contextlib.contextmanager
-    def full():
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    yield f"sqlite:///{folder / 'gradcanary.db'}", full
 
 
 class Story:
@@ -83,21 +56,6 @@ class Story:
         return [(each["rule"], each["state"]) for each in self.client.get("/api/v1/incidents").json()["incidents"]]
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Loops that look often: nobody waits here for rounds of seconds."""
-    for loop in (compactor, deliverer, watchdog):
-        monkeypatch.setattr(loop, "WAKE_S", 0.1)
-    monkeypatch.setattr(vigils, "BEAT_S", 0.0)
-
-
-def eventually(probe, seconds=60):
-    end = time.monotonic() + seconds
-    while not probe():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.05)
-
-
 def asked_to_come_back(answer):
     """Return what a 503 says."""
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable"), answer.text
@@ -109,16 +67,40 @@ def threads():
     return {each.name: each.ident for each in threading.enumerate() if each.name.startswith("gradcanary-")}
 
 
-@pytest.mark.parametrize("fault", [postgresql, full_disk])
-def test_a_store_that_is_away_for_hours(tmp_path, caplog, quick, fault):
+def test_postgresql_that_is_away_for_hours(tmp_path, caplog, monkeypatch):
     """All that was acknowledged is there, nobody is missed for it, every thread goes on, and messages are sent."""
-    with contextlib.closing(Receiver()) as receiver, fault(tmp_path) as (db, away):
-        app = create_app(Settings.from_env({}, data=tmp_path, db=db, webhooks=[receiver.url]))
+    for loop in QUICK:
+        monkeypatch.setattr(loop, "WAKE_S", 0.1)
+    with postgres.running() as server:
+
+        @contextlib.contextmanager
+        def away():
+            server.stop(signal.SIGQUIT)
+            yield
+            server.start()
+
+        tell(tmp_path, server.create_database(), away)
+    hold_log(caplog.text)
+
+
+def test_a_disk_that_is_full_for_hours(tmp_path):
+    """As that, where no file can grow."""
+    folder = blank_stores.lay(tmp_path).parent
+    ended = warm.run(warm.COLLECTOR, [full_disk.__file__, str(folder)], os.environ)
+    assert ended.returncode == 0, ended.stderr
+    hold_log(ended.stderr)
+
+
+def hold_log(said):
+    assert "Traceback" not in said
+    assert 1 <= said.count("Trying again") <= 2 * len(LOOPS), "a line for each loop, and not for each round"
+
+
+def tell(folder, db, away):
+    with contextlib.closing(Receiver()) as receiver:
+        app = create_app(Settings.from_env({}, data=folder, db=db, webhooks=[receiver.url]))
         with TestClient(app, base_url="http://localhost", headers={"Content-Type": "application/json"}) as client:
             live_through(Story(client, receiver), away)
-    assert "Traceback" not in caplog.text
-    lines = [record.message for record in caplog.records if "Trying again" in record.message]
-    assert len(lines) <= 2 * len(LOOPS), "a line for each loop, and not for each round"
 
 
 def live_through(story, away):

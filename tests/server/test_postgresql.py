@@ -57,14 +57,6 @@ def asked_to_come_back(answer):
     return True
 
 
-def eventually(probe, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := probe()):
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.1)
-    return found
-
-
 def test_collectors_that_start_together_serve_one_store(db, collectors_on):
     one, two = collectors_on(db, 2)
     session = streams.Session(one.url)

@@ -1,8 +1,16 @@
 """What takes how much room: counted now and then, and listed with the runs that are there."""
 
+import time
+from datetime import datetime
+
 import httpx
+import pytest
 import shapes
+from fastapi.testclient import TestClient
 from streams import Session, Stream, healthy
+
+from gradcanary_server.app import create_app
+from gradcanary_server.settings import Settings
 
 
 def test_runs_are_listed_by_their_weight(module_collector):
@@ -41,3 +49,12 @@ def test_runs_are_listed_by_their_weight(module_collector):
 def test_a_list_has_a_length(module_collector):
     for limit in (0, 1_001):
         assert module_collector.get("/api/v1/storage", limit=limit).status_code == 422
+
+
+def test_before_when_no_sample_goes_is_told(tmp_path):
+    """In a store at which nobody looked yet, whose clock may be wrong."""
+    for days, expected in (({}, None), ({"GRADCANARY_RAW_DAYS": "30"}, 86_400.0)):
+        with TestClient(create_app(Settings.from_env(days, data=tmp_path)), base_url="http://localhost") as client:
+            found = shapes.hold("storage", client.get("/api/v1/storage"))
+        until = found["raw_until"] and datetime.fromisoformat(found["raw_until"]).timestamp() - time.time()
+        assert until == pytest.approx(expected, abs=600.0)

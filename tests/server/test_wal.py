@@ -2,15 +2,21 @@
 
 import errno
 import os
+import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 
 import blank_stores
 import pytest
+from disks import FailingDisk
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy import func, insert, select
 
-from gradcanary_server import wal
+from gradcanary_server import frames, wal
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError
 from gradcanary_server.schema import fold_state
@@ -116,15 +122,133 @@ def read(store):
         return connection.execute(select(func.count()).select_from(fold_state)).scalar_one()
 
 
-def test_nobody_is_told_that_it_is_kept_once_the_disk_failed(store, disk):
-    disk.error = OSError(errno.EIO, "Input/output error")
-    disk.go.release(2)
-    with pytest.raises(RequestError, match="Input/output error") as refused:
-        write(store, 1)
-    assert refused.value.status == 503
-    disk.error = None  # as a kernel does, which has forgotten what it could not write
-    with pytest.raises(RequestError, match="start the collector anew"):
+EIO = OSError(errno.EIO, "Input/output error")
+
+
+@pytest.fixture
+def failing(tmp_path, store, monkeypatch):
+    monkeypatch.setattr(wal, "RENEW_EACH_S", 0.0)
+    return FailingDisk(monkeypatch, tmp_path / "gradcanary.db")
+
+
+def found(file):
+    opened = Database(f"sqlite:///{file}")
+    with opened.read() as connection:
+        rows = set(connection.scalars(select(fold_state.c.run_id)))
+    opened.close()
+    return rows
+
+
+def test_a_disk_that_failed_is_tried_again_and_keeps_all_before_anything_is_told(store, failing, tmp_path, caplog):
+    write(store, 1)
+    failing.fails = EIO
+    for number in (2, 3):
+        with pytest.raises(RequestError, match="Input/output error") as refused:
+            write(store, number)
+        assert refused.value.status == 503
+    assert "Input/output error" in store.trouble()
+    failing.fails = None  # as a kernel does, which has forgotten what it could not write
+    write(store, 4)
+    assert store.trouble() is None
+    assert "The disk keeps again" in caplog.text
+    told = {1, 4}
+    assert told <= found(failing.after_a_cut(tmp_path / "cut"))
+    assert found(failing.file) == {1, 2, 4}, "3 was not begun on a disk that fails"
+
+
+def test_what_the_disk_lost_is_not_built_upon(store, failing, tmp_path):
+    given_up = []
+    store.when_lost = lambda: given_up.append(True)
+    write(store, 1)
+    failing.fails = EIO
+    with pytest.raises(RequestError, match="Input/output error"):
         write(store, 2)
+    failing.fails = None
+    failing.forget()
+    with pytest.raises(RequestError, match="start the collector anew"):
+        write(store, 3)
+    assert given_up
+    assert store.trouble()
+    store.close()  # which SQLite would take for the time to write its log into the file
+    again = Database(f"sqlite:///{failing.file}")
+    write(again, 4)
+    again.close()
+    assert found(failing.file) == {1, 4}
+
+
+def test_who_begins_makes_sure_that_what_is_there_is_on_disk(store, failing, tmp_path):
+    write(store, 1)
+    failing.fails = EIO
+    with pytest.raises(RequestError):
+        write(store, 2)
+    failing.fails = None
+    again = Database(f"sqlite:///{failing.file}")  # another process, which heard of no failure
+    write(again, 3)
+    assert found(failing.after_a_cut(tmp_path / "cut")) == {1, 2, 3}
+    again.close()
+
+
+def test_a_disk_that_goes_on_failing_is_not_asked_at_each_request(store, failing, monkeypatch):
+    write(store, 1)
+    failing.fails = EIO
+    monkeypatch.setattr(wal, "RENEW_EACH_S", 3600.0)
+    for _ in range(5):
+        with pytest.raises(RequestError, match="Input/output error"):
+            write(store, 2)
+    assert failing.flushes == 1 + 1 + 1, "one that went well, one that failed, one try"
+
+
+def test_who_committed_before_the_disk_failed_is_not_told_otherwise_by_the_next_flush(log, disk):
+    written, file = log
+    commit(file, b"0")
+    disk.error = EIO
+    disk.go.release()
+    with pytest.raises(OSError, match="Input/output"):
+        written.flush()
+    disk.error = None
+    disk.go.release()
+    with pytest.raises(OSError, match="Input/output"):
+        written.flush()
+    assert disk.kept == []
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory):
+    """A log of 40 frames, and how long SQLite says that it is."""
+    file = tmp_path_factory.mktemp("grown") / "x.db"
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        for said in ("PRAGMA page_size = 512", "PRAGMA journal_mode = WAL", "CREATE TABLE t (x)"):
+            connection.execute(said)
+        for number in range(19):
+            connection.execute("INSERT INTO t VALUES (?)", (bytes([number]) * 400,))
+        shared = file.with_name("x.db-shm").read_bytes()
+        return file.with_name("x.db-wal").read_bytes(), frames.extent(shared)
+
+
+@given(data=st.data())
+def test_frames_are_whole_up_to_the_first_byte_that_is_another_one(grown, data):
+    raw, _ = grown
+    size = frames.Chain(raw[: frames.HEADER]).size
+    place = data.draw(st.integers(frames.HEADER, len(raw) - 1))
+    chain = frames.Chain(raw[: frames.HEADER])
+    changed = bytearray(raw[frames.HEADER :])
+    changed[place - frames.HEADER] ^= data.draw(st.integers(1, 255))
+    at, in_doubt = 0, (place - frames.HEADER) // size
+    while whole := chain.follow(bytes(changed[at:]), data.draw(st.integers(1, 20))):
+        at += whole
+    assert chain.count == in_doubt
+    assert at == in_doubt * size
+
+
+def test_frames_that_nobody_touched_are_those_that_sqlite_knows(grown):
+    raw, known = grown
+    chain = frames.Chain(raw[: frames.HEADER])
+    assert chain.follow(raw[frames.HEADER :], 10**6) == len(raw) - frames.HEADER
+    assert (chain.count, chain.sums) == (known.count, known.sums)
+    assert known.count > 30
+    for header in (b"", b"no log" * 8, raw[:20] + b"x" + raw[21 : frames.HEADER]):
+        with pytest.raises(ValueError, match="log"):
+            frames.Chain(header)
 
 
 def test_a_log_that_cannot_be_opened_is_tried_again_and_one_that_is_gone_has_nothing_to_flush(log, monkeypatch):
@@ -157,6 +281,21 @@ def test_the_log_of_a_linked_file_is_flushed_and_a_new_one_after_the_old(tmp_pat
     logs = [each.stat().st_ino for each in (tmp_path / "there").glob("*-wal")]
     assert flushed[-1:] == logs
     again.close()
+
+
+def test_a_new_log_is_in_its_folder_before_anybody_is_told(log, monkeypatch):
+    flushed = []
+    with monkeypatch.context() as patched:
+        patched.setattr(wal, "_flush", lambda descriptor: flushed.append("log"))
+        patched.setattr(
+            wal.os, "fsync", lambda descriptor: flushed.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        )
+        written, file = log
+        for what in (b"0", b"1"):
+            commit(file, what)
+            written.flush()
+    assert flushed == [str(file.parent), "log", "log"]
+    written.close()
 
 
 def test_one_descriptor_is_kept_until_there_is_another_log(log, monkeypatch):

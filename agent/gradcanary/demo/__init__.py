@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from gradcanary.demo.processes import Collector, NotListeningError, Training, is_free, new_secret
+from gradcanary.demo.processes import Collector, GoneError, NotListeningError, Training, is_free, new_secret
 from gradcanary.demo.receiver import Receiver
 from gradcanary.demo.story import Story, introduce, say, tell
 from gradcanary.demo.verdict import Runs, problems
@@ -47,7 +47,11 @@ def run(headless: bool, data: Path | None, port: int) -> int:
         except NotListeningError:
             say("The collector did not start, so there is nothing to show.")
             return 1
-        return _show(stack, collector, folder, receiver, headless)
+        try:
+            return _show(stack, collector, folder, receiver, headless)
+        except GoneError as gone:
+            say(f"{gone} The demo ends with it: start it again.")
+            return 1
 
 
 def _collector(folder: Path, port: int, receiver: Receiver) -> Collector:
@@ -72,7 +76,7 @@ def _show(stack: contextlib.ExitStack, collector: Collector, folder: Path, recei
     for line in wrong:
         say(f"wrong: {line}")
     if not headless:
-        _linger(collector.url)
+        _linger(collector)
     elif not wrong:
         say("Exactly the right thing was caught: three layers, one incident, one webhook; the healthy twin is quiet.")
     return 1 if wrong else 0
@@ -101,11 +105,10 @@ def _await_message(receiver: Receiver) -> None:
         time.sleep(0.2)
 
 
-def _linger(url: str) -> None:
-    say(f"The pages stay up at {url} until Ctrl-C.")
+def _linger(collector: Collector) -> None:
+    say(f"The pages stay up at {collector.url} until Ctrl-C.")
     with contextlib.suppress(KeyboardInterrupt):  # the way this is meant to end
-        while True:
-            time.sleep(3600)
+        collector.stay()
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

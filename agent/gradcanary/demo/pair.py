@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from gradcanary.demo.held import await_end
 from gradcanary.demo.processes import Training, read
 from gradcanary.demo.story import say
 from gradcanary.demo.verdict import Runs
@@ -31,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     os.nice(19)
     is_over = threading.Event()
     threading.Thread(target=_await_end, args=(is_over,), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
     try:
         with contextlib.ExitStack() as stack:
             return _train(stack, url, is_over)
@@ -55,7 +58,7 @@ def _train(stack: contextlib.ExitStack, url: str, is_over: threading.Event) -> i
 
 def _await_end(is_over: threading.Event) -> None:
     """Wait for the end of the input: whoever holds its other side is gone, however it ended."""
-    sys.stdin.read()
+    await_end()
     is_over.set()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import http.client
 import json
 import os
 import secrets
@@ -12,10 +14,12 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 STARTUP_S = 60.0
 STOP_S = 10.0
+GONE_S = 3.0
+"""How long a collector that does not answer may take to be known as one that has ended."""
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """The collector is on this machine: a proxy of the environment does not reach it."""
@@ -47,15 +51,20 @@ def is_free(port: int) -> bool:
     return True
 
 
+class GoneError(Exception):
+    """The collector has ended, which it should not have: the message says with which status."""
+
+
 class Process:
-    """A child that ends when it is closed."""
+    """A child that ends when it is closed, or when this process ends, however that does."""
 
     def __init__(
         self, module: str, arguments: list[str], environment: dict[str, str], stdout: int | None = None
     ) -> None:
         self._process = subprocess.Popen(  # noqa: S603 -- our own modules
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", "gradcanary.demo.held", module, *arguments],
             env=_environment(environment),
+            stdin=subprocess.PIPE,
             stdout=stdout,
             text=True,
             # A Ctrl-C at the terminal is the demo's alone: it ends its children in order.
@@ -84,6 +93,8 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
 
 def _environment(own: dict[str, str]) -> dict[str, str]:
@@ -123,8 +134,18 @@ class Collector(Process):
         listening.set()
 
     def read(self, path: str) -> Any:  # noqa: ANN401 -- JSON
-        """Return an answer of the read API."""
-        return read(self.url, path)
+        """Return an answer of the read API; raises GoneError where the process has ended."""
+        try:
+            return read(self.url, path)
+        except (OSError, http.client.HTTPException):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.stay(GONE_S)
+            raise
+
+    def stay(self, within_s: float | None = None) -> NoReturn:
+        """Wait until it ends, which is a GoneError."""
+        status = self._process.wait(within_s)
+        raise GoneError(f"The collector has ended with status {status}.")
 
 
 class Training(Process):
