@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse
 
 from gradcanary_server import storage
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.notifications import timestamp
-from gradcanary_server.storage import Storage, Weight
+from gradcanary_server.storage import Storage
+from gradcanary_server.storage_shapes import StorageShape
 
 router = APIRouter(prefix="/api/v1")
 
 
-@dataclass(frozen=True)
-class Others:
-    """The runs that are not listed."""
-
-    runs: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a store holds; ``raw_days``: how long single samples are kept, None for ever; ``counted``: when."""
-
-    raw_days: float | None
-    bytes: int
-    counted: str
-    runs: list[Weight]
-    others: Others
-
-
-@router.get("/storage")
-def show_storage(request: Request, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Kept:
+@router.get("/storage", responses=answered("storage"))
+def show_storage(request: Request, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> JSONResponse:
     """Answer what the store takes on disk, and the measurements of each run, the heaviest first."""
     database: Database = request.app.state.database
     counter: Storage = request.app.state.storage
@@ -43,10 +26,11 @@ def show_storage(request: Request, limit: Annotated[int, Query(ge=1, le=1_000)] 
     with database.read() as connection:
         found = storage.weights(connection, room)
     rest = found[limit:]
-    return Kept(
-        raw_days=request.app.state.settings.raw_days,
-        bytes=room.store,
-        counted=timestamp(room.at),
-        runs=found[:limit],
-        others=Others(runs=len(rest), bytes=sum(each.bytes or 0 for each in rest)),
-    )
+    kept: StorageShape = {
+        "raw_days": request.app.state.settings.raw_days,
+        "bytes": room.store,
+        "counted": timestamp(room.at),
+        "runs": found[:limit],
+        "others": {"runs": len(rest), "bytes": sum(each["bytes"] or 0 for each in rest)},
+    }
+    return JSONResponse(kept)
