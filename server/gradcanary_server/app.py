@@ -18,6 +18,7 @@ from gradcanary_server import (
     ingest_routes,
     json_schemas,
     loops,
+    openapi,
     operations_routes,
     operator_endpoints,
     read_routes,
@@ -93,7 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.openapi = partial(json_schemas.document, app)  # type: ignore[method-assign]  # as FastAPI's own guide has it
+    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # as FastAPI's own guide has it
     _fill(app, settings)
     _guard(app, settings)
     answers.install(app)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from gradcanary import wire
@@ -20,6 +21,7 @@ from gradcanary_server.incident_shapes import IncidentInFull, IncidentList
 from gradcanary_server.observations import Severity
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.rules import NAMES
+from gradcanary_server.run_shapes import one_of
 from gradcanary_server.schema import incident, run
 
 PAGE = 100
@@ -30,6 +32,15 @@ MAX_ID = 2**31 - 1
 router = APIRouter(prefix="/api/v1")
 
 
+def _dated(text: object) -> object:
+    """Return what is to be a time, unless it is a number: by its size that would be seconds or milliseconds."""
+    try:
+        float(str(text))
+    except ValueError:
+        return text
+    raise ValueError("it is a time such as 2030-01-31T12:00:00Z")
+
+
 @dataclass(frozen=True)
 class Choice:
     """Which incidents a list shows: of a run by its name, or of those with a part in their names; each may be left."""
@@ -38,8 +49,8 @@ class Choice:
     named: Annotated[str, Query(max_length=100)] = ""
     state: Literal["open", "resolved"] | None = None
     severity: Severity | None = None
-    rule: str | None = None
-    since: datetime | None = None
+    rule: Annotated[str | None, one_of(*NAMES)] = None
+    since: Annotated[datetime, BeforeValidator(_dated)] | None = None
 
 
 @dataclass(frozen=True)
