@@ -86,7 +86,7 @@ def list_incidents(
         def build() -> IncidentList:
             told = incident_views.told(connection, shown)
             url = request.app.state.settings.public_url
-            found = dossiers.load(connection, shown)
+            found = dossiers.load(connection, shown, is_brief=True)
             listed = [incident_views.brief(each, url, quiet, told[each.id]) for each in found]
             return {"incidents": listed, "next": shown[-1] if len(ids) > limit else None}
 
