@@ -131,96 +131,6 @@ def test_an_answer_has_the_shape_that_is_published(client, name):
         assert (len(body["layers"]), body["deliveries"]) == (2, [])
 
 
-BEYOND_A_SCHEMA = {
-    "PUT /api/v1/runs/{run}/sessions/{session}": "a layer set is named by the hash of its layers",
-    "POST /api/v1/runs/{run}/sessions/{session}/batches/{seq}": "columns fit each other, and the layer set of a hello",
-    "POST /api/v1/runs/{run}/sessions/{session}/heartbeat": "bounds of numbers: the wire is the agent's own",
-    "POST /api/v1/runs/{run}/sessions/{session}/end": "the same",
-    "PATCH /api/v1/runs/{run}": "aliases are names that the run had",
-    "GET /api/v1/runs/{run}/heatmap": "rows x columns is bounded together; an expression has no look-around",
-    "POST /api/v1/incidents/{number}/ack": "who acks says by whom where nobody signs in",
-    "POST /api/v1/silences": "a silence ends in the future, within a year",
-    "POST /api/v1/endpoints": "an address is one that may be sent to; a secret has so many bits",
-    "PATCH /api/v1/endpoints/{number}": "the same",
-    "POST /api/v1/rules/trials": "a text is a rules.yaml",
-}
-"""Requests that fit the document and may be refused all the same, with what of them no schema says."""
-
-OF_A_FORM = {
-    "GET /api/v1/runs": "after",
-    "GET /api/v1/endpoints/{number}/deliveries": "before",
-    "GET /api/v1/runs/{run}/metrics": "tags",
-}
-"""Left out of what fits: where the following page begins, as the collector said it, and JSON in a text."""
-
-KNOWN = {
-    "path": {"run": "ill", "session": "s", "number": 1},
-    "query": {"run": "ill", "layer": ["0"]},
-    "body": {"protocol": wire.PROTOCOL},
-}
-"""What is there to be asked about."""
-
-
-def test_every_route_answers_as_it_says_it_does(client):
-    seen = {operation.label: drawn(client, operation) for operation in operations(client)}
-    refusing = {label for label, statuses in seen.items() if not any(200 <= status < 400 for status in statuses)}
-    assert refusing <= {
-        *BEYOND_A_SCHEMA,
-        "POST /api/v1/demo",  # not offered over a test's transport
-        "POST /api/v1/deliveries/{name}/redeliver",  # what was sent has names of its own, as have these:
-        "GET /api/v1/rules/trials/{name}",
-        "GET /api/v1/schemas/{name}",
-        "DELETE /api/v1/tokens/{number}",  # which may have been drawn and gone, and a run may have another name by now:
-        "DELETE /api/v1/runs/{run}",
-    }
-    assert BEYOND_A_SCHEMA.keys() | OF_A_FORM.keys() <= seen.keys()
-
-
-def drawn(client, operation):
-    """Ask a route for what fits it, of a run that is there, and for whatever may not; return the statuses."""
-    statuses = set()
-    fitting, other = (operation.as_strategy(generation_mode=mode) for mode in GenerationMode)
-    drawing = {"phases": [Phase.generate], "suppress_health_check": ANYTHING}
-
-    @settings(max_examples=4 * EFFORT, **drawing)
-    @given(fitting)
-    def ask_what_fits(case):
-        statuses.add(ask(client, operation, known(case)))
-
-    @settings(max_examples=8 * EFFORT, **drawing)
-    @given(fitting | other, st.booleans())
-    def ask_whatever(case, is_known):
-        statuses.add(ask(client, operation, known(case) if is_known else case))
-
-    ask_what_fits()
-    ask_whatever()
-    return statuses
-
-
-def known(case):
-    """Return the question about what is there; what is wrong in it stays."""
-    for where, asked in (("path", case.path_parameters), ("query", case.query), ("body", case.body)):
-        part = case.meta.components.get(ParameterLocation(where))
-        if isinstance(asked, dict) and part is not None and part.mode.is_positive:
-            asked |= {name: there for name, there in KNOWN[where].items() if name in asked}
-    return case
-
-
-def ask(client, operation, case):
-    """Hold an answer against the document, and return its status."""
-    if case.query and case.meta.generation.mode.is_positive:
-        case.query.pop(OF_A_FORM.get(operation.label), None)
-    asked = case.as_transport_kwargs(base_url="http://localhost")
-    asked["content"] = asked.pop("data", None)
-    answer = client.request(**{name: value for name, value in asked.items() if value is not None and name != "cookies"})
-    answer.request.read()  # a form is sent as it is made
-    excluded = [positive_data_acceptance] if operation.label in BEYOND_A_SCHEMA else []
-    if answer.status_code == 426:
-        excluded.append(negative_data_rejection)  # which has not heard of this way to refuse
-    case.validate_response(answer, excluded_checks=excluded)
-    return answer.status_code
-
-
 STEPS = {"from": (0, 2**31 - 1), "to": (0, 2**31 - 1)}
 BOUNDS = {
     "/api/v1/runs/ill/series?layer=0": {**STEPS, "points": (1, 5_000)},
@@ -292,6 +202,97 @@ def test_batches_are_in_the_document_with_what_agents_are_told(client):
 
 def test_what_was_just_built_is_not_checked_again(client):
     assert [route.path for route in client.app.routes if getattr(route, "response_field", None) is not None] == []
+
+
+BEYOND_A_SCHEMA = {
+    "PUT /api/v1/runs/{run}/sessions/{session}": "a layer set is named by the hash of its layers",
+    "POST /api/v1/runs/{run}/sessions/{session}/batches/{seq}": "columns fit each other, and the layer set of a hello",
+    "POST /api/v1/runs/{run}/sessions/{session}/heartbeat": "bounds of numbers: the wire is the agent's own",
+    "POST /api/v1/runs/{run}/sessions/{session}/end": "the same",
+    "PATCH /api/v1/runs/{run}": "aliases are names that the run had",
+    "GET /api/v1/runs/{run}/heatmap": "rows x columns is bounded together; an expression has no look-around",
+    "POST /api/v1/incidents/{number}/ack": "who acks says by whom where nobody signs in",
+    "POST /api/v1/silences": "a silence ends in the future, within a year",
+    "POST /api/v1/endpoints": "an address is one that may be sent to; a secret has so many bits",
+    "PATCH /api/v1/endpoints/{number}": "the same",
+    "POST /api/v1/rules/trials": "a text is a rules.yaml",
+}
+"""Requests that fit the document and may be refused all the same, with what of them no schema says."""
+
+OF_A_FORM = {
+    "GET /api/v1/runs": "after",
+    "GET /api/v1/endpoints/{number}/deliveries": "before",
+    "GET /api/v1/runs/{run}/metrics": "tags",
+}
+"""Left out of what fits: where the following page begins, as the collector said it, and JSON in a text."""
+
+KNOWN = {
+    "path": {"run": "ill", "session": "s", "number": 1},
+    "query": {"run": "ill", "layer": ["0"]},
+    "body": {"protocol": wire.PROTOCOL},
+}
+"""What is there to be asked about."""
+
+
+def test_every_route_answers_as_it_says_it_does(client):
+    """The last one about that run, which it renames and deletes."""
+    seen = {operation.label: drawn(client, operation) for operation in operations(client)}
+    refusing = {label for label, statuses in seen.items() if not any(200 <= status < 400 for status in statuses)}
+    assert refusing <= {
+        *BEYOND_A_SCHEMA,
+        "POST /api/v1/demo",  # not offered over a test's transport
+        "POST /api/v1/deliveries/{name}/redeliver",  # what was sent has names of its own, as have these:
+        "GET /api/v1/rules/trials/{name}",
+        "GET /api/v1/schemas/{name}",
+        "DELETE /api/v1/tokens/{number}",  # which may have been drawn and gone, and a run may have another name by now:
+        "DELETE /api/v1/runs/{run}",
+    }
+    assert BEYOND_A_SCHEMA.keys() | OF_A_FORM.keys() <= seen.keys()
+
+
+def drawn(client, operation):
+    """Ask a route for what fits it, of a run that is there, and for whatever may not; return the statuses."""
+    statuses = set()
+    fitting, other = (operation.as_strategy(generation_mode=mode) for mode in GenerationMode)
+    drawing = {"phases": [Phase.generate], "suppress_health_check": ANYTHING}
+
+    @settings(max_examples=4 * EFFORT, **drawing)
+    @given(fitting)
+    def ask_what_fits(case):
+        statuses.add(ask(client, operation, known(case)))
+
+    @settings(max_examples=8 * EFFORT, **drawing)
+    @given(fitting | other, st.booleans())
+    def ask_whatever(case, is_known):
+        statuses.add(ask(client, operation, known(case) if is_known else case))
+
+    ask_what_fits()
+    ask_whatever()
+    return statuses
+
+
+def known(case):
+    """Return the question about what is there; what is wrong in it stays."""
+    for where, asked in (("path", case.path_parameters), ("query", case.query), ("body", case.body)):
+        part = case.meta.components.get(ParameterLocation(where))
+        if isinstance(asked, dict) and part is not None and part.mode.is_positive:
+            asked |= {name: there for name, there in KNOWN[where].items() if name in asked}
+    return case
+
+
+def ask(client, operation, case):
+    """Hold an answer against the document, and return its status."""
+    if case.query and case.meta.generation.mode.is_positive:
+        case.query.pop(OF_A_FORM.get(operation.label), None)
+    asked = case.as_transport_kwargs(base_url="http://localhost")
+    asked["content"] = asked.pop("data", None)
+    answer = client.request(**{name: value for name, value in asked.items() if value is not None and name != "cookies"})
+    answer.request.read()  # a form is sent as it is made
+    excluded = [positive_data_acceptance] if operation.label in BEYOND_A_SCHEMA else []
+    if answer.status_code == 426:
+        excluded.append(negative_data_rejection)  # which has not heard of this way to refuse
+    case.validate_response(answer, excluded_checks=excluded)
+    return answer.status_code
 
 
 leaves = st.one_of(
