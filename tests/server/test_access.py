@@ -149,7 +149,7 @@ FOR_AGENTS = {
 FOR_READERS = {
     "GET /metrics",
     *(f"GET /api/v1/runs{rest}" for rest in ("", "/{run}", "/{run}/layers", "/{run}/series", "/{run}/heatmap")),
-    *(f"GET /api/v1/runs/{{run}}/{rest}" for rest in ("metrics", "export.csv", "recording")),
+    *(f"GET /api/v1/runs/{{run}}/{rest}" for rest in ("metrics", "metrics.csv", "export.csv", "recording")),
     *(f"GET /api/v1/{rest}" for rest in ("incidents", "incidents/{number}", "silences", "demo", "storage")),
     *(f"GET /api/v1/endpoints{rest}" for rest in ("", "/{number}", "/{number}/deliveries")),
     *(f"GET /api/v1/rules{rest}" for rest in ("", "/backtest", "/trials/{name}")),

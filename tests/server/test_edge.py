@@ -138,6 +138,7 @@ BOUNDS = {
     "/api/v1/runs/ill/heatmap?columns=1": {"rows": (1, 20_000)},
     "/api/v1/runs/ill/metrics?": {**STEPS, "points": (1, 5_000)},
     "/api/v1/runs/ill/export.csv?": STEPS,
+    "/api/v1/runs/ill/metrics.csv?": STEPS,
     "/api/v1/runs?": {"limit": (1, 1_000)},
     "/api/v1/incidents?": {"limit": (1, 100), "before": (0, 2**31 - 1)},
     "/api/v1/storage?": {"limit": (1, 1_000)},
@@ -223,8 +224,10 @@ OF_A_FORM = {
     "GET /api/v1/runs": "after",
     "GET /api/v1/endpoints/{number}/deliveries": "before",
     "GET /api/v1/runs/{run}/metrics": "tags",
+    "GET /api/v1/runs/{run}/metrics.csv": "tags",
+    "GET /api/v1/runs/{run}/export.csv": "match",
 }
-"""Left out of what fits: where the following page begins, as the collector said it, and JSON in a text."""
+"""Left out of what fits: where the following page begins, as the collector said it, JSON in a text, expressions."""
 
 KNOWN = {
     "path": {"run": "ill", "session": "s", "number": 1},
