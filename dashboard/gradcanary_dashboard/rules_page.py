@@ -209,6 +209,6 @@ def _trial(tried: Counted | None, *, is_chosen: bool) -> list[Any]:
     if not is_chosen:
         return []
     if tried is None:
-        text = "These rules are forgotten here, as are all but the last few that were tried: try them again."
+        text = "These rules are forgotten, as all are after a day, and all but the last few: try them again."
         return [parts.card("trial", html.P(text), title="What others would have said")]
     return [parts.card("trial", *_backtest(tried), title="What others would have said")]

@@ -85,7 +85,9 @@ class Gate:
         bucket = self._guessers if is_typed else self._strangers
         wait_s = bucket.take(neighbourhood(address), time.monotonic())
         if wait_s:
-            raise _too_many("Too many tokens from this address that open nothing.", wait_s)
+            raise _too_many(
+                "Too many tokens from this address that open nothing (a right one is taken at once)", wait_s
+            )
         if not self._written.take(None, time.monotonic()):
             await run_in_threadpool(self.note, None, address, audit.REFUSED)
         raise RequestError(
@@ -121,7 +123,7 @@ class Gate:
     def _spend(self, asker: Asker) -> None:
         wait_s = self._used.take(asker.token_id, time.monotonic())
         if wait_s:
-            raise _too_many("Too many requests with this token.", wait_s)
+            raise _too_many("Too many requests with this token", wait_s)
 
 
 class Access:
@@ -222,7 +224,8 @@ def _beyond(asker: Asker, needed: str) -> str:
 
 
 def _too_many(message: str, wait_s: float) -> RequestError:
-    return RequestError(429, "too_many", message, retry_after_s=max(1, round(wait_s + 0.5)))
+    seconds = max(1, round(wait_s + 0.5))
+    return RequestError(429, "too_many", f"{message}: try again in {seconds} s.", retry_after_s=seconds)
 
 
 def _refused(request: Request, error: RequestError) -> Response:

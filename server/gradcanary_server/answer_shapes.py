@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from gradcanary import wire
-from gradcanary_server import endpoint_shapes, incident_shapes, run_shapes, storage_routes, token_shapes, trial_routes
+from gradcanary_server import endpoint_shapes, incident_shapes, run_shapes, storage_shapes, token_shapes, trial_shapes
 from gradcanary_server.rules import Rules
 
 _PLACE = "#/components/schemas/{model}"
@@ -41,6 +41,12 @@ class SchemaList(TypedDict):
     schemas: list[SchemaInBrief]
 
 
+class Health(TypedDict):
+    """That the process takes requests."""
+
+    status: str
+
+
 class Readiness(TypedDict):
     """Whether everything works, and what does not."""
 
@@ -57,8 +63,11 @@ ANSWERS: dict[str, tuple[str, Any]] = {
     "metrics": ("the answer to GET /runs/{run}/metrics", run_shapes.MetricsShape),
     "demo": ("the answer to GET and POST /demo", run_shapes.DemoShape),
     "rules": ("the answer to GET /rules", RulesInForce),
-    "backtest": ("the answer to GET /rules/backtest, POST /rules/trials, GET /rules/trials/{id}", trial_routes.Counted),
-    "storage": ("the answer to GET /storage", storage_routes.Kept),
+    "backtest": (
+        "the answer to GET /rules/backtest, POST /rules/trials, GET /rules/trials/{id}",
+        trial_shapes.BacktestShape,
+    ),
+    "storage": ("the answer to GET /storage", storage_shapes.StorageShape),
     "incidents": ("the answer to GET /incidents", incident_shapes.IncidentList),
     "incident": ("the answer to GET /incidents/{id} and POST /incidents/{id}/ack", incident_shapes.IncidentInFull),
     "silences": ("the answer to GET /silences", incident_shapes.SilenceList),
@@ -74,6 +83,7 @@ ANSWERS: dict[str, tuple[str, Any]] = {
     "made-token": ("the answer to POST /tokens", token_shapes.NewTokenShape),
     "audit": ("the answer to GET /audit", token_shapes.AuditPage),
     "schemas": ("the answer to GET /schemas", SchemaList),
+    "health": ("the answer to GET /healthz", Health),
     "readiness": ("the answer to GET /readyz, also where it is 503", Readiness),
     "reply": ("the answer to what agents send", wire.Reply),
 }

@@ -33,10 +33,13 @@ class Refusal(BaseModel):
     error: Reason
 
 
+RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "required": True, "schema": {"type": "string"}}}
+
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Refusal, "description": "The request cannot be answered; the body says why."},
     422: {"model": Refusal, "description": "A value cannot be used; the body names it."},
-    503: {"model": Refusal, "description": "The store is away for now: Retry-After says when to come back."},
+    429: {"model": Refusal, "description": "Too many requests of this token or address.", "headers": RETRY_AFTER},
+    503: {"model": Refusal, "description": "The store is away for now.", "headers": RETRY_AFTER},
 }
 """What every route may answer beside its own."""
 

@@ -18,6 +18,7 @@ from gradcanary_server import (
     ingest_routes,
     json_schemas,
     loops,
+    openapi,
     operations_routes,
     operator_endpoints,
     read_routes,
@@ -93,7 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.openapi = partial(json_schemas.document, app)  # type: ignore[method-assign]  # as FastAPI's own guide has it
+    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # as FastAPI's own guide has it
     _fill(app, settings)
     _guard(app, settings)
     answers.install(app)
@@ -125,7 +126,7 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.ingest = Ingest(state.database, state.rules, sets, log, settings.public_url)
     state.compactor = Compactor(state.database, log, tiles, state.ingest.settle, settings.raw_days)
     state.watchdog = Watchdog(state.database, state.archive, state.rules)
-    state.backtests = Backtests(settings.db, state.rules)
+    state.backtests = Backtests(state.database, settings.db, state.rules)
     state.gate = Gate(state.database, settings)
     state.new_tokens = {}
     state.demo = Demo()
@@ -154,8 +155,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             yield
         finally:
             await run_in_threadpool(app.state.demo.stop, DEMO_STOP_S)
-            app.state.backtests.stop()
-            await run_in_threadpool(loops.stop_all, app.state.loops, STOP_S)
+            await run_in_threadpool(loops.stop_all, [*app.state.loops, app.state.backtests], STOP_S)
             await run_in_threadpool(database.close)
 
 

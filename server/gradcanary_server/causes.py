@@ -7,22 +7,34 @@ nothing of that holds, the text says what to check, not what it was.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from gradcanary.remedies import CAUSES
 from gradcanary.wire import Fact
 from gradcanary_server.incident_state import Incident, Member
-from gradcanary_server.observations import Jump, LayerFacts
+from gradcanary_server.observations import Jump
 
 NEAR_STEPS = 200
 """An incident that opened so many steps before may be the cause."""
 
 MAX_FACTS = 3
 
+_COMPARED = {"collapse": ("fall",), "vanished": ("steady",)}
+"""Evidence that leads to such a search, by rule."""
+
 _HALF = re.compile(r"(?:^|\.)lora_(?:embedding_)?([AB])(?=\.|$)")
 _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
+
+
+class Known(NamedTuple):
+    """What causes ask of a layer."""
+
+    name: str
+    param_dtype: str
+    group: int | None
 
 
 @dataclass(frozen=True)
@@ -37,11 +49,12 @@ class Near:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is known about an incident: its members, all layers of its run, what else happened, static findings."""
+    """What is known about an incident: its members, layers of its run (all where :func:`compares`, else at least the
+    members), what else happened, static findings."""
 
     incident: Incident
     members: Mapping[int | None, Member]
-    layers: Mapping[int, LayerFacts]
+    layers: Mapping[int, Known]
     near: tuple[Near, ...] = ()
     facts: tuple[Fact, ...] = ()
 
@@ -59,6 +72,11 @@ class LikelyCause:
     text: str
     evidence: tuple[str, ...]
     incidents: tuple[int, ...]
+
+
+def compares(rule: str, members: Iterable[Member]) -> bool:
+    """Tell whether the cause is looked for in what the members have in common that no other layer of the run has."""
+    return not {member.evidence for member in members}.isdisjoint(_COMPARED.get(rule, ()))
 
 
 def likely(scene: Scene) -> LikelyCause:
@@ -232,7 +250,7 @@ def _stalled(scene: Scene) -> tuple[str, list[str]]:
     return ("lost_rank" if "lost_rank" in kinds else "waiting"), []
 
 
-def _named(layers: Mapping[int, LayerFacts], numbers: Collection[int]) -> list[LayerFacts]:
+def _named(layers: Mapping[int, Known], numbers: Collection[int]) -> list[Known]:
     return [layers[number] for number in sorted(numbers) if number in layers]
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from sqlalchemy import Connection, RowMapping, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, or_, select
 
 from gradcanary import remedies
 from gradcanary.wire import Fact
 from gradcanary_server import causes, incident_rows, summaries, veils
-from gradcanary_server.causes import LikelyCause, Near, Scene
+from gradcanary_server.causes import Known, LikelyCause, Near, Scene
 from gradcanary_server.incident_state import Incident, Member
-from gradcanary_server.observations import LayerFacts
 from gradcanary_server.schema import incident, layer, run
+
+MANY = 1_000
+"""Members that are not asked for one by one: databases take so many parameters at most."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,15 @@ class Ack:
 
 @dataclass(frozen=True)
 class Dossier:
-    """An incident with its members, the layers of its run, and the texts; ``step`` is the run's last folded one."""
+    """An incident with its members, layers of its run (see :func:`load`), and the texts; ``step`` is the run's last
+    folded one."""
 
     id: int
     run: str
     step: int
     incident: Incident
     members: dict[int | None, Member]
-    layers: dict[int, LayerFacts]
+    layers: dict[int, Known]
     summary: str
     ack: Ack | None
     cause: LikelyCause
@@ -43,28 +47,49 @@ class Dossier:
 
 
 def load(
-    connection: Connection, incident_ids: Sequence[int], hidden: frozenset[int | None] = frozenset()
+    connection: Connection,
+    incident_ids: Sequence[int],
+    hidden: frozenset[int | None] = frozenset(),
+    *,
+    is_brief: bool = False,
 ) -> list[Dossier]:
-    """Return the dossiers of those of these incidents that exist, newest first; the layers of a run are read once.
+    """Return the dossiers of those of these incidents that exist, newest first.
 
-    ``hidden`` members are left out as if they were none, but for a sentence that counts them.
+    ``hidden`` members are left out as if they were none, but for a sentence that counts them. ``is_brief``: where
+    nothing in it depends on the layers that are no members they are left out: they are most of what there is to read.
     """
     query = select(incident, run.c.name.label("run"), run.c.step, run.c.framework, run.c.facts)
     query = query.join(run, run.c.run_id == incident.c.run_id).where(incident.c.incident_id.in_(incident_ids))
     rows = connection.execute(query.order_by(incident.c.incident_id.desc())).mappings().all()
-    layers = {run_id: _layers(connection, run_id) for run_id in {row["run_id"] for row in rows}}
-    return [_dossier(connection, row, layers[row["run_id"]], hidden) for row in rows]
+    found = [_File(row, incident_rows.members(connection, row["incident_id"])) for row in rows]
+    wanted = {each.run_id for each in found if not is_brief or hidden or each.is_wide}
+    layers = {run_id: _layers(connection, run_id) for run_id in wanted}
+    return [_dossier(connection, each, layers.get(each.run_id) or _members(connection, each), hidden) for each in found]
 
 
-def _dossier(
-    connection: Connection, row: RowMapping, layers: dict[int, LayerFacts], hidden: frozenset[int | None]
-) -> Dossier:
-    every = incident_rows.members(connection, row["incident_id"])
+class _File(NamedTuple):
+    """The row of an incident, with its members."""
+
+    row: RowMapping
+    members: dict[int | None, Member]
+
+    @property
+    def run_id(self) -> int:
+        return int(self.row["run_id"])
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether all layers of the run are needed, or as well read."""
+        return len(self.members) > MANY or causes.compares(self.row["rule"], self.members.values())
+
+
+def _dossier(connection: Connection, file: _File, layers: dict[int, Known], hidden: frozenset[int | None]) -> Dossier:
+    row, every = file
     members = {number: member for number, member in every.items() if number not in hidden}
     what = veils.narrowed(incident_rows.parsed(row), every, members)
     summary: str = row["summary"]
     if len(members) < len(every):
-        names = {number: facts.name for number, facts in layers.items()}
+        names = {number: known.name for number, known in layers.items()}
         summary = summaries.sentence(what, members, names) + veils.aside(every, hidden)
     facts = tuple(Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(row["facts"]))
     cause = causes.likely(Scene(what, members, layers, _near(connection, row), facts))
@@ -82,14 +107,19 @@ def _dossier(
     )
 
 
-def _layers(connection: Connection, run_id: int) -> dict[int, LayerFacts]:
-    query = select(layer).where(layer.c.run_id == run_id).order_by(layer.c.layer_no)
-    return {
-        row.layer_no: LayerFacts(
-            row.layer_no, row.name, tuple(json.loads(row.shape)), row.param_dtype, row.module_class, row.group_no
-        )
-        for row in connection.execute(query)
-    }
+def _layers(connection: Connection, run_id: int) -> dict[int, Known]:
+    return _known(connection, layer.c.run_id == run_id)
+
+
+def _members(connection: Connection, file: _File) -> dict[int, Known]:
+    numbers = [number for number in file.members if number is not None]
+    return _known(connection, layer.c.run_id == file.run_id, layer.c.layer_no.in_(numbers)) if numbers else {}
+
+
+def _known(connection: Connection, *which: ColumnElement[bool]) -> dict[int, Known]:
+    columns = (layer.c.layer_no, layer.c.name, layer.c.param_dtype, layer.c.group_no)
+    rows = connection.execute(select(*columns).where(*which).order_by(layer.c.layer_no))
+    return {number: Known(*known) for number, *known in rows}
 
 
 def _near(connection: Connection, mine: RowMapping) -> tuple[Near, ...]:

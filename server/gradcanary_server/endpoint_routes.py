@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
@@ -37,6 +38,8 @@ MAX_URL = 2_000
 MAX_NAME = 100
 
 router = APIRouter(prefix="/api/v1")
+
+Delivery = Annotated[str, Path(json_schema_extra={"pattern": endpoint_views.DELIVERY})]
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ def list_deliveries(request: Request, number: int, before: str | None = None) ->
 
 
 @router.post("/deliveries/{name}/redeliver", response_model=None, responses=answered("redelivered"))
-async def redeliver(request: Request, name: str) -> JSONResponse:
+async def redeliver(request: Request, name: Delivery) -> JSONResponse:
     """Send a message once more now, under its id and with its bytes, and answer how that went."""
     await _check_sender(request)
     key = endpoint_views.delivery_key(name)

@@ -15,6 +15,9 @@ from gradcanary_server.schema import attempt, delivery, incident, run
 from gradcanary_server.timestamps import timestamp
 
 PAGE = 50
+
+DELIVERY = r"^[0-9]{1,9}-[0-9]{1,9}-[0-9]{1,9}$"
+"""Names of deliveries: INCIDENT-ENDPOINT-VERSION."""
 """Deliveries of one answer, newest first."""
 
 

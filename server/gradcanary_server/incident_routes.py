@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from gradcanary import wire
@@ -20,12 +21,22 @@ from gradcanary_server.incident_shapes import IncidentInFull, IncidentList
 from gradcanary_server.observations import Severity
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.rules import NAMES
+from gradcanary_server.run_shapes import one_of
 from gradcanary_server.schema import MAX_ID, incident, run
 
 PAGE = 100
 """Incidents of one answer at most, newest first."""
 
 router = APIRouter(prefix="/api/v1")
+
+
+def _dated(text: object) -> object:
+    """Return what is to be a time, unless it is a number: by its size that would be seconds or milliseconds."""
+    try:
+        float(str(text))
+    except ValueError:
+        return text
+    raise ValueError("it is a time such as 2030-01-31T12:00:00Z")
 
 
 @dataclass(frozen=True)
@@ -36,8 +47,8 @@ class Choice:
     named: Annotated[str, Query(max_length=100)] = ""
     state: Literal["open", "resolved"] | None = None
     severity: Severity | None = None
-    rule: str | None = None
-    since: datetime | None = None
+    rule: Annotated[str | None, one_of(*NAMES)] = None
+    since: Annotated[datetime, BeforeValidator(_dated)] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,7 @@ def list_incidents(
         def build() -> IncidentList:
             told = incident_views.told(connection, shown)
             url = request.app.state.settings.public_url
-            found = dossiers.load(connection, shown)
+            found = dossiers.load(connection, shown, is_brief=True)
             listed = [incident_views.brief(each, url, quiet, told[each.id]) for each in found]
             return {"incidents": listed, "next": shown[-1] if len(ids) > limit else None}
 

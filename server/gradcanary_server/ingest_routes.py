@@ -2,20 +2,43 @@
 
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from gradcanary import wire
 from gradcanary_server import bodies, meters, requests
-from gradcanary_server.answer_shapes import answered
+from gradcanary_server.answer_shapes import Responses, answered
+from gradcanary_server.answers import Refusal
 from gradcanary_server.ingest import Ingest
 
-router = APIRouter(prefix="/api/v1/runs/{run}/sessions/{session}")
+_REFUSED = {
+    400: "No JSON, no gzip, or cut short: set aside.",
+    401: "No token that is known: kept, and sent again.",
+    403: "A token that may not send, or a page of another site: kept, and sent again.",
+    404: "`unknown_session`: a hello comes first.",
+    409: "`unknown_layer_set`: a hello with it comes first. `conflict`, `superseded`: set aside.",
+    410: "`run_deleted`: this session sends no more.",
+    413: "Too large: sent again in halves.",
+    415: "Something else than `application/json`, or compressed: set aside.",
+    422: "It breaks a promise of the wire, which `field` names: set aside.",
+}
+"""What agents are told, beside what everybody is, and what they do."""
+
+_OTHER_PROTOCOL: Responses = {426: {"model": Refusal, "description": "A protocol that is not spoken here: kept."}}
+
+Run = Annotated[str, Path(json_schema_extra={"pattern": requests.RUN})]
+Session = Annotated[str, Path(json_schema_extra={"pattern": requests.ID})]
+
+router = APIRouter(
+    prefix="/api/v1/runs/{run}/sessions/{session}",
+    responses={status: {"model": Refusal, "description": why} for status, why in _REFUSED.items()},
+)
 
 
-@router.put("", responses=answered("reply"))
-async def hello(request: Request, run: str, session: str) -> Response:
+@router.put("", responses=answered("reply") | _OTHER_PROTOCOL)
+async def hello(request: Request, run: Run, session: Session) -> Response:
     """Take a Hello."""
     requests.check_names(run, session)
     raw = await bodies.read(request, gzip=True)
@@ -39,7 +62,7 @@ router.add_route(f"{router.prefix}/batches/{{seq}}", batch, methods=["POST"])
 
 
 @router.post("/heartbeat", responses=answered("reply"))
-async def heartbeat(request: Request, run: str, session: str) -> Response:
+async def heartbeat(request: Request, run: Run, session: Session) -> Response:
     """Take a Heartbeat."""
     requests.check_names(run, session)
     raw = await bodies.read(request)
@@ -47,7 +70,7 @@ async def heartbeat(request: Request, run: str, session: str) -> Response:
 
 
 @router.post("/end", responses=answered("reply"))
-async def end(request: Request, run: str, session: str) -> Response:
+async def end(request: Request, run: Run, session: Session) -> Response:
     """Take an End."""
     requests.check_names(run, session)
     raw = await bodies.read(request)

@@ -1,17 +1,16 @@
-"""What is sent, received and answered, as JSON Schemas: ``GET /api/v1/schemas``, and the OpenAPI document."""
+"""What is sent, received and answered, as JSON Schemas: ``GET /api/v1/schemas``."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
-from fastapi.openapi.utils import get_openapi
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter
 
 from gradcanary import wire
-from gradcanary_server.answer_shapes import ANSWERS, answered, components
+from gradcanary_server.answer_shapes import ANSWERS, answered
 from gradcanary_server.endpoint_routes import EndpointChange, NewEndpoint
 from gradcanary_server.errors import RequestError
 from gradcanary_server.incident_routes import Acknowledgement
@@ -71,13 +70,6 @@ def schema(name: str) -> dict[str, Any]:
     if name in ANSWERS:
         return TypeAdapter(ANSWERS[name][1]).json_schema(mode="serialization")
     return TypeAdapter(KINDS[name][1]).json_schema()
-
-
-def document(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of an app, with the shapes of its answers."""
-    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    made["components"]["schemas"] |= components()
-    return made
 
 
 def _url(request: Request, name: str) -> str:

@@ -5,6 +5,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 from gradcanary_server.outages import Outage
 
@@ -68,7 +69,17 @@ class Loop(ABC):
         """Work until ``_stopping`` is set."""
 
 
-def stop_all(loops: Sequence[Loop], within_s: float) -> None:
+class Stoppable(Protocol):
+    """What goes on until it is told to stop."""
+
+    def end(self) -> None:
+        """Let it end, without waiting for that."""
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """End, and wait for that, for so long at most."""
+
+
+def stop_all(loops: Sequence[Stoppable], within_s: float) -> None:
     """End loops at the same time, each after what it is at, and wait for that, for so long at most."""
     until = time.monotonic() + within_s
     for loop in loops:

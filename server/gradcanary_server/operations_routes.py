@@ -30,10 +30,10 @@ def registry(database: Database, rules: Rules, loops: Sequence[Loop]) -> Collect
     return made
 
 
-@router.get("/healthz")
-def healthz() -> dict[str, str]:
+@router.get("/healthz", responses=answered("health"))
+def healthz() -> JSONResponse:
     """Answer as long as the process serves requests."""
-    return {"status": OK}
+    return JSONResponse({"status": OK})
 
 
 @router.get("/readyz", response_model=None, responses=answered("readiness", 200, 503))

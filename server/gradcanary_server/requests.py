@@ -30,8 +30,12 @@ MAX_FACTS = 1_000
 SOURCES = ("given", "framework", "optimizer", "relative")
 END_STATES = ("finished", "crashed")
 
-_RUN = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,100}\Z")
-_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,64}\Z")
+RUN = r"^(?!\.)[A-Za-z0-9._-]{1,100}$"
+ID = r"^(?!\.)[A-Za-z0-9._-]{1,64}$"
+"""Expressions of names, as JSON Schema has them: its ``$`` is the end, Python's is before a last line feed, too."""
+
+_RUN = re.compile(RUN.replace("$", r"\Z"))
+_ID = re.compile(ID.replace("$", r"\Z"))
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _CONTROL_BUT_LINES = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 

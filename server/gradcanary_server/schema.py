@@ -285,6 +285,19 @@ rule_set = Table(
     Column("since", Double, nullable=False),
 )
 
+backtest = Table(
+    "backtest",
+    metadata,
+    Column("name", String(16), primary_key=True),  # backtest_rows.name_of()
+    Column("rules", Text, nullable=False),  # rules_json.dump()
+    Column("asked", Double, nullable=False),  # when somebody tried them last
+    Column("found", Text, nullable=False),  # backtest_rows.Found
+    Column("ended", Double),  # the last round, None before
+    Column("is_whole", Boolean, nullable=False, default=False),  # that round came to its end
+    Column("lease_until", Double),
+    Column("fence", Integer, nullable=False, default=0),
+)
+
 token = Table(
     "token",
     metadata,

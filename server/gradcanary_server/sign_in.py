@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from html import escape
+from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
@@ -77,8 +78,13 @@ _HEADERS = {
 
 router = APIRouter()
 
+_PAGES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The page that asks for a token.", "content": {"text/html": {}}},
+    303: {"description": "Where one wanted to go, or to sign in."},
+}
 
-@router.get("/sign-in", response_model=None)
+
+@router.get("/sign-in", response_class=HTMLResponse, response_model=None, responses=_PAGES)
 def show(request: Request, next: str = "/") -> Response:  # noqa: A002 -- the parameter's name in the address
     """Answer the page, or where one wanted to go if nobody is asked."""
     if not _gate(request).settings.auth:
@@ -86,7 +92,7 @@ def show(request: Request, next: str = "/") -> Response:  # noqa: A002 -- the pa
     return _page(rights.local_path(next))
 
 
-@router.post("/sign-in", response_model=None)
+@router.post("/sign-in", response_class=HTMLResponse, response_model=None, responses=_PAGES)
 async def sign_in(request: Request) -> Response:
     """Begin a visit with the token of the form, and go on to where one wanted to."""
     gate = _gate(request)
@@ -107,7 +113,7 @@ async def sign_in(request: Request) -> Response:
     return answer
 
 
-@router.post("/sign-out", response_model=None)
+@router.post("/sign-out", response_class=HTMLResponse, response_model=None, responses=_PAGES)
 async def sign_out(request: Request) -> Response:
     """End the visit."""
     gate, name = _gate(request), cookie_name(request)

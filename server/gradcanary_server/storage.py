@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError
 from gradcanary_server.schema import batch, fold_state, run, tile
+from gradcanary_server.storage_shapes import WeightShape
 from gradcanary_server.timestamps import timestamp
 
 FOR_S = 60.0
@@ -87,28 +88,17 @@ _QUERIES: tuple[Select[Any], ...] = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Weight:
-    """A run as the API lists it; ``bytes`` is None of one that was not counted yet, ``step`` before the first one."""
-
-    run: str
-    bytes: int | None
-    step: int | None
-    last_seen: str
-    archived: bool
-
-
-def weights(connection: Connection, room: Room) -> list[Weight]:
+def weights(connection: Connection, room: Room) -> list[WeightShape]:
     """Return all runs, the heaviest first."""
     columns = (run.c.run_id, run.c.name, run.c.step, run.c.last_seen, run.c.archived)
-    found = [
-        Weight(
-            run=row.name,
-            bytes=room.runs.get(row.run_id),
-            step=row.step,
-            last_seen=timestamp(row.last_seen),
-            archived=row.archived,
-        )
+    found: list[WeightShape] = [
+        {
+            "run": row.name,
+            "bytes": room.runs.get(row.run_id),
+            "step": row.step,
+            "last_seen": timestamp(row.last_seen),
+            "archived": row.archived,
+        }
         for row in connection.execute(select(*columns))
     ]
-    return sorted(found, key=lambda each: (-(each.bytes or 0), each.run))
+    return sorted(found, key=lambda each: (-(each["bytes"] or 0), each["run"]))

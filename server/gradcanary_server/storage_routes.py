@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse
 
 from gradcanary_server import retention, storage
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
-from gradcanary_server.storage import Storage, Weight
+from gradcanary_server.storage import Storage
+from gradcanary_server.storage_shapes import StorageShape
 from gradcanary_server.timestamps import timestamp
 
 router = APIRouter(prefix="/api/v1")
 
 
-@dataclass(frozen=True)
-class Others:
-    """The runs that are not listed."""
-
-    runs: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a store holds; ``raw_days``: how long single samples are kept, None for ever; ``counted``: when.
-
-    ``raw_until``: before when none of them go, because the clock is not believed yet (:mod:`retention`).
-    """
-
-    raw_days: float | None
-    raw_until: str | None
-    bytes: int
-    counted: str
-    runs: list[Weight]
-    others: Others
-
-
-@router.get("/storage")
-def show_storage(request: Request, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Kept:
+@router.get("/storage", responses=answered("storage"))
+def show_storage(request: Request, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> JSONResponse:
     """Answer what the store takes on disk, and the measurements of each run, the heaviest first."""
     database: Database = request.app.state.database
     counter: Storage = request.app.state.storage
@@ -49,11 +28,12 @@ def show_storage(request: Request, limit: Annotated[int, Query(ge=1, le=1_000)] 
         found = storage.weights(connection, room)
         until = retention.doubted_until(connection, database.now(connection))
     rest = found[limit:]
-    return Kept(
-        raw_days=raw_days,
-        raw_until=None if raw_days is None or until is None else timestamp(until),
-        bytes=room.store,
-        counted=timestamp(room.at),
-        runs=found[:limit],
-        others=Others(runs=len(rest), bytes=sum(each.bytes or 0 for each in rest)),
-    )
+    kept: StorageShape = {
+        "raw_days": raw_days,
+        "raw_until": None if raw_days is None or until is None else timestamp(until),
+        "bytes": room.store,
+        "counted": timestamp(room.at),
+        "runs": found[:limit],
+        "others": {"runs": len(rest), "bytes": sum(each["bytes"] or 0 for each in rest)},
+    }
+    return JSONResponse(kept)

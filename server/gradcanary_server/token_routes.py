@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from gradcanary import wire
 from gradcanary_server import audit, bodies, tokens
@@ -15,6 +16,8 @@ from gradcanary_server.access import Gate
 from gradcanary_server.answer_shapes import answered
 from gradcanary_server.errors import invalid
 from gradcanary_server.requests import Reader
+from gradcanary_server.rights import SCOPES
+from gradcanary_server.run_shapes import one_of
 from gradcanary_server.schema import MAX_ID
 from gradcanary_server.timestamps import timestamp
 from gradcanary_server.token_shapes import AuditRecord, NewTokenShape, TokenShape
@@ -27,9 +30,11 @@ router = APIRouter(prefix="/api/v1")
 class Wish(wire.Request):
     """A token that somebody asks for; without ``days`` it holds until it is revoked."""
 
-    name: str
-    scope: str
-    days: float | None = None
+    name: Annotated[str, Field(json_schema_extra={"pattern": tokens.NAME})]
+    scope: Annotated[str, one_of(*SCOPES)]
+    days: Annotated[float, Field(json_schema_extra={"exclusiveMinimum": 0, "maximum": tokens.LONGEST_DAYS})] | None = (
+        None
+    )
 
 
 _WISH = Reader(Wish)
@@ -53,7 +58,9 @@ async def create_token(request: Request) -> JSONResponse:
 
 
 @router.delete("/tokens/{number}", status_code=204)
-def revoke_token(request: Request, number: int) -> None:
+def revoke_token(
+    request: Request, number: Annotated[int, Path(json_schema_extra={"minimum": 1, "maximum": MAX_ID})]
+) -> None:
     """End a token; other collectors of the store refuse it within five seconds."""
     gate = _gate(request)
     if not 0 < number <= MAX_ID:
@@ -65,10 +72,8 @@ def revoke_token(request: Request, number: int) -> None:
 
 
 @router.get("/audit", response_model=None, responses=answered("audit"))
-def list_audit(request: Request, before: int = MAX_ID) -> JSONResponse:
+def list_audit(request: Request, before: Annotated[int, Query(ge=0, le=MAX_ID)] = MAX_ID) -> JSONResponse:
     """Answer who changed what, the newest first; ``next`` is the ``before`` of the following page."""
-    if not 0 <= before <= MAX_ID:
-        raise invalid(f"before is the id of a record, 0 to {MAX_ID}.", "before")
     with _gate(request).database.read() as connection:
         found = audit.page(connection, before)
     records = [_record(each) for each in found[: audit.PAGE]]

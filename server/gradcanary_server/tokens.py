@@ -34,7 +34,8 @@ REMEMBERED_S = 30 * 86_400.0
 """How long a token is listed that holds no more."""
 
 _SECRET_BYTES = 32
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+NAME = r"^[^\u0000-\u001f\u007f-\u009f]{1,100}$"
+_NAME = re.compile(NAME.replace("$", r"\Z"))
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _key(row: Record) -> Key:
 
 
 def _check(name: str, scope: str, days: float | None) -> None:
-    if not 1 <= len(name) <= 100 or _CONTROL.search(name):
+    if not _NAME.match(name):
         raise invalid("A name has 1 to 100 characters, and no control characters: where the token is used.", "name")
     if scope not in SCOPES:
         raise invalid(f"A scope is one of {', '.join(SCOPES)}.", "scope")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
+from typing import cast
 
 import yaml
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
 
 from gradcanary import wire
 from gradcanary_server import bodies, rules_file
+from gradcanary_server.answer_shapes import answered
 from gradcanary_server.backtest import Count
-from gradcanary_server.backtests import Backtest, Backtests, State
+from gradcanary_server.backtest_rows import Backtest
+from gradcanary_server.backtests import Backtests
 from gradcanary_server.errors import RequestError, RulesError, invalid
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.rules import Rules
 from gradcanary_server.timestamps import timestamp
+from gradcanary_server.trial_shapes import BacktestShape, OutcomeOfRun
 
 MAX_TEXT = 64_000
 MAX_DEPTH = 100
@@ -35,45 +40,28 @@ class Wish(wire.Request):
 _WISH = Reader(Wish)
 
 
-@dataclass(frozen=True)
-class Counted:
-    """What rules would have said so far; ``id`` is None of those in force.
-
-    Of ``runs`` runs ``left`` are still to be played; ``at``: when the last round ended.
-    """
-
-    id: str | None
-    state: State
-    runs: int
-    left: int
-    at: str | None
-    messages: int
-    incidents: int
-    outcomes: tuple[Count, ...]
-
-
-@router.get("/rules/backtest")
-def backtest(request: Request) -> Counted:
+@router.get("/rules/backtest", responses=answered("backtest"))
+def backtest(request: Request) -> JSONResponse:
     """Answer what the rules in force would have said of the runs heard of last: counted anew each ten minutes at most,
     in a process of its own, for as long as somebody asks."""
-    return _shown(None, _backtests(request).present())
+    return JSONResponse(_shown(None, _backtests(request).present()))
 
 
-@router.post("/rules/trials", status_code=201)
-async def try_rules(request: Request) -> Counted:
+@router.post("/rules/trials", status_code=201, responses=answered("backtest", 201))
+async def try_rules(request: Request) -> JSONResponse:
     """Begin to count what other rules would have said; that changes nothing, and is asked for by its ``id``."""
     wish = _WISH.read(await bodies.read(request))
     check_text(wish.text, "text", MAX_TEXT, shortest=1, lines=True)
-    return await run_in_threadpool(_try, request, wish.text)
+    return JSONResponse(await run_in_threadpool(_try, request, wish.text), 201)
 
 
-@router.get("/rules/trials/{name}")
-def show_trial(request: Request, name: str) -> Counted:
+@router.get("/rules/trials/{name}", responses=answered("backtest"))
+def show_trial(request: Request, name: str) -> JSONResponse:
     """Answer what rules that were tried would have said, as far as that is counted."""
-    return _shown(name, _tried(request, name))
+    return JSONResponse(_shown(name, _tried(request, name)))
 
 
-def _try(request: Request, text: str) -> Counted:
+def _try(request: Request, text: str) -> BacktestShape:
     name = _backtests(request).try_rules(_parsed(text))
     request.state.about = name
     return _shown(name, _tried(request, name))
@@ -103,22 +91,27 @@ def _depth(text: str) -> int:
 def _tried(request: Request, name: str) -> Backtest:
     found = _backtests(request).tried(name)
     if found is None:
-        raise RequestError(404, "unknown_trial", "These rules are forgotten here: try them again.", "trial")
+        raise RequestError(404, "unknown_trial", "These rules are forgotten: try them again.", "trial")
     return found
 
 
-def _shown(name: str | None, found: Backtest) -> Counted:
+def _shown(name: str | None, backtest: Backtest) -> BacktestShape:
+    found = backtest.found
     counts = [found.counts[number] for number in found.runs if number in found.counts]
-    return Counted(
-        id=name,
-        state=found.state,
-        runs=len(found.runs),
-        left=found.left,
-        at=timestamp(found.at),
-        messages=sum(each.messages for each in counts),
-        incidents=sum(each.incidents for each in counts),
-        outcomes=tuple(counts),
-    )
+    return {
+        "id": name,
+        "state": backtest.state,
+        "runs": len(found.runs),
+        "left": found.left,
+        "at": timestamp(backtest.at),
+        "messages": sum(each.messages for each in counts),
+        "incidents": sum(each.incidents for each in counts),
+        "outcomes": [_outcome(each) for each in counts],
+    }
+
+
+def _outcome(count: Count) -> OutcomeOfRun:
+    return cast(OutcomeOfRun, {**asdict(count), "matched": list(count.matched)})
 
 
 def _backtests(request: Request) -> Backtests:

@@ -1,5 +1,6 @@
-"""How long the list of runs takes when there are many: its first page, a later one, a search; and one run whose
-launches are many and describe their layers anew: what it takes to show it, and to take something of it. Prints tables.
+"""How long the list of runs takes when there are many: its first page, a later one, a search; one run whose launches
+are many and describe their layers anew: what it takes to show it, and to take something of it; and a page of incidents
+of as many wide runs. Prints tables.
 """
 
 import argparse
@@ -10,19 +11,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, func, insert, select
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 import streams  # noqa: E402 -- found through the path above
 
-from gradcanary_server import runs, sessions  # noqa: E402 -- likewise
+from gradcanary_server import dossiers, incident_views, incidents, runs, sessions  # noqa: E402 -- likewise
 from gradcanary_server.database import Database  # noqa: E402 -- likewise
+from gradcanary_server.observations import Change  # noqa: E402 -- likewise
 from gradcanary_server.run_choice import Choice  # noqa: E402 -- likewise
-from gradcanary_server.schema import launch, layer, run, session  # noqa: E402 -- likewise
+from gradcanary_server.schema import incident, launch, layer, run, session  # noqa: E402 -- likewise
 from gradcanary_server.spark import Spark  # noqa: E402 -- likewise
 
 NOW, LAYERS, ROUNDS = 1e9, 20, 9
+WIDE, HIT, PAGE = 3_000, 30, 100
 RESUMED, LAUNCHES, RANKS, WIDTH, DTYPES = "resumed", 8, 8, 500, ("float32", "bfloat16")
 FACTS = '[{"code": "x", "text": "' + "y" * 2000 + '", "layers": []}]'
 QUESTIONS = {
@@ -119,6 +122,43 @@ def ask_for_one(database: Database) -> None:
         print(f"| {words} | {ms:.2f} | {cpu_ms:.2f} |")
 
 
+def add_wide_runs(database: Database, rule: str, evidence: str) -> list[int]:
+    """Store runs of many layers with an incident each, of a block; return the numbers of the incidents."""
+    names = streams.layer_names(WIDE)
+    with database.write() as connection:
+        first = connection.execute(select(func.max(run.c.run_id))).scalar_one() + 1
+        numbers = range(first, first + PAGE)
+        at = {"created": NOW, "last_seen": NOW, "facts": FACTS}
+        connection.execute(insert(run), [{"run_id": each, "name": f"wide-{each}", **at} for each in numbers])
+        known = {"shape": "[1280, 1280]", "param_dtype": "bfloat16", "module_class": "Linear", "group_no": 0}
+        for number in numbers:
+            named = [{"run_id": number, "layer_no": place, "name": name} for place, name in enumerate(names)]
+            connection.execute(insert(layer), [{**each, **known} for each in named])
+        change = [
+            Change(700, rule, place, "fired", "critical", 690, 1e-6, 1e-3, None, evidence) for place in range(HIT)
+        ]
+        for number in numbers:
+            incidents.record(connection, number, 1, change, NOW, 600.0)
+        found = select(incident.c.incident_id).where(incident.c.run_id.in_(numbers))
+        return list(connection.scalars(found.order_by(incident.c.incident_id)))
+
+
+def ask_for_incidents(database: Database) -> None:
+    """Print how long a page of incidents takes, which are all of other runs."""
+    for rule, evidence in (("collapse", "fall"), ("nonfinite", None)):
+        ids = add_wide_runs(database, rule, evidence)
+
+        def page(connection: Connection, ids: list[int] = ids) -> None:
+            told = incident_views.told(connection, ids)
+            [
+                incident_views.brief(each, "", [], told[each.id])
+                for each in dossiers.load(connection, ids, is_brief=True)
+            ]
+
+        ms, cpu_ms = measure(database, page)
+        print(f"| {rule} | {ms:.0f} | {cpu_ms:.0f} |")
+
+
 def size_of(database: Database) -> int:
     """Return the bytes on disk, without the log of writes."""
     database.reclaim()
@@ -142,6 +182,8 @@ def main() -> None:
         print(f"\n| of {LAUNCHES * RANKS} sessions of {WIDTH} layers | ms | ms of CPU here |\n|---|---|---|")
         ask_for_one(database)
         print(f"\na hello: {hello_ms:.1f} ms of CPU; all of it: {size / 1e6:.1f} MB more on disk")
+        print(f"\n| {PAGE} incidents of runs of {WIDE:,} layers | ms | ms of CPU here |\n|---|---|---|")
+        ask_for_incidents(database)
         database.close()
 
 

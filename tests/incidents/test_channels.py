@@ -2,14 +2,19 @@
 
 import asyncio
 import contextlib
+import email.policy
 import json
 import logging
 import re
+import socketserver
+import ssl
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import trustme
 from apprise.plugins import pagerduty
 from changes import fired
 from receivers import hang, status
@@ -107,6 +112,50 @@ def test_ntfy_discord_and_slack_take_it_within_their_limits(receiver_factory):
     assert len(embed["description"]) <= 2000
     assert DATA["url"] in embed["description"]
     assert "lr = 1e-4" in json.dumps(slack)
+
+
+class Postbox(socketserver.StreamRequestHandler):
+    """A mail server that takes each message, into ``server.got``."""
+
+    def handle(self):
+        self.wfile.write(b"220 here\r\n")
+        for line in self.rfile:
+            word = line.strip().upper()
+            if word == b"DATA":
+                self.wfile.write(b"354 go on\r\n")
+                lines = iter(self.rfile.readline, b".\r\n")
+                self.server.got.append(email.message_from_bytes(b"".join(lines), policy=email.policy.default))
+            self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 ok\r\n")
+
+
+def test_mail_of_an_incident_is_a_thread_and_text():
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Postbox) as server:
+        server.got, port = [], server.server_address[1]
+        threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
+        channel = opened(f"mailto://127.0.0.1:{port}?from=a@example.com&to=b@example.com&smtp=127.0.0.1&mode=insecure")
+        notify(channel)
+        notify(channel, message("resolved", state="resolved"))
+        server.shutdown()
+    assert [mail["subject"] for mail in server.got] == ["gradcanary: collapse (incident 31)"] * 2
+    assert [mail["to"] for mail in server.got] == ["b@example.com"] * 2
+    told = server.got[0].get_body(("plain",)).get_content()
+    assert DATA["summary"] in told
+    assert told.splitlines()[1] == DATA["url"]
+    assert "lr = 1e-4" in told
+
+
+def test_teams_takes_it_over_tls(receiver_factory, tmp_path, monkeypatch):
+    authority, receiver = trustme.CA(), receiver_factory(status(202))
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "authority.pem"))
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    receiver.server.socket = server.wrap_socket(receiver.server.socket, server_side=True)
+    notify(opened(f"workflows://127.0.0.1:{receiver.port}/643a03ae03c5/{PASSWORD}"))
+    [card] = posted(receiver)
+    told = card["attachments"][0]["content"]["body"][-1]["text"]
+    lines = re.sub(r"\\(.)", r"\1", told).splitlines()  # Markdown, in which each sign may be escaped
+    assert lines[1:] == [DATA["url"], "Likely cause: The learning rate.", "Fix: Check it.", "lr = 1e-4"]
 
 
 def test_pagerduty_resolves_what_it_opened(receiver_factory, monkeypatch):

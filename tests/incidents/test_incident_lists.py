@@ -3,7 +3,7 @@
 import pytest
 from changes import fired, resolved
 from clocks import Clocked
-from sqlalchemy import insert, update
+from sqlalchemy import event, insert, update
 from starlette.testclient import TestClient
 from stores import Store
 
@@ -90,6 +90,27 @@ def test_incidents_are_chosen_by_all_that_a_page_offers(desk):
     ):
         refused = desk.api.get("/api/v1/incidents", params=query)
         assert (refused.status_code, refused.json()["error"]["field"]) == (422, field)
+
+
+def test_a_list_says_of_each_what_it_says_by_itself_and_reads_less(desk):
+    """Of causes that are looked for in all layers of a run, and of those that are not."""
+    desk.record(1, *(fired(number) for number in range(0, 300, 2)))
+    desk.record(1, fired(2, step=400, rule="vanished", severity="warning", evidence="steady"))
+    desk.record(1, *(fired(number, step=401, rule="nonfinite", evidence=None) for number in range(4)))
+    desk.record(1, fired(None, step=402, rule="scale_drop", evidence=None))
+    listed = desk.api.get("/api/v1/incidents").json()["incidents"]
+    causes = ["loss_rescaled", "nonfinite_gradient", "cut_off", "lora_partner"]
+    assert [each["likely_cause"]["code"] for each in listed] == causes
+    for each in listed:
+        alone = desk.api.get(f"/api/v1/incidents/{each['id']}").json()
+        assert {name: alone[name] for name in each} == each
+
+    read = []
+    event.listen(desk.store.database._engine, "before_cursor_execute", lambda *asked: read.append(asked[2]))
+    desk.listed(rule="nonfinite")
+    asked = [statement for statement in read if "FROM layer" in statement]
+    assert len(asked) == 1
+    assert " IN (" in asked[0]
 
 
 def seal(connection, now):

@@ -141,6 +141,46 @@ def test_each_scope_does_what_it_is_for(app, admin, made):
     assert app.delete(RUN, headers=admin).status_code == 204
 
 
+FOR_EVERYBODY = {"GET /healthz", "GET /readyz", "GET /sign-in", "POST /sign-in", "POST /sign-out"}
+FOR_AGENTS = {
+    f"{method} /api/v1/runs/{{run}}/sessions/{{session}}{rest}"
+    for method, rest in (("PUT", ""), ("POST", "/batches/{seq}"), ("POST", "/heartbeat"), ("POST", "/end"))
+}
+FOR_READERS = {
+    "GET /metrics",
+    *(f"GET /api/v1/runs{rest}" for rest in ("", "/{run}", "/{run}/layers", "/{run}/series", "/{run}/heatmap")),
+    *(f"GET /api/v1/runs/{{run}}/{rest}" for rest in ("metrics", "metrics.csv", "export.csv", "recording")),
+    *(f"GET /api/v1/{rest}" for rest in ("incidents", "incidents/{number}", "silences", "demo", "storage")),
+    *(f"GET /api/v1/endpoints{rest}" for rest in ("", "/{number}", "/{number}/deliveries")),
+    *(f"GET /api/v1/rules{rest}" for rest in ("", "/backtest", "/trials/{name}")),
+    *(f"GET /api/v1/schemas{rest}" for rest in ("", "/{name}")),
+}
+"""All other routes are for those who administer."""
+
+
+def test_each_route_lets_in_whom_it_is_for(app, admin, made):
+    """Of all that the document names; what is wrong with a request is said to those who may make it."""
+    app.app.state.backtests.end()  # a count of an empty store takes a process
+    askers = {None: {}, "ingest": made("ingest"), "read": made("read"), "admin": admin}
+    routes = {f"{method.upper()} {path}" for path, methods in app.app.openapi()["paths"].items() for method in methods}
+    assert routes >= FOR_EVERYBODY | FOR_AGENTS | FOR_READERS
+    for route in sorted(routes):
+        method, _, path = route.partition(" ")
+        path = re.sub(r"{(number|seq)}", "99", re.sub(r"{(run|session|name)}", "nobody", path))
+        told = {scope: app.request(method, path, headers=headers).status_code for scope, headers in askers.items()}
+        refused = {scope: status for scope, status in told.items() if status in (401, 403)}
+        may = {"ingest", "admin"} if route in FOR_AGENTS else {"read", "admin"} if route in FOR_READERS else {"admin"}
+        if route == "POST /api/v1/demo":
+            assert set(told.values()) == {401, 403}, "of nobody where tokens are asked for"
+        elif route == "POST /sign-in":
+            assert set(told.values()) == {401}, "it takes a token in its form only"
+        elif route in FOR_EVERYBODY:
+            assert refused == {}, route
+        else:
+            expected = {scope: 401 if scope is None else 403 for scope in askers if scope not in may}
+            assert refused == expected, (route, told)
+
+
 def test_who_signed_in_need_not_say_who_they_are(app, made):
     ada = made("admin")
     for said, by in (({}, "ada"), ({"by": None}, "ada"), ({"by": "grace"}, "grace")):
@@ -334,8 +374,13 @@ def test_who_guesses_is_slowed_down_and_others_at_the_address_are_not(app, admin
     assert int(wrong[-1].headers["retry-after"]) >= 1
     pages = [app.post("/sign-in", data={"token": f"gc_read_{each}"}, headers=OURS) for each in range(12)]
     assert [each.status_code for each in pages] == [401] * 10 + [429] * 2
-    assert "Too many" in pages[-1].text
-    assert int(pages[-1].headers["retry-after"]) >= 1
+    wait_s = int(pages[-1].headers["retry-after"])
+    assert wait_s >= 1
+    assert (
+        f"Too many tokens from this address that open nothing (a right one is taken at once): try again in {wait_s} s."
+        in (pages[-1].text)
+    )
+    assert 'name="token"' in pages[-1].text, "and it can be tried again there"
     assert app.get("/api/v1/runs", headers=admin).status_code == 200
     assert app.post("/sign-in", data={"token": admin["authorization"][7:]}, headers=OURS).status_code == 303
 

@@ -1,17 +1,22 @@
 """What rules would have said of the last runs: as `test-rules` has it, within bounds, changing nothing."""
 
 import io
-import math
+from dataclasses import replace
 
 import httpx
 import pytest
 import shapes
+from collectors import Collector
+from sqlalchemy import select
 from streams import Session, Stream, collapsed, healthy
 from waiting import eventually
 
-from gradcanary_server import backtest, backtests, takes
+from gradcanary_server import backtest, backtest_rows, replays, takes
+from gradcanary_server.backtest_rows import Found
 from gradcanary_server.backtests import Backtests
+from gradcanary_server.database import Database
 from gradcanary_server.rules import Collapse, LayerRule, Rules
+from gradcanary_server.schema import backtest as backtest_table
 
 LAYERS, AT, STEPS = 24, 130, 300
 DEAF = "version: 1\nrules:\n  collapse: {enabled: false}\nlayers:\n- match: lora_A\n  explosion: {ratio: 50}\n"
@@ -90,25 +95,123 @@ def test_rules_that_are_none_are_refused_with_the_line(attempt, text, said):
 
 
 def test_rules_that_nobody_tried_are_unknown(trained):
-    answer = trained.get("/api/v1/rules/trials/0123456789abcdef")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_trial")
+    for name in ("0123456789abcdef", "%00", "x" * 3_000):
+        answer = trained.get(f"/api/v1/rules/trials/{name}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_trial"), name
 
 
-def test_a_run_that_did_not_change_is_not_played_again(trained, monkeypatch):
-    counter = Backtests(trained.store_url, Rules())
-    settled(lambda: vars(counter.present()))
-    first = counter.present().counts
-    monkeypatch.setattr(backtests, "FOR_S", -1.0)
+@pytest.fixture
+def another(trained, tmp_path):
+    """Another collector of the store; of SQLite, which has one, that one after a restart."""
+    if trained.db is None:
+        trained.stop()
+        yield trained.start()
+        return
+    beside = Collector(tmp_path / "beside", db=trained.db)
+    yield beside.start()
+    beside.kill()
+
+
+def test_what_one_collector_was_asked_another_one_answers(trained, attempt, request):
+    tried = attempt(DEAF.replace("50", "51")).json()["id"]
+    asked = f"/api/v1/rules/trials/{tried}"
+    mine = settled(lambda: trained.get(asked).json())
+    other = request.getfixturevalue("another")
+    assert other.get(asked).json() == mine
+    assert other.get("/api/v1/rules/backtest").json()["state"] == "counted", "and it is not counted anew"
+    newer = httpx.post(f"{other.url}/api/v1/rules/trials", json={"text": DEAF.replace("50", "52")}).json()["id"]
+    found = settled(lambda: trained.get(f"/api/v1/rules/trials/{newer}").json())
+    assert (found["state"], found["runs"], found["left"]) == ("counted", 2, 0)
+
+
+class Clocked(Database):
+    """A store whose clock is set."""
+
+    ahead_s = 0.0
+
+    def now(self, connection):
+        return super().now(connection) + self.ahead_s
+
+
+@pytest.fixture
+def store(trained):
+    database = Clocked(trained.store_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def counter(trained, store):
+    """What counts in a collector, with rules that nobody else has."""
+    made = Backtests(store, trained.store_url, Rules(layers=(LayerRule("nowhere", collapse=Collapse(enabled=False)),)))
+    yield made
+    made.stop()
+
+
+def stored(store, name):
+    with store.read() as connection:
+        return backtest_rows.find(connection, name, store.now(connection))
+
+
+def test_a_run_that_did_not_change_is_not_played_again(trained, store, counter):
+    first = settled(lambda: vars(counter.present()))["found"].counts
+    forged = {number: replace(each, messages=99) for number, each in first.items()}
+    with store.write() as connection:
+        claim = backtest_rows.claim(connection, counter.name, store.now(connection) + backtest_rows.FOR_S + 1)
+        found = Found(tuple(forged), 0, forged)
+        backtest_rows.conclude(connection, claim, found, store.now(connection), is_whole=True)
     Session(trained.url, run="well", session="session-1").heartbeat()
     Session(trained.url, run="well").post_batch(1, Stream(healthy(80, 6)).batch(60, 80)).raise_for_status()
-    again = counter.present()
-    monkeypatch.setattr(backtests, "FOR_S", math.inf)
-    settled(lambda: vars(again))
-    now = again.counts
-    same = [number for number in now if now[number] is first[number]]
-    assert [now[number].run for number in same] == ["fell"]
-    assert {each.run: each.samples for each in now.values()} == {"fell": STEPS, "well": 80}
-    counter.stop()
+    assert counter.present().state == "counted"
+    store.ahead_s = backtest_rows.FOR_S + 1
+    assert counter.present().state == "waiting"
+    now = settled(lambda: vars(counter.present()))["found"].counts.values()
+    assert {each.run: each.messages for each in now} == {"fell": 99, "well": 0}
+    assert {each.run: each.samples for each in now} == {"fell": STEPS, "well": 80}
+
+
+def test_of_several_that_count_one_does_until_it_is_not_heard_of(store, counter):
+    name = counter.try_rules(Rules(layers=(LayerRule("lora_A", collapse=Collapse(enter=1e-6)),)))
+    with store.write() as connection:
+        claim = backtest_rows.claim(connection, name, store.now(connection))
+        assert backtest_rows.claim(connection, name, store.now(connection)) is None
+    assert counter.tried(name).state == "counting"
+    store.ahead_s = backtest_rows.LEASE_S + 1
+    found = settled(lambda: vars(counter.tried(name)))["found"]
+    assert (len(found.counts), found.left) == (2, 0)
+    with store.write() as connection:
+        now = store.now(connection)
+        assert not backtest_rows.keep(connection, claim, Found(), now), "who comes back late writes nothing"
+        assert not backtest_rows.conclude(connection, claim, Found(), now, is_whole=False)
+    assert stored(store, name).found == found
+
+
+def test_what_is_being_counted_as_a_collector_stops_is_left_to_others(store, counter, monkeypatch):
+    monkeypatch.setattr(replays, "_START", "import time; time.sleep(600)")
+    assert counter.present().state == "waiting"
+    eventually(lambda: counter.present().state != "waiting", PATIENCE_S)
+    counter.stop(PATIENCE_S)
+    assert stored(store, counter.name).state == "waiting"
+    assert counter.present().state == "waiting", "and it counts no more"
+
+
+def test_a_process_that_fails_is_said_to_have_and_not_started_each_second(store, counter, monkeypatch, caplog):
+    monkeypatch.setattr(replays, "_START", "raise SystemExit(3)")
+    assert settled(lambda: vars(counter.present()))["state"] == "failed"
+    assert "ended with 3" in caplog.text
+    assert counter.present().state == "failed"
+    store.ahead_s = backtest_rows.FOR_S + 1
+    assert counter.present().state == "waiting"
+
+
+def test_rules_are_remembered_for_a_day_and_only_so_many(store, counter):
+    names = [counter.try_rules(Rules(layers=(LayerRule(f"x{each}"),))) for each in range(backtest_rows.KEPT + 1)]
+    assert [name for name in names if stored(store, name) is None] == names[:1]
+    store.ahead_s = backtest_rows.KEPT_S + 1
+    assert stored(store, names[-1]) is None
+    last = counter.try_rules(Rules())
+    with store.read() as connection:
+        assert connection.scalars(select(backtest_table.c.name)).all() == [last]
 
 
 def source(steps, layers):
