@@ -12,7 +12,7 @@ from dash.exceptions import PreventUpdate
 from gradcanary_dashboard import forms, parts
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError
-from gradcanary_dashboard.threads import Contents, threaded
+from gradcanary_dashboard.threads import Contents, changing
 
 Demo = Mapping[str, Any]
 
@@ -64,7 +64,7 @@ def register(app: Dash, collector: Collector) -> None:
     """Start the demo at a click; how it goes is told by the refresh that follows."""
     outputs = {"said": Output("demo-said", "children"), "news": Output("runs-heart", "data-news")}
 
-    @threaded(app, outputs, Input("demo-start", "n_clicks"), State("url", "pathname"), refreshes=True)
+    @changing(app, outputs, Input("demo-start", "n_clicks"), State("url", "pathname"))
     def start(clicks: int | None, _pathname: str | None) -> Contents:
         if not clicks:
             raise PreventUpdate

@@ -195,7 +195,7 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
     said = drawing.drawn(incidents_page.row(incident(told=told, acked=acked, silenced=silenced)))
     for words in (
         "critical", "#31 collapse", '"/incidents/31"', '"/runs/run?incident=31"', "1 / 2", "since step 31",
-        "acked by ada", "1 of 2 layers silenced until",
+        "acked by ada", "1 of 2 layers silenced, ends",
         "on call, h.example: opened, delivered; webhook: opened, on its way",
         '"data-do":"ack"', '"data-do":"silence"', '"data-do":"unsilence"',
     ):  # fmt: skip

@@ -174,6 +174,7 @@ def test_what_people_change_is_written_down(app, admin, made):
     secrets = [made("read", "wall")["authorization"][7:], admin["authorization"][7:]]
     silence = {"run": "lora-*", "rule": "collapse", "until": TOMORROW, "by": "mallory"}
     number = app.post("/api/v1/silences", json=silence, headers=admin).json()["id"]
+    app.patch(f"/api/v1/silences/{number}", json={"until": TOMORROW}, headers=admin)
     app.delete(f"/api/v1/silences/{number}", headers=admin)
     app.delete("/api/v1/silences/999", headers=admin)  # which is not there: nothing was changed
     app.get("/api/v1/runs", headers=admin)
