@@ -54,9 +54,11 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def fill(endpoints: Sequence[Endpoint], *, may: bool) -> dict[str, Any]:
-    """Return the contents of the page of all endpoints."""
-    nobody = [html.P("Nobody is told of incidents: they are on these pages only.", className="dim")]
+def fill(endpoints: Sequence[Endpoint], url: str, *, may: bool) -> dict[str, Any]:
+    """Return the contents of the page of all endpoints; ``url`` is the collector's address."""
+    words = "Nobody is told of incidents: they are on these pages only. Make an endpoint below, and send it a test."
+    line = f"gradcanary endpoints add https://hooks.example/gradcanary --url {url}"
+    nobody = [html.P(words), *parts.terminal(line)]
     return {
         "endpoint-list": [_entry(each) for each in endpoints] or nobody,
         **settings_frame.rights(ALL, may=may),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, State, html
+from dash import Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
@@ -23,6 +23,11 @@ FRAMEWORKS = "Transformers, Lightning, Accelerate and TRL need nothing else: any
 DEMO = "A real LoRA training in which three layers collapse, and its healthy twin: they take a minute."
 STARTING = "Starting the demo: two small trainings on the collector's machine"
 RUNNING = "The demo trains: its first step shows here in a few seconds"
+
+
+def way() -> Component:
+    """Return the link that leads to these lines, for pages that have nothing to show before the first run."""
+    return dcc.Link("How to bring the first one", href="/")
 
 
 def page(collector_url: str, demo: Demo, *, asks_token: bool) -> html.Div:

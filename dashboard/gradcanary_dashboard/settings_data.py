@@ -75,7 +75,7 @@ def _endpoints(collector: Collector, _arguments: Arguments, _chosen: str) -> Map
 
 
 def _fill_endpoints(collector: Collector, found: Mapping[str, Any]) -> Contents:
-    return endpoint_pages.fill(found["endpoints"]["endpoints"], may=may_change(collector))
+    return endpoint_pages.fill(found["endpoints"]["endpoints"], collector.public_url, may=may_change(collector))
 
 
 def _endpoint(collector: Collector, arguments: Arguments, chosen: str) -> Mapping[str, Answer]:
@@ -96,7 +96,8 @@ def _fill_silences(collector: Collector, found: Mapping[str, Any]) -> Contents:
     audit = allowed(collector, "/audit")
     records = None if audit is None else audit.body["audit"]
     names = [each["run"] for each in collector.runs().body["runs"]]
-    contents = silences_page.fill(found["silences"]["silences"], records, names, may=audit is not None)
+    listed, url = found["silences"]["silences"], collector.public_url
+    contents = silences_page.fill(listed, records, names, url, may=audit is not None)
     return {**contents, "silence-rules": incident_data.rules(collector)}
 
 

@@ -48,18 +48,16 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 def fill(
     silences: Sequence[Mapping[str, Any]],
     audit: Sequence[Mapping[str, Any]] | None,
-    runs: Sequence[str] = (),
+    runs: Sequence[str],
+    url: str,
     *,
     may: bool,
 ) -> dict[str, Any]:
     """Return the contents; ``audit`` is the log of what people changed, None for those who may not see it, ``runs``
-    are names to offer.
+    are names to offer, ``url`` is the collector's address.
     """
-    none = html.P(
-        "Nothing is silenced: everybody is told of everything. Silence an incident from its page, or here what is to "
-        "come.",
-        className="dim",
-    )
+    words = "Nothing is silenced: everybody is told of everything. Silence an incident from its page, or here."
+    none = [html.P(words), *parts.terminal(f"gradcanary silence --run 'lora-*' --for 8h --url {url}")]
     return {
         "silence-list": drawing.drawn([_entry(each) for each in silences] or none),
         "silence-past": _past(audit),

@@ -17,6 +17,7 @@ SLOTS = {**settings_frame.slots(PAGE), "token-list": DRAWN}
 NONE = (
     "No token so far. Make one below: each training and each person has one of their own, so that each can be revoked."
 )
+LINE = "gradcanary token create --scope ingest --name JOBS"
 SCOPES = {
     "ingest": "ingest: trainings send with it",
     "read": "read: sees everything but tokens",
@@ -60,8 +61,8 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
 def fill(tokens: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Return the contents; None for those who may not see them."""
-    words = "Tokens are shown to those who administer. Without tokens at hand: gradcanary token list, on the machine."
-    none = html.P(words if tokens is None else NONE, className="dim")
+    words = "Tokens are shown to those who administer. Without one at hand: gradcanary token list, on its machine."
+    none = [html.P(words, className="dim")] if tokens is None else [html.P(NONE), *parts.terminal(LINE)]
     return {
         "token-list": drawing.drawn([_entry(each) for each in tokens or ()] or none),
         **settings_frame.rights(PAGE, may=tokens is not None),

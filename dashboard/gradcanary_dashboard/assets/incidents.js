@@ -50,11 +50,20 @@
     return done.said;
   }
 
-  // Once the form is there, whoever uses keys is in its first field.
+  // Safari's keyboard covers the page, which does not become smaller.
+  if (window.visualViewport) {
+    window.visualViewport.addEventListener("resize", () => {
+      document.documentElement.style.setProperty("--seen", window.visualViewport.height + "px");
+    });
+  }
+
+  const hasKeys = matchMedia("(hover: hover)");
+
+  // Once the form is there, whoever uses keys is in its first field; on a phone a keyboard would cover half of it.
   new MutationObserver(() => {
     const first = dialog() && dialog().open && dialog().querySelector("input[type=text], textarea, button");
     const focused = document.activeElement;
-    if (first && (focused === dialog() || focused === document.body)) first.focus();
+    if (first && hasKeys.matches && (focused === dialog() || focused === document.body)) first.focus();
   }).observe(document.documentElement, { childList: true, subtree: true });
 
   // ---- what is chosen of the list: in the address
