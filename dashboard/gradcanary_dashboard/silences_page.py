@@ -110,7 +110,7 @@ def _entry(silence: Mapping[str, Any]) -> html.Article:
         "Change its end",
         type="button",
         className="do",
-        **{"data-do": "move", "data-silence": str(number), **parts.attributes(aria_label=f"Change end of #{number}")},
+        **{"data-do": "move", "data-silence": str(number), **parts.attributes(aria_label=f"Change its end, #{number}")},
     )
     really = forms.telling("Yes, end it", ENDED, number, tone="danger")
     end = forms.asking("End now", f"End silence {number}? What is still true is told then.", really)

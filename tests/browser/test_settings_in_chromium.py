@@ -189,7 +189,7 @@ def test_a_silence_is_tried_made_moved_and_ended(place: Place, visit: Callable[.
     [made] = place.api.get("/api/v1/silences").json()["silences"]
     assert (made["match"], made["by"]) == (r"^blocks\.4\.", "first administrator")
 
-    change = card.get_by_role("button", name="Change end")
+    change = card.get_by_role("button", name="Change its end")
     change.click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("collapse in lora-*, layers with")
