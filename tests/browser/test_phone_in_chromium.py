@@ -69,6 +69,8 @@ def test_woken_up_by_a_message_one_sees_what_happened_acks_and_sees_it_end(share
     dialog.get_by_label("Note").tap()
     for seen in (dialog, dialog.get_by_label("Note"), dialog.get_by_role("button", name="Silence", exact=True)):
         expect(seen).to_be_in_viewport(ratio=1)
+    dialog.get_by_role("button", name="Silence", exact=True).tap()
+    expect(dialog.get_by_text("Say who you are")).to_be_in_viewport(ratio=1)
     phone.set_viewport_size({"width": 390, "height": 844})
     dialog.get_by_role("button", name="Cancel").tap()
     expect(dialog).to_be_hidden()

@@ -57,12 +57,23 @@
     });
   }
 
+  let answered = "";
+
+  // What is wrong may come below what is in sight.
+  function show() {
+    const answer = document.getElementById("dialog-answer");
+    const text = answer ? answer.textContent : "";
+    if (text && text !== answered) answer.scrollIntoView({ block: "nearest" });
+    answered = text;
+  }
+
   const hasKeys = matchMedia("(hover: hover)");
 
   // Once the form is there, whoever uses keys is in its first field; on a phone a keyboard would cover half of it.
   new MutationObserver(() => {
     const first = dialog() && dialog().open && dialog().querySelector("input[type=text], textarea, button");
     const focused = document.activeElement;
+    show();
     if (first && hasKeys.matches && (focused === dialog() || focused === document.body)) first.focus();
   }).observe(document.documentElement, { childList: true, subtree: true });
 
