@@ -120,7 +120,7 @@ def _none(chosen: Filter, url: str) -> html.P | html.Div:
         newest = dcc.Link("See the newest", href=incident_filter.url(replace(chosen, before=None)))
         return html.P(["There is no older one. ", newest], className="dim")
     if not chosen.is_set:
-        words = [
+        words: list[Any] = [
             "A rule opens one when layers stop learning. ",
             dcc.Link("Who is told then", href="/settings"),
             " can be tried before; ",

@@ -97,7 +97,7 @@ def _verdict(counted: Counted) -> html.P:
     if counted["state"] in ("waiting", "counting") and not done:
         return html.P([parts.icon("dots"), "The last runs are being played again …"], className="counted")
     if not runs:
-        none = [parts.icon("info"), "There is no run yet to try them on. ", first_start.way()]
+        none: list[Any] = [parts.icon("info"), "There is no run yet to try them on. ", first_start.way()]
         return html.P(none, className="counted")
     of = "your last run" if done == 1 else f"your last {wording.integer(done)} runs"
     said = f"These rules would have sent {wording.plural(counted['messages'], 'message')} in {of}"
