@@ -12,7 +12,7 @@ from plots import IMAGE, await_figures, place, query, until
 from streams import Session, Stream, healthy
 
 RUN = "lora-collapse"
-NIGHT = "woken-at-two"
+NIGHT = "two-at-night"
 KEYBOARD = 414
 """Pixels that a keyboard leaves of 844."""
 
