@@ -154,6 +154,23 @@ def test_an_endpoint_from_its_making_to_its_end(place: Place, visit: Callable[..
     expect(entry(page, "pager")).to_have_count(0)
 
 
+KEPT = """async () => {
+    const slot = document.createElement("div");
+    const draw = async (...keys) => {
+        slot.dataset.drawn = JSON.stringify(keys.map(([key, text]) => ["p", { "data-key": key }, text]));
+        await new Promise((drawn) => setTimeout(drawn));
+    };
+    document.body.append(slot);
+    await draw(["1", "before"]);
+    const first = slot.firstChild;
+    await draw(["2", "newer"], ["1", "after"]);
+    const kept = slot.lastChild === first && first.textContent;
+    slot.remove();
+    return kept;
+}"""
+"""Draw a list, then one in which an entry changed and a newer one stands above it."""
+
+
 def test_a_silence_is_tried_made_moved_and_ended(place: Place, visit: Callable[..., Page]) -> None:
     page = visit("/settings/silences")
     expect(page.locator("#silence-list")).to_contain_text("Nothing is silenced")
@@ -327,6 +344,7 @@ def test_a_visitor_who_may_only_read_sees_why_and_tokens_are_made_and_revoked(
     wall.locator("summary").press("Enter")
     wall.get_by_role("button", name="Revoke it").click()
     expect(page.locator("#token-answer")).to_have_text("Revoked.")
+    assert page.evaluate(KEPT) == "after"
     expect(wall.locator(".badge")).to_have_text("revoked")
 
 
