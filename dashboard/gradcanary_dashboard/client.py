@@ -25,6 +25,9 @@ KEPT_ANSWERS = 64
 
 ENDPOINTS_FOR_S = 10.0
 
+CHANGE_S = 30.0
+"""A change may take longer than a question: a test message waits 10 s for its receiver, a deleted run for its rows."""
+
 
 CREDENTIALS = ("authorization", "cookie")
 _reader: ContextVar[Mapping[str, str]] = ContextVar("reader", default={})  # noqa: B039 -- never changed
@@ -131,7 +134,7 @@ class Collector:
 
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> object:
         """Return the JSON that answers a change by the reader, None where there is none; raises DashboardError."""
-        request = self._http.build_request(method, path, json=body)
+        request = self._http.build_request(method, path, json=body, timeout=CHANGE_S)
         # The question that this answers came from a page of ours: who let it in looked (``Documents``, ``access``).
         request.headers.update({**(_reader.get() if self.as_reader else self._own), "sec-fetch-site": "same-origin"})
         response = self._send(request)

@@ -8,7 +8,7 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import parts, wording
+from gradcanary_dashboard import first_start, parts, wording
 from gradcanary_dashboard.compare_data import CompareData
 from gradcanary_dashboard.compare_view import ALIGNS, MOST_RUNS, CompareView, compare_url
 
@@ -35,7 +35,7 @@ def asking(data: CompareData, free: Sequence[Mapping[str, Any]], wanted: Compare
         leave = dcc.Link("another one", href=compare_url(known.without_run(data.runs[0].name)))
         text = ["Choose the run to hold against ", html.B(data.runs[0].name), ", or begin with ", leave, "."]
     if not free:
-        text = ["There is no run yet." if not data.listed else "There is no other run yet."]
+        text = ["There is no other run yet."] if data.listed else ["There is no run yet. ", first_start.way()]
     links = html.Ul([html.Li(_pick(run, known)) for run in free[:PICKED]], className="picks")
     more = len(free) > PICKED
     rest = html.P("The newest are listed; others are found by their names, above.", className="dim")

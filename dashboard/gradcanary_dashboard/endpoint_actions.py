@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from dash import ALL, Dash, Input, Output, State, ctx, dcc
+from dash import Dash, Input, Output, State, ctx, dcc
 from dash.exceptions import PreventUpdate
 
 from gradcanary_dashboard import endpoint_words, forms, settings_frame
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError
 from gradcanary_dashboard.settings_frame import answered
-from gradcanary_dashboard.threads import Contents, threaded
+from gradcanary_dashboard.threads import Contents, changing
 
 Told = dict[str, Any]
 
@@ -30,7 +30,7 @@ def _register_new(app: Dash, collector: Collector) -> None:
     outputs = {"answer": Output("new-endpoint-answer", "children")}
     outputs |= {field: Output(field, "value") for field in fields}
 
-    @threaded(app, outputs, Input("new-endpoint-do", "n_clicks"), *states, refreshes=True)
+    @changing(app, outputs, Input("new-endpoint-do", "n_clicks"), *states)
     def create(clicks: object, url: str | None, name: str | None, severity: str) -> Contents:
         made: Told = {}
 
@@ -49,17 +49,17 @@ def _register_doing(app: Dash, collector: Collector) -> None:
     """Test, enable, disable, rotate, send again: all answer in one place."""
     names = ("test", "enable", "disable", "rotate")
     buttons = [Input(f"endpoint-{name}-do", "n_clicks") for name in names]
-    again = Input({"do": "redeliver", "delivery": ALL}, "n_clicks")
+    again = Input(endpoint_words.SENT_AGAIN, "data")
     outputs = {"answer": Output("endpoint-answer", "children")}
+    waiting = [(Output("endpoint-waits", "hidden"), False, True), (Output("endpoint-test-do", "disabled"), True, False)]
+    place = State("url", "pathname")
 
-    @threaded(app, outputs, *buttons, again, State("url", "pathname"), refreshes=True)
+    @changing(app, outputs, *buttons, again, place, running=waiting)
     def do(*values: object) -> Contents:
         path = f"/endpoints/{_number(str(values[-1]))}"
-        clicked = ctx.triggered_id
-        clicks = ctx.triggered[0]["value"]
-        if isinstance(clicked, dict):
-            return {"answer": answered(clicks, lambda: _redeliver(collector, str(clicked["delivery"])))}
+        clicked, clicks = ctx.triggered_id, ctx.triggered[0]["value"]
         deeds = {
+            endpoint_words.SENT_AGAIN: lambda: _redeliver(collector, forms.about(clicks)),
             "endpoint-test-do": lambda: endpoint_words.outcome(_post(collector, f"{path}/test")),
             "endpoint-enable-do": lambda: _enable(collector, path, wanted=True),
             "endpoint-disable-do": lambda: _enable(collector, path, wanted=False),
@@ -73,7 +73,7 @@ def _register_change(app: Dash, collector: Collector) -> None:
     states = [*fields, State("endpoint-severity", "data")]
     outputs = {"answer": Output("endpoint-saved", "children")}
 
-    @threaded(app, outputs, Input("endpoint-save-do", "n_clicks"), *states, State("url", "pathname"), refreshes=True)
+    @changing(app, outputs, Input("endpoint-save-do", "n_clicks"), *states, State("url", "pathname"))
     def save(clicks: object, url: str | None, name: str | None, severity: str | None, path: str) -> Contents:
         def ask() -> list[Any]:
             place = f"/endpoints/{_number(path)}"
@@ -94,7 +94,7 @@ def _register_removal(app: Dash, collector: Collector) -> None:
         "answer": Output("endpoint-answer", "children", allow_duplicate=True),
     }
 
-    @threaded(app, outputs, Input("endpoint-delete-do", "n_clicks"), State("url", "pathname"), refreshes=True)
+    @changing(app, outputs, Input("endpoint-delete-do", "n_clicks"), State("url", "pathname"))
     def remove(clicks: object, path: str) -> Contents:
         if not clicks:
             raise PreventUpdate

@@ -7,7 +7,8 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import endpoint_words, forms, parts, settings_frame
+from gradcanary_dashboard import drawing, endpoint_words, forms, parts, settings_frame
+from gradcanary_dashboard.drawing import DRAWN
 from gradcanary_dashboard.endpoint_words import Endpoint
 
 ALL, ONE = "endpoints", "endpoint"
@@ -17,7 +18,7 @@ SLOTS_OF_ONE = {
     **settings_frame.slots(ONE),
     "endpoint-title": "children",
     "endpoint-facts": "children",
-    "endpoint-log": "children",
+    "endpoint-log": DRAWN,
     "endpoint-enable": "hidden",
     "endpoint-disable": "hidden",
     "endpoint-change": "hidden",
@@ -26,6 +27,7 @@ SLOTS_OF_ONE = {
     "endpoint-removal": "hidden",
 }
 
+WAITS = "Waiting for the receiver, 10 s at most."
 URL_HINT = "Receives a signed POST (Standard Webhooks). Public addresses, unless the operator allows more networks."
 
 
@@ -52,9 +54,11 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def fill(endpoints: Sequence[Endpoint], *, may: bool) -> dict[str, Any]:
-    """Return the contents of the page of all endpoints."""
-    nobody = [html.P("Nobody is told of incidents: they are on these pages only.", className="dim")]
+def fill(endpoints: Sequence[Endpoint], url: str, *, may: bool) -> dict[str, Any]:
+    """Return the contents of the page of all endpoints; ``url`` is the collector's address."""
+    words = "Nobody is told of incidents: they are on these pages only. Make an endpoint below, and send it a test."
+    line = f"gradcanary endpoints add https://hooks.example/gradcanary --url {url}"
+    nobody = [html.P(words), *parts.terminal(line)]
     return {
         "endpoint-list": [_entry(each) for each in endpoints] or nobody,
         **settings_frame.rights(ALL, may=may),
@@ -68,7 +72,8 @@ def frame_of_one(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[
         html.Div(contents.get("endpoint-title", html.H1("Endpoint")), id="endpoint-title"),
         html.Div(contents.get("endpoint-facts"), id="endpoint-facts", className="card"),
         *settings_frame.controls(ONE, contents, _doing(contents), _changing(contents)),
-        parts.card("deliveries", html.Div(contents.get("endpoint-log"), id="endpoint-log"), title="What was sent"),
+        parts.card("deliveries", drawing.slot("endpoint-log", contents.get("endpoint-log")), title="What was sent"),
+        dcc.Store(id=endpoint_words.SENT_AGAIN),
         dcc.Location(id=f"{ONE}-url", refresh=False),
         parts.heart(ONE, contents.get("shown")),
     ]
@@ -80,7 +85,7 @@ def fill_one(endpoint: Endpoint, deliveries: Mapping[str, Any], *, may: bool) ->
     return {
         "endpoint-title": html.H1([endpoint_words.state(endpoint), endpoint_words.label(endpoint)]),
         "endpoint-facts": settings_frame.facts(endpoint_words.facts(endpoint)),
-        "endpoint-log": endpoint_words.log(deliveries, endpoint["id"]),
+        "endpoint-log": drawing.drawn(endpoint_words.log(deliveries, endpoint["id"])),
         "endpoint-enable": is_enabled,
         "endpoint-disable": not is_enabled,
         "endpoint-change": not is_ours,
@@ -138,7 +143,8 @@ def _doing(contents: Mapping[str, Any]) -> html.Section:
             hidden=contents.get("endpoint-removal", True),
         ),
     )
-    return parts.card("endpoint-doing", buttons, forms.answer("endpoint-answer"), title="Try it, change it")
+    waits = html.P(WAITS, id="endpoint-waits", className="dim", hidden=True, role="status")
+    return parts.card("endpoint-doing", buttons, waits, forms.answer("endpoint-answer"), title="Try it, change it")
 
 
 def _changing(contents: Mapping[str, Any]) -> html.Div:

@@ -19,6 +19,9 @@ FROM = {
     "apprise": "given when the collector starts: --notify, or a line of GRADCANARY_NOTIFY_FILE",
 }
 SECRETIVE = "in the collector's configuration only"
+SENT_AGAIN = "sent-again"
+"""The store that is told which message is to be sent once more."""
+
 ICONS = {"delivered": "check", "pending": "dots", "expired": "warning", "disabled": "warning"}
 
 
@@ -81,14 +84,15 @@ def _message(message: Mapping[str, Any]) -> html.Li:
     where = dcc.Link(
         f"#{incident} in {message['run']}", href=run_url(message["run"], View(incident=incident)), className="layer"
     )
-    again = forms.button("Send again", {"do": "redeliver", "delivery": message["id"]}, icon="send")
+    again = forms.telling("Send again", SENT_AGAIN, message["id"], icon="send")
     told = html.Span(
         [parts.icon(ICONS.get(message["state"], "dots")), incident_words.fate(message["state"])], className="state"
     )
     what = html.Div([html.Span(message["kind"]), where, told, parts.moment(message["sealed"])], className="told-of")
     lines = [html.Li(_attempt(number, each)) for number, each in enumerate(attempts, 1)]
     tried = html.Details([html.Summary(wording.plural(len(lines), "attempt")), html.Ul(lines)]) if lines else None
-    return html.Li([html.Div([what, *([tried] if tried else [])]), again], className=f"told-{message['state']}")
+    said = html.Div([what, *([tried] if tried else [])])
+    return html.Li([said, again], className=f"told-{message['state']}", **parts.attributes(data_key=str(message["id"])))
 
 
 def _attempt(number: int, attempt: Mapping[str, Any]) -> list[Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, State, html
+from dash import Dash, Input, Output, State, dcc, html
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
 from gradcanary_dashboard import forms, parts
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError
-from gradcanary_dashboard.threads import Contents, threaded
+from gradcanary_dashboard.threads import Contents, changing
 
 Demo = Mapping[str, Any]
 
@@ -23,6 +23,11 @@ FRAMEWORKS = "Transformers, Lightning, Accelerate and TRL need nothing else: any
 DEMO = "A real LoRA training in which three layers collapse, and its healthy twin: they take a minute."
 STARTING = "Starting the demo: two small trainings on the collector's machine"
 RUNNING = "The demo trains: its first step shows here in a few seconds"
+
+
+def way() -> Component:
+    """Return the link that leads to these lines, for pages that have nothing to show before the first run."""
+    return dcc.Link("How to bring the first one", href="/")
 
 
 def page(collector_url: str, demo: Demo, *, asks_token: bool) -> html.Div:
@@ -64,7 +69,7 @@ def register(app: Dash, collector: Collector) -> None:
     """Start the demo at a click; how it goes is told by the refresh that follows."""
     outputs = {"said": Output("demo-said", "children"), "news": Output("runs-heart", "data-news")}
 
-    @threaded(app, outputs, Input("demo-start", "n_clicks"), State("url", "pathname"), refreshes=True)
+    @changing(app, outputs, Input("demo-start", "n_clicks"), State("url", "pathname"))
     def start(clicks: int | None, _pathname: str | None) -> Contents:
         if not clicks:
             raise PreventUpdate

@@ -44,9 +44,32 @@ def choice(name: str, words: str, options: Mapping[str, str], chosen: str | None
     )
 
 
+def select(name: str, words: str, options: Mapping[str, str]) -> html.Label:
+    """Return a list of which one is chosen, the first to begin with; ``data`` of ``name`` is the value."""
+    listed = [html.Option(label, value=value) for value, label in options.items()]
+    chosen = html.Select(listed, **parts.attributes(data_of=name))
+    return html.Label(
+        [html.Span(words, className="name"), chosen, dcc.Store(id=name, data=next(iter(options)))],
+        className="form-field",
+    )
+
+
+def telling(words: str, of: str, about: str | int, *, icon: str | None = None, tone: str = "plain") -> html.Button:
+    """Return a button in a list that the browser draws (``drawing``): a click tells ``data`` of ``of`` what about."""
+    shown: list[Any] = [*([] if icon is None else [parts.icon(icon)]), words]
+    told = parts.attributes(data_tells=of, data_about=str(about))
+    return html.Button(shown, type="button", className=f"do tone-{tone}", **told)
+
+
+def about(told: Mapping[str, Any] | None) -> str:
+    """Return what the button that was clicked is about; nothing before a click."""
+    return str(told["about"]) if told else ""
+
+
 def asking(words: str, question: parts.Children, really: Component) -> html.Details:
     """Return a button that asks before it does something that cannot be taken back; ``really`` does it."""
-    asked = html.Div([html.P(question), really], className="asked")
+    leave = html.Button("No", type="button", className="do", **parts.attributes(data_leave="asked"))
+    asked = html.Div([html.P(question), html.Div([really, leave], className="yes-no")], className="asked")
     return html.Details([html.Summary(words, className="do tone-danger"), asked], className="asking")
 
 

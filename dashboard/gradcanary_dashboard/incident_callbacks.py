@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, cast
 
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx
 from dash.exceptions import PreventUpdate
@@ -13,7 +13,7 @@ from dash.exceptions import PreventUpdate
 from gradcanary_dashboard import forms, incident_forms, silence_forms
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
-from gradcanary_dashboard.threads import Contents, threaded
+from gradcanary_dashboard.threads import Contents, changing, threaded
 
 ANSWER = Output("dialog-answer", "children", allow_duplicate=True)
 DONE = Output("done", "data", allow_duplicate=True)
@@ -26,6 +26,7 @@ def register(app: Dash, collector: Collector) -> None:
     _register_ack(app, collector, "ack-send", learns=False)
     _register_ack(app, collector, "ack-baseline", learns=True)
     _register_silence(app, collector)
+    _register_move(app, collector)
     _register_unsilence(app, collector)
     _register_browser(app)
 
@@ -36,6 +37,8 @@ def _register_opening(app: Dash, collector: Collector) -> None:
         if not asked:
             raise PreventUpdate
         try:
+            if asked["do"] == "move":
+                return {"body": incident_forms.move(_silence(collector, int(asked["silence"])))}
             return {"body": _form(collector, str(asked["do"]), int(asked["incident"]))}
         except DashboardError as error:
             return {"body": incident_forms.refused(str(error))}
@@ -51,24 +54,30 @@ def _form(collector: Collector, do: str, number: int) -> list[Any]:
     return form(incident, is_signed_in=collector.as_reader)
 
 
+def _silence(collector: Collector, number: int) -> Mapping[str, Any]:
+    for each in collector.silences().body["silences"]:
+        if each["id"] == number:
+            return cast(Mapping[str, Any], each)
+    raise NotFoundError(f"Silence {number} is over.")
+
+
 def _register_ack(app: Dash, collector: Collector, button: str, *, learns: bool) -> None:
     sending = [(Output(button, "disabled"), True, False)]
 
-    @threaded(
+    @changing(
         app,
         {"answer": ANSWER, "done": DONE},
         Input(button, "n_clicks"),
         ASKED,
         BY,
         NOTE,
-        refreshes=True,
         running=sending,
     )
     def ack(clicks: int | None, asked: dict[str, Any], by: str | None, note: str | None) -> Contents:
         number = asked["incident"]
 
         def change() -> None:
-            body = {"by": _name(collector, by), "note": (note or "").strip(), "new_baseline": learns}
+            body = {"by": signature(collector, by), "note": (note or "").strip(), "new_baseline": learns}
             collector.change("POST", f"/incidents/{number}/ack", body)
 
         said = f"A new baseline is learnt, #{number} is over." if learns else f"#{number} is acked."
@@ -83,7 +92,7 @@ def _register_silence(app: Dash, collector: Collector) -> None:
 
     clicked = Input("silence-send", "n_clicks")
 
-    @threaded(app, outputs, clicked, ASKED, BY, NOTE, *states, refreshes=True, running=sending)
+    @changing(app, outputs, clicked, ASKED, BY, NOTE, *states, running=sending)
     def silence(
         clicks: int | None, asked: dict[str, Any], by: str | None, note: str | None, *chosen: str | None
     ) -> Contents:
@@ -95,7 +104,7 @@ def _register_silence(app: Dash, collector: Collector) -> None:
                 "rule": incident["rule"],
                 "match": silence_forms.match(layers or "all", words),
                 "until": silence_forms.until(span or "own", own, datetime.now(timezone.utc)),
-                "by": _name(collector, by),
+                "by": signature(collector, by),
                 "note": (note or "").strip(),
             }
             collector.change("POST", "/silences", wish)
@@ -103,22 +112,37 @@ def _register_silence(app: Dash, collector: Collector) -> None:
         return _answer(clicks, change, f"#{asked['incident']} is silenced.")
 
 
+def _register_move(app: Dash, collector: Collector) -> None:
+    states = [State("silence-span", "data"), State("silence-own", "value")]
+    sending = [(Output("move-send", "disabled"), True, False)]
+    outputs = {"answer": ANSWER, "done": DONE}
+    clicked = Input("move-send", "n_clicks")
+
+    @changing(app, outputs, clicked, ASKED, *states, running=sending)
+    def move(clicks: int | None, asked: dict[str, Any], span: str | None, own: str | None) -> Contents:
+        def change() -> None:
+            until = silence_forms.until(span or "own", own, datetime.now(timezone.utc))
+            collector.change("PATCH", f"/silences/{asked['silence']}", {"until": until})
+
+        return _answer(clicks, change, f"Silence {asked['silence']} has another end.")
+
+
 def _register_unsilence(app: Dash, collector: Collector) -> None:
     ends = Input({"do": "unsilence", "silence": ALL}, "n_clicks")
 
-    @threaded(app, {"answer": ANSWER, "done": DONE}, ends, refreshes=True)
+    @changing(app, {"answer": ANSWER, "done": DONE}, ends)
     def unsilence(clicks: Sequence[int | None]) -> Contents:
         chosen = ctx.triggered_id or {}
         said = f"Silence {chosen.get('silence')} is over."
         return _answer(any(clicks), lambda: collector.change("DELETE", f"/silences/{chosen['silence']}"), said)
 
 
-def _name(collector: Collector, by: str | None) -> str | None:
+def signature(collector: Collector, by: str | None) -> str | None:
     """Return the name that was put in, None where the collector knows who signed in; raises ValueError in words."""
-    name = (by or "").strip()
-    if not name and not collector.as_reader:
+    given = (by or "").strip()
+    if not given and not collector.as_reader:
         raise ValueError("Say who you are: the others will see it.")
-    return None if collector.as_reader else name
+    return None if collector.as_reader else given
 
 
 def _answer(clicked: object, change: Callable[[], object], said: str) -> Contents:

@@ -20,7 +20,7 @@ def panel(incidents: Sequence[Mapping[str, Any]], view: View, layer: int | None 
     """Return a card per incident; the one that the URL names is marked, and ``layer`` comes first of its layers."""
     if not incidents:
         return [html.P("No incident so far.", className="dim")]
-    return [card(incident, view, layer) for incident in incidents]
+    return [card(incident, view, layer, folded=place > 0) for place, incident in enumerate(incidents)]
 
 
 def tally(incidents: Sequence[Mapping[str, Any]]) -> str:
@@ -29,11 +29,15 @@ def tally(incidents: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in ("open", "resolved", "without recovery") if counts[state])
 
 
-def card(incident: Mapping[str, Any], view: View, layer: int | None = None) -> html.Article:
-    """Return one incident: what, since when, why probably, what to do, who was told."""
+def card(incident: Mapping[str, Any], view: View, layer: int | None = None, *, folded: bool = False) -> html.Article:
+    """Return one incident: what, since when, why probably, what to do, who was told.
+
+    ``folded``: why and what to do are there for who asks, unless one came for this incident.
+    """
     number = int(incident["id"])
     named = number == view.incident
     is_open = incident["state"] == "open"
+    is_told = named or is_open or is_unrecovered(incident)
     children = [
         html.H3(
             dcc.Link(
@@ -53,7 +57,7 @@ def card(incident: Mapping[str, Any], view: View, layer: int | None = None) -> h
         html.P(_when(incident), className="dim"),
         *(html.P(said, className="dim") for said in incident_words.quiet(incident)),
         *actions(incident),
-        *(_explanation(incident, view, layer) if named or is_open or is_unrecovered(incident) else []),
+        *(_why(incident, view, layer, folded=folded and not named) if is_told else []),
         *_told(incident),
     ]
     classes = ["incident", incident["state"], incident["severity"], *(["named"] if named else [])]
@@ -70,6 +74,11 @@ def _when(incident: Mapping[str, Any]) -> str:
     if incident["reopened"]:
         texts.append(f"reopened {wording.plural(incident['reopened'], 'time')}")
     return " · ".join(texts)
+
+
+def _why(incident: Mapping[str, Any], view: View, layer: int | None, *, folded: bool) -> list[Any]:
+    said = _explanation(incident, view, layer)
+    return [html.Details([html.Summary("Cause, fix, layers"), *said])] if folded and said else said
 
 
 def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> list[Any]:

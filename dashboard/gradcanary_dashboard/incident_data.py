@@ -10,13 +10,15 @@ from typing import Any
 from gradcanary_dashboard.client import Answer, Collector
 from gradcanary_dashboard.incident_filter import Filter
 
+SEVERITIES = ("critical", "warning", "information")
+
 OPEN, OLD = 100, 50
 """Open incidents of a page, and resolved ones."""
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """Incidents of one state, newest first; ``next`` is the ``before`` of the following page."""
+    """Incidents of one state, newest first, open ones worst first; ``next`` is the ``before`` of the following page."""
 
     state: str
     incidents: Sequence[Mapping[str, Any]]
@@ -26,7 +28,7 @@ class Chapter:
 def load(collector: Collector, chosen: Filter) -> list[Chapter]:
     """Return the open incidents, then the resolved ones; of later pages of the history these alone."""
     answers = _answers(collector, chosen)
-    return [Chapter(state, answer.body["incidents"], answer.body["next"]) for state, answer in answers.items()]
+    return [Chapter(state, _ordered(state, answer.body), answer.body["next"]) for state, answer in answers.items()]
 
 
 def version(collector: Collector, chosen: Filter) -> str:
@@ -39,6 +41,17 @@ def rules(collector: Collector) -> list[str]:
     """Return the names of the rules, as the collector has them."""
     found = collector.rules().body
     return [name for name, rule in found.items() if isinstance(rule, dict) and "enabled" in rule]
+
+
+def worst_first(incidents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return what is open first, the worst of it first, then the newest."""
+    newest = sorted(incidents, key=lambda each: -each["id"])
+    return sorted(newest, key=lambda each: SEVERITIES.index(each["severity"]) if each["state"] == "open" else 3)
+
+
+def _ordered(state: str, found: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    incidents: Sequence[Mapping[str, Any]] = found["incidents"]
+    return worst_first(incidents) if state == "open" else incidents
 
 
 def _answers(collector: Collector, chosen: Filter) -> dict[str, Answer]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import forms, parts, silence_forms, wording
+from gradcanary_dashboard import forms, parts, silence_forms
 
 OF_A_BASELINE = ("collapse", "scale_drop")
 """Rules that hold gradients against what they were; of others the collector refuses a new baseline, in its words."""
@@ -37,13 +37,13 @@ def dialog() -> html.Div:
 def ack(incident: Mapping[str, Any], *, is_signed_in: bool) -> list[Any]:
     """Return the form that says that somebody knows, and the one for a new baseline."""
     before = incident["acked"]
-    known = [html.P(f"Acked by {before['by']} at {wording.minute(before['at'])} UTC.")] if before else []
+    known = [html.P([f"Acked by {before['by']} ", parts.moment(before["at"]), "."])] if before else []
     return [
         *_head("Ack", incident),
         html.P(TOLD, className="dim"),
         *known,
-        *_who(is_signed_in=is_signed_in),
-        _note("restarting with a lower learning rate"),
+        *who("asked-by", is_signed_in=is_signed_in),
+        note("asked-note", "restarting with a lower learning rate"),
         _send(forms.button("Ack", "ack-send", icon="check", tone="main")),
         *(_baseline() if incident["rule"] in OF_A_BASELINE else []),
         forms.answer("dialog-answer"),
@@ -56,9 +56,10 @@ def silence(incident: Mapping[str, Any], *, is_signed_in: bool) -> list[Any]:
     return [
         *_head("Silence", incident),
         html.P(QUIET, className="dim"),
-        *silence_forms.fields(names),
-        *_who(is_signed_in=is_signed_in),
-        _note("maintenance of the data loader"),
+        *silence_forms.layers(names),
+        silence_forms.span(),
+        *who("asked-by", is_signed_in=is_signed_in),
+        note("asked-note", "maintenance of the data loader"),
         _send(forms.button("Silence", "silence-send", icon="hush", tone="main")),
         forms.answer("dialog-answer"),
     ]
@@ -70,6 +71,18 @@ def unsilence(incident: Mapping[str, Any], silences: Sequence[Mapping[str, Any]]
     words = "What is still true is told once a silence is over."
     head = _head("Unsilence", incident)
     return [*head, html.P(words, className="dim"), listed, _send(), forms.answer("dialog-answer")]
+
+
+def move(silence: Mapping[str, Any]) -> list[Any]:
+    """Return the form for another end of a silence."""
+    return [
+        html.H2(f"Another end of silence {silence['id']}", id="dialog-title"),
+        html.P(silence_forms.covered(silence)),
+        html.P(["It ends ", parts.moment(silence["until"]), ". From now on it shall last:"], className="dim"),
+        silence_forms.span(),
+        _send(forms.button("Save", "move-send", icon="check", tone="main")),
+        forms.answer("dialog-answer"),
+    ]
 
 
 def refused(text: str) -> list[Any]:
@@ -85,18 +98,19 @@ def _head(verb: str, incident: Mapping[str, Any]) -> list[Any]:
     return [title, html.P(about, className="about"), html.P(incident["summary"])]
 
 
-def _who(*, is_signed_in: bool) -> list[Any]:
+def who(name: str, *, is_signed_in: bool) -> list[Any]:
     """Return the field for a name, which the browser remembers; one that nobody sees where the collector knows it."""
     if is_signed_in:  # a callback is not run while one of its components is missing
-        return [html.Div(dcc.Input(id="asked-by", type="hidden"), hidden=True)]
+        return [html.Div(dcc.Input(id=name, type="hidden"), hidden=True)]
     kept: dict[str, Any] = {"persistence": True, "persistence_type": "local"}
-    field = dcc.Input(id="asked-by", type="text", maxLength=200, autoComplete="name", spellCheck=False, **kept)
+    field = dcc.Input(id=name, type="text", maxLength=200, autoComplete="name", spellCheck=False, **kept)
     return [forms.field("Your name", field)]
 
 
-def _note(example: str) -> html.Label:
+def note(name: str, example: str) -> html.Label:
+    """Return the field for what others shall read."""
     # Chromium would ask its maker for a dictionary.
-    field = dcc.Textarea(id="asked-note", maxLength=2_000, rows=2, placeholder=example, spellCheck=False)
+    field = dcc.Textarea(id=name, maxLength=2_000, rows=2, placeholder=example, spellCheck=False)
     return forms.field("Note, for those who read it later", field)
 
 

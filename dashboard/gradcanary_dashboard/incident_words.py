@@ -28,11 +28,12 @@ def quiet(incident: Mapping[str, Any]) -> list[Any]:
     found: list[Any] = []
     if ack:
         words = f"acked by {ack['by']}" + (f": {ack['note']}" if ack["note"] else "")
-        found.append(html.Span([parts.icon("check"), words], className="knows"))
+        said = html.Span([f"{words}, ", parts.moment(ack["at"])])
+        found.append(html.Span([parts.icon("check"), said], className="knows"))
     if silenced:
         some = "" if silenced["members"] == silenced["of"] else f"{silenced['members']} of {silenced['of']} layers "
-        words = f"{some}silenced until {wording.minute(silenced['until'])} UTC"
-        found.append(html.Span([parts.icon("hush"), words], className="knows"))
+        said = html.Span([f"{some}silenced, ends ", parts.moment(silenced["until"])])
+        found.append(html.Span([parts.icon("hush"), said], className="knows"))
     return found
 
 

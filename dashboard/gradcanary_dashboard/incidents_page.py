@@ -31,13 +31,13 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def fill(chapters: Sequence[Chapter], chosen: Filter, rules: Sequence[str]) -> dict[str, Any]:
-    """Return the contents of every slot."""
+def fill(chapters: Sequence[Chapter], chosen: Filter, rules: Sequence[str], url: str) -> dict[str, Any]:
+    """Return the contents of every slot; ``url`` is the collector's address."""
     listed = [section for chapter in chapters for section in _section(chapter, chosen)]
     return {
         "title": "Incidents",
         "incidents-rules": _options({"": "every rule", **{rule: rule.replace("_", " ") for rule in rules}}),
-        "incidents-listed": drawing.drawn(listed or _none(chosen)),
+        "incidents-listed": drawing.drawn(listed or _none(chosen, url)),
     }
 
 
@@ -115,19 +115,27 @@ def _paging(chapter: Chapter, chosen: Filter) -> list[html.Nav]:
     return [html.Nav(links, className="paging", **parts.attributes(aria_label=words))] if links else []
 
 
-def _none(chosen: Filter) -> html.P | html.Div:
+def _none(chosen: Filter, url: str) -> html.P | html.Div:
     if chosen.before is not None:
         newest = dcc.Link("See the newest", href=incident_filter.url(replace(chosen, before=None)))
         return html.P(["There is no older one. ", newest], className="dim")
     if not chosen.is_set:
-        words = "A rule opens one when layers stop learning; the runs that are listening are under Runs."
+        words: list[Any] = [
+            "A rule opens one when layers stop learning. ",
+            dcc.Link("Who is told then", href="/settings"),
+            " can be tried before; ",
+            dcc.Link("what has run", href="/settings/rules"),
+            " says how often that would have been.",
+        ]
         calm = [html.Div(parts.icon("check"), className="halo"), html.H2("No incident so far"), html.P(words)]
-        return html.Div(calm, className="empty")
+        return html.Div([*calm, *parts.terminal(f"gradcanary incidents --url {url}")], className="empty")
     return html.P(["No incident is like that. ", dcc.Link("See all", href="/incidents")], className="dim")
 
 
 def _bar(contents: Mapping[str, Any]) -> html.Div:
-    run = dcc.Input(id="incidents-run", type="search", placeholder="run, press /", autoComplete="off", maxLength=100)
+    run = dcc.Input(
+        id="incidents-run", type="search", placeholder="part of a run's name", autoComplete="off", maxLength=100
+    )
     rules = contents.get("incidents-rules") or _options({"": "every rule"})
     return html.Div(
         [

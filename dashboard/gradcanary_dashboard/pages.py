@@ -189,7 +189,8 @@ def _incidents_version(collector: Collector, _arguments: Arguments, search: str)
 
 def _load_incidents(collector: Collector, _arguments: Arguments, search: str) -> Contents:
     chosen = incident_filter.parse(search)
-    return incidents_page.fill(incident_data.load(collector, chosen), chosen, incident_data.rules(collector))
+    rules = incident_data.rules(collector)
+    return incidents_page.fill(incident_data.load(collector, chosen), chosen, rules, collector.public_url)
 
 
 def _incident_version(collector: Collector, arguments: Arguments, _search: str) -> str:

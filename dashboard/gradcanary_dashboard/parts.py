@@ -65,6 +65,11 @@ def code(text: str, shown: Children = None) -> html.Div:
     return html.Div([html.Pre(html.Code(text if shown is None else shown)), button], className="code")
 
 
+def terminal(line: str) -> list[Component]:
+    """Return a line for whoever is at a terminal, to copy."""
+    return [html.P("Or from a terminal:", className="dim"), code(line)]
+
+
 def crumbs(way: Sequence[tuple[str, str]], here: str) -> html.Nav:
     """Return the way to this page: links, and where one is."""
     steps = [part for words, href in way for part in (dcc.Link(words, href=href), _slash())]

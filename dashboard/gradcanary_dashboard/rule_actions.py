@@ -9,14 +9,14 @@ from dash import Dash, Input, Output, State
 from gradcanary_dashboard import forms, rules_page
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.settings_frame import answered
-from gradcanary_dashboard.threads import Contents, threaded
+from gradcanary_dashboard.threads import Contents, changing
 
 
 def register(app: Dash, collector: Collector) -> None:
     """Register the callback of the page of rules."""
     outputs = {"answer": Output("rules-tried", "children"), "search": Output(f"{rules_page.PAGE}-url", "search")}
 
-    @threaded(app, outputs, Input("rules-try-do", "n_clicks"), State("rules-text", "value"), refreshes=True)
+    @changing(app, outputs, Input("rules-try-do", "n_clicks"), State("rules-text", "value"))
     def try_rules(clicks: object, text: str | None) -> Contents:
         moved: dict[str, str] = {}
 

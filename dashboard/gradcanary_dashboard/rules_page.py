@@ -7,7 +7,7 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import forms, parts, settings_frame, wording
+from gradcanary_dashboard import first_start, forms, parts, settings_frame, wording
 from gradcanary_dashboard.view import run_url
 
 PAGE = "rules"
@@ -100,7 +100,8 @@ def _verdict(counted: Counted) -> html.P:
     if counted["state"] in ("waiting", "counting") and not done:
         return html.P([parts.icon("dots"), "The last runs are being played again …"], className="counted")
     if not runs:
-        return html.P([parts.icon("info"), "There is no run yet to try them on."], className="counted")
+        none: list[Any] = [parts.icon("info"), "There is no run yet to try them on. ", first_start.way()]
+        return html.P(none, className="counted")
     of = "your last run" if done == 1 else f"your last {wording.integer(done)} runs"
     said = f"These rules would have sent {wording.plural(counted['messages'], 'message')} in {of}"
     rest: list[Any] = []

@@ -12,7 +12,7 @@ from gradcanary_dashboard import forms, run_settings_page
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError
 from gradcanary_dashboard.settings_frame import answered
-from gradcanary_dashboard.threads import Contents, threaded
+from gradcanary_dashboard.threads import Contents, changing
 from gradcanary_dashboard.view import run_url
 
 PATH = State("url", "pathname")
@@ -32,7 +32,7 @@ def _register_words(app: Dash, collector: Collector) -> None:
         "url": Output("url", "pathname", allow_duplicate=True),
     }
 
-    @threaded(app, outputs, Input("run-save-do", "n_clicks"), *fields, PATH, refreshes=True)
+    @changing(app, outputs, Input("run-save-do", "n_clicks"), *fields, PATH)
     def save(clicks: object, name: str | None, tags: str | None, note: str | None, path: str) -> Contents:
         run, moved = _run(path), {}
 
@@ -53,12 +53,11 @@ def _register_place(app: Dash, collector: Collector) -> None:
     outputs = {"answer": Output("run-placed", "children")}
 
     def button(name: str, *, archived: bool, words: str) -> None:
-        @threaded(
+        @changing(
             app,
             {**outputs, "answer": Output("run-placed", "children", allow_duplicate=archived)},
             Input(name, "n_clicks"),
             PATH,
-            refreshes=True,
         )
         def place(clicks: object, path: str) -> Contents:
             def ask() -> list[Any]:
@@ -77,7 +76,7 @@ def _register_end(app: Dash, collector: Collector) -> None:
         "url": Output("url", "pathname", allow_duplicate=True),
     }
 
-    @threaded(app, outputs, Input("run-delete-do", "n_clicks"), State("run-delete-name", "value"), PATH, refreshes=True)
+    @changing(app, outputs, Input("run-delete-do", "n_clicks"), State("run-delete-name", "value"), PATH)
     def delete(clicks: object, typed: str | None, path: str) -> Contents:
         if not clicks:
             raise PreventUpdate

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gradcanary_dashboard import loss_words
+from gradcanary_dashboard import incident_data, loss_words
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.clock import Clock
 from gradcanary_dashboard.errors import RefusedError
@@ -120,9 +120,10 @@ def matching(layers: list[Layer], drawn: Mapping[str, Any], *, is_refused: bool)
 def load_incidents(
     collector: Collector, run: str, named: int | None, detailed: int = DETAILED_INCIDENTS
 ) -> tuple[list[Mapping[str, Any]], str]:
-    """Return the run's incidents and their version: open first, then newest; the first few and the named in full."""
+    """Return the run's incidents and their version: the named, then open ones, worst first; the first few in full."""
     listed = collector.incidents(run=run)
-    ranked = sorted(listed.body["incidents"], key=lambda incident: (incident["state"] != "open", -incident["id"]))
+    ranked = incident_data.worst_first(listed.body["incidents"])
+    ranked.sort(key=lambda incident: incident["id"] != named)  # whoever came for one does not look for it
     found = [
         collector.incident(incident["id"]).body if place < detailed or incident["id"] == named else incident
         for place, incident in enumerate(ranked)

@@ -240,9 +240,14 @@ def _tiles(data: RunData) -> list[html.Div]:
     return [
         parts.tile("Step", wording.integer(run["step"]), _pulse(data)),
         parts.tile("Layers firing", f"{wording.integer(fires)} / {wording.integer(run['layers'])}", low, bad=fires > 0),
-        parts.tile("Accumulators", wording.dtypes(run["accumulators"]), k),
+        parts.tile("Accumulators", wording.dtypes(run["accumulators"]), [html.Span(k), _way_to_sums()]),
         _loss(data),
     ]
+
+
+def _way_to_sums() -> html.A:
+    """Return the link to the grid, which on a narrow page is not beside the tile."""
+    return html.A("how summed", href="#accumulators-title")
 
 
 def _pulse(data: RunData) -> list[Any]:

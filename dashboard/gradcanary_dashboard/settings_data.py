@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs, quote
 
-from gradcanary_dashboard import endpoint_pages, rules_page, run_settings_page, silences_page, storage_page, tokens_page
+from gradcanary_dashboard import (
+    endpoint_pages,
+    incident_data,
+    rules_page,
+    run_settings_page,
+    silences_page,
+    storage_page,
+    tokens_page,
+)
 from gradcanary_dashboard.client import Answer, Collector
 from gradcanary_dashboard.errors import DeniedError, NotFoundError
 
@@ -67,7 +75,7 @@ def _endpoints(collector: Collector, _arguments: Arguments, _chosen: str) -> Map
 
 
 def _fill_endpoints(collector: Collector, found: Mapping[str, Any]) -> Contents:
-    return endpoint_pages.fill(found["endpoints"]["endpoints"], may=may_change(collector))
+    return endpoint_pages.fill(found["endpoints"]["endpoints"], collector.public_url, may=may_change(collector))
 
 
 def _endpoint(collector: Collector, arguments: Arguments, chosen: str) -> Mapping[str, Answer]:
@@ -87,7 +95,10 @@ def _silences(collector: Collector, _arguments: Arguments, _chosen: str) -> Mapp
 def _fill_silences(collector: Collector, found: Mapping[str, Any]) -> Contents:
     audit = allowed(collector, "/audit")
     records = None if audit is None else audit.body["audit"]
-    return silences_page.fill(found["silences"]["silences"], records, may=audit is not None)
+    names = [each["run"] for each in collector.runs().body["runs"]]
+    listed, url = found["silences"]["silences"], collector.public_url
+    contents = silences_page.fill(listed, records, names, url, may=audit is not None)
+    return {**contents, "silence-rules": incident_data.rules(collector)}
 
 
 def _storage(collector: Collector, _arguments: Arguments, _chosen: str) -> Mapping[str, Answer]:

@@ -67,7 +67,7 @@ def once(secret: str, words: str) -> list[Any]:
 
 
 def answered(clicks: object, act: Callable[[], list[Any]]) -> list[Any]:
-    """Return the answer to a click: what ``act`` returns, or the collector's words for why not.
+    """Return the answer to a click: what ``act`` returns, or why not: the collector's words, or those of a ValueError.
 
     A button that was just drawn has no clicks, and does nothing.
     """
@@ -75,7 +75,7 @@ def answered(clicks: object, act: Callable[[], list[Any]]) -> list[Any]:
         raise PreventUpdate
     try:
         return act()
-    except DashboardError as error:
+    except (DashboardError, ValueError) as error:
         return forms.wrong(str(error))
 
 

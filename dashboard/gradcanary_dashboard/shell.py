@@ -21,7 +21,7 @@ INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>
 {%metas%}
-<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="viewport" content="width=device-width, initial-scale=1, interactive-widget=resizes-content">
 <meta name="color-scheme" content="light dark">
 <title>{%title%}</title>
 <link rel="icon" type="image/svg+xml" href="/assets/icon.svg">

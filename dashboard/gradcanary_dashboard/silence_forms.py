@@ -1,4 +1,4 @@
-"""Making a silence, and ending those of an incident: the forms, and what is sent for what was put in."""
+"""Making, moving and ending silences: the forms, what a silence would hide, and what is sent for what was put in."""
 
 from __future__ import annotations
 
@@ -10,29 +10,55 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gradcanary_dashboard import forms, wording
+from gradcanary_dashboard import forms, parts, wording
 
 SPANS = {"1h": "1 hour", "8h": "8 hours", "1d": "1 day", "7d": "1 week", "own": "other"}
 LAYERS = {"all": "all of it", "prefix": "names that begin with", "regex": "names with a regex"}
 PREFIXES = 60
 """Beginnings that are offered."""
 
+PREVIEWED = 5
+"""Incidents that a preview names."""
+
 HOW_LONG = "Say how long, such as 30m, 8h or 3d, or until when in UTC, as YYYY-MM-DD HH:MM."
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
-def fields(names: Iterable[str]) -> list[Component]:
-    """Return which layers and until when; ``names`` are those of the incident's layers."""
+def layers(names: Iterable[str], of: str = "silence") -> list[Component]:
+    """Return the choice of layers; ``names`` are some that there are, ``of`` is what the ids begin with."""
     offered = [html.Option(value=each) for each in prefixes(names)[:PREFIXES]]
-    words = dcc.Input(id="silence-words", type="text", list="silence-prefixes", autoComplete="off", spellCheck=False)
-    own = dcc.Input(
-        id="silence-own", type="text", placeholder="30m, 3d or YYYY-MM-DD HH:MM", autoComplete="off", spellCheck=False
-    )
-    return [
-        _choice("silence-layers", "Layers", LAYERS, "all", forms.field("Which", words)),
-        html.Datalist(offered, id="silence-prefixes"),
-        _choice("silence-span", "For how long", SPANS, "8h", forms.field("How long, or until when in UTC", own)),
-    ]
+    words = dcc.Input(id=f"{of}-words", type="text", list=f"{of}-prefixes", autoComplete="off", spellCheck=False)
+    choice = _choice(f"{of}-layers", "Layers", LAYERS, "all", forms.field("Which", words), kind="of-layers")
+    return [choice, html.Datalist(offered, id=f"{of}-prefixes")]
+
+
+def span(of: str = "silence") -> html.Div:
+    """Return the choice of an end, from now on."""
+    hint = "30m, 3d or YYYY-MM-DD HH:MM"
+    own = dcc.Input(id=f"{of}-own", type="text", placeholder=hint, autoComplete="off", spellCheck=False)
+    field = forms.field("How long, or until when in UTC", own)
+    return _choice(f"{of}-span", "For how long", SPANS, "8h", field, kind="of-span")
+
+
+def preview(found: Mapping[str, Any]) -> list[Any]:
+    """Return what a silence would hide now, as the collector answers it, and how many runs it is about."""
+    hidden, runs = found["incidents"], found["runs"]
+    have = "has" if runs == 1 else "have"
+    named = f"{wording.plural(runs, 'run')} {have} such a name." if runs else "No run has such a name so far."
+    if not hidden:
+        return [html.P(["Would silence no open incident now. ", named])]
+    listed = [html.Li(_hidden(each)) for each in hidden[:PREVIEWED]]
+    more = len(hidden) - PREVIEWED
+    rest = [html.Li(f"and {wording.integer(more)} more")] if more > 0 else []
+    count = html.Strong(f"Would silence {wording.plural(len(hidden), 'open incident')}")
+    return [html.P([parts.icon("hush"), html.Span([count, f". {named}"])]), html.Ul([*listed, *rest])]
+
+
+def _hidden(incident: Mapping[str, Any]) -> list[Any]:
+    number = incident["id"]
+    some = "" if incident["members"] == incident["of"] else f", {incident['members']} of {incident['of']} layers"
+    where = f" {incident['rule'].replace('_', ' ')} in {incident['run']}{some}"
+    return [dcc.Link(f"#{number}", href=f"/incidents/{number}"), where]
 
 
 def match(layers: str, words: str | None) -> str | None:
@@ -81,7 +107,7 @@ def _told(silence: Mapping[str, Any]) -> list[Any]:
     others = ", ".join(f"#{number}" for number in silence["incidents"])
     by = f"by {silence['by']}" + (f": {silence['note']}" if silence["note"] else "")
     hides = [html.P(f"hides {others}", className="dim")] if len(silence["incidents"]) > 1 else []
-    until = f"until {wording.minute(silence['until'])} UTC, {by}"
+    until = [parts.moment(silence["until"], "ends "), f", {by}"]
     return [html.P(covered(silence)), html.P(until, className="dim"), *hides]
 
 
@@ -89,9 +115,9 @@ def _end(silence: Mapping[str, Any]) -> html.Button:
     return forms.button("End now", {"do": "unsilence", "silence": int(silence["id"])}, icon="bell")
 
 
-def _choice(name: str, words: str, options: Mapping[str, str], chosen: str, own: Component) -> html.Div:
+def _choice(name: str, words: str, options: Mapping[str, str], chosen: str, own: Component, *, kind: str) -> html.Div:
     """Return a choice; with some of its buttons ``own`` comes up."""
-    return html.Div([forms.choice(name, words, options, chosen), own], className=f"chosen-from {name}")
+    return html.Div([forms.choice(name, words, options, chosen), own], className=f"chosen-from {kind}")
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The page of silences: what nobody is told of until when, and what was silenced before."""
+"""The page of silences: what nobody is told of until when, a new one, and what was silenced before."""
 
 from __future__ import annotations
 
@@ -7,34 +7,38 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import forms, parts, settings_frame, wording
+from gradcanary_dashboard import drawing, forms, incident_forms, parts, settings_frame, silence_forms
+from gradcanary_dashboard.drawing import DRAWN
 
-PAGE = "silences"
+PAGE, NEW, ENDED = "silences", "new-silence", "silence-ended"
 
-SLOTS = {**settings_frame.slots(PAGE), "silence-list": "children", "silence-past": "children"}
+SLOTS = {
+    **settings_frame.slots(PAGE),
+    "silence-list": DRAWN,
+    "silence-past": "children",
+    "silence-runs": "children",
+}
 
 PAST = 12
 """Records of the audit log that are shown."""
 
-HOW = "Silence an incident, or some layers of it, from its page: what is silenced stays on the pages."
+RUNS_HINT = "A name, or one with * and ? for any text and character: lora-*. A * alone is every run."
+EVERY_RULE = "every rule"
+PLAN = "Say which runs, and this says what it would hide."
 
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
-    """Return the page: the silences in force, and what was done with others."""
-    way = dcc.Link("Incidents", href="/incidents")
+    """Return the page: the silences in force, the form of a new one, and what was done with others."""
+    listed = parts.card(
+        "silences",
+        drawing.slot("silence-list", contents.get("silence-list")),
+        forms.answer("silence-answer"),
+        dcc.Store(id=ENDED),
+        title="In force",
+    )
     return [
         *settings_frame.head("Silences", contents),
-        *settings_frame.controls(
-            PAGE,
-            contents,
-            parts.card(
-                "silences",
-                html.Div(contents.get("silence-list"), id="silence-list"),
-                forms.answer("silence-answer"),
-                html.P([f"{HOW} ", way], className="dim"),
-                title="In force",
-            ),
-        ),
+        *settings_frame.controls(PAGE, contents, listed, _new(contents)),
         parts.card("past-silences", html.Div(contents.get("silence-past"), id="silence-past"), title="Made and ended"),
         dcc.Location(id=f"{PAGE}-url", refresh=False),
         parts.heart(PAGE, contents.get("shown")),
@@ -42,30 +46,79 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
 
 def fill(
-    silences: Sequence[Mapping[str, Any]], audit: Sequence[Mapping[str, Any]] | None, *, may: bool
+    silences: Sequence[Mapping[str, Any]],
+    audit: Sequence[Mapping[str, Any]] | None,
+    runs: Sequence[str],
+    url: str,
+    *,
+    may: bool,
 ) -> dict[str, Any]:
-    """Return the contents; ``audit`` is the log of what people changed, None for those who may not see it."""
-    none = [html.P("Nothing is silenced.", className="dim")]
+    """Return the contents; ``audit`` is the log of what people changed, None for those who may not see it, ``runs``
+    are names to offer, ``url`` is the collector's address.
+    """
+    words = "Nothing is silenced: everybody is told of everything. Silence an incident from its page, or here."
+    none = [html.P(words), *parts.terminal(f"gradcanary silence --run 'lora-*' --for 8h --url {url}")]
     return {
-        "silence-list": [_entry(each) for each in silences] or none,
+        "silence-list": drawing.drawn([_entry(each) for each in silences] or none),
         "silence-past": _past(audit),
+        "silence-runs": [html.Option(value=name) for name in runs],
         **settings_frame.rights(PAGE, may=may),
     }
 
 
+def plan(found: Mapping[str, Any] | None) -> list[Any]:
+    """Return what a silence would hide, None where nobody said of which runs."""
+    return [html.P(PLAN)] if found is None else silence_forms.preview(found)
+
+
+def _new(contents: Mapping[str, Any]) -> html.Section:
+    rules = {"": EVERY_RULE, **{rule: rule.replace("_", " ") for rule in contents.get("silence-rules", ())}}
+    runs = dcc.Input(
+        id=f"{NEW}-run", type="text", list="silence-runs", placeholder="lora-*", autoComplete="off", spellCheck=False
+    )
+    return parts.card(
+        NEW,
+        settings_frame.row(forms.field("Runs", runs, RUNS_HINT), forms.select(f"{NEW}-rule", "Rule", rules)),
+        html.Datalist(contents.get("silence-runs"), id="silence-runs"),
+        *silence_forms.layers((), NEW),
+        silence_forms.span(NEW),
+        settings_frame.row(
+            *incident_forms.who(f"{NEW}-by", is_signed_in=bool(contents.get("asks-tokens"))),
+            incident_forms.note(f"{NEW}-note", "maintenance of the data loader"),
+        ),
+        html.Div(plan(None), id=f"{NEW}-plan", className="plan", **parts.attributes(aria_live="polite")),
+        forms.button("Silence", f"{NEW}-do", icon="hush", tone="main"),
+        forms.answer(f"{NEW}-answer"),
+        dcc.Store(id=f"{NEW}-wish"),
+        title="New silence",
+    )
+
+
 def _entry(silence: Mapping[str, Any]) -> html.Article:
-    end = forms.button("End now", {"do": "end-silence", "silence": silence["id"]}, tone="danger")
+    number = silence["id"]
     hides = [_incident(each) for each in silence["incidents"]]
     known = [
         ("Run", "every run" if silence["run"] == "*" else html.Code(silence["run"])),
-        ("Rule", "every rule" if silence["rule"] is None else silence["rule"].replace("_", " ")),
+        ("Rule", EVERY_RULE if silence["rule"] is None else silence["rule"].replace("_", " ")),
         ("Layers", "all of them" if silence["match"] is None else ["with ", html.Code(silence["match"])]),
-        ("Until", f"{wording.minute(silence['until'])} UTC"),
+        ("Ends", parts.moment(silence["until"])),
         ("By", [silence["by"], ", ", parts.moment(silence["created"])]),
         ("Note", silence["note"]),
         ("Hides", hides or "no open incident"),
     ]
-    return html.Article([html.Div([settings_frame.facts(known), end], className="with-button")], className="listed")
+    move = html.Button(
+        "Change its end",
+        type="button",
+        className="do",
+        **{"data-do": "move", "data-silence": str(number), **parts.attributes(aria_label=f"Change its end, #{number}")},
+    )
+    really = forms.telling("Yes, end it", ENDED, number, tone="danger")
+    end = forms.asking("End now", f"End silence {number}? What is still true is told then.", really)
+    return html.Article(
+        html.Div([settings_frame.facts(known), html.Div([move, end], className="deeds")], className="with-button"),
+        className="listed",
+        **parts.attributes(data_key=str(number)),
+    )
 
 
 def _incident(number: int) -> html.Span:
@@ -84,5 +137,9 @@ def _past(audit: Sequence[Mapping[str, Any]] | None) -> list[Any]:
 def _record(record: Mapping[str, Any]) -> list[Any]:
     method, _, path = record["what"].partition(" ")
     number = path.rpartition("/")[2]
-    what = f"ended silence {number}" if method == "DELETE" else f"made silence {record['on']}"
-    return [f"{record['who']} {what}, ", parts.moment(record["at"])]
+    what: list[Any] = [f"made silence {record['on']}"]
+    if method == "DELETE":
+        what = [f"ended silence {number}"]
+    elif method == "PATCH":
+        what = [f"gave silence {number} another end, ", parts.moment(record["on"].removeprefix("until ") or None)]
+    return [f"{record['who']} ", *what, ", ", parts.moment(record["at"])]

@@ -7,7 +7,7 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import parts, settings_frame, wording
+from gradcanary_dashboard import first_start, parts, settings_frame, wording
 from gradcanary_dashboard.view import run_url
 
 PAGE = "storage"
@@ -49,7 +49,7 @@ def _samples(raw_days: float | None, until: str | None) -> str | list[Any]:
 
 def _runs(storage: Mapping[str, Any]) -> list[Any]:
     if not storage["runs"]:
-        return [html.P("No run so far.", className="dim")]
+        return [html.P(["No run so far. ", first_start.way()], className="dim")]
     rows = [html.Tr(_cells(each)) for each in storage["runs"]]
     names = ("Run", "Size", "Last step", "Last heard of")
     heads = html.Thead(html.Tr([*(html.Th(name, scope="col") for name in names), html.Td()]))

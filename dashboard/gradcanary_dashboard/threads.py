@@ -20,6 +20,9 @@ PAGES = ThreadPoolExecutor(2, "gradcanary-pages")
 which may wait for a collector that does not answer.
 """
 
+CHANGES = ThreadPoolExecutor(4, "gradcanary-changes")
+"""What people change. A test message waits 10 s for its receiver: meanwhile pages have their threads."""
+
 QUESTIONS = ThreadPoolExecutor(4, "gradcanary-questions")
 """What the browser asks past Dash: whether there is news, a metric, a cell."""
 
@@ -40,6 +43,7 @@ def threaded(
     *inputs: Input | State,
     refreshes: bool = False,
     running: Sequence[tuple[Output, object, object]] = (),
+    pool: ThreadPoolExecutor = PAGES,
 ) -> Callable[[Handler], None]:
     """Register a callback that runs in a thread and returns ``{name: value}`` for some of the outputs.
 
@@ -52,7 +56,7 @@ def threaded(
     def decorate(handler: Handler) -> None:
         @functools.wraps(handler)
         async def callback(*values: object) -> dict[str, Any]:
-            contents = await apart(PAGES, handler, *values)
+            contents = await apart(pool, handler, *values)
             return {name: contents.get(name, no_update) for name in outputs}
 
         register_callback: Callable[[Callable[..., Coroutine[Any, Any, Any]]], Any] = app.callback(
@@ -64,3 +68,13 @@ def threaded(
         register_callback(callback)
 
     return decorate
+
+
+def changing(
+    app: Dash,
+    outputs: Mapping[str, Output],
+    *inputs: Input | State,
+    running: Sequence[tuple[Output, object, object]] = (),
+) -> Callable[[Handler], None]:
+    """Register a callback that changes something at a click: like ``threaded``, in threads that no page waits for."""
+    return threaded(app, outputs, *inputs, refreshes=True, running=running, pool=CHANGES)

@@ -7,12 +7,17 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import forms, parts, settings_frame
+from gradcanary_dashboard import drawing, forms, parts, settings_frame
+from gradcanary_dashboard.drawing import DRAWN
 
-PAGE = "tokens"
+PAGE, REVOKED = "tokens", "token-revoked"
 
-SLOTS = {**settings_frame.slots(PAGE), "token-list": "children"}
+SLOTS = {**settings_frame.slots(PAGE), "token-list": DRAWN}
 
+NONE = (
+    "No token so far. Make one below: each training and each person has one of their own, so that each can be revoked."
+)
+LINE = "gradcanary token create --scope ingest --name JOBS"
 SCOPES = {
     "ingest": "ingest: trainings send with it",
     "read": "read: sees everything but tokens",
@@ -40,8 +45,9 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     )
     listed = parts.card(
         "tokens",
-        html.Div(contents.get("token-list"), id="token-list"),
+        drawing.slot("token-list", contents.get("token-list")),
         forms.answer("token-answer"),
+        dcc.Store(id=REVOKED),
         title="Who is let in",
     )
     return [
@@ -55,10 +61,10 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
 def fill(tokens: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Return the contents; None for those who may not see them."""
-    words = "Tokens are shown to those who administer. Without tokens at hand: gradcanary token list, on the machine."
-    none = [html.P(words if tokens is None else "No token so far.", className="dim")]
+    words = "Tokens are shown to those who administer. Without one at hand: gradcanary token list, on its machine."
+    none = [html.P(words, className="dim")] if tokens is None else [html.P(NONE), *parts.terminal(LINE)]
     return {
-        "token-list": [_entry(each) for each in tokens or ()] or none,
+        "token-list": drawing.drawn([_entry(each) for each in tokens or ()] or none),
         **settings_frame.rights(PAGE, may=tokens is not None),
     }
 
@@ -72,8 +78,8 @@ def _entry(token: Mapping[str, Any]) -> html.Article:
         ("Last used", parts.moment(token["last_used"]) or "never"),
         ("Ends", parts.moment(token["expires"]) if holds and token["expires"] else None),
     ]
-    question = "Who uses it is let in no more, within seconds; visits that began with it end, too."
-    really = forms.button("Revoke it", {"do": "revoke", "token": token["id"]}, tone="danger")
+    question = f"Who uses {token['name']} is let in no more, within seconds; visits that began with it end, too."
+    really = forms.telling("Revoke it", REVOKED, token["id"], tone="danger")
     rest = [forms.asking("Revoke", question, really)] if holds else []
     return html.Article(
         [
@@ -81,6 +87,7 @@ def _entry(token: Mapping[str, Any]) -> html.Article:
             html.Div([settings_frame.facts(known), *rest], className="with-button"),
         ],
         className="listed",
+        **parts.attributes(data_key=str(token["id"])),
     )
 
 

@@ -97,11 +97,6 @@ def moment(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def minute(moment: str) -> str:
-    """Return a time of the API, RFC 3339 in UTC, as ``2026-11-20 10:00``."""
-    return moment[:16].replace("T", " ")
-
-
 def steps(first: float, last: float) -> str:
     """Return ``Step 5`` or ``Steps 5 to 9``."""
     return f"Step {integer(first)}" if first == last else f"Steps {integer(first)} to {integer(last)}"

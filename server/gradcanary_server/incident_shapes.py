@@ -147,3 +147,20 @@ class SilenceList(TypedDict):
     """The silences in force, in the order in which they were made."""
 
     silences: list[SilenceShape]
+
+
+class HiddenShape(TypedDict):
+    """An open incident of which a silence would hide so many of the members that fire."""
+
+    id: int
+    run: str
+    rule: Rule
+    members: Count
+    of: Count
+
+
+class SilencePreview(TypedDict):
+    """What a silence would hide now, and how many runs have such a name."""
+
+    runs: Count
+    incidents: list[HiddenShape]

@@ -16,6 +16,7 @@ from gradcanary_server.errors import RequestError
 from gradcanary_server.incident_routes import Acknowledgement
 from gradcanary_server.messages import Notification
 from gradcanary_server.run_routes import Wish as RunChange
+from gradcanary_server.silence_routes import Change as SilenceChange
 from gradcanary_server.silence_routes import Wish
 from gradcanary_server.token_routes import Wish as NewToken
 from gradcanary_server.trial_routes import Wish as Trial
@@ -33,6 +34,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "run-change": ("PATCH /runs/{run}", RunChange),
     "new-token": ("POST /tokens", NewToken),
     "silence": ("POST /silences", Wish),
+    "silence-change": ("PATCH /silences/{id}", SilenceChange),
     "trial": ("POST /rules/trials", Trial),
     "acknowledgement": ("POST /incidents/{id}/ack", Acknowledgement),
 }

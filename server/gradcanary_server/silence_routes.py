@@ -18,7 +18,7 @@ from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
 from gradcanary_server.errors import invalid
 from gradcanary_server.expressions import Expression, ExpressionError
-from gradcanary_server.incident_shapes import SilenceShape
+from gradcanary_server.incident_shapes import HiddenShape, SilencePreview, SilenceShape
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.rules import NAMES
 from gradcanary_server.silences import Hushed, Silence
@@ -46,7 +46,15 @@ class Wish(wire.Request):
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Change(wire.Request):
+    """Another end of a silence."""
+
+    until: str
+
+
 _WISH = Reader(Wish)
+_CHANGE = Reader(Change)
 
 
 # Response models would check what was just built: the answers are plain JSON values.
@@ -59,13 +67,38 @@ def list_silences(request: Request) -> JSONResponse:
         return JSONResponse({"silences": [_shown(each, silences.hushed(connection, each)) for each in found]})
 
 
+@router.get("/silences/preview", response_model=None, responses=answered("silence-preview"))
+def preview_silence(request: Request, run: str, rule: str | None = None, match: str | None = None) -> JSONResponse:
+    """Answer what a silence of this would hide now, and how many runs have such a name; nothing is silenced."""
+    _check(run, rule, match)
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        glob, now = _glob(connection, run), database.now(connection)
+        hushed = silences.hushed(connection, Silence(0, glob, rule, match, now, now, "", ""))
+        names = silences.run_names(connection, {each.run_id for each in hushed})
+        hidden: list[HiddenShape] = [
+            {"id": each.incident, "run": names[each.run_id], "rule": each.rule, "members": each.members, "of": each.of}
+            for each in hushed
+        ]
+        answer: SilencePreview = {"runs": silences.runs_named(connection, glob), "incidents": hidden}
+        return JSONResponse(answer)
+
+
 @router.post("/silences", response_model=None, status_code=201, responses=answered("silenced", 201))
 async def add_silence(request: Request) -> JSONResponse:
     """Silence members of incidents, and answer 201 with the silence; they stay on the pages."""
     wish = _WISH.read(await bodies.read(request))
-    _check(wish)
+    check_text(wish.note, "note", 2_000, lines=True)
+    _check(wish.run, wish.rule, wish.match)
     by = access.signature(request, wish.by)
     return JSONResponse(await run_in_threadpool(_add, request, wish, by), 201)
+
+
+@router.patch("/silences/{number}", response_model=None, responses=answered("silenced"))
+async def change_silence(request: Request, number: int) -> JSONResponse:
+    """Give a silence another end, and answer it."""
+    wish = _CHANGE.read(await bodies.read(request))
+    return JSONResponse(await run_in_threadpool(_move, request, number, wish))
 
 
 @router.delete("/silences/{number}", status_code=204)
@@ -76,18 +109,23 @@ def end_silence(request: Request, number: int) -> None:
         _revise(connection, silences.end(connection, number, database.now(connection)))
 
 
-def _check(wish: Wish) -> None:
-    check_text(wish.note, "note", 2_000, lines=True)
-    if not _GLOB.match(wish.run):
+def _check(run: str, rule: str | None, match: str | None) -> None:
+    if not _GLOB.match(run):
         raise invalid("A run is a name, or one with * and ? for any text and character: * is every run.", "run")
-    if wish.rule is not None and wish.rule not in NAMES:
+    if rule is not None and rule not in NAMES:
         raise invalid(f"A rule is one of {', '.join(NAMES)}; leave it away for all.", "rule")
-    if wish.match is not None:
-        check_text(wish.match, "match", 200, shortest=1)
+    if match is not None:
+        check_text(match, "match", 200, shortest=1)
         try:
-            Expression(wish.match)
+            Expression(match)
         except ExpressionError as error:
             raise invalid(f"This expression does not work: {error}.", "match") from error
+
+
+def _glob(connection: Connection, name: str) -> str:
+    """Return the runs that somebody means: perhaps one by a name that it had, of a message from before."""
+    named = run_names.find(connection, name)
+    return name if named is None else named.name
 
 
 def _add(request: Request, wish: Wish, by: str) -> SilenceShape:
@@ -95,11 +133,19 @@ def _add(request: Request, wish: Wish, by: str) -> SilenceShape:
     with database.write() as connection:
         now = database.now(connection)
         until = _until(wish.until, now)
-        named = run_names.find(connection, wish.run)  # perhaps by a name that it had: of a message from before
-        glob = wish.run if named is None else named.name
+        glob = _glob(connection, wish.run)
         made = silences.add(connection, Silence(0, glob, wish.rule, wish.match, now, until, by, wish.note))
         request.state.about = f"{made.id}: {made.rule or 'every rule'} in {made.glob}"
         return _shown(made, _revise(connection, made))
+
+
+def _move(request: Request, number: int, wish: Change) -> SilenceShape:
+    database: Database = request.app.state.database
+    with database.write() as connection:
+        now = database.now(connection)
+        moved = silences.move(connection, silences.find(connection, number, now), _until(wish.until, now))
+        request.state.about = f"until {timestamp(moved.until)}"
+        return _shown(moved, _revise(connection, moved))
 
 
 def _until(text: str, now: float) -> float:

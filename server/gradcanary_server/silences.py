@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
 from gradcanary_server import incident_rows
 from gradcanary_server.errors import RequestError, invalid
@@ -51,10 +51,13 @@ def end_of(about: Sequence[Silence], name: str | None) -> float | None:
 
 
 class Hushed(NamedTuple):
-    """An incident that a silence is about."""
+    """An incident that a silence is about: of how many members that fire it covers how many."""
 
     incident: int
     run_id: int
+    rule: str
+    members: int
+    of: int
 
 
 def in_force(connection: Connection, now: float) -> list[Silence]:
@@ -81,11 +84,23 @@ def add(connection: Connection, wished: Silence) -> Silence:
     return replace(wished, id=number)
 
 
+def find(connection: Connection, number: int, now: float) -> Silence:
+    """Return a silence; raises RequestError 404 where none of that number is in force."""
+    found = next((each for each in in_force(connection, now) if each.id == number), None)
+    if found is None:
+        raise RequestError(404, "unknown_silence", f"There is no silence {number} in force here.", "silence")
+    return found
+
+
+def move(connection: Connection, known: Silence, until: float) -> Silence:
+    """Give a silence another end and return it."""
+    connection.execute(update(silence).where(silence.c.silence_id == known.id).values(ends=until))
+    return replace(known, until=until)
+
+
 def end(connection: Connection, number: int, now: float) -> Silence:
     """End a silence now and return it; raises RequestError 404 where none of that number is in force."""
-    ended = next((each for each in in_force(connection, now) if each.id == number), None)
-    if ended is None:
-        raise RequestError(404, "unknown_silence", f"There is no silence {number} in force here.", "silence")
+    ended = find(connection, number, now)
     connection.execute(delete(silence).where(silence.c.silence_id == number))
     return ended
 
@@ -109,10 +124,10 @@ def covered(about: Sequence[Silence], members: Iterable[tuple[int | None, str | 
 
 def veiled(connection: Connection, rows: Sequence[RowMapping], found: Sequence[Silence]) -> dict[int, Veil]:
     """Return what hides members of these incidents, by incident, if something does; ``found`` are in force."""
-    run_names = _run_names(connection, {row["run_id"] for row in rows}) if found else {}
+    named_runs = run_names(connection, {row["run_id"] for row in rows}) if found else {}
     made: dict[int, Veil] = {}
     for row in rows:
-        about = [each for each in found if each.is_about(run_names.get(row["run_id"], ""), row["rule"])]
+        about = [each for each in found if each.is_about(named_runs.get(row["run_id"], ""), row["rule"])]
         if about or row["unheard"]:
             members = incident_rows.members(connection, row["incident_id"])
             names = incident_rows.names(connection, row["run_id"]) if about else {}
@@ -126,11 +141,21 @@ def hushed(connection: Connection, by: Silence) -> list[Hushed]:
     opened = select(incident).where(incident.c.state == "open").order_by(incident.c.incident_id)
     rows = connection.execute(opened).mappings().all()
     hidden = veiled(connection, rows, [by])
-    hit = [row for row in rows if row["incident_id"] in hidden and hidden[row["incident_id"]].firing_covered()]
-    return [Hushed(row["incident_id"], row["run_id"]) for row in hit]
+    found = [(row, hidden[row["incident_id"]]) for row in rows if row["incident_id"] in hidden]
+    return [
+        Hushed(row["incident_id"], row["run_id"], row["rule"], len(covered), len(veil.firing()))
+        for row, veil in found
+        if (covered := veil.firing_covered())
+    ]
 
 
-def _run_names(connection: Connection, run_ids: Iterable[int]) -> dict[int, str]:
+def runs_named(connection: Connection, glob: str) -> int:
+    """Return how many runs have such a name."""
+    return sum(_glob(glob).covers(name) for name in connection.scalars(select(run.c.name)))
+
+
+def run_names(connection: Connection, run_ids: Iterable[int]) -> dict[int, str]:
+    """Return the names of these runs by their number."""
     rows = connection.execute(select(run.c.run_id, run.c.name).where(run.c.run_id.in_(list(run_ids))))
     return {row.run_id: row.name for row in rows}
 

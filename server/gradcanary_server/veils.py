@@ -37,6 +37,10 @@ class Veil:
             return heard or uncovered
         return heard if any(self.members[number].until_step is None for number in heard) else frozenset()
 
+    def firing(self) -> list[int | None]:
+        """Return the members that fire."""
+        return [number for number, member in self.members.items() if member.until_step is None]
+
     def firing_covered(self) -> list[int | None]:
         """Return the members that fire and are silenced."""
         return [number for number in self.covered if self.members[number].until_step is None]

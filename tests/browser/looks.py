@@ -39,6 +39,14 @@ SIDEWAYS = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
     Array.from(document.querySelectorAll("body *"))
         .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
         .map((one) => one.tagName + "." + one.className).slice(0, 9)"""
+SMALL = """() => Array.from(document.querySelectorAll("button, select, input, textarea, summary, a.do, header a, nav a"
+        + ", h2 a, h3 a")).filter((one) => {
+    // A link that is a whole card is as large as that.
+    const isCard = getComputedStyle(one, "::after").position === "absolute";
+    if (!one.getClientRects().length || one.closest(".unseen") || isCard) return false;
+    const box = one.getBoundingClientRect();
+    return box.height < 44 || box.width < 20;
+}).map((one) => one.tagName + "." + one.className + "#" + one.id + " " + one.textContent.trim().slice(0, 30))"""
 
 OF_A_THEME = {"runOnly": ["color-contrast", "link-in-text-block"]}
 """What axe looks for that depends on the colours."""
@@ -66,6 +74,12 @@ def faults(page: Page) -> list[str]:
     found += _heard(page, "narrow", **OF_A_THEME)
     page.set_viewport_size({"width": 1440, "height": 900})
     return found
+
+
+def too_small_for_fingers(page: Page) -> list[str]:
+    """Return what is to be tapped and is less than 44 pixels high; links within a sentence are as it is."""
+    small: list[str] = page.evaluate(SMALL)
+    return small
 
 
 def _of_frame(page: Page) -> list[str]:

@@ -89,7 +89,7 @@ def test_an_endpoint_from_its_making_to_its_end(place: Place, visit: Callable[..
 
     page.get_by_label("URL").fill("ftp://hooks.example")
     page.get_by_label("Name").fill(HOSTILE)
-    page.get_by_role("button", name="Create endpoint").click()
+    page.get_by_label("Name").press("Enter")
     answer = page.locator("#new-endpoint-answer")
     expect(answer).to_contain_text("'ftp://hooks.example' is not an http or https address")
     expect(page.get_by_label("Name")).to_have_value(HOSTILE)
@@ -129,10 +129,13 @@ def test_an_endpoint_from_its_making_to_its_end(place: Place, visit: Callable[..
     expect(page.locator("#endpoint-answer")).to_contain_text("It arrived")
     page.locator(".log summary").first.click()
     expect(page.locator(".log li li")).to_have_count(2)
+    page.get_by_role("button", name="Send again").first.click()
+    expect(page.locator(".log summary")).to_have_text("3 attempts")
+    expect(page.locator(".log li li").last).to_be_visible()
 
     page.get_by_label("Name").fill("pager")
     page.get_by_role("button", name="critical only").click()
-    page.get_by_role("button", name="Save").click()
+    page.get_by_label("Name").press("Enter")
     expect(page.locator("#endpoint-saved")).to_have_text("Saved.")
     expect(page.get_by_role("heading", level=1)).to_have_text("enabledpager")
     page.get_by_role("button", name="Disable").click()
@@ -151,19 +154,91 @@ def test_an_endpoint_from_its_making_to_its_end(place: Place, visit: Callable[..
     expect(entry(page, "pager")).to_have_count(0)
 
 
-def test_a_silence_ends_and_a_run_is_renamed_and_deleted(place: Place, visit: Callable[..., Page]) -> None:
-    place.made("silences", run="lora-*", rule="collapse", until=tomorrow(), by="ada", note="<b>")
+KEPT = """async () => {
+    const slot = document.createElement("div");
+    const draw = async (...keys) => {
+        slot.dataset.drawn = JSON.stringify(keys.map(([key, text]) => ["p", { "data-key": key }, text]));
+        await new Promise((drawn) => setTimeout(drawn));
+    };
+    document.body.append(slot);
+    await draw(["1", "before"]);
+    const first = slot.firstChild;
+    await draw(["2", "newer"], ["1", "after"]);
+    const kept = slot.lastChild === first && first.textContent;
+    slot.remove();
+    return kept;
+}"""
+"""Draw a list, then one in which an entry changed and a newer one stands above it."""
+
+
+def test_a_silence_is_tried_made_moved_and_ended(place: Place, visit: Callable[..., Page]) -> None:
     page = visit("/settings/silences")
+    expect(page.locator("#silence-list")).to_contain_text("Nothing is silenced")
+    plan, answer = page.locator("#new-silence-plan"), page.locator("#new-silence-answer")
+    runs = page.get_by_label("Runs")
+    runs.press("Enter")
+    expect(answer).to_contain_text("Say which runs")
+    runs.fill("lora-*")
+    expect(plan).to_contain_text("Would silence 2 open incidents. 2 runs have such a name.")
+    page.get_by_label("Rule").select_option("explosion")
+    expect(plan).to_contain_text("Would silence no open incident now.")
+    page.get_by_label("Rule").select_option("collapse")
+    page.get_by_role("button", name="names with a regex").click()
+    page.get_by_label("Which").fill("(blocks")
+    expect(plan).to_contain_text("This expression does not work")
+    page.get_by_role("button", name="names that begin with").click()
+    page.get_by_label("Which").fill("blocks.4.")
+    expect(plan.locator("li")).to_have_text(re.compile(r"#\d+ collapse in lora-fell, 6 of 18 layers"))
+    page.get_by_role("button", name="other").click()
+    page.get_by_role("textbox", name="How long").fill("soon")
+    page.get_by_label("Note").fill("<b>")
+    page.get_by_label("Note").press("Control+Enter")
+    expect(answer).to_contain_text("30m, 8h or 3d")
+    page.get_by_role("textbox", name="How long").fill("90m")
+    page.get_by_role("textbox", name="How long").press("Enter")
+    expect(answer).to_contain_text("is in force; it hides 1 open incident")
+    expect(runs).to_have_value("")
     card = page.locator(".listed")
     expect(card).to_contain_text("Runlora-*Rulecollapse")
     expect(card).to_contain_text("Note<b>")
     expect(card.get_by_role("link", name=re.compile("#"))).to_have_count(1)
-    card.get_by_role("button", name="End now").click()
-    expect(page.locator("#silence-answer")).to_contain_text("Ended")
-    expect(page.locator("#silence-list")).to_have_text("Nothing is silenced.")
-    assert place.api.get("/api/v1/silences").json() == {"silences": []}
-    expect(page.locator("#silence-past li").first).to_contain_text("ended silence 1")
+    expect(card.locator("time").first).to_have_text(re.compile("^in [89][0-9] min$"))
+    [made] = place.api.get("/api/v1/silences").json()["silences"]
+    assert (made["match"], made["by"]) == (r"^blocks\.4\.", "first administrator")
 
+    change = card.get_by_role("button", name="Change its end")
+    change.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("collapse in lora-*, layers with")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(change).to_be_focused()
+    change.click()
+    dialog.get_by_role("button", name="1 day").click()
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog).to_be_hidden()
+    expect(card.locator("time").first).to_have_text("in 24 h")
+    expect(page.locator("#silence-past li").first).to_contain_text(f"gave silence {made['id']} another end")
+
+    # A question stays open while the list is filled anew, and Escape takes it back.
+    card.get_by_text("End now").click()
+    other = place.made("silences", run="nobody", until=tomorrow())
+    expect(card).to_have_count(2)
+    expect(page.get_by_role("button", name="Yes, end it")).to_have_count(1)
+    page.get_by_role("button", name="Yes, end it").press("Escape")
+    expect(page.get_by_role("button", name="Yes, end it")).to_have_count(0)
+    expect(card.get_by_text("End now").first).to_be_focused()
+    place.api.delete(f"/api/v1/silences/{other['id']}")
+    expect(card).to_have_count(1)
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Yes, end it").click()
+    expect(page.locator("#silence-answer")).to_contain_text("is over: what is still true is told")
+    expect(page.locator("#silence-list")).to_contain_text("Nothing is silenced")
+    assert place.api.get("/api/v1/silences").json() == {"silences": []}
+
+
+def test_a_run_is_renamed_and_deleted(place: Place, visit: Callable[..., Page]) -> None:
+    page = visit("/settings/silences")
     page.get_by_role("link", name="Retention").click()
     expect(page.locator("#storage-facts")).to_contain_text("30 days")
     rows = page.locator(".sizes tbody tr")
@@ -171,7 +246,7 @@ def test_a_silence_ends_and_a_run_is_renamed_and_deleted(place: Place, visit: Ca
     rows.filter(has_text="lora-quiet").get_by_role("link", name="Edit or delete").click()
 
     page.get_by_label("Name").first.fill("lora/quiet")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_label("Name").first.press("Enter")
     expect(page.locator("#run-saved .tone-critical")).to_be_visible()
     page.get_by_label("Name").first.fill("lora-calm")
     page.get_by_label("Tags").fill("sdxl, , <i>")
@@ -192,7 +267,7 @@ def test_a_silence_ends_and_a_run_is_renamed_and_deleted(place: Place, visit: Ca
     expect(page.locator("#run-deleted")).to_contain_text("That is not its name. Type lora-calm to delete it.")
     assert place.api.get("/api/v1/runs/lora-calm").status_code == 200
     page.get_by_label("Type its name").fill("lora-calm")
-    page.get_by_role("button", name="Delete it for ever").click()
+    page.get_by_label("Type its name").press("Enter")
     page.wait_for_url(f"{place.url}/settings/retention")
     expect(rows).to_have_count(1)
     assert place.api.get("/api/v1/runs/lora-calm").status_code == 404
@@ -231,7 +306,7 @@ def test_a_visitor_who_may_only_read_sees_why_and_tokens_are_made_and_revoked(
     answer = page.locator("#new-token-answer")
     expect(answer).to_contain_text("Days are a number")
     page.get_by_label("Days").fill("90")
-    page.get_by_role("button", name="Create token").click()
+    page.get_by_label("Days").press("Enter")
     secret = str(answer.locator("[data-copy]").get_attribute("data-copy"))
     expect(page.locator(".listed").filter(has_text="wall <b>")).to_contain_text("Scoperead")
     page.reload()
@@ -257,8 +332,19 @@ def test_a_visitor_who_may_only_read_sees_why_and_tokens_are_made_and_revoked(
     page = visit("/settings/tokens")
     wall = page.locator(".listed").filter(has_text="wall <b>")
     wall.locator("summary").click()
+    # While one makes up one's mind others make and use tokens: the question stays, and about this one.
+    for scope in ("read", "ingest"):
+        place.made("tokens", name="newer", scope=scope)
+    httpx.get(f"{place.url}/api/v1/runs", headers={"authorization": f"Bearer {secret}"}, trust_env=False)
+    expect(page.locator(".listed").filter(has_text="newer")).to_have_count(2)
+    expect(page.get_by_role("button", name="Revoke it")).to_have_count(1)
+    expect(wall).to_contain_text("Who uses wall <b> is let in no more")
+    wall.get_by_role("button", name="No").click()
+    expect(wall.get_by_role("button", name="Revoke it")).to_have_count(0)
+    wall.locator("summary").press("Enter")
     wall.get_by_role("button", name="Revoke it").click()
     expect(page.locator("#token-answer")).to_have_text("Revoked.")
+    assert page.evaluate(KEPT) == "after"
     expect(wall.locator(".badge")).to_have_text("revoked")
 
 

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from gradcanary_dashboard.app import create_app, mount
 from gradcanary_dashboard.pages import PAGES
 from gradcanary_dashboard.shell import PLOTLY
-from gradcanary_dashboard.threads import threaded
+from gradcanary_dashboard.threads import changing, threaded
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -69,6 +69,29 @@ def test_two_handlers_run_at_a_time_and_the_others_wait() -> None:
         assert [each.result(30) for each in asked] == [{"one": value} for value in range(4)]
     assert not is_more
     assert max(most) == 2
+
+
+def test_pages_do_not_wait_for_what_people_change() -> None:
+    app = Dash("test", server=FastAPI())  # type: ignore[arg-type]
+    go = threading.Event()
+
+    @changing(app, {"one": Output("a", "children")}, Input("c", "n_clicks"))
+    def change(value: int) -> dict[str, object]:
+        assert go.wait(30)
+        return {"one": value}
+
+    @threaded(app, {"one": Output("b", "children")}, Input("c", "value"))
+    def page(value: int) -> dict[str, object]:
+        return {"one": value}
+
+    click, ask = (entry["callback"].__wrapped__ for entry in app.callback_map.values())
+    with ThreadPoolExecutor(8) as pool:
+        clicked = [pool.submit(lambda value=value: asyncio.run(click(value))) for value in range(6)]
+        try:
+            assert pool.submit(lambda: asyncio.run(ask(7))).result(30) == {"one": 7}
+        finally:
+            go.set()
+        assert [each.result(30) for each in clicked] == [{"one": value} for value in range(6)]
 
 
 @pytest.mark.parametrize("path", ["/", "/runs/some-run", "/runs/some-run?layer=x", "/runs/a/layers/b%2Fc"])

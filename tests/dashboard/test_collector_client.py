@@ -1,6 +1,7 @@
 """The client of the read API, against a real HTTP server."""
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -59,6 +60,38 @@ def collector(script: Script) -> Iterator[Collector]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_a_change_is_waited_for_longer_than_a_question() -> None:
+    """A test message is: its receiver has ten seconds."""
+    go = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert go.wait(30)
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(b"{}")
+
+        do_POST = do_GET  # noqa: N815 -- the name that http.server looks for
+
+        def log_message(self, *arguments: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server, ThreadPoolExecutor(2) as pool:
+        pool.submit(server.serve_forever)
+        collector = Collector(f"http://127.0.0.1:{server.server_port}", timeout_s=0.1)
+        changed = pool.submit(collector.change, "POST", "/endpoints/1/test", {})
+        try:
+            with pytest.raises(UnreachableError, match="ReadTimeout"):
+                collector.ask("/endpoints")
+        finally:
+            go.set()
+        assert changed.result(30) == {}
+        collector.close()
+        server.shutdown()
 
 
 def test_what_did_not_change_is_not_sent_again(script: Script, collector: Collector) -> None:

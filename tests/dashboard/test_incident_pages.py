@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gradcanary_dashboard import (
     drawing,
+    incident_data,
     incident_filter,
     incident_members,
     incident_page,
@@ -27,6 +28,7 @@ from gradcanary_dashboard.incident_filter import Filter
 from gradcanary_dashboard.view import View, parse
 from gradcanary_server.expressions import Expression
 
+URL = "http://collector:8787"
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=timezone.utc)
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, max_size=40)
@@ -195,7 +197,7 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
     said = drawing.drawn(incidents_page.row(incident(told=told, acked=acked, silenced=silenced)))
     for words in (
         "critical", "#31 collapse", '"/incidents/31"', '"/runs/run?incident=31"', "1 / 2", "since step 31",
-        "acked by ada", "1 of 2 layers silenced until",
+        "acked by ada", "1 of 2 layers silenced, ends",
         "on call, h.example: opened, delivered; webhook: opened, pending",
         '"data-do":"ack"', '"data-do":"silence"', '"data-do":"unsilence"',
     ):  # fmt: skip
@@ -205,17 +207,24 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
     assert "nobody was told" in over
 
 
+def test_open_incidents_come_worst_first_then_newest() -> None:
+    severities = ("critical", "information", "critical", "warning", "critical")
+    listed = [incident(number, severity=severity) for number, severity in enumerate(severities, 1)]
+    listed[4] = incident(5, severity="critical", state="resolved", resolution="recovered")
+    assert [each["id"] for each in incident_data.worst_first(listed)] == [3, 1, 4, 2, 5]
+
+
 def test_pages_of_the_history_follow_each_other() -> None:
     listed = [incident(number, state="resolved", resolution="recovered") for number in (9, 8)]
     chosen = Filter(severity="critical")
-    said = incidents_page.fill([Chapter("resolved", listed, 8)], chosen, ["scale_drop"])
+    said = incidents_page.fill([Chapter("resolved", listed, 8)], chosen, ["scale_drop"], URL)
     assert '"/incidents?state=resolved&severity=critical&before=8"' in said["incidents-listed"]
     assert "the newest 2" in said["incidents-listed"]
-    later = incidents_page.fill([Chapter("resolved", listed, None)], Filter(before=10), [])["incidents-listed"]
+    later = incidents_page.fill([Chapter("resolved", listed, None)], Filter(before=10), [], URL)["incidents-listed"]
     assert '"/incidents"' in later
     assert "before=" not in later
     for chosen, words in ((Filter(), "No incident so far"), (Filter(run="x"), "See all"), (Filter(before=1), "newest")):
-        assert words in incidents_page.fill([Chapter("open", [], None)], chosen, [])["incidents-listed"]
+        assert words in incidents_page.fill([Chapter("open", [], None)], chosen, [], URL)["incidents-listed"]
 
 
 @given(st.lists(TEXTS, max_size=4))

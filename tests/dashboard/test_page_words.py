@@ -184,9 +184,10 @@ def test_a_card_says_who_knows_and_until_when_nobody_is_told() -> None:
     silenced = {"until": "2026-11-20T10:00:00.000Z", "members": 1, "of": 1}
     said = text_of(incident_cards.card(incident(acked=acked, silenced=silenced), View()))
     assert "acked by ada: restarting" in said
-    assert '"silenced until 2026-11-20 10:00 UTC"' in said
+    assert '"silenced, ends "' in said
+    assert silenced["until"] in said
     some = text_of(incident_cards.card(incident(silenced={**silenced, "of": 18}), View()))
-    assert "1 of 18 layers silenced until" in some
+    assert "1 of 18 layers silenced, ends " in some
     assert "silenced" not in text_of(incident_cards.card(incident(), View()))
 
 

@@ -14,11 +14,13 @@ from gradcanary_dashboard import (
     rules_page,
     run_settings_page,
     settings_frame,
+    silence_forms,
     silences_page,
     storage_page,
     tokens_page,
 )
 
+URL = "http://collector:8787"
 AT, LATER = "2026-11-20T10:00:00Z", "2026-11-20T11:00:00Z"
 
 
@@ -90,15 +92,15 @@ def test_what_the_operator_gave_says_where() -> None:
 
 def test_who_may_not_change_is_told_so_and_has_no_working_button() -> None:
     pages: list[tuple[str, dict[str, Any], Any]] = [
-        ("endpoints", endpoint_pages.fill([endpoint()], may=False), endpoint_pages.frame),
-        ("silences", silences_page.fill([], None, may=False), silences_page.frame),
+        ("endpoints", endpoint_pages.fill([endpoint()], URL, may=False), endpoint_pages.frame),
+        ("silences", silences_page.fill([], None, [], URL, may=False), silences_page.frame),
         ("tokens", tokens_page.fill(None), tokens_page.frame),
     ]
     for page, contents, frame in pages:
         (fieldset,) = [each for each in frame({}, contents) if getattr(each, "id", "") == f"{page}-may"]
         assert fieldset.disabled is True
         assert settings_frame.READ_ONLY in text_of(frame({}, contents))
-    assert endpoint_pages.fill([], may=True)["endpoints-may"] is False
+    assert endpoint_pages.fill([], URL, may=True)["endpoints-may"] is False
 
 
 def test_an_attempt_tells_how_it_went() -> None:
@@ -211,13 +213,44 @@ def test_rules_that_are_forgotten_are_said_to_be() -> None:
     assert "would have sent 7 messages" in shown(counted(), tried=tried, is_chosen=True)["rules-trial"]
 
 
+def test_a_list_that_is_empty_says_what_to_do_in_lines_to_copy() -> None:
+    for slot, contents in {
+        "endpoint-list": endpoint_pages.fill([], URL, may=True),
+        "silence-list": silences_page.fill([], None, [], URL, may=True),
+    }.items():
+        assert f"--url {URL}" in text_of(contents[slot])
+        assert "data-copy" in text_of(contents[slot])
+    assert tokens_page.LINE in tokens_page.fill([])["token-list"]
+    assert tokens_page.LINE not in tokens_page.fill(None)["token-list"]
+
+
+def test_what_a_silence_would_hide_is_counted_and_named() -> None:
+    def found(number: int, **changes: object) -> dict[str, Any]:
+        return {"id": number, "run": "fell", "rule": "scale_drop", "members": 2, "of": 2, **changes}
+
+    many = [found(number) for number in range(1, silence_forms.PREVIEWED + 4)]
+    said = text_of(silence_forms.preview({"runs": 3, "incidents": many}))
+    assert "Would silence 8 open incidents" in said
+    assert "3 runs have such a name." in said
+    assert said.count("/incidents/") == silence_forms.PREVIEWED
+    assert "and 3 more" in said
+    assert " scale drop in fell, 1 of 2 layers" in text_of(
+        silence_forms.preview({"runs": 1, "incidents": [found(1, members=1)]})
+    )
+    assert "1 run has such a name." in text_of(silence_forms.preview({"runs": 1, "incidents": []}))
+    assert "No run has such a name so far." in text_of(silence_forms.preview({"runs": 0, "incidents": []}))
+
+
 def test_silences_of_the_past_are_those_of_the_audit_log() -> None:
     def record(what: str, on: str = "") -> dict[str, Any]:
         return {"id": 1, "at": AT, "who": "ada", "token": 1, "address": "", "what": what, "on": on}
 
     audit = [record("DELETE /silences/4"), record("POST /runs/silences"), record("POST /silences", "4: collapse in x")]
-    said = text_of(silences_page.fill([], audit, may=True)["silence-past"])
-    assert said.count("ada") == 2
+    audit.append(record("PATCH /silences/4", f"until {LATER}"))
+    said = text_of(silences_page.fill([], audit, [], URL, may=True)["silence-past"])
+    assert said.count("ada") == 3
     assert "ended silence 4" in said
+    assert "gave silence 4 another end, " in said
+    assert LATER in said
     assert "made silence 4: collapse in x" in said
-    assert "takes a token" in text_of(silences_page.fill([], None, may=False)["silence-past"])
+    assert "takes a token" in text_of(silences_page.fill([], None, [], URL, may=False)["silence-past"])

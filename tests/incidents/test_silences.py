@@ -242,6 +242,45 @@ def test_a_rescaled_loss_can_be_a_new_baseline_of_all_layers(stage):
     assert all(0.3e-3 < layer["baseline"] < 3e-3 for layer in layers)
 
 
+def test_a_silence_is_tried_before_it_is_made_and_its_end_is_moved(stage):
+    story = Story(stage, "tried-1", rows((AT, (), 1), (30, FALLEN, 1e-3)))
+    story.tell(AT + 30)
+    number, revision = story.incident()["id"], story.revision()
+
+    def preview(**wished):
+        return story.collector.get("/api/v1/silences/preview", **wished)
+
+    hidden = {"id": number, "run": "tried-1", "rule": "collapse", "members": 3, "of": 3}
+    assert preview(run="tried-?").json() == {"runs": 1, "incidents": [hidden]}
+    some = {**hidden, "members": 1}
+    assert preview(run="tried-1", rule="collapse", match=r"\.2\.").json()["incidents"] == [some]
+    assert preview(run="tried-*", rule="explosion").json() == {"runs": 1, "incidents": []}
+    assert preview(run="nobody-*").json() == {"runs": 0, "incidents": []}
+    for wished, field in (
+        ({"run": "a b"}, "run"),
+        ({"run": "*", "rule": "x"}, "rule"),
+        ({"run": "*", "match": "("}, "match"),
+    ):
+        assert preview(**wished).json()["error"]["field"] == field
+    assert preview().status_code == 422
+    assert (story.incident()["silenced"], story.revision()) == (None, revision)
+
+    made = silence(story.collector, run="tried-?").json()
+    changed = f"{story.collector.url}/api/v1/silences/{made['id']}"
+    until = (datetime.now(timezone.utc) + timedelta(days=3)).replace(microsecond=0)
+    moved = shared_client().patch(changed, json={"until": until.isoformat()})
+    assert (moved.status_code, moved.json()["incidents"]) == (200, [number])
+    assert datetime.fromisoformat(moved.json()["until"]) == until
+    assert story.incident()["silenced"]["until"] == moved.json()["until"]
+    wrong = shared_client().patch(changed, json={"until": "2020-01-01T00:00:00Z"})
+    assert (wrong.status_code, "in the future" in wrong.json()["error"]["message"]) == (422, True)
+    assert shared_client().patch(changed, json={"until": until.isoformat(), "run": "*"}).status_code == 422
+    assert story.collector.get("/api/v1/silences").json()["silences"] == [moved.json()]
+    unsilence(story.collector, made["id"])
+    gone = shared_client().patch(changed, json={"until": until.isoformat()})
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "unknown_silence")
+
+
 def test_a_wrong_silence_is_refused_with_what_would_work(stage):
     for changes, words in (
         ({"run": "a b"}, "every run"),

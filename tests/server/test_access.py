@@ -214,18 +214,22 @@ def test_what_people_change_is_written_down(app, admin, made):
     secrets = [made("read", "wall")["authorization"][7:], admin["authorization"][7:]]
     silence = {"run": "lora-*", "rule": "collapse", "until": TOMORROW, "by": "mallory"}
     number = app.post("/api/v1/silences", json=silence, headers=admin).json()["id"]
+    app.patch(f"/api/v1/silences/{number}", json={"until": TOMORROW}, headers=admin)
     app.delete(f"/api/v1/silences/{number}", headers=admin)
     app.delete("/api/v1/silences/999", headers=admin)  # which is not there: nothing was changed
     app.get("/api/v1/runs", headers=admin)
     app.get("/api/v1/runs", headers={"authorization": "Bearer gc_read_no"})
     told = [(each["who"], each["what"], each["on"]) for each in newest(app, admin)]
-    assert told[:3] == [
+    moved, second = told[2][2], len("until 2030-01-31T12:00:00")
+    assert told[:4] == [
         ("", "refused", ""),
         ("first administrator", f"DELETE /silences/{number}", ""),
+        ("first administrator", f"PATCH /silences/{number}", moved),
         ("first administrator", "POST /silences", f"{number}: collapse in lora-*"),
     ]
-    assert told[3][:2] == ("first administrator", "POST /tokens")
-    assert told[3][2].endswith("wall (read)")
+    assert moved[:second] == f"until {TOMORROW}"[:second]
+    assert told[4][:2] == ("first administrator", "POST /tokens")
+    assert told[4][2].endswith("wall (read)")
     assert {each["address"] for each in newest(app, admin)} <= {"testclient", ""}
     assert not any(secret in app.get("/api/v1/audit", headers=admin).text for secret in secrets)
     assert app.get("/api/v1/audit?before=1", headers=admin).json() == {"audit": [], "next": None}

@@ -109,6 +109,7 @@ FILLED = {
     "incidents": "/api/v1/incidents",
     "incident": "/api/v1/incidents/1",
     "silences": "/api/v1/silences",
+    "silence-preview": "/api/v1/silences/preview?run=ill",
     "endpoints": "/api/v1/endpoints",
     "endpoint": "/api/v1/endpoints/1",
     "tokens": "/api/v1/tokens",

@@ -30,6 +30,8 @@ SESSION = "/api/v1/runs/r/sessions/s"
         ("POST", "/api/v1/incidents/1/ack", "admin"),
         ("POST", "/api/v1/silences", "admin"),
         ("DELETE", "/api/v1/silences/1", "admin"),
+        ("PATCH", "/api/v1/silences/1", "admin"),
+        ("GET", "/api/v1/silences/preview", "read"),
         ("GET", "/api/v1/tokens", "admin"),
         ("GET", "/api/v1/audit", "admin"),
         ("GET", "/api/v1/audit/more", "admin"),

@@ -18,7 +18,8 @@
 
   function isAlike(one, other) {
     if (typeof one === "string" || typeof other === "string") return false;
-    return one[0] === other[0] && one[1].class === other[1].class;
+    // A question that is open about one thing must not come to stand at another.
+    return one[0] === other[0] && one[1].class === other[1].class && one[1]["data-key"] === other[1]["data-key"];
   }
 
   function become(node, before, tree) {

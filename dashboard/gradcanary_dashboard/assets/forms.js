@@ -1,11 +1,79 @@
-/* Choices of forms: buttons of which one is pressed (forms.choice). */
+/* Forms: choices, what a click in a list is about, second questions, and the keys that send and leave. */
 (function () {
   "use strict";
 
-  document.addEventListener("click", (event) => {
-    const pressed = event.target.closest("button[data-of]");
-    if (!pressed) return;
-    for (const one of pressed.parentElement.children) one.setAttribute("aria-pressed", String(one === pressed));
-    window.dash_clientside.set_props(pressed.dataset.of, { data: pressed.dataset.value });
+  const REST_MS = 300;
+
+  function tell(store, data) {
+    window.dash_clientside.set_props(store, { data });
+  }
+
+  // ---- a choice: buttons of which one is pressed, or a list
+
+  function press(button) {
+    for (const one of button.parentElement.children) one.setAttribute("aria-pressed", String(one === button));
+    tell(button.dataset.of, button.dataset.value);
+  }
+
+  document.addEventListener("change", (event) => {
+    if (event.target.tagName === "SELECT" && event.target.dataset.of) tell(event.target.dataset.of, event.target.value);
   });
+
+  // ---- a second question: "No" and Escape take it back
+
+  function leave(asked) {
+    asked.open = false;
+    asked.querySelector("summary").focus();
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    if (button.dataset.of) press(button);
+    else if (button.dataset.tells) tell(button.dataset.tells, { about: button.dataset.about, at: Date.now() });
+    else if (button.dataset.leave) leave(button.closest("details"));
+  });
+
+  // ---- keys: Enter in a field sends its form; in a text of several lines with Ctrl or Cmd
+
+  const ONE_LINE = /^(text|search|number|url|password)$/;
+
+  function sends(event) {
+    const field = event.target;
+    if (event.key !== "Enter" || event.isComposing) return false;
+    if (field.tagName === "TEXTAREA") return event.ctrlKey || event.metaKey;
+    return field.tagName === "INPUT" && field.type !== "search" && ONE_LINE.test(field.type);
+  }
+
+  function button(field) {
+    const form = field.closest(".really, dialog, .card");
+    return form && form.querySelector(".do.tone-main, .really > .do.tone-danger");
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      const asked = event.target.closest("details.asking[open]");
+      if (!asked) return;
+      event.preventDefault(); // a dialog around it stays
+      leave(asked);
+    } else if (sends(event)) {
+      const main = button(event.target);
+      if (!main) return;
+      event.preventDefault();
+      if (!main.disabled) main.click();
+    }
+  });
+
+  // ---- what is put together, each time one rests
+
+  let resting = null;
+
+  function rest(...values) {
+    clearTimeout(resting);
+    const store = window.dash_clientside.callback_context.outputs_list.id;
+    resting = setTimeout(() => { if (document.querySelector(".heart")) tell(store, values); }, REST_MS);
+    return window.dash_clientside.no_update;
+  }
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { forms: { rest } });
 })();

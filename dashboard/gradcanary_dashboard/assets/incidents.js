@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  let opener = null; // the button that opened the dialog, by what it does and to which incident
+  let opener = null; // the button that opened the dialog, by what it does and to which incident or silence
 
   function dialog() {
     return document.getElementById("incident-dialog");
@@ -12,8 +12,9 @@
   // ---- the dialog: its form is asked for as it opens
 
   function open(button) {
-    opener = `button[data-do="${button.dataset.do}"][data-incident="${button.dataset.incident}"]`;
-    const asked = { do: button.dataset.do, incident: Number(button.dataset.incident), at: Date.now() };
+    const kind = "silence" in button.dataset ? "silence" : "incident";
+    opener = `button[data-do="${button.dataset.do}"][data-${kind}="${button.dataset[kind]}"]`;
+    const asked = { do: button.dataset.do, [kind]: Number(button.dataset[kind]), at: Date.now() };
     window.dash_clientside.set_props("dialog-body", { children: [] });
     window.dash_clientside.set_props("asked", { data: asked });
     if (!dialog().open) dialog().showModal();
@@ -44,11 +45,31 @@
     return done.said;
   }
 
-  // Once the form is there, whoever uses keys is in its first field.
+  // Safari's keyboard covers the page, which does not become smaller.
+  if (window.visualViewport) {
+    window.visualViewport.addEventListener("resize", () => {
+      document.documentElement.style.setProperty("--seen", window.visualViewport.height + "px");
+    });
+  }
+
+  let answered = "";
+
+  // What is wrong may come below what is in sight.
+  function show() {
+    const answer = document.getElementById("dialog-answer");
+    const text = answer ? answer.textContent : "";
+    if (text && text !== answered) answer.scrollIntoView({ block: "nearest" });
+    answered = text;
+  }
+
+  const hasKeys = matchMedia("(hover: hover)");
+
+  // Once the form is there, whoever uses keys is in its first field; on a phone a keyboard would cover half of it.
   new MutationObserver(() => {
     const first = dialog() && dialog().open && dialog().querySelector("input[type=text], textarea, button");
     const focused = document.activeElement;
-    if (first && (focused === dialog() || focused === document.body)) first.focus();
+    show();
+    if (first && hasKeys.matches && (focused === dialog() || focused === document.body)) first.focus();
   }).observe(document.documentElement, { childList: true, subtree: true });
 
   // ---- what is chosen of the list: in the address
@@ -88,15 +109,6 @@
     if (event.target.id !== "incidents-run") return;
     clearTimeout(typing);
     typing = setTimeout(() => choose({ run: event.target.value.trim() }), 400);
-  });
-
-  document.addEventListener("keydown", (event) => {
-    const target = event.target;
-    if (event.key === "Enter" && target.tagName === "INPUT" && target.type === "text" && target.closest("dialog")) {
-      event.preventDefault();
-      const main = dialog().querySelector(".do.tone-main");
-      if (main) main.click();
-    }
   });
 
   document.addEventListener("close", (event) => { if (event.target === dialog()) closed(); }, true);
