@@ -60,7 +60,7 @@ def test_there_is_news_once_a_step_arrives(api: Api) -> None:
 
 
 def test_the_list_of_runs_has_news_once_a_run_says_hello(api: Api) -> None:
-    known = {"version": runs_version(api)}
+    known = {"version": runs_version(api), "chosen": ""}
     assert answer(api, "/", known) == 204
     begin(api.url, "another")
     assert answer(api, "/", known) == 200

@@ -167,15 +167,37 @@
     );
   };
 
+  function askNews(path, search, shown) {
+    const question = new URLSearchParams({ path: path, search: search, shown: shown });
+    return window.fetch("/_news?" + question, { cache: "no-store" }).then((answer) => (answer.status === 200 ? answer.json() : null));
+  }
+
+  let brought = null; // what a beat was answered, and what it had asked
+
   // While an answer is awaited nobody asks again: a slow collector gets fewer questions, not a queue of them.
   function beat() {
     const heart = document.querySelector(".heart");
     if (!heart || awaited || document.hidden) return;
     const { pathname, search } = window.location;
-    const question = new URLSearchParams({ path: pathname, search: search, shown: heart.dataset.shown || "" });
-    window.fetch("/_news?" + question, { cache: "no-store" }).then((answer) => {
-      if (answer.status === 200) window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
+    const shown = heart.dataset.shown || "";
+    askNews(pathname, search, shown).then((answer) => {
+      if (!answer) return;
+      brought = { asked: [pathname, search, shown].join("\n"), answer: answer };
+      window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
     }, () => { /* the banner says so */ });
+  }
+
+  // Fills a page, by one answer: what it leaves out is what the page has, as its question said.
+  async function refresh(news, chosen, held, path) {
+    const outputs = window.dash_clientside.callback_context.outputs_list;
+    const [search, shown] = [chosen || "", held || ""];
+    const isBrought = brought && brought.asked === [path, search, shown].join("\n");
+    const asked = isBrought ? brought.answer : askNews(path, search, shown).catch(() => null);
+    brought = null;
+    const answer = await asked;
+    // Nothing is new, or the reader has left meanwhile.
+    if (!answer || !outputs.some(({ id }) => id === answer.page + "-heart")) throw window.dash_clientside.PreventUpdate;
+    return outputs.map(({ id }) => (id in answer.slots ? answer.slots[id] : window.dash_clientside.no_update));
   }
 
   // Whoever comes back to a tab sees what is now, and not what was until the next second.
@@ -280,6 +302,6 @@
   setInterval(beat, 1000);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    gradcanary: { zoom, choose, show_choices: showChoices, show_axis: showAxis, title: setTitle },
+    gradcanary: { zoom, choose, refresh, show_choices: showChoices, show_axis: showAxis, title: setTitle },
   });
 })();
