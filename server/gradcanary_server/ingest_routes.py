@@ -10,6 +10,7 @@ from gradcanary import wire
 from gradcanary_server import bodies, meters, requests
 from gradcanary_server.answer_shapes import answered
 from gradcanary_server.ingest import Ingest
+from gradcanary_server.precedence import Precedence
 
 router = APIRouter(prefix="/api/v1/runs/{run}/sessions/{session}")
 
@@ -29,7 +30,9 @@ async def batch(request: Request) -> Response:
     number = requests.seq(seq)
     with meters.Taking() as taking:
         raw = await bodies.read(request)
-        reply = await run_in_threadpool(_ingest(request).batch, run, session, number, raw)
+        precedence: Precedence = request.app.state.precedence
+        with precedence.taken():
+            reply = await run_in_threadpool(_ingest(request).batch, run, session, number, raw)
         taking.outcome = reply.status
     return _replied(reply)
 
