@@ -13,7 +13,9 @@ from urllib.parse import quote
 
 import httpx
 
-EACH_S = 1.0
+EACH_S, LONGEST_S = 1.0, 5.0
+"""A page asks each second, or rests as long as its answer took, which it does not do for ever."""
+
 HEADERS = {"accept-encoding": "gzip, deflate, br", "sec-fetch-site": "same-origin"}
 
 
@@ -67,10 +69,11 @@ class Tabs:
         due, tab = time.monotonic() + after_s, Tab(self._url, run)
         try:
             while not self._stopping.wait(max(0.0, due - time.monotonic())):
+                began = time.monotonic()
                 took = tab.ask()
                 if took is not None:
                     self.answers_s.append(took)
-                due = max(due + EACH_S, time.monotonic())  # while an answer is awaited no page asks again
+                due = began + max(EACH_S, min(LONGEST_S, 2 * (time.monotonic() - began)))
         except httpx.HTTPError as error:
             self.problems.append(f"{run or 'the list'}: {error!r}")
         finally:

@@ -172,15 +172,23 @@
     return window.fetch("/_news?" + question, { cache: "no-store" }).then((answer) => (answer.status === 200 ? answer.json() : null));
   }
 
+  const BEAT_MS = 1000;
+  const LONGEST_MS = 5000;
+
+  let due = 0; // when this page asks next
   let brought = null; // what a beat was answered, and what it had asked
 
-  // While an answer is awaited nobody asks again: a slow collector gets fewer questions, not a queue of them.
+  // While an answer is awaited nobody asks again, and then not for as long as it took: a slow collector gets fewer
+  // questions, not a queue of them.
   function beat() {
     const heart = document.querySelector(".heart");
-    if (!heart || awaited || document.hidden) return;
+    const began = performance.now();
+    if (!heart || awaited || document.hidden || began < due) return;
     const { pathname, search } = window.location;
     const shown = heart.dataset.shown || "";
+    due = began + BEAT_MS;
     askNews(pathname, search, shown).then((answer) => {
+      due = Math.max(due, began + Math.min(LONGEST_MS, 2 * (performance.now() - began)));
       if (!answer) return;
       brought = { asked: [pathname, search, shown].join("\n"), answer: answer };
       window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
@@ -201,7 +209,10 @@
   }
 
   // Whoever comes back to a tab sees what is now, and not what was until the next second.
-  document.addEventListener("visibilitychange", beat);
+  document.addEventListener("visibilitychange", () => {
+    due = 0;
+    beat();
+  });
 
   // ---- clicks
 
@@ -299,7 +310,7 @@
   window.gradcanary = Object.assign(window.gradcanary || {}, { go, zoomed, copied });
 
   setInterval(wordTimes, 500);
-  setInterval(beat, 1000);
+  setInterval(beat, BEAT_MS / 10);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     gradcanary: { zoom, choose, refresh, show_choices: showChoices, show_axis: showAxis, title: setTitle },

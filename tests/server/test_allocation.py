@@ -1,0 +1,33 @@
+"""The process of a collector keeps its memory: large arrays come and go with each answer."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource
+from gradcanary_server import allocation
+{keeps}
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        b"x" * (4 * 2**20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults())
+"""
+
+
+def faults_of(keeps: str, **environ: str) -> int:
+    """Return the pages that a process is given by the kernel while it makes 4 MiB twenty times."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    asked = [sys.executable, "-c", FAULTS.format(keeps=keeps)]
+    return int(subprocess.run(asked, env={**plain, **environ}, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="another C library")
+def test_memory_that_was_given_back_is_used_again_unless_the_operator_says_otherwise():
+    assert faults_of("allocation.keep()") < 100
+    assert faults_of("allocation.keep()", MALLOC_MMAP_THRESHOLD_="65536") > 10_000
