@@ -21,6 +21,7 @@ from gradcanary_dashboard import pages, shell
 from gradcanary_dashboard.client import Collector, asking_once
 from gradcanary_dashboard.errors import DashboardError
 from gradcanary_dashboard.pages import Contents, Page, Shown
+from gradcanary_dashboard.pictures import Pictures, is_heatmap
 from gradcanary_dashboard.threads import PAGES, apart
 
 HELD = "slots"
@@ -36,12 +37,14 @@ def register(server: FastAPI, collector: Collector) -> None:
     To be called before Dash, whose routes answer every path.
     """
 
+    pictures = Pictures()
+
     @server.get("/_news", include_in_schema=False)
     async def news(request: Request, path: str, shown: str = "", search: str | None = None) -> Response:
         packs = "gzip" in request.headers.get("accept-encoding", "")
         held = read(shown)
         chosen = str(held.get("chosen") or "") if search is None else search
-        return await apart(PAGES, _answer, collector, path, chosen, held, packs)
+        return await apart(PAGES, _answer, collector, pictures, path, chosen, held, packs)
 
 
 def read(shown: str | None) -> Shown:
@@ -53,14 +56,14 @@ def read(shown: str | None) -> Shown:
     return found if isinstance(found, dict) else {}
 
 
-def _answer(collector: Collector, path: str, chosen: str, shown: Shown, packs: bool) -> Response:
+def _answer(collector: Collector, pictures: Pictures, path: str, chosen: str, shown: Shown, packs: bool) -> Response:
     page, arguments = pages.find(path)
     with asking_once():
         contents = _healing(shown, lambda: page.ask(collector, arguments, chosen, shown))
     if not contents:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     headers = {"cache-control": "no-store", "vary": "accept-encoding"}
-    body = _body(page, contents, shown)
+    body = _body(page, contents, shown, pictures)
     if packs and len(body) >= PACKED_FROM:
         # Here and not behind the route, where it would be done on the event loop.
         body, headers["content-encoding"] = zlib.compress(body, 1, 31), "gzip"
@@ -80,18 +83,29 @@ def _healing(shown: Shown, ask: Callable[[], Contents]) -> Contents:
     return {"outage": None, "shown": json.dumps({**shown, "down": False})}
 
 
-def _body(page: Page, contents: Contents, shown: Shown) -> bytes:
+def _body(page: Page, contents: Contents, shown: Shown, pictures: Pictures) -> bytes:
     """Return ``{"page", "slots": {id: value}}`` with the slots that the page does not have as they are to be."""
     before = shown.get(HELD)
     known: Mapping[str, Any] = before if isinstance(before, dict) else {}
-    written = {slot: _written(contents[slot]) for slot in page.slots if slot in contents}
-    digests = {slot: blake2b(text, digest_size=6).hexdigest() for slot, text in written.items()}
-    slots: dict[str, Any] = {
-        slot: orjson.Fragment(text) for slot, text in written.items() if known.get(slot) != digests[slot]
-    }
+    now, slots = {}, {}
+    for slot in page.slots:
+        if slot not in contents:
+            continue
+        written = _written(contents[slot])
+        now[slot] = blake2b(written, digest_size=6).hexdigest()
+        if known.get(slot) == now[slot]:
+            continue
+        if is_heatmap(contents[slot]):
+            shorter = pictures.shortened(contents[slot], _text(known.get(slot)), now[slot])
+            written = written if shorter is None else _written(shorter)
+        slots[slot] = orjson.Fragment(written)
     slots["outage"] = orjson.Fragment(_written(contents["outage"]))
-    slots[f"{page.name}-heart"] = json.dumps({**json.loads(contents["shown"]), HELD: {**known, **digests}})
-    return orjson.dumps({"page": page.name, "slots": slots})
+    held = json.dumps({**json.loads(contents["shown"]), HELD: {**known, **now}})
+    return orjson.dumps({"page": page.name, "slots": {**slots, f"{page.name}-heart": held}})
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _written(value: object) -> bytes:

@@ -1,8 +1,8 @@
-"""What an open page costs the collector: CPU of a refresh, of a run that trains and of the list, beside that of a batch.
+"""What an open page costs the collector: CPU of a refresh, of a run and of the list, beside that of a batch.
 
 python tests/benchmarks/tab_cost.py [--steps 1500] [--layers 500] [--rounds 5]
-A batch of five steps comes, then the page asks, so there is news for each of its questions. How many batches a refresh is worth
-says the same on a busy machine.
+A batch of five steps comes, then the page asks, so there is news for each of its questions. How many batches a refresh
+is worth says the same on a busy machine.
 """
 
 import argparse
@@ -50,13 +50,15 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=ratios.ROUNDS)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gradcanary-tab-") as folder:
-        with servers.collector(Path(folder) / "data") as server:
-            most = given.steps + 64 + 3 * EACH * (given.rounds + 1) * jobs.STEPS
-            training = Growing(server.url, given.layers, most)
-            for _ in range(0, given.steps, 64):
-                training.post(64)
-            found = measured(server, training, given.rounds)
+    with (
+        tempfile.TemporaryDirectory(prefix="gradcanary-tab-") as folder,
+        servers.collector(Path(folder) / "data") as server,
+    ):
+        most = given.steps + 64 + 3 * EACH * (given.rounds + 1) * jobs.STEPS
+        training = Growing(server.url, given.layers, most)
+        for _ in range(0, given.steps, 64):
+            training.post(64)
+        found = measured(server, training, given.rounds)
     batch = found.pop("a batch")
     print(f"{given.layers} layers, {given.steps} steps\n\n| what | ms of CPU | batches |\n|---|---|---|")
     print(f"| a batch of {jobs.STEPS} steps | {ratios.told(batch, '.1f')} | 1 |")

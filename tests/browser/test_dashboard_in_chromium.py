@@ -186,6 +186,11 @@ def test_each_new_step_shows_and_at_least_one_within_two_seconds(shared: Any, op
         expect(step).to_have_text(str(end - 1))
         took.append(time.monotonic() - posted)
     assert min(took) < 2
+    # Of the heatmap only new columns came.
+    live = picture(page)["heatmap"]
+    page.reload()
+    page.wait_for_selector(IMAGE)
+    assert picture(page)["heatmap"] == live
 
 
 def test_nothing_is_redrawn_while_nothing_changes(shared: Any, open_page: Callable[..., Page]) -> None:

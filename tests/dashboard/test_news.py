@@ -14,6 +14,7 @@ from streams import Session, Stream, collapsed
 from gradcanary_dashboard import pages
 from gradcanary_dashboard.client import Answer
 from gradcanary_dashboard.client import Collector as Api
+from gradcanary_dashboard.columns import encode, read
 from gradcanary_dashboard.pages import runs_version
 
 RUN = "some-run"
@@ -51,6 +52,14 @@ def ask(api: Api, path: str, shown: str = "", **headers: str) -> httpx.Response:
     return httpx.get(f"{api.url}/_news", params={"path": path, "search": "", "shown": shown}, headers=headers)
 
 
+def whole(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
+    """Return the cells of a heatmap of which only new columns came, as the browser puts them together."""
+    known, told = (figure["data"][0]["z"] for figure in (before, after))
+    rows, columns = map(int, told["shape"].split(","))
+    added = read({**told, "shape": f"{rows}, {columns - told['kept']}"})
+    return encode(np.concatenate([read(known)[:, : told["kept"]], added], axis=1))
+
+
 def test_news_brings_what_changed_and_nothing_else(api: Api) -> None:
     session = begin(api.url, "changing")
     session.post_batch(0, STREAM.batch(0, 20, change_records=True)).raise_for_status()
@@ -61,12 +70,14 @@ def test_news_brings_what_changed_and_nothing_else(api: Api) -> None:
     assert ask(api, "/runs/changing", first["slots"]["run-heart"]).status_code == 204
     session.post_batch(1, STREAM.batch(20, 40)).raise_for_status()
     second = ask(api, "/runs/changing", first["slots"]["run-heart"]).json()["slots"]
+    anew = ask(api, "/runs/changing").json()["slots"]
     assert {"tiles", "heatmap", "trend", "panels"} <= set(second)
     assert not {"csv", "refusal", "accumulators", "legend", "layer-rows", "option-norm"} & set(second)
-    whole = ask(api, "/runs/changing").json()["slots"]
+    assert second["heatmap"]["data"][0]["z"]["kept"] == 20, "a column for each step, and twenty are known"
+    second["heatmap"]["data"][0]["z"] = whole(first["slots"]["heatmap"], second["heatmap"])
     shown = {name: value for name, value in {**first["slots"], **second}.items() if name != "run-heart"}
-    assert shown == {name: value for name, value in whole.items() if name != "run-heart"}
-    assert json.loads(second["run-heart"]) == json.loads(whole["run-heart"])
+    assert shown == {name: value for name, value in anew.items() if name != "run-heart"}
+    assert json.loads(second["run-heart"]) == json.loads(anew["run-heart"])
 
 
 def test_what_stays_is_left_out_also_after_an_outage_of_the_collector(api: Api) -> None:

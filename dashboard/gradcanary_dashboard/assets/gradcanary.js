@@ -172,6 +172,65 @@
     return window.fetch("/_news?" + question, { cache: "no-store" }).then((answer) => (answer.status === 200 ? answer.json() : null));
   }
 
+  // ---- cells of heatmaps: an answer holds the columns that are new
+
+  const PICTURES = 4;
+  const pictures = new Map(); // the digest of a figure -> its cells
+
+  function cellsOf(data) {
+    return new Int16Array(Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)).buffer);
+  }
+
+  function written(cells) {
+    const bytes = new Uint8Array(cells.buffer);
+    let text = "";
+    for (let at = 0; at < bytes.length; at += 32768) text += String.fromCharCode.apply(null, bytes.subarray(at, at + 32768));
+    return btoa(text);
+  }
+
+  function joined(known, rows, columns, kept, added) {
+    const width = known.length / rows;
+    const cells = new Int16Array(rows * columns);
+    for (let row = 0; row < rows; row += 1) {
+      cells.set(known.subarray(row * width, row * width + kept), row * columns);
+      cells.set(added.subarray(row * (columns - kept), (row + 1) * (columns - kept)), row * columns + kept);
+    }
+    return cells;
+  }
+
+  // Makes the heatmaps of an answer whole; false where what they go on from is not known here.
+  function complete(slots, before, now) {
+    for (const [id, figure] of Object.entries(slots)) {
+      const trace = figure && figure.data && figure.data[0];
+      const z = trace && trace.type === "heatmap" && trace.z;
+      if (!z || !z.bdata && z.kept === undefined) continue;
+      let cells = cellsOf(z.bdata);
+      if (z.kept !== undefined) {
+        const known = pictures.get(before[id]);
+        if (!known) return false;
+        const [rows, columns] = z.shape.split(",").map(Number);
+        cells = joined(known, rows, columns, z.kept, cells);
+        trace.z = { dtype: z.dtype, bdata: written(cells), shape: z.shape };
+      }
+      pictures.delete(now[id]);
+      pictures.set(now[id], cells);
+      if (pictures.size > PICTURES) pictures.delete(pictures.keys().next().value);
+    }
+    return true;
+  }
+
+  function slotsOf(shown) {
+    return (shown && JSON.parse(shown).slots) || {};
+  }
+
+  // What a page lacks, whole: who has the beginning of a picture no more asks as if it had nothing.
+  function askWhole(path, search, shown) {
+    return askNews(path, search, shown).then((answer) => {
+      if (!answer || complete(answer.slots, slotsOf(shown), slotsOf(answer.slots[answer.page + "-heart"]))) return answer;
+      return askWhole(path, search, JSON.stringify({ ...JSON.parse(shown), version: "", slots: {} }));
+    });
+  }
+
   const BEAT_MS = 1000;
   const LONGEST_MS = 5000;
 
@@ -187,7 +246,7 @@
     const { pathname, search } = window.location;
     const shown = heart.dataset.shown || "";
     due = began + BEAT_MS;
-    askNews(pathname, search, shown).then((answer) => {
+    askWhole(pathname, search, shown).then((answer) => {
       due = Math.max(due, began + Math.min(LONGEST_MS, 2 * (performance.now() - began)));
       if (!answer) return;
       brought = { asked: [pathname, search, shown].join("\n"), answer: answer };
@@ -200,7 +259,7 @@
     const outputs = window.dash_clientside.callback_context.outputs_list;
     const [search, shown] = [chosen || "", held || ""];
     const isBrought = brought && brought.asked === [path, search, shown].join("\n");
-    const asked = isBrought ? brought.answer : askNews(path, search, shown).catch(() => null);
+    const asked = isBrought ? brought.answer : askWhole(path, search, shown).catch(() => null);
     brought = null;
     const answer = await asked;
     // Nothing is new, or the reader has left meanwhile.
