@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 
 EACH_S, LONGEST_S = 1.0, 5.0
-"""A page asks each second, or rests as long as its answer took, which it does not do for ever."""
+"""A page asks each second; where its answer took longer it rests half as long, and not for ever."""
 
 HEADERS = {"accept-encoding": "gzip, deflate, br", "sec-fetch-site": "same-origin"}
 
@@ -73,7 +73,7 @@ class Tabs:
                 took = tab.ask()
                 if took is not None:
                     self.answers_s.append(took)
-                due = began + max(EACH_S, min(LONGEST_S, 2 * (time.monotonic() - began)))
+                due = began + max(EACH_S, min(LONGEST_S, 1.5 * (time.monotonic() - began)))
         except httpx.HTTPError as error:
             self.problems.append(f"{run or 'the list'}: {error!r}")
         finally:

@@ -237,7 +237,7 @@
   let due = 0; // when this page asks next
   let brought = null; // what a beat was answered, and what it had asked
 
-  // While an answer is awaited nobody asks again, and then not for as long as it took: a slow collector gets fewer
+  // While an answer is awaited nobody asks again, and then not for half as long as it took: a slow collector gets fewer
   // questions, not a queue of them.
   function beat() {
     const heart = document.querySelector(".heart");
@@ -247,7 +247,7 @@
     const shown = heart.dataset.shown || "";
     due = began + BEAT_MS;
     askWhole(pathname, search, shown).then((answer) => {
-      due = Math.max(due, began + Math.min(LONGEST_MS, 2 * (performance.now() - began)));
+      due = Math.max(due, began + Math.min(LONGEST_MS, 1.5 * (performance.now() - began)));
       if (!answer) return;
       brought = { asked: [pathname, search, shown].join("\n"), answer: answer };
       window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
