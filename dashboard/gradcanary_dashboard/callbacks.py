@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Literal
 
 from dash import ClientsideFunction, Dash, Input, Output, State
-from dash.exceptions import PreventUpdate
 
 from gradcanary_dashboard import (
     compare_figures,
     endpoint_actions,
     first_start,
     incident_callbacks,
-    news,
     pages,
     rule_actions,
     run_actions,
     settings_actions,
     shell,
 )
-from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.client import Collector, asking_once
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
-from gradcanary_dashboard.pages import PAGES, Page, Shown
+from gradcanary_dashboard.pages import PAGES, Page
 from gradcanary_dashboard.stats import STATS
 from gradcanary_dashboard.threads import Contents, threaded
 
@@ -32,7 +29,7 @@ def register(app: Dash, collector: Collector) -> None:
     """Register every callback of the dashboard on the app."""
     _register_opening(app, collector)
     for page in PAGES:
-        _register_refresh(app, collector, page)
+        _register_refresh(app, page)
     first_start.register(app, collector)
     incident_callbacks.register(app, collector)
     endpoint_actions.register(app, collector)
@@ -54,7 +51,8 @@ def _register_opening(app: Dash, collector: Collector) -> None:
         page, arguments = pages.find(pathname or "/")
         title = " ".join(arguments.values()) or page.title
         try:
-            contents = page.ask(collector, arguments, search or "", {})
+            with asking_once():
+                contents = page.ask(collector, arguments, search or "", {})
             return {"main": page.frame(arguments, contents), "title": contents.get("title", title), "outage": None}
         except NotFoundError:
             return {"main": page.unknown(collector, arguments), "title": "Not found", "outage": None}
@@ -62,38 +60,21 @@ def _register_opening(app: Dash, collector: Collector) -> None:
             return {"main": page.frame(arguments, {}), "title": title, "outage": shell.outage(str(error))}
 
 
-def _register_refresh(app: Dash, collector: Collector, page: Page) -> None:
-    """Fill the page's slots when there is news or the reader chooses something else."""
+def _register_refresh(app: Dash, page: Page) -> None:
+    """Let the browser fill the page's slots when there is news or the reader chooses something else (``news``)."""
     heart = f"{page.name}-heart"
-    outputs = {slot: Output(slot, prop) for slot, prop in page.slots.items()}
-    outputs |= {"shown": Output(heart, "data-shown"), "outage": Output("outage", "children", allow_duplicate=True)}
-    asked = (
+    register_callback: Callable[..., None] = app.clientside_callback
+    register_callback(
+        ClientsideFunction("gradcanary", "refresh"),
+        *(Output(slot, prop) for slot, prop in page.slots.items()),
+        Output(heart, "data-shown"),
+        Output("outage", "children", allow_duplicate=True),
         Input(heart, "data-news"),
-        State(heart, "data-shown"),
         Input(f"{page.name}-url", "search"),
+        State(heart, "data-shown"),
         State("url", "pathname"),
+        prevent_initial_call=True,
     )
-
-    @threaded(app, outputs, *asked, refreshes=True)
-    def refresh(_news: object, held: str | None, chosen: str | None, pathname: str | None) -> Contents:
-        shown = news.read(held)
-        found, arguments = pages.find(pathname or "/")
-        if found is not page:  # the reader has left meanwhile
-            raise PreventUpdate
-        return _healing(shown, lambda: page.ask(collector, arguments, chosen or "", shown))
-
-
-def _healing(shown: Shown, ask: Callable[[], Contents]) -> Contents:
-    """Return what ``ask`` returns, with the outage banner put up when it fails and taken down when it is back."""
-    try:
-        contents = ask()
-    except DashboardError as error:
-        return {"outage": shell.outage(str(error)), "shown": json.dumps({**shown, "down": True})}
-    if contents:
-        return {**contents, "outage": None}
-    if not shown.get("down"):
-        raise PreventUpdate
-    return {"outage": None, "shown": json.dumps({**shown, "down": False})}
 
 
 def _register_browser(app: Dash) -> None:

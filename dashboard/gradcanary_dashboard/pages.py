@@ -62,14 +62,13 @@ class Page:
     slots: Mapping[str, str]
     frame: Callable[[Arguments, Contents], list[Any]]
     ask: Callable[[Collector, Arguments, str, Shown], Contents]
-    is_shown: Callable[[Collector, Arguments, Shown], bool]
     unknown: Callable[[Collector, Arguments], list[Any]] = field(default=lambda _collector, _arguments: [])
 
 
 def versioned(
     version: Callable[[Collector, Arguments, str], str], load: Callable[[Collector, Arguments, str], Contents]
-) -> tuple[Callable[[Collector, Arguments, str, Shown], Contents], Callable[[Collector, Arguments, Shown], bool]]:
-    """Return ``ask`` and ``is_shown`` of a page that changes when its version does."""
+) -> Callable[[Collector, Arguments, str, Shown], Contents]:
+    """Return ``ask`` of a page that changes when its version does."""
 
     def ask(collector: Collector, arguments: Arguments, chosen: str, shown: Shown) -> Contents:
         now = version(collector, arguments, chosen)
@@ -77,10 +76,7 @@ def versioned(
             return {}
         return {**load(collector, arguments, chosen), "shown": json.dumps({"version": now, "chosen": chosen})}
 
-    def is_shown(collector: Collector, arguments: Arguments, shown: Shown) -> bool:
-        return bool(shown.get("version") == version(collector, arguments, shown.get("chosen") or ""))
-
-    return ask, is_shown
+    return ask
 
 
 def find(pathname: str) -> tuple[Page, Arguments]:
@@ -95,21 +91,6 @@ def find(pathname: str) -> tuple[Page, Arguments]:
 def is_page(pathname: str) -> bool:
     """Tell whether a path is the address of a page."""
     return any(re.fullmatch(page.path, pathname.rstrip("/") or "/") for page in PAGES)
-
-
-def is_news(collector: Collector, path: str, shown: Shown, search: str | None = None) -> bool:
-    """Return whether the page has to be filled anew, which is so when that cannot be told.
-
-    So it is where the address says something else by now than what the page shows: who goes back quickly may overtake
-    an answer.
-    """
-    page, arguments = find(path)
-    if search is not None and shown.get("chosen", search) != search:
-        return True
-    try:
-        return not shown or bool(shown.get("down")) or not page.is_shown(collector, arguments, shown)
-    except DashboardError:
-        return True
 
 
 def runs_version(collector: Collector, _arguments: Arguments | None = None, search: str = "") -> str:
@@ -170,10 +151,6 @@ def _ask_compare(collector: Collector, _arguments: Arguments, search: str, shown
     return {**compare_page.fill(data, wanted), "shown": json.dumps(state)}
 
 
-def _is_compare_shown(collector: Collector, _arguments: Arguments, shown: Shown) -> bool:
-    return bool(shown.get("version") == compare_data.version(collector, parse_compare(shown.get("chosen"))))
-
-
 def _unknown(collector: Collector, arguments: Arguments) -> list[Any]:
     """Return the page that says what is missing: the run, or only the layer."""
     try:
@@ -205,8 +182,8 @@ def _unknown_incident(_collector: Collector, arguments: Arguments) -> list[Any]:
     return incident_page.unknown(arguments["incident"])
 
 
-_ask_incidents, _is_incidents_shown = versioned(_incidents_version, _load_incidents)
-_ask_incident, _is_incident_shown = versioned(_incident_version, _load_incident)
+_ask_incidents = versioned(_incidents_version, _load_incidents)
+_ask_incident = versioned(_incident_version, _load_incident)
 
 
 def _unknown_run(_collector: Collector, arguments: Arguments) -> list[Any]:
@@ -217,9 +194,9 @@ def _unknown_endpoint(_collector: Collector, arguments: Arguments) -> list[Any]:
     return endpoint_pages.unknown(arguments["endpoint"])
 
 
-_ask_runs, _is_runs_shown = versioned(runs_version, _load_runs)
+_ask_runs = versioned(runs_version, _load_runs)
 
-RUNS = Page("runs", "/", "Runs", runs_page.SLOTS, runs_page.frame, _ask_runs, _is_runs_shown)
+RUNS = Page("runs", "/", "Runs", runs_page.SLOTS, runs_page.frame, _ask_runs)
 LAYER = Page(
     "layer",
     "/runs/(?P<run>[^/]+)/layers/(?P<layer>[^/]+)",
@@ -227,10 +204,9 @@ LAYER = Page(
     layer_page.SLOTS,
     layer_page.frame,
     _ask_layer,
-    _is_run_shown,
     _unknown,
 )
-RUN = Page("run", "/runs/(?P<run>.+)", "Run", run_page.SLOTS, run_page.frame, _ask_run, _is_run_shown, _unknown)
+RUN = Page("run", "/runs/(?P<run>.+)", "Run", run_page.SLOTS, run_page.frame, _ask_run, _unknown)
 INCIDENTS = Page(
     "incidents",
     "/incidents",
@@ -238,7 +214,6 @@ INCIDENTS = Page(
     incidents_page.SLOTS,
     incidents_page.frame,
     _ask_incidents,
-    _is_incidents_shown,
 )
 INCIDENT = Page(
     "incident",
@@ -247,7 +222,6 @@ INCIDENT = Page(
     incident_page.SLOTS,
     incident_page.frame,
     _ask_incident,
-    _is_incident_shown,
     _unknown_incident,
 )
 
@@ -257,7 +231,7 @@ RUN_SETTINGS = Page(
     "Settings of a run",
     run_settings_page.SLOTS,
     run_settings_page.frame,
-    *settings_data.RUN,
+    settings_data.RUN,
     _unknown_run,
 )
 ENDPOINTS = Page(
@@ -266,7 +240,7 @@ ENDPOINTS = Page(
     "Settings",
     endpoint_pages.SLOTS,
     endpoint_pages.frame,
-    *settings_data.ENDPOINTS,
+    settings_data.ENDPOINTS,
 )
 ENDPOINT = Page(
     endpoint_pages.ONE,
@@ -274,7 +248,7 @@ ENDPOINT = Page(
     "Endpoint",
     endpoint_pages.SLOTS_OF_ONE,
     endpoint_pages.frame_of_one,
-    *settings_data.ENDPOINT,
+    settings_data.ENDPOINT,
     _unknown_endpoint,
 )
 RULES = Page(
@@ -283,7 +257,7 @@ RULES = Page(
     "Rules",
     rules_page.SLOTS,
     rules_page.frame,
-    *settings_data.RULES,
+    settings_data.RULES,
 )
 SILENCES = Page(
     silences_page.PAGE,
@@ -291,7 +265,7 @@ SILENCES = Page(
     "Silences",
     silences_page.SLOTS,
     silences_page.frame,
-    *settings_data.SILENCES,
+    settings_data.SILENCES,
 )
 STORAGE = Page(
     storage_page.PAGE,
@@ -299,7 +273,7 @@ STORAGE = Page(
     "Retention",
     storage_page.SLOTS,
     storage_page.frame,
-    *settings_data.STORAGE,
+    settings_data.STORAGE,
 )
 TOKENS = Page(
     tokens_page.PAGE,
@@ -307,9 +281,9 @@ TOKENS = Page(
     "Tokens",
     tokens_page.SLOTS,
     tokens_page.frame,
-    *settings_data.TOKENS,
+    settings_data.TOKENS,
 )
-COMPARE = Page("compare", PATH, "Compare runs", compare_page.SLOTS, compare_page.frame, _ask_compare, _is_compare_shown)
+COMPARE = Page("compare", PATH, "Compare runs", compare_page.SLOTS, compare_page.frame, _ask_compare)
 
 PAGES = (
     RUNS,

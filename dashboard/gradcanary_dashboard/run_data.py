@@ -16,6 +16,9 @@ from gradcanary_dashboard.view import View
 COLUMNS = 600
 ROWS = 400
 POINTS = 600
+NO_LAYER = "^$"
+"""An expression that is in no name: none is empty."""
+
 DETAILED_INCIDENTS = 8
 """Incidents asked for in full, the named one and the newest; more are listed by their summary."""
 
@@ -115,6 +118,13 @@ def matching(layers: list[Layer], drawn: Mapping[str, Any], *, is_refused: bool)
         return layers
     shown = {number for row in drawn["rows"] for number in row["layers"]}
     return [layer for layer in layers if layer["layer"] in shown]
+
+
+def axis(collector: Collector, run: str, view: View) -> Mapping[str, Any]:
+    """Return the heatmap of no layer at all: steps, times, gaps and marks of the view, for a tenth of the answer."""
+    wanted = {"stat": view.stat, "columns": COLUMNS, "rows": 1, "match": NO_LAYER, **bounds(view)}
+    answer: Mapping[str, Any] = collector.run(run, "heatmap", **wanted).body
+    return answer
 
 
 def load_incidents(

@@ -25,13 +25,8 @@ Asked = Callable[[Collector, Arguments, str], Mapping[str, Answer]]
 Fill = Callable[[Collector, Mapping[str, Any]], Contents]
 
 
-def asking(
-    asked: Asked, fill: Fill
-) -> tuple[
-    Callable[[Collector, Arguments, str, Mapping[str, Any]], Contents],
-    Callable[[Collector, Arguments, Mapping[str, Any]], bool],
-]:
-    """Return ``ask`` and ``is_shown`` of a page that shows what some questions are answered."""
+def asking(asked: Asked, fill: Fill) -> Callable[[Collector, Arguments, str, Mapping[str, Any]], Contents]:
+    """Return ``ask`` of a page that shows what some questions are answered."""
 
     def ask(collector: Collector, arguments: Arguments, chosen: str, shown: Mapping[str, Any]) -> Contents:
         answers = asked(collector, arguments, chosen)
@@ -42,10 +37,7 @@ def asking(
         state = json.dumps({"version": version, "chosen": chosen})
         return {**contents, "asks-tokens": collector.as_reader, "shown": state}
 
-    def is_shown(collector: Collector, arguments: Arguments, shown: Mapping[str, Any]) -> bool:
-        return bool(shown.get("version") == _version(asked(collector, arguments, shown.get("chosen") or "")))
-
-    return ask, is_shown
+    return ask
 
 
 def may_change(collector: Collector) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import lru_cache
 
 import numpy as np
 
@@ -34,12 +35,17 @@ OF_THE_CLOCK = ("silent", "stalled")
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 """Dtypes where room is scarce."""
 
+KEPT = 2**16
+"""Numbers whose words are remembered: a page that is filled anew each second says nearly the same ones again."""
 
+
+@lru_cache(maxsize=KEPT)
 def integer(number: float | None) -> str:
     """Return 19999 as ``19,999``, nothing as a dash."""
     return NOTHING if number is None else f"{number:,.0f}"
 
 
+@lru_cache(maxsize=KEPT)
 def scientific(number: float | None) -> str:
     """Return a measured value with two or three digits: ``6.1e-7``, ``0.125``, ``12,300``; nothing as a dash."""
     if number is None:

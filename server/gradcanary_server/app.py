@@ -46,6 +46,7 @@ from gradcanary_server.headers import SecurityHeaders
 from gradcanary_server.ingest import Ingest
 from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
+from gradcanary_server.precedence import Precedence
 from gradcanary_server.settings import Settings
 from gradcanary_server.storage import Storage
 from gradcanary_server.tiles import Tiles
@@ -127,6 +128,7 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.compactor = Compactor(state.database, log, tiles, state.ingest.settle, settings.raw_days)
     state.watchdog = Watchdog(state.database, state.archive, state.rules)
     state.backtests = Backtests(state.database, settings.db, state.rules)
+    state.precedence = Precedence()
     state.gate = Gate(state.database, settings)
     state.new_tokens = {}
     state.demo = Demo()

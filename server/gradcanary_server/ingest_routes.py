@@ -12,6 +12,7 @@ from gradcanary_server import bodies, meters, requests
 from gradcanary_server.answer_shapes import Responses, answered
 from gradcanary_server.answers import Refusal
 from gradcanary_server.ingest import Ingest
+from gradcanary_server.precedence import Precedence
 
 _REFUSED = {
     400: "No JSON, no gzip, or cut short: set aside.",
@@ -52,7 +53,9 @@ async def batch(request: Request) -> Response:
     number = requests.seq(seq)
     with meters.Taking() as taking:
         raw = await bodies.read(request)
-        reply = await run_in_threadpool(_ingest(request).batch, run, session, number, raw)
+        precedence: Precedence = request.app.state.precedence
+        with precedence.taken():
+            reply = await run_in_threadpool(_ingest(request).batch, run, session, number, raw)
         taking.outcome = reply.status
     return _replied(reply)
 

@@ -14,6 +14,7 @@ from gradcanary_server.answer_shapes import answered
 from gradcanary_server.archive import Archive
 from gradcanary_server.database import Database
 from gradcanary_server.heatmap import Order, Value
+from gradcanary_server.precedence import Precedence
 from gradcanary_server.requests import MAX_STEP
 from gradcanary_server.rules import Rules
 from gradcanary_server.run_choice import Choice, Sort, State
@@ -71,7 +72,14 @@ class Reader:
         return tags.answer(self._request, [self.rules, following, *depends], build)
 
 
-Reading = Annotated[Reader, Depends(Reader)]
+async def _in_turn(request: Request) -> Reader:
+    """Return the reader for a question once batches have what they need."""
+    precedence: Precedence = request.app.state.precedence
+    await precedence.give_way()
+    return Reader(request)
+
+
+Reading = Annotated[Reader, Depends(_in_turn)]
 
 
 @router.get("/runs", responses=answered("runs"))

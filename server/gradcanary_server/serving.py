@@ -14,7 +14,7 @@ from typing import NoReturn
 import uvicorn
 from fastapi import FastAPI
 
-from gradcanary_server import log_lines, outages
+from gradcanary_server import allocation, log_lines, outages
 from gradcanary_server.connections import Connection
 from gradcanary_server.settings import Settings
 
@@ -59,6 +59,7 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until Ctrl-C or SIGTERM, by which it ends as it should."""
+        allocation.keep()
         before = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
+import orjson
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 
 
 def answer(request: Request, depends: Iterable[object], build: Callable[[], Mapping[str, object]]) -> Response:
@@ -19,4 +19,4 @@ def answer(request: Request, depends: Iterable[object], build: Callable[[], Mapp
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return JSONResponse(build(), headers=headers)
+    return Response(orjson.dumps(build()), media_type="application/json", headers=headers)

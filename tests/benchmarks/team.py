@@ -20,7 +20,7 @@ from typing import Self
 import httpx
 import ratios
 
-ratios.need("psutil", "playwright", "pytest")
+ratios.need("psutil", "pytest")
 
 import jobs  # noqa: E402 -- once they are known to be there
 import postgresql  # noqa: E402 -- likewise
@@ -50,9 +50,8 @@ def main() -> int:
         measured = {"collector": collector.processes}
         if database is not None:
             measured["PostgreSQL"] = database.processes
-        questions = tabs.questions(collector.url, given.layers, shown(given.tabs, given.jobs))
         with jobs.Jobs(collector.url, given.jobs, given.layers, seconds=given.seconds) as load:
-            with tabs.Tabs(questions) as readers, Meter(measured) as meter:
+            with tabs.Tabs(collector.url, shown(given.tabs, given.jobs)) as readers, Meter(measured) as meter:
                 load.begin()
                 time.sleep(given.seconds)
             acks = load.stop()

@@ -185,6 +185,10 @@ def test_each_new_step_shows_and_at_least_one_within_two_seconds(shared: Any, op
         session.post_batch(seq, stream.batch(end - 20, end)).raise_for_status()
         expect(step).to_have_text(str(end - 1))
         took.append(time.monotonic() - posted)
+    live = picture(page)["heatmap"]  # of which only new columns came
+    page.reload()
+    page.wait_for_selector(IMAGE)
+    assert picture(page)["heatmap"] == live
     assert min(took) < 2
 
 

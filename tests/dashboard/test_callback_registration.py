@@ -121,3 +121,16 @@ def test_a_process_may_hold_two_dashboards() -> None:
     with TestClient(create_app("http://127.0.0.1:1")) as one, TestClient(create_app("http://127.0.0.1:2")) as two:
         assert "127.0.0.1:1" in one.get("/_dash-layout").text
         assert "127.0.0.1:2" in two.get("/_dash-layout").text
+
+
+def test_nothing_but_a_refresh_writes_into_a_slot() -> None:
+    """What a page has in its slots is told by digests of what a refresh put there."""
+    slots = {f"{slot}.{kind}" for page in PAGES for slot, kind in page.slots.items()}
+    app = mount(FastAPI(), NOBODY)
+    registered = app._callback_list  # what the browser is told of each
+    others = [each for each in registered if (each["clientside_function"] or {}).get("function_name") != "refresh"]
+    assert len(registered) - len(others) == len(PAGES)
+    for each in others:
+        told = {name.partition("@")[0] for name in each["output"].strip(".").split("...")}
+        running = each.get("running") or {"running": {}, "runningOff": {}}
+        assert not slots & {*told, *running["running"], *running["runningOff"]}

@@ -25,6 +25,7 @@ class Script:
         self.etag: str | None = '"1"'
         self.asked: list[tuple[str, str | None]] = []
         self.shown: list[tuple[str | None, str | None]] = []
+        self.packing: list[str | None] = []
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def collector(script: Script) -> Iterator[Collector]:
         def do_GET(self) -> None:
             known = self.headers.get("If-None-Match")
             script.asked.append((self.path, known))
+            script.packing.append(self.headers.get("Accept-Encoding"))
             script.shown.append((self.headers.get("Authorization"), self.headers.get("Cookie")))
             fresh = script.status == 200 and known is not None and known == script.etag
             self.send_response(304 if fresh else script.status)
@@ -103,6 +105,30 @@ def test_what_did_not_change_is_not_sent_again(script: Script, collector: Collec
     script.etag, script.body = '"2"', b'{"runs": []}'
     assert collector.runs().body == {"runs": []}
     assert collector.runs().version != first.version
+
+
+def test_for_one_page_a_question_is_asked_once(script: Script, collector: Collector) -> None:
+    with client.asking_once():
+        first = collector.runs()
+        script.etag, script.body = '"2"', b'{"runs": [2]}'
+        assert collector.runs() is first
+        collector.run("a")
+    assert [path for path, _ in script.asked] == ["/api/v1/runs", "/api/v1/runs/a"]
+    assert collector.runs().body == {"runs": [2]}, "the next page asks anew"
+
+
+def test_what_could_not_be_answered_is_asked_again(script: Script, collector: Collector) -> None:
+    script.status = 503
+    with client.asking_once():
+        with pytest.raises(UnreachableError):
+            collector.runs()
+        script.status = 200
+        assert collector.runs().body == {}
+
+
+def test_on_one_machine_nothing_is_packed(script: Script, collector: Collector) -> None:
+    collector.runs()
+    assert script.packing == ["identity"]
 
 
 def test_another_question_has_its_own_answer(script: Script, collector: Collector) -> None:

@@ -14,6 +14,7 @@ from streams import Session, Stream, collapsed
 from gradcanary_dashboard import pages
 from gradcanary_dashboard.client import Answer
 from gradcanary_dashboard.client import Collector as Api
+from gradcanary_dashboard.columns import encode, read
 from gradcanary_dashboard.pages import runs_version
 
 RUN = "some-run"
@@ -46,6 +47,65 @@ def shown(api: Api) -> dict[str, object]:
     return {"version": api.run(RUN).version, "chosen": ""}
 
 
+def ask(api: Api, path: str, shown: str = "", **headers: str) -> httpx.Response:
+    """What a page asks that holds this."""
+    return httpx.get(f"{api.url}/_news", params={"path": path, "search": "", "shown": shown}, headers=headers)
+
+
+def whole(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
+    """Return the cells of a heatmap of which only new columns came, as the browser puts them together."""
+    known, told = (figure["data"][0]["z"] for figure in (before, after))
+    rows, columns = map(int, told["shape"].split(","))
+    added = read({**told, "shape": f"{rows}, {columns - told['kept']}"})
+    return encode(np.concatenate([read(known)[:, : told["kept"]], added], axis=1))
+
+
+def test_news_brings_what_changed_and_nothing_else(api: Api) -> None:
+    session = begin(api.url, "changing")
+    session.post_batch(0, STREAM.batch(0, 20, change_records=True)).raise_for_status()
+    first = ask(api, "/runs/changing").json()
+    page, _ = pages.find("/runs/changing")
+    assert first["page"] == "run"
+    assert set(page.slots) | {"run-heart", "outage"} == set(first["slots"]), "who has nothing gets all of it"
+    assert ask(api, "/runs/changing", first["slots"]["run-heart"]).status_code == 204
+    session.post_batch(1, STREAM.batch(20, 40)).raise_for_status()
+    second = ask(api, "/runs/changing", first["slots"]["run-heart"]).json()["slots"]
+    anew = ask(api, "/runs/changing").json()["slots"]
+    assert {"tiles", "heatmap", "trend", "panels"} <= set(second)
+    assert not {"csv", "refusal", "accumulators", "legend", "layer-rows", "option-norm"} & set(second)
+    assert second["heatmap"]["data"][0]["z"]["kept"] == 20, "a column for each step, and twenty are known"
+    second["heatmap"]["data"][0]["z"] = whole(first["slots"]["heatmap"], second["heatmap"])
+    shown = {name: value for name, value in {**first["slots"], **second}.items() if name != "run-heart"}
+    assert shown == {name: value for name, value in anew.items() if name != "run-heart"}
+    assert json.loads(second["run-heart"]) == json.loads(anew["run-heart"])
+
+
+def test_what_stays_is_left_out_also_after_an_outage_of_the_collector(api: Api) -> None:
+    begin(api.url, RUN)
+    held = ask(api, PAGE).json()["slots"]["run-heart"]
+    healed = ask(api, PAGE, json.dumps({**json.loads(held), "down": True})).json()["slots"]
+    assert healed.keys() == {"outage", "run-heart"}
+    assert healed["outage"] is None
+    assert ask(api, PAGE, healed["run-heart"]).status_code == 204
+
+
+@pytest.mark.parametrize("slots", [None, 3, [], {"tiles": 3}, {"nothing": "x"}])
+def test_who_says_nonsense_of_its_slots_gets_all_of_them(module_collector: Any, slots: object) -> None:
+    held = json.dumps({"version": "old", "chosen": "", "slots": slots})
+    answered = httpx.get(f"{module_collector.url}/_news", params={"path": "/", "shown": held}).json()
+    assert set(pages.RUNS.slots) <= set(answered["slots"])
+
+
+def test_a_large_answer_is_packed_for_those_who_unpack_it(api: Api) -> None:
+    begin(api.url, RUN)
+    packed, plain = ask(api, PAGE), ask(api, PAGE, **{"accept-encoding": "identity"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in plain.headers
+    assert packed.json()["slots"].keys() == plain.json()["slots"].keys()
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+    assert packed.headers["cache-control"] == plain.headers["cache-control"] == "no-store"
+
+
 def test_there_is_news_once_a_step_arrives(api: Api) -> None:
     session = begin(api.url, RUN)
     known = shown(api)
@@ -60,7 +120,7 @@ def test_there_is_news_once_a_step_arrives(api: Api) -> None:
 
 
 def test_the_list_of_runs_has_news_once_a_run_says_hello(api: Api) -> None:
-    known = {"version": runs_version(api)}
+    known = {"version": runs_version(api), "chosen": ""}
     assert answer(api, "/", known) == 204
     begin(api.url, "another")
     assert answer(api, "/", known) == 200
@@ -139,10 +199,10 @@ def test_many_tabs_at_once_keep_nobody_else_from_the_collector(api: Api) -> None
     begin(api.url, "crowded")
 
     def ask(_tab: int) -> int:
-        return httpx.get(f"{api.url}/_news", params={"path": "/runs/crowded", "shown": "{}x"}, timeout=60).status_code
+        return httpx.get(f"{api.url}/_news", params={"path": "/runs/crowded", "shown": "{}x"}, timeout=120).status_code
 
     with ThreadPoolExecutor(60) as tabs:
-        asked = [tabs.submit(ask, tab) for tab in range(120)]
+        asked = [tabs.submit(ask, tab) for tab in range(60)]
         for _ in range(5):
             httpx.get(f"{api.url}/api/v1/runs", timeout=8).raise_for_status()
         assert {each.result() for each in asked} == {200}

@@ -149,19 +149,111 @@
     );
   };
 
-  // While an answer is awaited nobody asks again: a slow collector gets fewer questions, not a queue of them.
+  function askNews(path, search, shown) {
+    const question = new URLSearchParams({ path: path, search: search, shown: shown });
+    return window.fetch("/_news?" + question, { cache: "no-store" }).then((answer) => (answer.status === 200 ? answer.json() : null));
+  }
+
+  // ---- cells of heatmaps: an answer holds the columns that are new
+
+  const PICTURES = 4;
+  const pictures = new Map(); // the digest of a figure -> its cells
+
+  function cellsOf(data) {
+    return new Int16Array(Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)).buffer);
+  }
+
+  function written(cells) {
+    const bytes = new Uint8Array(cells.buffer);
+    let text = "";
+    for (let at = 0; at < bytes.length; at += 32768) text += String.fromCharCode.apply(null, bytes.subarray(at, at + 32768));
+    return btoa(text);
+  }
+
+  function joined(known, rows, columns, kept, added) {
+    const width = known.length / rows;
+    const cells = new Int16Array(rows * columns);
+    for (let row = 0; row < rows; row += 1) {
+      cells.set(known.subarray(row * width, row * width + kept), row * columns);
+      cells.set(added.subarray(row * (columns - kept), (row + 1) * (columns - kept)), row * columns + kept);
+    }
+    return cells;
+  }
+
+  // Makes the heatmaps of an answer whole; false where what they go on from is not known here.
+  function complete(slots, before, now) {
+    for (const [id, figure] of Object.entries(slots)) {
+      const trace = figure && figure.data && figure.data[0];
+      const z = trace && trace.type === "heatmap" && trace.z;
+      if (!z || !z.bdata && z.kept === undefined) continue;
+      let cells = cellsOf(z.bdata);
+      if (z.kept !== undefined) {
+        const known = pictures.get(before[id]);
+        if (!known) return false;
+        const [rows, columns] = z.shape.split(",").map(Number);
+        cells = joined(known, rows, columns, z.kept, cells);
+        trace.z = { dtype: z.dtype, bdata: written(cells), shape: z.shape };
+      }
+      pictures.delete(now[id]);
+      pictures.set(now[id], cells);
+      if (pictures.size > PICTURES) pictures.delete(pictures.keys().next().value);
+    }
+    return true;
+  }
+
+  function slotsOf(shown) {
+    return (shown && JSON.parse(shown).slots) || {};
+  }
+
+  // What a page lacks, whole: who has the beginning of a picture no more asks as if it had nothing.
+  function askWhole(path, search, shown) {
+    return askNews(path, search, shown).then((answer) => {
+      if (!answer || complete(answer.slots, slotsOf(shown), slotsOf(answer.slots[answer.page + "-heart"]))) return answer;
+      return askWhole(path, search, JSON.stringify({ ...JSON.parse(shown), version: "", slots: {} }));
+    });
+  }
+
+  const BEAT_MS = 1000;
+  const LONGEST_MS = 5000;
+
+  let due = 0; // when this page asks next
+  let brought = null; // what a beat was answered, and what it had asked
+
+  // While an answer is awaited nobody asks again, and then not for half as long as it took: a slow collector gets fewer
+  // questions, not a queue of them.
   function beat() {
     const heart = document.querySelector(".heart");
-    if (!heart || awaited || document.hidden) return;
+    const began = performance.now();
+    if (!heart || awaited || document.hidden || began < due) return;
     const { pathname, search } = window.location;
-    const question = new URLSearchParams({ path: pathname, search: search, shown: heart.dataset.shown || "" });
-    window.fetch("/_news?" + question, { cache: "no-store" }).then((answer) => {
-      if (answer.status === 200) window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
+    const shown = heart.dataset.shown || "";
+    due = began + BEAT_MS;
+    askWhole(pathname, search, shown).then((answer) => {
+      due = Math.max(due, began + Math.min(LONGEST_MS, 1.5 * (performance.now() - began)));
+      if (!answer) return;
+      brought = { asked: [pathname, search, shown].join("\n"), answer: answer };
+      window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
     }, () => { /* the banner says so */ });
   }
 
+  // Fills a page, by one answer: what it leaves out is what the page has, as its question said.
+  async function refresh(news, chosen, held, path) {
+    const outputs = window.dash_clientside.callback_context.outputs_list;
+    const [search, shown] = [chosen || "", held || ""];
+    const isBrought = brought && brought.asked === [path, search, shown].join("\n");
+    const asked = isBrought ? brought.answer : askWhole(path, search, shown).catch(() => null);
+    brought = null;
+    const answer = await asked;
+    // Nothing is new, or the reader has left meanwhile.
+    if (!answer || !outputs.some(({ id }) => id === answer.page + "-heart")) throw window.dash_clientside.PreventUpdate;
+    return outputs.map(({ id }) => (id in answer.slots ? answer.slots[id] : window.dash_clientside.no_update));
+  }
+
   // Whoever comes back to a tab sees what is now, and not what was until the next second.
-  document.addEventListener("visibilitychange", beat);
+  document.addEventListener("visibilitychange", () => {
+    due = 0;
+    beat();
+  });
 
   // ---- clicks
 
@@ -259,9 +351,9 @@
   window.gradcanary = Object.assign(window.gradcanary || {}, { zoomed, copied });
 
   setInterval(wordTimes, 500);
-  setInterval(beat, 1000);
+  setInterval(beat, BEAT_MS / 10);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    gradcanary: { zoom, choose, show_choices: showChoices, show_axis: showAxis, title: setTitle },
+    gradcanary: { zoom, choose, refresh, show_choices: showChoices, show_axis: showAxis, title: setTitle },
   });
 })();
