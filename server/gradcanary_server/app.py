@@ -48,6 +48,7 @@ from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.precedence import Precedence
 from gradcanary_server.settings import Settings
+from gradcanary_server.shortcut import Shortcut
 from gradcanary_server.storage import Storage
 from gradcanary_server.tiles import Tiles
 from gradcanary_server.watchdog import Watchdog
@@ -94,6 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # asked for anew by each request
     )
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # as FastAPI's own guide has it
     _fill(app, settings)
@@ -109,6 +111,7 @@ def create_app(settings: Settings) -> FastAPI:
 def _guard(app: FastAPI, settings: Settings) -> None:
     """Put in front of the routes what each request passes; the last one added is the first one asked."""
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
+    app.add_middleware(Shortcut, route=ingest_routes.BATCH)
     app.add_middleware(Access, gate=app.state.gate)
     # A stranger's DNS brings no token along: with them every name is fine.
     names = ["*"] if settings.auth else [*LOOPBACK, *settings.hosts]
@@ -151,6 +154,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         found = app.state.rules
         deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted, app.state.courier)
         app.state.loops[:] = deliverer, app.state.compactor, app.state.watchdog
+        app.state.takers = ingest_routes.takers()
         for loop in app.state.loops:
             loop.start()
         try:
@@ -158,6 +162,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         finally:
             await run_in_threadpool(app.state.demo.stop, DEMO_STOP_S)
             await run_in_threadpool(loops.stop_all, [*app.state.loops, app.state.backtests], STOP_S)
+            await run_in_threadpool(app.state.takers.shutdown)
             await run_in_threadpool(database.close)
 
 

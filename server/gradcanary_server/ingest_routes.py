@@ -1,11 +1,14 @@
 """Where sessions send: bodies are read on the event loop, bounded, and stored in a thread."""
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from starlette.routing import Route
 
 from gradcanary import wire
 from gradcanary_server import bodies, meters, requests
@@ -29,6 +32,9 @@ _REFUSED = {
 
 _OTHER_PROTOCOL: Responses = {426: {"model": Refusal, "description": "A protocol that is not spoken here: kept."}}
 
+TAKERS = 16
+"""Threads that store batches: on SQLite one does at a time, and on PostgreSQL the interpreter serves no more."""
+
 Run = Annotated[str, Path(json_schema_extra={"pattern": requests.RUN})]
 Session = Annotated[str, Path(json_schema_extra={"pattern": requests.ID})]
 
@@ -46,6 +52,11 @@ async def hello(request: Request, run: Run, session: Session) -> Response:
     return await _answer(_ingest(request).hello, run, session, raw, _sent(request.headers.get("date")))
 
 
+def takers() -> ThreadPoolExecutor:
+    """Return threads of their own for batches: in those of all other requests they would wait behind questions."""
+    return ThreadPoolExecutor(TAKERS, "gradcanary-ingest")
+
+
 async def batch(request: Request) -> Response:
     """Take a Batch."""
     run, session, seq = (request.path_params[name] for name in ("run", "session", "seq"))
@@ -55,13 +66,16 @@ async def batch(request: Request) -> Response:
         raw = await bodies.read(request)
         precedence: Precedence = request.app.state.precedence
         with precedence.taken():
-            reply = await run_in_threadpool(_ingest(request).batch, run, session, number, raw)
+            taken = asyncio.get_running_loop().run_in_executor
+            reply = await taken(request.app.state.takers, _ingest(request).batch, run, session, number, raw)
         taking.outcome = reply.status
     return _replied(reply)
 
 
-# As a plain route: what FastAPI would do before it, for each batch, costs more than to read one.
-router.add_route(f"{router.prefix}/batches/{{seq}}", batch, methods=["POST"])
+BATCH = Route(f"{router.prefix}/batches/{{seq}}", batch, methods=["POST"])
+"""A plain route: what FastAPI would do before it, for each batch, costs more than to read one."""
+
+router.routes.append(BATCH)
 
 
 @router.post("/heartbeat", responses=answered("reply"))
