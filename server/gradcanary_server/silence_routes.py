@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from sqlalchemy import Connection
@@ -21,13 +22,15 @@ from gradcanary_server.expressions import Expression, ExpressionError
 from gradcanary_server.incident_shapes import HiddenShape, SilencePreview, SilenceShape
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.rules import NAMES
+from gradcanary_server.run_shapes import one_of
 from gradcanary_server.silences import Hushed, Silence
 from gradcanary_server.timestamps import timestamp
 
 LONGEST_S = 366 * 86_400.0
 """What is to be quiet for ever is a rule with ``notify: false``."""
 
-_GLOB = re.compile(r"[A-Za-z0-9._*?-]{1,100}\Z")
+_NAMES = r"[A-Za-z0-9._*?-]{1,100}"
+_GLOB = re.compile(rf"{_NAMES}\Z")
 
 router = APIRouter(prefix="/api/v1")
 
@@ -68,7 +71,12 @@ def list_silences(request: Request) -> JSONResponse:
 
 
 @router.get("/silences/preview", response_model=None, responses=answered("silence-preview"))
-def preview_silence(request: Request, run: str, rule: str | None = None, match: str | None = None) -> JSONResponse:
+def preview_silence(
+    request: Request,
+    run: Annotated[str, Query(json_schema_extra={"pattern": f"^{_NAMES}$"})],
+    rule: Annotated[str | None, one_of(*NAMES)] = None,
+    match: str | None = None,
+) -> JSONResponse:
     """Answer what a silence of this would hide now, and how many runs have such a name; nothing is silenced."""
     _check(run, rule, match)
     database: Database = request.app.state.database

@@ -215,6 +215,7 @@ BEYOND_A_SCHEMA = {
     "GET /api/v1/runs/{run}/heatmap": "rows x columns is bounded together; an expression has no look-around",
     "POST /api/v1/incidents/{number}/ack": "who acks says by whom where nobody signs in",
     "POST /api/v1/silences": "a silence ends in the future, within a year",
+    "PATCH /api/v1/silences/{number}": "the same",
     "POST /api/v1/endpoints": "an address is one that may be sent to; a secret has so many bits",
     "PATCH /api/v1/endpoints/{number}": "the same",
     "POST /api/v1/rules/trials": "a text is a rules.yaml",
@@ -227,6 +228,7 @@ OF_A_FORM = {
     "GET /api/v1/runs/{run}/metrics": "tags",
     "GET /api/v1/runs/{run}/metrics.csv": "tags",
     "GET /api/v1/runs/{run}/export.csv": "match",
+    "GET /api/v1/silences/preview": "match",
 }
 """Left out of what fits: where the following page begins, as the collector said it, JSON in a text, expressions."""
 
