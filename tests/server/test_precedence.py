@@ -5,6 +5,7 @@ import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
+import anyio.to_thread
 import pytest
 from fastapi.testclient import TestClient
 from streams import Stream, healthy
@@ -58,3 +59,26 @@ def test_it_does_not_wait_for_ever(client, tmp_path, monkeypatch):
     monkeypatch.setattr(precedence, "MOST_S", 0.01)
     with two_batches_wait(client, tmp_path) as pool:
         assert pool.submit(client.get, "/api/v1/runs").result(30).status_code == 200
+
+
+def test_a_batch_does_not_wait_for_a_thread_behind_questions(client):
+    async def busy():
+        """Take all threads in which questions are answered."""
+        threads = anyio.to_thread.current_default_thread_limiter()
+        holders = [object() for _ in range(int(threads.available_tokens))]
+        for each in holders:
+            threads.acquire_on_behalf_of_nowait(each)
+        return threads, holders
+
+    async def free(threads, holders):
+        for each in holders:
+            threads.release_on_behalf_of(each)
+
+    threads, holders = client.portal.call(busy)
+    with ThreadPoolExecutor(1) as pool:
+        batch = wire.dump(STREAM.batch(0, 20, change_records=True))
+        posted = pool.submit(client.post, f"{SESSIONS[0]}/batches/0", content=batch)
+        try:
+            assert posted.result(30).json()["status"] == "stored"
+        finally:
+            client.portal.call(free, threads, holders)
