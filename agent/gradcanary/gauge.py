@@ -99,7 +99,7 @@ class Gauge:
             is_partial=self._of.is_joining,
             failed=self._of.guard.catch,
         )
-        if counts is not None and phase == "accumulated":
+        if counts is not None and phase == "accumulated" and not self._of.place.looks_at_own:
             self._of.guard.wrap("measuring what sums lost", self._add_losses)(window.sample, counts)
 
     def _add_losses(self, sample: Sample, counts: Sequence[int]) -> None:

@@ -10,6 +10,9 @@ import torch
 from gradcanary import naming
 from gradcanary.layers import Layers
 
+_CAN_HAVE = torch.distributed.is_available()
+"""Whether this torch was built with process groups."""
+
 
 class Place:
     """The rank of a process among ``world_size``, and the layers that it follows.
@@ -25,14 +28,19 @@ class Place:
 
     def find(self) -> None:
         """Ask the process group if there is one, else what the launcher says."""
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
+        if _has_group():
+            # In this order: what the sender's thread reads in between is no rank out of range.
+            self.world_size, self.rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
             self.is_one_of_many = True  # also of one: its wrapper does the same
         else:
             self.rank, self.world_size = naming.rank(os.environ)
             self.is_one_of_many = self.world_size > 1
         self.follow(self._layers)
+
+    def find_again(self) -> None:
+        """Ask once more where nobody else is known: a script may make its process group after its watch."""
+        if not self.is_one_of_many and _has_group():
+            self.find()
 
     def follow(self, layers: Layers | None) -> None:
         """Take other layers."""
@@ -47,3 +55,7 @@ class Place:
         if layers is None or not layers.is_sharded:
             return None
         return [layers.layer_set.layers[layer].local_numel > 0 for layer in mine]
+
+
+def _has_group() -> bool:
+    return _CAN_HAVE and torch.distributed.is_initialized()
