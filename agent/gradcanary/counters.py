@@ -120,9 +120,9 @@ class Counters:
             return
         if of.is_next_sampled() or (self._are_resting and any(map(Track.is_lost, of.tracks))):
             self.wake()
-        elif of.has_callbacks and engine.current_pass() < 0:
+        elif of.meter.rests and of.has_callbacks and engine.current_pass() < 0:
             for track in of.tracks:
-                for position in () if track.resting.positions else track.rest():
+                for position in track.rest():
                     self._are_resting = True
                     if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
                         hook.rest()
