@@ -44,7 +44,7 @@ class Gauge:
         self.frozen = Frozen()
         self.outlook = Outlook()
         self._of = observer
-        self._earlier = self._counts = [0] * len(layers)
+        self._earlier, self._counts = [0] * len(layers), [0] * len(layers)
         self._unknown: set[int] = set()
         self._rested: Sequence[int] = ()
 
@@ -65,7 +65,7 @@ class Gauge:
         """Let go of a window; of one that was not sampled, remember for the next sample which layers took part."""
         if was_sampled:
             self._earlier, self._unknown, self._rested = [0] * len(self.layers), set(), ()
-            self._counts = self._earlier
+            self._counts = [0] * len(self.layers)
         elif window.counts != self._counts or window.rested is not self._rested:  # most are like the one before
             self._earlier = [*map(add, self._earlier, window.counts)]
             self._counts = window.counts
