@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from gradcanary import naming
 from gradcanary.layers import Layers
 
-_CAN_HAVE = torch.distributed.is_available()
-"""Whether this torch was built with process groups."""
+_has_group: Callable[[], bool] = getattr(torch.distributed, "is_initialized", bool)
+"""Torch's own, without a call around it, as each window asks; a torch that was built without groups has none."""
 
 
 class Place:
@@ -55,7 +55,3 @@ class Place:
         if layers is None or not layers.is_sharded:
             return None
         return [layers.layer_set.layers[layer].local_numel > 0 for layer in mine]
-
-
-def _has_group() -> bool:
-    return _CAN_HAVE and torch.distributed.is_initialized()
