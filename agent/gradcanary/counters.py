@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -46,24 +46,26 @@ class Counters:
         layers = self._of.layers
         if not self.unhooked or layers is None:
             return
-        counters, frozen = self._calls(), []
-        for layer in self.unhooked:
-            if layer in self._hooks:
-                continue  # the one after it raised, the time before
-            parameter = layers.references[layer]()
-            if parameter is None or not (parameter.requires_grad and parameter.is_leaf):
-                frozen.append(layer)
-            else:
-                self._hooks[layer] = Hook(layers.references[layer], parameter, AFTER, counters[layer])
-        self.unhooked = frozen
+        able = {
+            layer: parameter
+            for layer in self.unhooked
+            if (parameter := layers.references[layer]()) is not None and parameter.requires_grad and parameter.is_leaf
+        }
+        if not able:
+            return  # as before each step of a training with frozen layers
+        calls = self._calls(able.keys() - self._hooks.keys())  # some are there where the one after them raised
+        for layer, call in calls.items():
+            self._hooks[layer] = Hook(layers.references[layer], able[layer], AFTER, call)
+        self.unhooked = [layer for layer in self.unhooked if layer not in able]
         self._all = [*self._hooks.values(), *self._gathered]
 
-    def _calls(self) -> dict[int, Callable[[Tensor], None]]:
-        """Return what each layer's hook calls."""
+    def _calls(self, wanted: Collection[int]) -> dict[int, Callable[[Tensor], None]]:
+        """Return what the hook of each wanted layer calls."""
         return {
             layer: layer_hook(self._of, track, position)
             for track in self._of.tracks
             for position, layer in enumerate(track.gauge.layers)
+            if layer in wanted
         }
 
     def remove(self) -> None:
@@ -118,9 +120,9 @@ class Counters:
             return
         if of.is_next_sampled() or (self._are_resting and any(map(Track.is_lost, of.tracks))):
             self.wake()
-        elif of.has_callbacks and engine.current_pass() < 0:
+        elif of.meter.rests and of.has_callbacks and engine.current_pass() < 0:
             for track in of.tracks:
-                for position in () if track.resting.positions else track.rest():
+                for position in track.rest():
                     self._are_resting = True
                     if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
                         hook.rest()

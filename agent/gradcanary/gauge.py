@@ -44,7 +44,7 @@ class Gauge:
         self.frozen = Frozen()
         self.outlook = Outlook()
         self._of = observer
-        self._earlier = self._counts = [0] * len(layers)
+        self._earlier, self._counts = [0] * len(layers), [0] * len(layers)
         self._unknown: set[int] = set()
         self._rested: Sequence[int] = ()
 
@@ -65,7 +65,7 @@ class Gauge:
         """Let go of a window; of one that was not sampled, remember for the next sample which layers took part."""
         if was_sampled:
             self._earlier, self._unknown, self._rested = [0] * len(self.layers), set(), ()
-            self._counts = self._earlier
+            self._counts = [0] * len(self.layers)
         elif window.counts != self._counts or window.rested is not self._rested:  # most are like the one before
             self._earlier = [*map(add, self._earlier, window.counts)]
             self._counts = window.counts
@@ -99,7 +99,7 @@ class Gauge:
             is_partial=self._of.is_joining,
             failed=self._of.guard.catch,
         )
-        if counts is not None and phase == "accumulated":
+        if counts is not None and phase == "accumulated" and not self._of.place.looks_at_own:
             self._of.guard.wrap("measuring what sums lost", self._add_losses)(window.sample, counts)
 
     def _add_losses(self, sample: Sample, counts: Sequence[int]) -> None:

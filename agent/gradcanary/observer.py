@@ -200,7 +200,8 @@ class Observer:
         return self.calls.take() if track is self._leading else ([], 0)
 
     def window_begins(self) -> None:
-        """Learn where the count of steps begins."""
+        """Learn where the count of steps begins, and whether somebody reduces gradients by now."""
+        self.place.find_again()
         if self.origin is None:
             self.meter.window_begins()
             self._find_origin(even_unknown=False)

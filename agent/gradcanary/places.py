@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from gradcanary import naming
 from gradcanary.layers import Layers
+
+_has_group: Callable[[], bool] = getattr(torch.distributed, "is_initialized", bool)
+"""Torch's own, without a call around it, as each window asks; a torch that was built without groups has none."""
 
 
 class Place:
@@ -25,14 +28,19 @@ class Place:
 
     def find(self) -> None:
         """Ask the process group if there is one, else what the launcher says."""
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
+        if _has_group():
+            # In this order: what the sender's thread reads in between is no rank out of range.
+            self.world_size, self.rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
             self.is_one_of_many = True  # also of one: its wrapper does the same
         else:
             self.rank, self.world_size = naming.rank(os.environ)
             self.is_one_of_many = self.world_size > 1
         self.follow(self._layers)
+
+    def find_again(self) -> None:
+        """Ask once more where nobody else is known: a script may make its process group after its watch."""
+        if not self.is_one_of_many and _has_group():
+            self.find()
 
     def follow(self, layers: Layers | None) -> None:
         """Take other layers."""

@@ -28,7 +28,8 @@ class Scalers:
     def at(self, step: int) -> list[weakref.ref[Any]]:
         """Return those that live in a step."""
         if step != self._step:
-            self._found, self._step = [weakref.ref(scaler) for scaler in living(_kind())], step
+            self._found, self._step = [], step  # a search that raises is not made again by each optimizer
+            self._found = [weakref.ref(scaler) for scaler in living(_kind())]
         return self._found
 
 
@@ -43,8 +44,9 @@ class Scaling:
         self._before: list[tuple[weakref.ref[Any], object, Tensor]] = []
 
     def search(self, scalers: Scalers, step: int) -> None:
-        """Look for scalers; the first call may cost a pass over all objects, later ones nothing."""
+        """Look for scalers; the first call may cost a pass over all objects, later ones nothing, even if it raised."""
         if self.found is None:
+            self.found = []
             self.found = scalers.at(step)
 
     def learn(self, optimizer: torch.optim.Optimizer) -> bool:

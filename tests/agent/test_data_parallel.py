@@ -9,13 +9,20 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import data_parallel
 import pytest
+import torch
 import warm
 from collectors import Collector
 from recorded import Recorded, recording
+from scripted import until
+from torch import distributed, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import gradcanary
 
 SCRIPT = Path(__file__).parent / "data_parallel.py"
 SICK = data_parallel.SICK
@@ -139,6 +146,52 @@ def test_each_rank_tells_of_its_own_where_both_have_one(
         for each in (recorded, other)
     ]
     assert told == [{"first.bias": "micro", "last.bias": "accumulated"}, {"last.bias": "micro"}]
+
+
+@pytest.fixture
+def group_of() -> Iterator[Callable[..., None]]:
+    """Makes a process group in this process."""
+    yield distributed.init_process_group
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def test_a_group_that_is_made_after_the_watch_is_known(group_of: Callable[..., None]) -> None:
+    """Gradients that are cleared in place and reduced in each micro-step: what a reduction writes is no new window."""
+    torch.manual_seed(0)
+    model = data_parallel.Model("plain")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as recorded, gradcanary.watch(model, optimizer, url=recorded.url, run="later", every=10):
+        group_of("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        wrapped, losses = nn.parallel.DistributedDataParallel(model), []
+        for step in range(22):
+            losses.append(0.0)
+            for micro_step in range(2):
+                loss = wrapped(data_parallel.inputs(step, micro_step, 0)).square().mean()
+                losses[-1] += float(loss.detach())
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    assert recorded.metric("loss") == pytest.approx(dict(enumerate(losses)), rel=1e-6)
+    assert recorded.steps() == [0, 10, 20]
+    assert recorded.per_step("micro_steps") == [2] * 3
+    assert recorded.phases("norm") == {"accumulated"}
+
+
+def test_a_rank_that_is_known_only_later_is_told_anew(group_of: Callable[..., None]) -> None:
+    """Its group reduces nothing: all that is asked for here is who speaks."""
+    model = data_parallel.Model("plain")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as recorded, gradcanary.watch(model, optimizer, url=recorded.url, run="later"):
+        until(lambda: recorded.hellos)
+        group_of("fake", store=FakeStore(), rank=1, world_size=2)
+        for step in range(3):
+            model(data_parallel.inputs(step, 0, 1)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    told = [(hello["rank"], hello["world_size"]) for hello in recorded.hellos]
+    assert (told[0], told[-1]) == ((0, 1), (1, 2))
+    assert not recorded.batches
 
 
 @pytest.mark.usefixtures("trained")

@@ -75,6 +75,25 @@ class Loop:
             self.optimizer.zero_grad()
 
 
+class ScaledLoop:
+    """A training with a GradScaler, which skips one of its steps."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+
+    def train(self, _watch: gradcanary.Watch | None) -> None:
+        for step in range(STEPS):
+            for _ in range(2):
+                loss = self.model(torch.ones(2, 4)).square().mean()
+                self.scaler.scale(loss * float("inf") if step == 2 else loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+
+
 PLACES = (
     "buffers.Buffers.read",
     "calls.Calls.add",
@@ -126,6 +145,20 @@ PLACES = (
     "transport.Transport.send",
     "window.peak_bytes",
 )
+SCALED_PLACES = (
+    "scaling.Scaling.at_step",
+    "scaling.Scaling.begin",
+    "scaling.Scaling.find_updated",
+    "scaling.Scaling.learn",
+    "scaling.Scaling.round",
+    "scaling.Scaling.scale",
+    "scaling.Scaling.search",
+    "scaling.Scaling.step_begins",
+    "scaling.Scaling.was_updated",
+    "scaling.Scalers.at",
+    "track.Track.why_skipped",
+)
+FAULTS = [*((Loop, where) for where in PLACES), *((ScaledLoop, where) for where in SCALED_PLACES)]
 
 
 def boom(*_: object, **__: object) -> None:
@@ -133,22 +166,26 @@ def boom(*_: object, **__: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def unwatched() -> list[torch.Tensor]:
-    bare = Loop()
-    bare.train(None)
-    return list(bare.model.parameters())
+def unwatched() -> dict[type[Loop | ScaledLoop], list[torch.Tensor]]:
+    found = {}
+    for kind in (Loop, ScaledLoop):
+        bare = kind()
+        bare.train(None)
+        found[kind] = list(bare.model.parameters())
+    return found
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(("kind", "where"), FAULTS)
 def test_a_fault_of_ours_is_counted_and_logged_once_and_the_training_goes_on(
     collector: Recorded,
-    unwatched: list[torch.Tensor],
+    unwatched: dict[type[Loop | ScaledLoop], list[torch.Tensor]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
+    kind: type[Loop | ScaledLoop],
     where: str,
 ) -> None:
-    loop = Loop()
+    loop = kind()
     with monkeypatch.context() as broken:
         broken.setattr(f"gradcanary.{where}", boom)
         watch = gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="broken")
@@ -161,10 +198,27 @@ def test_a_fault_of_ours_is_counted_and_logged_once_and_the_training_goes_on(
     assert sorted(set(messages)) == sorted(messages)
     assert len(messages) >= len(guard.facts) > 0
     assert capsys.readouterr().err.count(f"failed {guard.caught} time") == 1
-    assert all(map(torch.equal, loop.model.parameters(), unwatched))
+    assert all(map(torch.equal, loop.model.parameters(), unwatched[kind]))
     watch._session._hooks.detach()
     watch._session.sender._stopping.set()
     until(lambda: not watch._session.sender._thread.is_alive())
+
+
+def test_a_search_for_scalers_that_raises_is_made_once(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a pass over all objects."""
+    asked: list[object] = []
+
+    def living(kind: object) -> None:
+        asked.append(kind)
+        boom()
+
+    monkeypatch.setattr("gradcanary.scaling.living", living)
+    training = Training()
+    with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="searched") as watch:
+        training.steps(4)
+    assert len(asked) == 1
+    assert watch._session.guard.caught == 1
+    assert collector.steps() == [0, 1, 2, 3]
 
 
 def test_the_page_is_told_of_the_first_fault_of_each_place(
