@@ -82,6 +82,11 @@ class Database:
         self._wal = WriteAheadLog(str(self._engine.url.database)) if self._dialect == "sqlite" else None
         self.when_lost: Callable[[], None] = lambda: None
 
+    @property
+    def has_one_writer(self) -> bool:
+        """Whether each transaction that writes waits for the one before, of whatever run."""
+        return self._writer is not None
+
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Yield a connection that sees one moment of the store."""
