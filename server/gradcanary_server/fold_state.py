@@ -165,7 +165,7 @@ class FoldState:
         return int(self.low.sum())
 
     def pack(self) -> bytes:
-        """Return the state as bytes. Those of equal ones may differ in what nothing reads, values behind ``filled``: that
+        """Return the state as bytes. Equal ones may have others, by what nothing reads, values behind ``filled``: that
         costs a piece stored anew, and no more.
 
         What nearly every batch moves lies behind the rest, and in one place: only pieces that are others are stored
