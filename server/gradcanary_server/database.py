@@ -175,6 +175,7 @@ class Database:
             free = int(raw.execute("PRAGMA freelist_count").fetchone()[0])
             pages = max(int(_RECLAIM_S / (_MOVED_S + _SOUGHT_S * free)), 1)
             raw.executescript(f"PRAGMA incremental_vacuum({pages});")
+            self._flush()  # a flush that failed is told SQLite once, and that commit does not say so
             raw.execute("PRAGMA busy_timeout = 0")  # it would wait for readers, and writers would wait for it
             try:
                 raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
