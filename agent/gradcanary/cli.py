@@ -241,7 +241,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from gradcanary_server.app import create_app
     from gradcanary_server.errors import CollectorError
     from gradcanary_server.listening import Listener, only
-    from gradcanary_server.serving import Server
+    from gradcanary_server.serving import Server, give_up
     from gradcanary_server.settings import Settings
 
     try:
@@ -260,6 +260,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 tls_key=arguments.tls_key,
             )
             app = create_app(settings)
+            app.state.database.when_lost = give_up
             trusted = None if settings.tls is None else only(settings.tls.chain)
             mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
             Server(app, listener.url).run([listener.socket])

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from gradcanary_server import rules_json
 from gradcanary_server.backtest import Count
@@ -24,10 +24,10 @@ FOR_S = 600.0
 """How long counts hold: a run that goes on is another one each second."""
 
 KEPT_S = 86_400.0
-"""How long they are remembered after somebody tried these rules."""
+"""How long they are remembered after somebody tried these rules, or asked for what was then counted."""
 
 KEPT = 16
-"""Of so many rules, the ones that were tried last."""
+"""Of so many rules, the ones that were tried last, beside those in force."""
 
 LEASE_S = 30.0
 """How long a claim holds: who counts takes it anew every few seconds."""
@@ -89,14 +89,20 @@ def find(connection: Connection, name: str, now: float) -> Backtest | None:
     return Backtest(_state(row, now), _parsed(row.found), row.ended)
 
 
-def remember(connection: Connection, name: str, rules: Rules, now: float) -> None:
-    """Remember rules that somebody tries, and forget those that were tried too long ago."""
+def remember(connection: Connection, name: str, rules: Rules, now: float, in_force: str) -> None:
+    """Remember rules that somebody tries, and forget what was asked for too long ago, and trials that are too many:
+    not the rules ``in_force``, nor what is being counted.
+    """
     connection.execute(delete(backtest).where(backtest.c.asked < now - KEPT_S))
     values = {"name": name, "rules": rules_json.dump(rules), "asked": now, "found": _text(Found())}
     if not insert_new(connection, backtest, values):
         connection.execute(update(backtest).where(backtest.c.name == name).values(asked=now))
-    last = select(backtest.c.name).order_by(backtest.c.asked.desc(), backtest.c.name).limit(KEPT)
-    connection.execute(delete(backtest).where(backtest.c.name.not_in(last), backtest.c.name != name))
+    tried = select(backtest.c.name).where(backtest.c.name != in_force)
+    last = tried.order_by(backtest.c.asked.desc(), backtest.c.name).limit(KEPT)
+    is_counted = func.coalesce(backtest.c.lease_until, 0.0).between(now, now + LEASE_S)
+    connection.execute(
+        delete(backtest).where(backtest.c.name.not_in([*connection.scalars(last), name, in_force]), ~is_counted)
+    )
 
 
 def claim(connection: Connection, name: str, now: float) -> Claim | None:
@@ -105,7 +111,7 @@ def claim(connection: Connection, name: str, now: float) -> Claim | None:
     if row is None or _state(row, now) != "waiting":
         return None
     mine = update(backtest).where(backtest.c.name == name)
-    connection.execute(mine.values(fence=row.fence + 1, lease_until=now + LEASE_S))
+    connection.execute(mine.values(fence=row.fence + 1, lease_until=now + LEASE_S, asked=now))
     return Claim(name, row.fence + 1, row.rules, _parsed(row.found))
 
 
@@ -121,7 +127,7 @@ def release(connection: Connection, claim: Claim, found: Found) -> bool:
 
 def conclude(connection: Connection, claim: Claim, found: Found, now: float, *, is_whole: bool) -> bool:
     """Note that a round is over, and whether it came to its end; tell whether the claim still held."""
-    return _note(connection, claim, found=_text(found), lease_until=None, ended=now, is_whole=is_whole)
+    return _note(connection, claim, found=_text(found), lease_until=None, ended=now, asked=now, is_whole=is_whole)
 
 
 def _note(connection: Connection, claim: Claim, **values: object) -> bool:

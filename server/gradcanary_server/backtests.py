@@ -44,7 +44,7 @@ class Backtests:
         """Begin to count what rules would have said, and return by what name they can be asked for."""
         name = backtest_rows.name_of(rules)
         with self._database.write() as connection:
-            backtest_rows.remember(connection, name, rules, self._database.now(connection))
+            backtest_rows.remember(connection, name, rules, self._database.now(connection), self.name)
         return name
 
     def end(self) -> None:
@@ -107,7 +107,7 @@ class Backtests:
         with self._database.write() as connection:
             now = self._database.now(connection)
             if name == self.name and backtest_rows.find(connection, name, now) is None:
-                backtest_rows.remember(connection, name, self._rules, now)
+                backtest_rows.remember(connection, name, self._rules, now, self.name)
             claim = backtest_rows.claim(connection, name, now)
         if claim is None:
             return  # another collector does, or did

@@ -82,6 +82,11 @@ class Database:
         self._wal = WriteAheadLog(str(self._engine.url.database)) if self._dialect == "sqlite" else None
         self.when_lost: Callable[[], None] = lambda: None
 
+    @property
+    def has_one_writer(self) -> bool:
+        """Whether each transaction that writes waits for the one before, of whatever run."""
+        return self._writer is not None
+
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Yield a connection that sees one moment of the store."""
@@ -170,6 +175,7 @@ class Database:
             free = int(raw.execute("PRAGMA freelist_count").fetchone()[0])
             pages = max(int(_RECLAIM_S / (_MOVED_S + _SOUGHT_S * free)), 1)
             raw.executescript(f"PRAGMA incremental_vacuum({pages});")
+            self._flush()  # a flush that failed is told SQLite once, and that commit does not say so
             raw.execute("PRAGMA busy_timeout = 0")  # it would wait for readers, and writers would wait for it
             try:
                 raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")

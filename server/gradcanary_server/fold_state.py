@@ -165,7 +165,8 @@ class FoldState:
         return int(self.low.sum())
 
     def pack(self) -> bytes:
-        """Return the state as bytes; equal states give equal ones.
+        """Return the state as bytes. Equal ones may have others, by what nothing reads, values behind ``filled``: that
+        costs a piece stored anew, and no more.
 
         What nearly every batch moves lies behind the rest, and in one place: only pieces that are others are stored
         anew (:mod:`gradcanary_server.fold_states`). So the JSON, of any length, comes last.

@@ -56,28 +56,13 @@ class FoldStates:
 
     def write(self, connection: Connection, run_id: int, before: Memory, state: FoldState) -> int:
         """Store a state, which nobody may write to from then on, and return its ``folded``, which the caller notes."""
-        pieces = cut(state.pack())
-        known = before.pieces
-        changed = [number for number, piece in enumerate(pieces[: len(known)]) if piece != known[number]]
-        if changed:
-            connection.execute(
-                _CHANGE, [{"at_run_id": run_id, "at_piece": number, "packed": pieces[number]} for number in changed]
-            )
-        if len(pieces) > len(known):
-            added = range(len(known), len(pieces))
-            rows = [{"run_id": run_id, "piece": number, "packed": pieces[number]} for number in added]
-            connection.execute(_INSERT, rows)
-        if len(pieces) < len(known):
-            connection.execute(_CUT_OFF, {"at_run_id": run_id, "at_piece": len(pieces)})
-        # Not counted: a store that was put back to what it was would count to the same number again.
-        folded = secrets.randbits(63)
-        self._keep(run_id, folded, Memory(state, pieces))
+        folded, memory = _put(connection, run_id, before, state)
+        self._keep(run_id, folded, memory)
         return folded
 
     def rewrite(self, connection: Connection, run_id: int, before: Memory, state: FoldState) -> None:
         """Store a state and note that in the row of the run: where nothing else is written there."""
-        folded = self.write(connection, run_id, before, state)
-        connection.execute(_NOTE, {"at_run_id": run_id, "folded": folded})
+        self._keep(run_id, *store(connection, run_id, before, state))
 
     def _keep(self, run_id: int, folded: int, memory: Memory) -> None:
         with self._lock:
@@ -95,9 +80,33 @@ def stored(connection: Connection, run_id: int) -> Memory:
     return Memory(FoldState.unpack(b"".join(pieces)) if pieces else FoldState.empty(), pieces)
 
 
+def store(connection: Connection, run_id: int, before: Memory, state: FoldState) -> tuple[int, Memory]:
+    """Store a state and note that in the row of the run; return its ``folded``, and the state as it is stored."""
+    folded, memory = _put(connection, run_id, before, state)
+    connection.execute(_NOTE, {"at_run_id": run_id, "folded": folded})
+    return folded, memory
+
+
 def cut(packed: bytes) -> tuple[bytes, ...]:
     """Return a packed state in pieces."""
     return tuple(packed[begin : begin + PIECE] for begin in range(0, len(packed), PIECE))
+
+
+def _put(connection: Connection, run_id: int, before: Memory, state: FoldState) -> tuple[int, Memory]:
+    pieces, known = cut(state.pack()), before.pieces
+    changed = [number for number, piece in enumerate(pieces[: len(known)]) if piece != known[number]]
+    if changed:
+        connection.execute(
+            _CHANGE, [{"at_run_id": run_id, "at_piece": number, "packed": pieces[number]} for number in changed]
+        )
+    if len(pieces) > len(known):
+        added = range(len(known), len(pieces))
+        rows = [{"run_id": run_id, "piece": number, "packed": pieces[number]} for number in added]
+        connection.execute(_INSERT, rows)
+    if len(pieces) < len(known):
+        connection.execute(_CUT_OFF, {"at_run_id": run_id, "at_piece": len(pieces)})
+    # Not counted: a store that was put back to what it was would count to the same number again.
+    return secrets.randbits(63), Memory(state, pieces)
 
 
 def _length(memory: Memory) -> int:

@@ -162,7 +162,7 @@ def accept(connection: Connection, run_id: int, incident_id: int, now: float) ->
     if not accepted:
         words = "Its layers are under a threshold that was given, not learnt: change it, or silence them."
         raise invalid(words, "new_baseline")
-    fold_states.FoldStates().rewrite(connection, run_id, memory, state)
+    fold_states.store(connection, run_id, memory, state)
     for number in accepted:
         over = Change(step, rule, number, "resolved", case.incident.severity, step, resolution="rebaselined")
         case.resolve(over, now)

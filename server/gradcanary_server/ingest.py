@@ -39,7 +39,7 @@ from gradcanary_server.gaps import note_gaps
 from gradcanary_server.gathering import Gathering
 from gradcanary_server.layer_rules import compile_rules
 from gradcanary_server.layer_sets import KnownSet, KnownSets
-from gradcanary_server.leaps import Pulse
+from gradcanary_server.leaps import TRIES, Pulse
 from gradcanary_server.log import Log, Piece
 from gradcanary_server.observations import Change, Launch
 from gradcanary_server.outages import unavailable
@@ -166,7 +166,7 @@ class Ingest:
     ) -> None:
         """Draw what the ranks of a sharded launch have sent together, and note what came too late for it."""
         gathering = Gathering(connection, self._log, self._sets, run_id, launch_no)
-        for whole in gathering.settle(now, self._listening(connection, now), fresh, ending, is_round=is_round):
+        for whole in gathering.settle(now, self._listening(connection, now, tries=1), fresh, ending, is_round=is_round):
             layer_set, numbers = whole.columns.layer_set, whole.numbers.tolist()
             row = sessions.joint(connection, run_id, launch_no, numbers, layer_set, now)
             found = self._sets.find(connection, run_id, row.session, layer_set)
@@ -178,9 +178,9 @@ class Ingest:
             of_run = self._draw(connection, run_row, row, launched, piece, now)
             _note_progress(connection, row, seq, whole.columns, launched.first_step, now, of_run)
 
-    def _listening(self, connection: Connection, now: float) -> float:
+    def _listening(self, connection: Connection, now: float, tries: int = TRIES) -> float:
         """Return since when this collector listens, with that clock; who is missing by a leap of it is given time."""
-        _, by_s = self._pulse.look(partial(self._database.now, connection), self._database.steady)
+        _, by_s = self._pulse.look(partial(self._database.now, connection), self._database.steady, tries)
         if by_s or self.began is None:
             self.began = now
         return self.began

@@ -33,7 +33,7 @@ class Precedence:
     async def give_way(self) -> None:
         """Return once no batch waits for another one, or after ``MOST_S``."""
         if not self._is_free.is_set():
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(asyncio.TimeoutError):  # Python 3.10 has one of its own
                 await asyncio.wait_for(self._is_free.wait(), MOST_S)
 
     def _count(self, by: int) -> None:

@@ -131,5 +131,8 @@ class Replay:
                 is_mine = backtest_rows.keep(connection, self._claim, found, self._database.now(connection))
         except (DBAPIError, PoolTimeoutError, RequestError):
             return True  # it is tried again, and if that takes too long another one counts: the fence says so
+        except Exception:  # without this thread the claim would be lost, and nobody would end the process
+            logger.exception("what was counted could not be kept")
+            return True
         self._kept = found
         return is_mine

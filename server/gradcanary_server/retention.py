@@ -2,8 +2,9 @@
 
 A clock may be years ahead, at a boot or by a mistake, and a collector that starts under it has nothing to hold it
 against but what the store knows: when somebody looked last. Whoever comes much later waits a day, in which a person may
-put it right, and until something was heard of a run; then it was a pause. That is in the store, so a restart changes
-nothing of it.
+put it right, and until something was heard of a run; then it was a pause. Where he comes much later once more within
+that day, he waits an hour from then on: nobody looked on in between. That is in the store, so a restart changes nothing
+of it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ LONG_S = 30 * DOUBT_S
 machine is on only now and then.
 """
 
+HOLD_S = 3_600.0
+"""What is left of a doubt at least after a gap of ``DOUBT_S``, and how late in a doubt something must be heard."""
+
 _OURS = 2
 
 
 @dataclass(frozen=True)
 class Trust:
-    """This clock is known ``since``, and was looked at last ``at``, both by itself."""
+    """This clock is known ``since``, less what of its doubt a gap took, and was looked at last ``at``, by itself."""
 
     since: float
     at: float
@@ -41,11 +45,13 @@ class Trust:
     def looked(self, now: float) -> Trust:
         """Return what is known of it at the next look."""
         is_new = now < self.at - DOUBT_S or now > self.at + (DOUBT_S if self.at >= self.until else LONG_S)
+        if not is_new and now > self.at + DOUBT_S:
+            return Trust(now - DOUBT_S + HOLD_S, now)
         return Trust(now if is_new else min(self.since, now), now)
 
     def believes(self, now: float, heard: float | None) -> bool:
         """Tell whether samples may go by it; ``heard`` is when something was heard of a run last."""
-        return now >= self.until and heard is not None and heard >= self.since
+        return now >= self.until and heard is not None and heard >= self.until - HOLD_S
 
 
 def look(connection: Connection, now: float) -> Trust:

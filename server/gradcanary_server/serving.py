@@ -52,7 +52,6 @@ class Server(uvicorn.Server):
             ssl_keyfile=None if settings.tls is None else settings.tls.key,
         )
         super().__init__(config)
-        app.state.database.when_lost = give_up
         self._app = app
         self._url = url
         self._lifetime = contextlib.AsyncExitStack()

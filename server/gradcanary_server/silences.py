@@ -88,13 +88,15 @@ def find(connection: Connection, number: int, now: float) -> Silence:
     """Return a silence; raises RequestError 404 where none of that number is in force."""
     found = next((each for each in in_force(connection, now) if each.id == number), None)
     if found is None:
-        raise RequestError(404, "unknown_silence", f"There is no silence {number} in force here.", "silence")
+        raise _unknown(number)
     return found
 
 
 def move(connection: Connection, known: Silence, until: float) -> Silence:
-    """Give a silence another end and return it."""
-    connection.execute(update(silence).where(silence.c.silence_id == known.id).values(ends=until))
+    """Give a silence another end and return it; raises RequestError 404 where it was ended meanwhile."""
+    mine = update(silence).where(silence.c.silence_id == known.id).values(ends=until)
+    if not connection.execute(mine).rowcount:
+        raise _unknown(known.id)
     return replace(known, until=until)
 
 
@@ -168,3 +170,7 @@ def _glob(text: str) -> Glob:
 @lru_cache(maxsize=256)
 def _expression(text: str) -> Expression:
     return Expression(text)
+
+
+def _unknown(number: int) -> RequestError:
+    return RequestError(404, "unknown_silence", f"There is no silence {number} in force here.", "silence")

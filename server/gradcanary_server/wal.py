@@ -94,7 +94,7 @@ class WriteAheadLog:
             if self._descriptor is not None:
                 os.close(self._descriptor)
             # To close it would give back the locks that this process has on it, SQLite's: https://sqlite.org/howtocorrupt.html
-            if self._index is not None and not os.fstat(self._index).st_nlink:
+            if self._index is not None and not _leads_to(self._shared, self._index):
                 os.close(self._index)
             self._descriptor = self._index = None
 
@@ -145,7 +145,7 @@ class WriteAheadLog:
 
     def _extent(self) -> Extent:
         """Return how much of the log was committed, as SQLite knows it."""
-        if self._index is not None and not os.fstat(self._index).st_nlink:
+        if self._index is not None and not _leads_to(self._shared, self._index):
             os.close(self._index)  # nobody has the old one open
             self._index = None
         if self._index is None:
@@ -160,19 +160,23 @@ class WriteAheadLog:
         One descriptor is kept all the time: a kernel tells each of them once that writing failed, and one that is
         opened later of nothing that SQLite's own flush was told of before.
         """
-        try:
-            there = self._path.stat()
-        except FileNotFoundError:
-            there = None
         if self._descriptor is not None:
-            if there is not None and os.path.samestat(there, os.fstat(self._descriptor)):
+            if _leads_to(self._path, self._descriptor):
                 return
             self._write_out()
             os.close(self._descriptor)
             self._descriptor = None
-        if there is not None:
+        if self._path.exists():
             _enter(self._path)
             self._descriptor = os.open(self._path, os.O_RDWR)
+
+
+def _leads_to(path: Path, descriptor: int) -> bool:
+    """Tell whether an open file is the one that is there: some file systems are wrong about how many links it has."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _enter(file: Path) -> None:

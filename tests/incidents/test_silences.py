@@ -185,6 +185,16 @@ def test_messages_name_only_what_is_not_silenced(stage):
     unsilence(collector, number)
 
 
+def test_a_silence_that_another_one_ends_meanwhile_is_not_moved(store):
+    with store.database.write() as connection:
+        now = store.database.now(connection)
+        made = silences.add(connection, Silence(0, "sd?l", None, None, now, now + 60, "ada", ""))
+        silences.end(connection, made.id, now)
+        with pytest.raises(RequestError, match="no silence") as gone:
+            silences.move(connection, made, now + 90)
+    assert gone.value.status == 404
+
+
 def test_a_silence_takes_back_what_is_not_sent_yet(store, monkeypatch):
     with store.database.write() as connection:
         now = store.database.now(connection)

@@ -205,13 +205,55 @@ def test_a_process_that_fails_is_said_to_have_and_not_started_each_second(store,
 
 
 def test_rules_are_remembered_for_a_day_and_only_so_many(store, counter):
+    store.ahead_s = backtest_rows.FOR_S * 2  # later than anything here was counted
     names = [counter.try_rules(Rules(layers=(LayerRule(f"x{each}"),))) for each in range(backtest_rows.KEPT + 1)]
     assert [name for name in names if stored(store, name) is None] == names[:1]
-    store.ahead_s = backtest_rows.KEPT_S + 1
+    store.ahead_s += backtest_rows.KEPT_S + 1
     assert stored(store, names[-1]) is None
     last = counter.try_rules(Rules())
     with store.read() as connection:
         assert connection.scalars(select(backtest_table.c.name)).all() == [last]
+
+
+def test_what_was_counted_of_the_rules_in_force_outlasts_trials_and_days(store, counter):
+    store.ahead_s = 3 * backtest_rows.KEPT_S  # of what others tried nothing is left
+    runs = settled(lambda: vars(counter.present()))["found"].runs
+    for _ in range(3):
+        store.ahead_s += 0.6 * backtest_rows.KEPT_S
+        for each in range(backtest_rows.KEPT + 1):
+            counter.try_rules(Rules(layers=(LayerRule(f"y{each}"),)))
+        assert counter.present().found.runs == runs
+        settled(lambda: vars(counter.present()))
+
+
+def test_what_is_being_counted_is_not_forgotten(store, counter):
+    store.ahead_s = 9 * backtest_rows.KEPT_S
+    name = counter.try_rules(Rules(layers=(LayerRule("z"),)))
+    with store.write() as connection:
+        claim = backtest_rows.claim(connection, name, store.now(connection))
+    for each in range(backtest_rows.KEPT + 1):
+        counter.try_rules(Rules(layers=(LayerRule(f"z{each}"),)))
+    with store.write() as connection:
+        assert backtest_rows.keep(connection, claim, Found(), store.now(connection))
+
+
+def test_whatever_fails_as_a_count_is_kept_it_is_tried_again(store, counter, monkeypatch, caplog):
+    real, calls = backtest_rows.keep, []
+
+    def keep(*of):
+        calls.append(of)
+        if len(calls) == 1:
+            raise OSError("a descriptor too many")
+        return real(*of)
+
+    monkeypatch.setattr(backtest_rows, "keep", keep)
+    monkeypatch.setattr(replays, "KEEP_S", 0.05)
+    monkeypatch.setattr(replays, "RENEW_S", 0.0)
+    monkeypatch.setattr(replays, "_START", "import time; time.sleep(3)")
+    store.ahead_s = 20 * backtest_rows.KEPT_S
+    settled(lambda: vars(counter.present()))
+    assert len(calls) > 1
+    assert "a descriptor too many" in caplog.text
 
 
 def source(steps, layers):

@@ -197,6 +197,16 @@ def test_a_clock_that_is_ahead_at_a_start_is_believed_after_a_day_and_a_sign_of_
 
     whole, until = left()
     assert until is not None, "a store that nobody has looked at yet"
+    clock(20 * 3600.0)
+    assert left()[0] == whole
+    clock(30.5 * DAY)
+    store.ingest.heartbeat(RUN, "s", wire.dump(BEAT))
+    assert left()[0] == whole, "one that is set within the day is not believed because of that"
+    clock(0)
+    assert left()[0] == whole, "it was put right"
+    caplog.clear()
+    clock(DAY - 60.0)
+    assert left()[0] == whole
     clock(DAY + 3600.0)
     store.ingest.heartbeat(RUN, "s", wire.dump(BEAT))
     assert left() == (whole, None), "it is believed, and nothing is too old"
@@ -209,6 +219,8 @@ def test_a_clock_that_is_ahead_at_a_start_is_believed_after_a_day_and_a_sign_of_
     clock(2 * DAY)
     assert left()[0] == whole, "it was put right"
     clock(500 * DAY)
+    assert left()[0] == whole
+    clock(501 * DAY - 3600.0)
     assert left()[0] == whole
     clock(501 * DAY + 3600.0)
     count, until = left()
@@ -225,14 +237,28 @@ BEAT = wire.Heartbeat(None, 0, 0, 0.0)
 
 @given(st.lists(st.floats(1.0, 5 * DAY), min_size=1, max_size=40))
 def test_whoever_looks_on_for_long_enough_believes_a_clock_that_goes_on(pauses):
-    """Samples are not kept for ever because a machine is on now and then only."""
+    """Samples are not kept for ever because a machine is on now and then only, for little more than an hour."""
     trust, now, doubted_s = Trust(0.0, 0.0), 0.0, 0.0
     for pause in pauses:
-        now += pause
-        before, trust = trust, trust.looked(now)
+        before = trust
+        for gap in (pause, retention.HOLD_S + 1.0):
+            now += gap
+            trust = trust.looked(now)
         doubted_s = 0.0 if trust.believes(now, now) else doubted_s + (now - before.at if doubted_s else 1e-9)
         assert doubted_s < DAY + 1.0
         assert trust.at == now
+
+
+@given(st.lists(st.floats(600.0, 2 * DAY) | st.floats(-60 * DAY, 60 * DAY), min_size=1, max_size=40))
+def test_a_clock_that_leapt_is_not_believed_before_somebody_looked_on(gaps):
+    """However often it leaps: an hour after the last one, and by what was heard after that."""
+    trust, now, leapt = Trust(0.0, 0.0), 0.0, 0.0
+    for gap in gaps:
+        now += gap
+        trust = trust.looked(now)
+        leapt = now if abs(gap) > DAY else min(leapt, now)
+        assert not (trust.believes(now, now) and now < leapt + retention.HOLD_S - 1.0)
+        assert not trust.believes(now, leapt - 1.0)
 
 
 def test_a_raw_days_that_is_no_number_is_refused(tmp_path):

@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from gradcanary import wire
 from gradcanary_server import connections, json_schemas
 from gradcanary_server.app import create_app
-from gradcanary_server.serving import Server
+from gradcanary_server.serving import Server, give_up
 from gradcanary_server.settings import Settings
 
 STREAM = streams.Stream(streams.healthy(50, 3), streams.falling_loss(50))
@@ -407,7 +407,9 @@ def test_a_bad_batch_is_refused_and_changes_nothing(client, fresh, raw):
 def address(tmp_path, monkeypatch):
     """A server in this process that waits for a request for half a second."""
     monkeypatch.setattr(connections, "REQUEST_S", 0.5)
-    server = Server(create_app(Settings.from_env({}, data=tmp_path)), "http://here")
+    app = create_app(Settings.from_env({}, data=tmp_path))
+    server = Server(app, "http://here")
+    assert app.state.database.when_lost is not give_up, "this process is not the collector's"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = threading.Thread(target=server.run, args=([listener],))
         serving.start()

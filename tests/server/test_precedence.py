@@ -1,4 +1,4 @@
-"""Batches and pages at the same time: who waits for whom. On SQLite, where one batch is stored at a time."""
+"""Batches and pages at the same time: who waits for whom. On SQLite one batch is stored at a time."""
 
 import contextlib
 import sqlite3
@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import anyio.to_thread
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import create_engine, text
 from streams import Stream, healthy
 
 from gradcanary import wire
@@ -20,36 +21,55 @@ SESSIONS = ("/api/v1/runs/one/sessions/a", "/api/v1/runs/two/sessions/b")
 HEADERS = {"content-type": "application/json"}
 
 
-@pytest.fixture
-def client(tmp_path):
-    app = create_app(Settings.from_env({}, data=tmp_path))
-    with TestClient(app, base_url="http://127.0.0.1", headers=HEADERS) as client:
+@contextlib.contextmanager
+def serving(settings):
+    with TestClient(create_app(settings), base_url="http://127.0.0.1", headers=HEADERS) as client:
         for path in SESSIONS:
             client.put(path, content=wire.dump(STREAM.hello())).raise_for_status()
         yield client
 
 
+@pytest.fixture
+def client(tmp_path):
+    with serving(Settings.from_env({}, data=tmp_path)) as client:
+        yield client
+
+
 @contextlib.contextmanager
-def two_batches_wait(client, data):
-    """Hold SQLite's one writer, so that of two batches neither is stored until the block ends."""
-    writer = sqlite3.connect(data / "gradcanary.db", isolation_level=None)
-    writer.execute("BEGIN IMMEDIATE")
+def written_by_another(data):
+    """Hold SQLite's one writer."""
+    with contextlib.closing(sqlite3.connect(data / "gradcanary.db", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        yield
+        writer.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
+def runs_held_by_another(url):
+    """Hold the rows of all runs in PostgreSQL."""
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("SELECT run_id FROM run FOR UPDATE")).all()
+        yield
+    engine.dispose()
+
+
+@contextlib.contextmanager
+def two_batches_wait(client, held):
+    """Of two batches neither is stored until the block ends."""
     with ThreadPoolExecutor(3) as pool:
-        batch = wire.dump(STREAM.batch(0, 20, change_records=True))
-        posted = [pool.submit(client.post, f"{path}/batches/0", content=batch) for path in SESSIONS]
-        try:
+        with held:
+            batch = wire.dump(STREAM.batch(0, 20, change_records=True))
+            posted = [pool.submit(client.post, f"{path}/batches/0", content=batch) for path in SESSIONS]
             while client.app.state.precedence._batches < len(SESSIONS):
                 time.sleep(0.01)
             yield pool
-        finally:
-            writer.execute("ROLLBACK")
-            writer.close()
-            assert [each.result(30).status_code for each in posted] == [200, 200]
+        assert [each.result(30).status_code for each in posted] == [200, 200]
 
 
 def test_a_question_waits_while_a_batch_waits_for_another(client, tmp_path, monkeypatch):
     monkeypatch.setattr(precedence, "MOST_S", 60.0)
-    with two_batches_wait(client, tmp_path) as pool:
+    with two_batches_wait(client, written_by_another(tmp_path)) as pool:
         answer = pool.submit(client.get, "/api/v1/runs")
         assert not wait([answer], timeout=1).done
     assert {each["step"] for each in answer.result(30).json()["runs"]} != {None}, "it was answered before any batch"
@@ -57,7 +77,17 @@ def test_a_question_waits_while_a_batch_waits_for_another(client, tmp_path, monk
 
 def test_it_does_not_wait_for_ever(client, tmp_path, monkeypatch):
     monkeypatch.setattr(precedence, "MOST_S", 0.01)
-    with two_batches_wait(client, tmp_path) as pool:
+    with two_batches_wait(client, written_by_another(tmp_path)) as pool:
+        assert pool.submit(client.get, "/api/v1/runs").result(30).status_code == 200
+
+
+def test_on_postgresql_a_question_waits_for_no_batch(postgres_server, tmp_path, monkeypatch):
+    monkeypatch.setattr(precedence, "MOST_S", 60.0)
+    db = postgres_server.create_store()
+    with (
+        serving(Settings.from_env({}, data=tmp_path, db=db)) as client,
+        two_batches_wait(client, runs_held_by_another(db)) as pool,
+    ):
         assert pool.submit(client.get, "/api/v1/runs").result(30).status_code == 200
 
 

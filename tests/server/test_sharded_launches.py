@@ -95,6 +95,15 @@ def post(store, part, seq, message):
     return store.ingest.batch(RUN, f"r{part.rank}", seq, wire.dump(message))
 
 
+def test_a_clock_that_answers_late_is_not_asked_again_while_a_run_is_held(store, monkeypatch):
+    greet(store, measured(0, 1, 2))
+    steady, answer, asked = iter(range(0, 10**6, 60)), store.database.now, []
+    monkeypatch.setattr(store.database, "steady", lambda: float(next(steady)))
+    monkeypatch.setattr(store.database, "now", lambda connection: asked.append(1) or answer(connection))
+    store.ingest.heartbeat(RUN, "r0", wire.dump(wire.Heartbeat(None, 0, 0, 0.0)))
+    assert len(asked) == 2, "when it came, and whether the clock was set"
+
+
 def finish(store, parts):
     for part in parts:
         store.ingest.end(RUN, f"r{part.rank}", wire.dump(wire.End("finished", None, None)))

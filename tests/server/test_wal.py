@@ -176,6 +176,18 @@ def test_what_the_disk_lost_is_not_built_upon(store, failing, tmp_path):
     assert found(failing.file) == {1, 4}
 
 
+def test_what_a_flush_did_not_keep_is_not_put_into_the_file_to_make_room(store, failing):
+    write(store, 1)
+    before = failing.file.read_bytes()
+    failing.fails = EIO  # after the last look at what is in doubt
+    with pytest.raises(RequestError, match="Input/output error"):
+        store.reclaim()
+    assert failing.file.read_bytes() == before
+    failing.fails = None
+    store.reclaim()
+    assert failing.file.read_bytes() != before
+
+
 def test_who_begins_makes_sure_that_what_is_there_is_on_disk(store, failing, tmp_path):
     write(store, 1)
     failing.fails = EIO
@@ -315,3 +327,25 @@ def test_one_descriptor_is_kept_until_there_is_another_log(log, monkeypatch):
         written.flush()
     assert flushed == [old, old, old, file.stat().st_ino], "the old one once more, for what it may say of the disk"
     written.close()
+
+
+@pytest.mark.parametrize("said", [0, 1])
+def test_a_file_is_another_one_by_what_its_path_leads_to_and_not_by_its_links(store, monkeypatch, said):
+    """Some file systems say that one which is there has no link, or that one which is gone has."""
+    real, closed = os.fstat, []
+    close = os.close
+    monkeypatch.setattr(os, "fstat", lambda descriptor: _with_links(real(descriptor), said))
+    monkeypatch.setattr(os, "close", lambda descriptor: (closed.append(descriptor), close(descriptor)))
+    known = None
+    for number in range(3):
+        assert (store._wal._index, known in closed) == (known, False), "SQLite's locks would be given back with it"
+        write(store, number)
+        store._wal._is_sure = False
+        write(store, 10 + number)
+        known = known or store._wal._index
+    store.close()
+    assert known in closed, "nobody has it open any more"
+
+
+def _with_links(found, count):
+    return os.stat_result([*found[:3], count, *found[4:]])
