@@ -76,5 +76,15 @@ def changing(
     *inputs: Input | State,
     running: Sequence[tuple[Output, object, object]] = (),
 ) -> Callable[[Handler], None]:
-    """Register a callback that changes something at a click: like ``threaded``, in threads that no page waits for."""
-    return threaded(app, outputs, *inputs, refreshes=True, running=running, pool=CHANGES)
+    """Register a callback that changes something at a click: like ``threaded``, in threads that no page waits for.
+
+    Its buttons are disabled until it has answered. Those of lists that the browser draws tell a store and are no
+    components: until then they do nothing, for the answer beside them is busy.
+    """
+    asks = [each for each in inputs if isinstance(each, Input)]
+    pressed = [
+        (Output(each.component_id, "disabled"), True, False) for each in asks if each.component_property == "n_clicks"
+    ]
+    is_told = any(each.component_property == "data" for each in asks)
+    busy = [(Output(outputs["answer"].component_id, "aria-busy"), "true", "false")] if is_told else []
+    return threaded(app, outputs, *inputs, refreshes=True, running=[*pressed, *busy, *running], pool=CHANGES)
