@@ -7,7 +7,7 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import drawing, endpoint_words, forms, parts, settings_frame
+from gradcanary_dashboard import drawing, endpoint_words, forms, parts, settings_frame, wording
 from gradcanary_dashboard.drawing import DRAWN
 from gradcanary_dashboard.endpoint_words import Endpoint
 
@@ -182,5 +182,5 @@ def _text(name: str, placeholder: str = "", value: str | None = None) -> dcc.Inp
 def _severities(name: str, chosen: str | None) -> html.Fieldset:
     """Return the choice of the least severity that is told."""
     words = {"information": "information", "warning": "warning", "critical": "critical only"}
-    options = {each: words[each] for each in endpoint_words.SEVERITIES}
+    options = {each: words[each] for each in wording.SEVERITIES}
     return forms.choice(name, "Tell it of, at least", options, chosen)
