@@ -16,15 +16,15 @@ Handler = Callable[..., Contents]
 Answered = TypeVar("Answered")
 
 PAGES = ThreadPoolExecutor(2, "gradcanary-pages")
-"""Callbacks at the same time: they share one interpreter with ingest, so more at once are no quicker. Not one alone,
-which may wait for a collector that does not answer.
+"""Pages that are opened, and what is new of them (``news``), at the same time: they share one interpreter with
+ingest, so more at once are no quicker. Not one alone, which may wait for a collector that does not answer.
 """
 
 CHANGES = ThreadPoolExecutor(4, "gradcanary-changes")
 """What people change. A test message waits 10 s for its receiver: meanwhile pages have their threads."""
 
 QUESTIONS = ThreadPoolExecutor(4, "gradcanary-questions")
-"""What the browser asks past Dash: whether there is news, a metric, a cell."""
+"""What else the browser asks past Dash: a metric, a cell, the pieces of a file."""
 
 
 async def apart(pool: ThreadPoolExecutor, function: Callable[..., Answered], *values: object) -> Answered:

@@ -83,7 +83,9 @@
   function rest(...values) {
     clearTimeout(resting);
     const store = window.dash_clientside.callback_context.outputs_list.id;
-    resting = setTimeout(() => { if (document.querySelector(".heart")) tell(store, values); }, REST_MS);
+    const heart = (document.querySelector(".heart") || {}).id;
+    // The store is gone with its page.
+    resting = setTimeout(() => { if (heart && document.getElementById(heart)) tell(store, values); }, REST_MS);
     return window.dash_clientside.no_update;
   }
 
