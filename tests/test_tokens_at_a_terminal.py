@@ -184,7 +184,7 @@ def test_a_token_is_revoked_while_the_collector_runs(guarded, typed):
 def shown_of(client):
     """Return what a run's page is filled with now, as it says it itself: with that there is no news."""
     version = hashlib.sha256(client.get("/api/v1/runs/sdxl").content).hexdigest()
-    return {"path": "/runs/sdxl", "shown": json.dumps({"version": version, "chosen": ""})}
+    return {"path": "/runs/sdxl", "search": "", "shown": json.dumps({"version": version, "chosen": ""})}
 
 
 def test_its_pages_ask_it_over_tls_as_whoever_reads_them(guarded, run, admin):

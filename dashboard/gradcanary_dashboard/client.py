@@ -164,9 +164,10 @@ class Collector:
         response = self._send(request, streams=True)
         try:
             if response.status_code != HTTPStatus.OK:
-                response.read()
+                with self._reached():
+                    response.read()
                 self._read("", response)
-            yield response.iter_bytes()
+            yield self._pieces(response)
         finally:
             response.close()
 
@@ -197,8 +198,18 @@ class Collector:
         return self._read(key, response)
 
     def _send(self, request: httpx.Request, *, streams: bool = False) -> httpx.Response:
-        try:
+        with self._reached():
             return self._http.send(request, stream=streams)
+
+    def _pieces(self, response: httpx.Response) -> Iterator[bytes]:
+        with self._reached():
+            yield from response.iter_bytes()
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Raise UnreachableError for what goes wrong on the way."""
+        try:
+            yield
         except httpx.HTTPError as error:
             raise UnreachableError(f"The collector at {self.url} does not answer ({type(error).__name__}).") from error
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import ExitStack
 from http import HTTPStatus
 from itertools import groupby
+from threading import Lock
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -181,7 +182,7 @@ def _read(
     tables: list[Iterator[Row]] = []
     for part, query in asked:
         rows = csv.reader(_lines(stack.enter_context(collector.download(run.name, part, **query))))
-        heads = next(rows)[2:]
+        heads = next(rows, [])[2:]  # what is broken off may have no line
         tables.append(_placed(rows, len(whats), run.origin))
         whats += [f"{view.stat} {layer}"] if part == "export.csv" else heads
     return whats, heapq.merge(*tables, key=lambda row: row[0])
@@ -257,26 +258,48 @@ def _bounds(view: View) -> str:
     return f"{view.from_step or 0}-{'end' if view.to_step is None else view.to_step}" if view.is_zoomed else ""
 
 
-def _next(pieces: Pieces) -> bytes | None:
-    return next(pieces, None)
+class _Opened:
+    """What is downloaded, used by one thread at a time: whoever closes it waits for the piece that is under way."""
+
+    def __init__(self) -> None:
+        self._stack, self._lock = ExitStack(), Lock()
+        self._pieces: Pieces = iter(())
+
+    def open(self, made: Made) -> str:
+        """Open it, and return the name of the file."""
+        with self._lock:
+            name, self._pieces = made(self._stack)
+            return name
+
+    def next(self) -> bytes | None:
+        """Return its next piece, None at the end."""
+        with self._lock:
+            return next(self._pieces, None)
+
+    def close(self) -> None:
+        with self._lock:
+            self._stack.close()
 
 
 async def _answered(made: Made) -> Response:
     """Answer a file; not a 5xx when the collector fails: that is what this server itself would say."""
-    stack = ExitStack()
-    try:
-        name, pieces = await apart(QUESTIONS, made, stack)
-    except DashboardError as error:
-        await apart(QUESTIONS, stack.close)
-        return Response(str(error), HTTPStatus.FAILED_DEPENDENCY, media_type="text/plain")
+    opened = _Opened()
+    with ExitStack() as unless_sent:
+        unless_sent.callback(QUESTIONS.submit, opened.close)
+        try:
+            name = await apart(QUESTIONS, opened.open, made)
+        except DashboardError as error:
+            return Response(str(error), HTTPStatus.FAILED_DEPENDENCY, media_type="text/plain")
+        unless_sent.pop_all()
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return StreamingResponse(_sent(stack, pieces), media_type="text/csv", headers=headers)
+    return StreamingResponse(_sent(opened), media_type="text/csv", headers=headers)
 
 
-async def _sent(stack: ExitStack, pieces: Pieces) -> AsyncIterator[bytes]:
+async def _sent(opened: _Opened) -> AsyncIterator[bytes]:
     """Yield pieces, each got in a thread that is not one of those in which the collector makes them."""
     try:
-        while (piece := await apart(QUESTIONS, _next, pieces)) is not None:
+        while (piece := await apart(QUESTIONS, opened.next)) is not None:
             yield piece
     finally:
-        stack.close()
+        # Not awaited: who breaks a download off is cancelled at each await, and a thread may be within a piece.
+        QUESTIONS.submit(opened.close)

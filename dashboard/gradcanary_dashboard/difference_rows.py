@@ -146,7 +146,7 @@ def card(contents: Mapping[str, Any]) -> html.Div:
     )
     tally = html.Span(contents.get("differences-tally"), id="differences-tally")
     words = "All layers of this list, of the steps in sight"
-    table_csv = sharing.csv_link("differences-csv", contents.get("differences-csv", ""), words, "take")
+    table_csv = sharing.csv_link("differences-csv", contents.get("differences-csv"), words, "take")
     card = parts.card(
         "differences",
         html.P(contents.get("compare-measure"), id="compare-measure", className="dim"),

@@ -46,26 +46,31 @@ def _register_new(app: Dash, collector: Collector) -> None:
 
 
 def _register_doing(app: Dash, collector: Collector) -> None:
-    """Test, enable, disable, rotate, send again: all answer in one place."""
-    names = ("test", "enable", "disable", "rotate")
-    buttons = [Input(f"endpoint-{name}-do", "n_clicks") for name in names]
-    again = Input(endpoint_words.SENT_AGAIN, "data")
-    outputs = {"answer": Output("endpoint-answer", "children")}
-    waiting = [(Output("endpoint-waits", "hidden"), False, True), (Output("endpoint-test-do", "disabled"), True, False)]
-    place = State("url", "pathname")
+    """Test, send again, enable, disable, rotate: all answer in one place. The first two wait for the receiver."""
+    answer, place = "endpoint-answer", State("url", "pathname")
+    waiting = [(Output("endpoint-waits", "hidden"), False, True)]
+    asks = Input("endpoint-test-do", "n_clicks"), Input(endpoint_words.SENT_AGAIN, "data")
 
-    @changing(app, outputs, *buttons, again, place, running=waiting)
-    def do(*values: object) -> Contents:
-        path = f"/endpoints/{_number(str(values[-1]))}"
-        clicked, clicks = ctx.triggered_id, ctx.triggered[0]["value"]
+    @changing(app, {"answer": Output(answer, "children")}, *asks, place, running=waiting)
+    def ask(*values: object) -> Contents:
+        path, clicks = f"/endpoints/{_number(str(values[-1]))}", ctx.triggered[0]["value"]
         deeds = {
             endpoint_words.SENT_AGAIN: lambda: _redeliver(collector, forms.about(clicks)),
             "endpoint-test-do": lambda: endpoint_words.outcome(_post(collector, f"{path}/test")),
+        }
+        return {"answer": answered(clicks, deeds[str(ctx.triggered_id)])}
+
+    buttons = [Input(f"endpoint-{name}-do", "n_clicks") for name in ("enable", "disable", "rotate")]
+
+    @changing(app, {"answer": Output(answer, "children", allow_duplicate=True)}, *buttons, place)
+    def do(*values: object) -> Contents:
+        path, clicks = f"/endpoints/{_number(str(values[-1]))}", ctx.triggered[0]["value"]
+        deeds = {
             "endpoint-enable-do": lambda: _enable(collector, path, wanted=True),
             "endpoint-disable-do": lambda: _enable(collector, path, wanted=False),
             "endpoint-rotate-do": lambda: _rotate(collector, path),
         }
-        return {"answer": answered(clicks, deeds[str(clicked)])}
+        return {"answer": answered(clicks, deeds[str(ctx.triggered_id)])}
 
 
 def _register_change(app: Dash, collector: Collector) -> None:

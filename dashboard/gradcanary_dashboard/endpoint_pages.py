@@ -7,13 +7,13 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import drawing, endpoint_words, forms, parts, settings_frame
+from gradcanary_dashboard import drawing, endpoint_words, forms, parts, settings_frame, wording
 from gradcanary_dashboard.drawing import DRAWN
 from gradcanary_dashboard.endpoint_words import Endpoint
 
 ALL, ONE = "endpoints", "endpoint"
 
-SLOTS = {**settings_frame.slots(ALL), "endpoint-list": "children"}
+SLOTS = {**settings_frame.slots(ALL), **settings_frame.ways(ALL), "endpoint-list": "children"}
 SLOTS_OF_ONE = {
     **settings_frame.slots(ONE),
     "endpoint-title": "children",
@@ -44,7 +44,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         title="New endpoint",
     )
     return [
-        *settings_frame.head("Endpoints", contents),
+        *settings_frame.head(ALL, "Endpoints", contents),
         parts.card("endpoints", html.Div(contents.get("endpoint-list"), id="endpoint-list"), title="Who is told"),
         *settings_frame.controls(ALL, contents, made),
         # Outside of what may be disabled: what it says stays readable, and its secret can be copied.
@@ -182,5 +182,5 @@ def _text(name: str, placeholder: str = "", value: str | None = None) -> dcc.Inp
 def _severities(name: str, chosen: str | None) -> html.Fieldset:
     """Return the choice of the least severity that is told."""
     words = {"information": "information", "warning": "warning", "critical": "critical only"}
-    options = {each: words[each] for each in endpoint_words.SEVERITIES}
+    options = {each: words[each] for each in wording.SEVERITIES}
     return forms.choice(name, "Tell it of, at least", options, chosen)

@@ -12,8 +12,6 @@ from gradcanary_dashboard.view import View, run_url
 
 Endpoint = Mapping[str, Any]
 
-SEVERITIES = ("information", "warning", "critical")
-
 FROM = {
     "webhook": "given when the collector starts: --webhook [SEVERITY=]URL",
     "apprise": "given when the collector starts: --notify, or a line of GRADCANARY_NOTIFY_FILE",
@@ -102,7 +100,7 @@ def _attempt(number: int, attempt: Mapping[str, Any]) -> list[Any]:
 
 
 def _heard(severity: str) -> str:
-    return severity if severity == SEVERITIES[-1] else f"{severity} and above"
+    return severity if severity == wording.SEVERITIES[-1] else f"{severity} and above"
 
 
 def _error(endpoint: Endpoint) -> parts.Children:

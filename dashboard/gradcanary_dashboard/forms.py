@@ -44,14 +44,9 @@ def choice(name: str, words: str, options: Mapping[str, str], chosen: str | None
     )
 
 
-def select(name: str, words: str, options: Mapping[str, str]) -> html.Label:
-    """Return a list of which one is chosen, the first to begin with; ``data`` of ``name`` is the value."""
-    listed = [html.Option(label, value=value) for value, label in options.items()]
-    chosen = html.Select(listed, **parts.attributes(data_of=name))
-    return html.Label(
-        [html.Span(words, className="name"), chosen, dcc.Store(id=name, data=next(iter(options)))],
-        className="form-field",
-    )
+def options(named: Mapping[str, str]) -> list[html.Option]:
+    """Return what a list offers: a word for each value."""
+    return [html.Option(label, value=value) for value, label in named.items()]
 
 
 def telling(words: str, of: str, about: str | int, *, icon: str | None = None, tone: str = "plain") -> html.Button:

@@ -62,17 +62,7 @@ def _silence(collector: Collector, number: int) -> Mapping[str, Any]:
 
 
 def _register_ack(app: Dash, collector: Collector, button: str, *, learns: bool) -> None:
-    sending = [(Output(button, "disabled"), True, False)]
-
-    @changing(
-        app,
-        {"answer": ANSWER, "done": DONE},
-        Input(button, "n_clicks"),
-        ASKED,
-        BY,
-        NOTE,
-        running=sending,
-    )
+    @changing(app, {"answer": ANSWER, "done": DONE}, Input(button, "n_clicks"), ASKED, BY, NOTE)
     def ack(clicks: int | None, asked: dict[str, Any], by: str | None, note: str | None) -> Contents:
         number = asked["incident"]
 
@@ -87,12 +77,11 @@ def _register_ack(app: Dash, collector: Collector, button: str, *, learns: bool)
 def _register_silence(app: Dash, collector: Collector) -> None:
     held = {"layers": "data", "words": "value", "span": "data", "own": "value"}
     states = [State(f"silence-{name}", prop) for name, prop in held.items()]
-    sending = [(Output("silence-send", "disabled"), True, False)]
     outputs = {"answer": ANSWER, "done": DONE}
 
     clicked = Input("silence-send", "n_clicks")
 
-    @changing(app, outputs, clicked, ASKED, BY, NOTE, *states, running=sending)
+    @changing(app, outputs, clicked, ASKED, BY, NOTE, *states)
     def silence(
         clicks: int | None, asked: dict[str, Any], by: str | None, note: str | None, *chosen: str | None
     ) -> Contents:
@@ -114,11 +103,10 @@ def _register_silence(app: Dash, collector: Collector) -> None:
 
 def _register_move(app: Dash, collector: Collector) -> None:
     states = [State("silence-span", "data"), State("silence-own", "value")]
-    sending = [(Output("move-send", "disabled"), True, False)]
     outputs = {"answer": ANSWER, "done": DONE}
     clicked = Input("move-send", "n_clicks")
 
-    @changing(app, outputs, clicked, ASKED, *states, running=sending)
+    @changing(app, outputs, clicked, ASKED, *states)
     def move(clicks: int | None, asked: dict[str, Any], span: str | None, own: str | None) -> Contents:
         def change() -> None:
             until = silence_forms.until(span or "own", own, datetime.now(timezone.utc))

@@ -9,8 +9,7 @@ from typing import Any
 
 from gradcanary_dashboard.client import Answer, Collector
 from gradcanary_dashboard.incident_filter import Filter
-
-SEVERITIES = ("critical", "warning", "information")
+from gradcanary_dashboard.wording import SEVERITIES
 
 OPEN, OLD = 100, 50
 """Open incidents of a page, and resolved ones."""
@@ -46,7 +45,7 @@ def rules(collector: Collector) -> list[str]:
 def worst_first(incidents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return what is open first, the worst of it first, then the newest."""
     newest = sorted(incidents, key=lambda each: -each["id"])
-    return sorted(newest, key=lambda each: SEVERITIES.index(each["severity"]) if each["state"] == "open" else 3)
+    return sorted(newest, key=lambda each: -SEVERITIES.index(each["severity"]) if each["state"] == "open" else 1)
 
 
 def _ordered(state: str, found: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qs, urlencode
 
+from gradcanary_dashboard.wording import SEVERITIES
+
 STATES = {"": "open and resolved", "open": "open", "resolved": "resolved"}
-SEVERITIES = {"": "every severity", "critical": "critical", "warning": "warning", "information": "information"}
+CHOICES = {"": "every severity", **{each: each for each in reversed(SEVERITIES)}}
+"""Of a severity, in words."""
+
 MAX_TEXT = 100
 """Characters of a part of a run's name, or of a rule's."""
 
@@ -38,7 +42,7 @@ def parse(search: str | None) -> Filter:
     before = given["before"]
     return Filter(
         state=given["state"] if given["state"] in STATES else "",
-        severity=given["severity"] if given["severity"] in SEVERITIES else "",
+        severity=given["severity"] if given["severity"] in CHOICES else "",
         rule=given["rule"][:MAX_TEXT],
         run=given["run"][:MAX_TEXT],
         before=int(before) if before.isascii() and before.isdigit() and len(before) < 10 else None,

@@ -140,7 +140,7 @@ def _bar(contents: Mapping[str, Any]) -> html.Div:
     return html.Div(
         [
             _select("state", "State", _options(incident_filter.STATES)),
-            _select("severity", "Severity", _options(incident_filter.SEVERITIES)),
+            _select("severity", "Severity", _options(incident_filter.CHOICES)),
             _select("rule", "Rule", rules, slot="incidents-rules"),
             html.Label("Part of the run's name", htmlFor="incidents-run", className="unseen"),
             html.Div(run, className="field"),

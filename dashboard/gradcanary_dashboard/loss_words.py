@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradcanary_dashboard import wording
 from gradcanary_dashboard.axes import Floats
 from gradcanary_dashboard.columns import decode
-from gradcanary_dashboard.verdict import SEVERITIES, is_unrecovered
+from gradcanary_dashboard.verdict import is_unrecovered
 
 SPEAKS = ("collapse", "vanished", "explosion", "frozen", "accumulation_loss")
 """Rules beside which the loss is told; those of the loss itself say so in their own words."""
@@ -31,7 +32,7 @@ def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
     standing = [each for each in incidents if each["state"] == "open" or is_unrecovered(each)]
     if not standing:
         return None
-    worst = max(standing, key=lambda each: (SEVERITIES.index(each["severity"]), each["id"]))
+    worst = max(standing, key=lambda each: (wording.SEVERITIES.index(each["severity"]), each["id"]))
     if worst["rule"] not in SPEAKS:
         return None
     return min((member["since_step"] for member in worst.get("layers", ())), default=int(worst["opened_step"]))
@@ -39,7 +40,7 @@ def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
 
 @dataclass(frozen=True)
 class Level:
-    """Where the loss is: the median of its last points, which are so many steps."""
+    """Where the loss is: the median of its last points, which lie in so many steps."""
 
     value: float
     steps: int
@@ -50,8 +51,10 @@ def level(answer: Mapping[str, Any] | None) -> Level | None:
     values = _known(answer)
     if answer is None or len(values) < FEWEST:
         return None
-    last = values[-_few(values) :]
-    return Level(float(np.median(last)), len(last) * int(answer["bucket_steps"]))
+    few = _few(values)
+    # Some buckets have no value: what is logged now and then has its points far apart.
+    steps = decode(answer["steps"])[_has_value(answer)][-few:]
+    return Level(float(np.median(values[-few:])), int(steps[-1] - steps[0]) + int(answer["bucket_steps"]))
 
 
 def words(before: Mapping[str, Any] | None, since: Mapping[str, Any] | None) -> str | None:
@@ -96,6 +99,11 @@ def _compared(before: Floats, after: Floats, was: float, now: float) -> str:
 def _noise(values: Floats) -> float:
     """Return the deviation of single points, by how far neighbours are apart."""
     return 1.4826 * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
+
+
+def _has_value(answer: Mapping[str, Any]) -> NDArray[np.bool_]:
+    found = _untagged(answer["metrics"])
+    return np.zeros(0, bool) if found is None else decode(found["count"]) > 0
 
 
 def _known(answer: Mapping[str, Any] | None) -> Floats:

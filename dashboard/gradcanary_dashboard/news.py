@@ -40,11 +40,9 @@ def register(server: FastAPI, collector: Collector) -> None:
     pictures = Pictures()
 
     @server.get("/_news", include_in_schema=False)
-    async def news(request: Request, path: str, shown: str = "", search: str | None = None) -> Response:
+    async def news(request: Request, path: str, search: str, shown: str = "") -> Response:
         packs = "gzip" in request.headers.get("accept-encoding", "")
-        held = read(shown)
-        chosen = str(held.get("chosen") or "") if search is None else search
-        return await apart(PAGES, _answer, collector, pictures, path, chosen, held, packs)
+        return await apart(PAGES, _answer, collector, pictures, path, search, read(shown), packs)
 
 
 def read(shown: str | None) -> Shown:

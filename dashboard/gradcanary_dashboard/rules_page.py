@@ -14,6 +14,7 @@ PAGE = "rules"
 
 SLOTS = {
     **settings_frame.slots(PAGE),
+    **settings_frame.ways(PAGE),
     "rules-source": "children",
     "rules-backtest": "children",
     "rules-list": "children",
@@ -41,7 +42,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         return html.Div(contents.get(name), id=name)
 
     return [
-        *settings_frame.head("Rules", contents),
+        *settings_frame.head(PAGE, "Rules", contents),
         parts.card(
             "backtest",
             slot("rules-source"),

@@ -144,7 +144,7 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
             "trend": axes.nothing(span, curves.TREND_HEIGHT, "No layer yet."),
             "trend-title": "Layer",
             "trend-note": "",
-            "trend-csv": "",
+            "trend-csv": None,
             "chosen": "",
         }
     name, stat = data.layer["name"], STATS[view.stat]
@@ -198,7 +198,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
 
 
 def _trend_csv(contents: Mapping[str, Any]) -> html.A:
-    return sharing.csv_link("trend-csv", contents.get("trend-csv", ""), "Every sample of this curve", "save")
+    return sharing.csv_link("trend-csv", contents.get("trend-csv"), "Every sample of this curve", "save")
 
 
 def _aside(contents: Mapping[str, Any]) -> html.Div:

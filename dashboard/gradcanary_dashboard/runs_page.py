@@ -9,11 +9,11 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gradcanary_dashboard import palette, parts, silent_endpoints, wording
+from gradcanary_dashboard import incident_data, palette, parts, silent_endpoints, wording
 from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.listing import MAX_TEXT, PER_PAGE, SORTS, STATES, Listing
 from gradcanary_dashboard.sparkline import HEIGHT, WIDTH, sparkline
-from gradcanary_dashboard.verdict import SEVERITIES, Verdict, firing, verdict
+from gradcanary_dashboard.verdict import Verdict, firing, verdict
 from gradcanary_dashboard.view import View, run_url
 
 BANNER_LINES = 5
@@ -122,10 +122,10 @@ def _pages(listing: Listing, following: str | None) -> list[html.Nav]:
 
 
 def _banner(page: Mapping[str, Any]) -> list[html.Section]:
-    opened = [each for each in page["incidents"] if each["severity"] != "information"]
+    opened = incident_data.worst_first([each for each in page["incidents"] if each["severity"] != "information"])
     if not opened:
         return []
-    worst = max((incident["severity"] for incident in opened), key=SEVERITIES.index)
+    worst = opened[0]["severity"]
     lines = [html.Li([_link(incident), " ", incident["summary"]]) for incident in opened[:BANNER_LINES]]
     if len(opened) > BANNER_LINES:
         more = f"and {wording.integer(len(opened) - BANNER_LINES)} more" if page["next"] is None else "and all others"

@@ -58,10 +58,9 @@ def _register_new_silence(app: Dash, collector: Collector) -> None:
     states = [State(f"{NEW}-{name}", prop) for name, prop in held.items()]
     outputs = {"answer": Output(f"{NEW}-answer", "children")}
     outputs |= {name: Output(f"{NEW}-{name}", "value") for name in ("run", "note")}
-    sending = [(Output(f"{NEW}-do", "disabled"), True, False)]
     clicked = Input(f"{NEW}-do", "n_clicks")
 
-    @changing(app, outputs, clicked, *states, running=sending)
+    @changing(app, outputs, clicked, *states)
     def create(clicks: object, *given: str | None) -> Contents:
         made: dict[str, Any] = {}
 

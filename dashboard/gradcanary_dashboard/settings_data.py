@@ -12,6 +12,7 @@ from gradcanary_dashboard import (
     incident_data,
     rules_page,
     run_settings_page,
+    settings_frame,
     silences_page,
     storage_page,
     tokens_page,
@@ -25,7 +26,7 @@ Asked = Callable[[Collector, Arguments, str], Mapping[str, Answer]]
 Fill = Callable[[Collector, Mapping[str, Any]], Contents]
 
 
-def asking(asked: Asked, fill: Fill) -> Callable[[Collector, Arguments, str, Mapping[str, Any]], Contents]:
+def asking(page: str, asked: Asked, fill: Fill) -> Callable[[Collector, Arguments, str, Mapping[str, Any]], Contents]:
     """Return ``ask`` of a page that shows what some questions are answered."""
 
     def ask(collector: Collector, arguments: Arguments, chosen: str, shown: Mapping[str, Any]) -> Contents:
@@ -35,7 +36,7 @@ def asking(asked: Asked, fill: Fill) -> Callable[[Collector, Arguments, str, Map
             return {}
         contents = fill(collector, {name: answer.body for name, answer in answers.items()})
         state = json.dumps({"version": version, "chosen": chosen})
-        return {**contents, "asks-tokens": collector.as_reader, "shown": state}
+        return {**contents, **settings_frame.led(page, asks_tokens=collector.as_reader), "shown": state}
 
     return ask
 
@@ -89,8 +90,8 @@ def _fill_silences(collector: Collector, found: Mapping[str, Any]) -> Contents:
     records = None if audit is None else audit.body["audit"]
     names = [each["run"] for each in collector.runs().body["runs"]]
     listed, url = found["silences"]["silences"], collector.public_url
-    contents = silences_page.fill(listed, records, names, url, may=audit is not None)
-    return {**contents, "silence-rules": incident_data.rules(collector)}
+    rules, may, reader = incident_data.rules(collector), audit is not None, collector.as_reader
+    return silences_page.fill(listed, records, names, rules, url, may=may, is_signed_in=reader)
 
 
 def _storage(collector: Collector, _arguments: Arguments, _chosen: str) -> Mapping[str, Answer]:
@@ -134,10 +135,10 @@ def _fill_rules(collector: Collector, found: Mapping[str, Any]) -> Contents:
     return rules_page.fill(found["rules"], found["backtest"], tried, is_chosen=is_chosen, may=may_change(collector))
 
 
-ENDPOINTS = asking(_endpoints, _fill_endpoints)
-ENDPOINT = asking(_endpoint, _fill_endpoint)
-SILENCES = asking(_silences, _fill_silences)
-STORAGE = asking(_storage, _fill_storage)
-RUN = asking(_run, _fill_run)
-RULES = asking(_rules, _fill_rules)
-TOKENS = asking(_tokens, _fill_tokens)
+ENDPOINTS = asking(endpoint_pages.ALL, _endpoints, _fill_endpoints)
+ENDPOINT = asking(endpoint_pages.ONE, _endpoint, _fill_endpoint)
+SILENCES = asking(silences_page.PAGE, _silences, _fill_silences)
+STORAGE = asking(storage_page.PAGE, _storage, _fill_storage)
+RUN = asking(run_settings_page.PAGE, _run, _fill_run)
+RULES = asking(rules_page.PAGE, _rules, _fill_rules)
+TOKENS = asking(tokens_page.PAGE, _tokens, _fill_tokens)

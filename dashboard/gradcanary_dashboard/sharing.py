@@ -27,14 +27,14 @@ def of_run(run: str, contents: Mapping[str, Any], *more: Component) -> html.Div:
 def of_layer(contents: Mapping[str, Any]) -> html.Div:
     """Return the row of a layer's page; a refresh fills ``layer-csv``."""
     words = "Every sample of all its stats, of the steps in sight"
-    table = csv_link("layer-csv", contents.get("layer-csv", ""), words)
+    table = csv_link("layer-csv", contents.get("layer-csv"), words)
     return row(copy_link("The address of what you see: the layer, its steps, the axis"), table)
 
 
 def of_comparison(contents: Mapping[str, Any]) -> html.Div:
     """Return the row of a comparison; a refresh fills ``compare-csv``."""
     words = "Every sample of the curves below, a column per run, of the steps in sight"
-    table = csv_link("compare-csv", contents.get("compare-csv", ""), words)
+    table = csv_link("compare-csv", contents.get("compare-csv"), words)
     return row(copy_link("The address of what you see: runs, layer, stat, steps and rows"), table)
 
 
@@ -49,9 +49,14 @@ def copy_link(words: str) -> html.Button:
     return html.Button(shown, type="button", className="do", title=words, **parts.attributes(data_share="address"))
 
 
-def csv_link(slot: str, href: str, words: str, className: str = "do") -> html.A:  # noqa: N803 -- the name that Dash has
-    """Return the link to a file of numbers; ``words`` say of which. A refresh fills the slot."""
-    return html.A([parts.icon("save"), "CSV"], id=slot, href=href, title=words, className=className, download="")
+def csv_link(slot: str, href: str | None, words: str, className: str = "do") -> html.A:  # noqa: N803 -- the name that Dash has
+    """Return the link to a file of numbers; ``words`` say of which. A refresh fills the slot.
+
+    Without an address it is no link, and is not seen: an empty one is that of the page.
+    """
+    told = parts.attributes(aria_label=f"CSV: {words}")
+    inside: list[Any] = [parts.icon("save"), "CSV"]
+    return html.A(inside, id=slot, href=href, title=words, className=className, download="", **told)
 
 
 def csv_url(run: str, view: View, what: str = "", **more: str) -> str:

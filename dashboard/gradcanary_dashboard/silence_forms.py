@@ -27,9 +27,12 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 def layers(names: Iterable[str], of: str = "silence") -> list[Component]:
     """Return the choice of layers; ``names`` are some that there are, ``of`` is what the ids begin with."""
     offered = [html.Option(value=each) for each in prefixes(names)[:PREFIXES]]
-    words = dcc.Input(id=f"{of}-words", type="text", list=f"{of}-prefixes", autoComplete="off", spellCheck=False)
+    known = f"{of}-prefixes"
+    words = dcc.Input(
+        id=f"{of}-words", type="text", list=known if offered else None, autoComplete="off", spellCheck=False
+    )
     choice = _choice(f"{of}-layers", "Layers", LAYERS, "all", forms.field("Which", words), kind="of-layers")
-    return [choice, html.Datalist(offered, id=f"{of}-prefixes")]
+    return [choice, *([html.Datalist(offered, id=known)] if offered else [])]
 
 
 def span(of: str = "silence") -> html.Div:

@@ -14,9 +14,12 @@ PAGE, NEW, ENDED = "silences", "new-silence", "silence-ended"
 
 SLOTS = {
     **settings_frame.slots(PAGE),
+    **settings_frame.ways(PAGE),
     "silence-list": DRAWN,
     "silence-past": "children",
     "silence-runs": "children",
+    f"{NEW}-rules": "children",
+    f"{NEW}-who": "hidden",
 }
 
 PAST = 12
@@ -37,7 +40,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         title="In force",
     )
     return [
-        *settings_frame.head("Silences", contents),
+        *settings_frame.head(PAGE, "Silences", contents),
         *settings_frame.controls(PAGE, contents, listed, _new(contents)),
         parts.card("past-silences", html.Div(contents.get("silence-past"), id="silence-past"), title="Made and ended"),
         dcc.Location(id=f"{PAGE}-url", refresh=False),
@@ -49,12 +52,14 @@ def fill(
     silences: Sequence[Mapping[str, Any]],
     audit: Sequence[Mapping[str, Any]] | None,
     runs: Sequence[str],
+    rules: Sequence[str],
     url: str,
     *,
     may: bool,
+    is_signed_in: bool,
 ) -> dict[str, Any]:
     """Return the contents; ``audit`` is the log of what people changed, None for those who may not see it, ``runs``
-    are names to offer, ``url`` is the collector's address.
+    and ``rules`` are names to offer, ``url`` is the collector's address; who signed in need not say a name.
     """
     words = "Nothing is silenced: everybody is told of everything. Silence an incident from its page, or here."
     none = [html.P(words), *parts.terminal(f"gradcanary silence --run 'lora-*' --for 8h --url {url}")]
@@ -62,6 +67,8 @@ def fill(
         "silence-list": drawing.drawn([_entry(each) for each in silences] or none),
         "silence-past": _past(audit),
         "silence-runs": [html.Option(value=name) for name in runs],
+        f"{NEW}-rules": forms.options({"": EVERY_RULE, **{rule: rule.replace("_", " ") for rule in rules}}),
+        f"{NEW}-who": is_signed_in,
         **settings_frame.rights(PAGE, may=may),
     }
 
@@ -72,18 +79,27 @@ def plan(found: Mapping[str, Any] | None) -> list[Any]:
 
 
 def _new(contents: Mapping[str, Any]) -> html.Section:
-    rules = {"": EVERY_RULE, **{rule: rule.replace("_", " ") for rule in contents.get("silence-rules", ())}}
+    rules = html.Select(
+        contents.get(f"{NEW}-rules", forms.options({"": EVERY_RULE})),
+        id=f"{NEW}-rules",
+        **parts.attributes(data_of=f"{NEW}-rule"),
+    )
     runs = dcc.Input(
         id=f"{NEW}-run", type="text", list="silence-runs", placeholder="lora-*", autoComplete="off", spellCheck=False
     )
     return parts.card(
         NEW,
-        settings_frame.row(forms.field("Runs", runs, RUNS_HINT), forms.select(f"{NEW}-rule", "Rule", rules)),
+        settings_frame.row(forms.field("Runs", runs, RUNS_HINT), forms.field("Rule", rules)),
         html.Datalist(contents.get("silence-runs"), id="silence-runs"),
+        dcc.Store(id=f"{NEW}-rule", data=""),
         *silence_forms.layers((), NEW),
         silence_forms.span(NEW),
         settings_frame.row(
-            *incident_forms.who(f"{NEW}-by", is_signed_in=bool(contents.get("asks-tokens"))),
+            html.Div(
+                incident_forms.who(f"{NEW}-by", is_signed_in=False),
+                id=f"{NEW}-who",
+                hidden=contents.get(f"{NEW}-who", False),
+            ),
             incident_forms.note(f"{NEW}-note", "maintenance of the data loader"),
         ),
         html.Div(plan(None), id=f"{NEW}-plan", className="plan", **parts.attributes(aria_live="polite")),

@@ -16,15 +16,15 @@ Handler = Callable[..., Contents]
 Answered = TypeVar("Answered")
 
 PAGES = ThreadPoolExecutor(2, "gradcanary-pages")
-"""Callbacks at the same time: they share one interpreter with ingest, so more at once are no quicker. Not one alone,
-which may wait for a collector that does not answer.
+"""Pages that are opened, and what is new of them (``news``), at the same time: they share one interpreter with
+ingest, so more at once are no quicker. Not one alone, which may wait for a collector that does not answer.
 """
 
 CHANGES = ThreadPoolExecutor(4, "gradcanary-changes")
 """What people change. A test message waits 10 s for its receiver: meanwhile pages have their threads."""
 
 QUESTIONS = ThreadPoolExecutor(4, "gradcanary-questions")
-"""What the browser asks past Dash: whether there is news, a metric, a cell."""
+"""What else the browser asks past Dash: a metric, a cell, the pieces of a file."""
 
 
 async def apart(pool: ThreadPoolExecutor, function: Callable[..., Answered], *values: object) -> Answered:
@@ -76,5 +76,15 @@ def changing(
     *inputs: Input | State,
     running: Sequence[tuple[Output, object, object]] = (),
 ) -> Callable[[Handler], None]:
-    """Register a callback that changes something at a click: like ``threaded``, in threads that no page waits for."""
-    return threaded(app, outputs, *inputs, refreshes=True, running=running, pool=CHANGES)
+    """Register a callback that changes something at a click: like ``threaded``, in threads that no page waits for.
+
+    Its buttons are disabled until it has answered. Those of lists that the browser draws tell a store and are no
+    components: until then they do nothing, for the answer beside them is busy.
+    """
+    asks = [each for each in inputs if isinstance(each, Input)]
+    pressed = [
+        (Output(each.component_id, "disabled"), True, False) for each in asks if each.component_property == "n_clicks"
+    ]
+    is_told = any(each.component_property == "data" for each in asks)
+    busy = [(Output(outputs["answer"].component_id, "aria-busy"), "true", "false")] if is_told else []
+    return threaded(app, outputs, *inputs, refreshes=True, running=[*pressed, *busy, *running], pool=CHANGES)

@@ -51,7 +51,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         title="Who is let in",
     )
     return [
-        *settings_frame.head("Tokens", contents),
+        *settings_frame.head(PAGE, "Tokens", contents),
         *settings_frame.controls(PAGE, contents, listed, made),
         forms.answer("new-token-answer"),
         dcc.Location(id=f"{PAGE}-url", refresh=False),

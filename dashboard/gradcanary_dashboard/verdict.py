@@ -8,8 +8,6 @@ from typing import Any
 
 from gradcanary_dashboard import wording
 
-SEVERITIES = ("information", "warning", "critical")
-
 
 @dataclass(frozen=True)
 class Verdict:

@@ -29,20 +29,24 @@ RESOLUTIONS = {
     "rebaselined": "new baseline",
 }
 
+SEVERITIES = ("information", "warning", "critical")
+"""The least first."""
+
 OF_THE_CLOCK = ("silent", "stalled")
 """Rules of what did not come: the end of a run is the answer to them."""
 
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 """Dtypes where room is scarce."""
 
-KEPT = 2**16
+KEPT = 2**12
 """Numbers whose words are remembered: a page that is filled anew each second says nearly the same ones again."""
 
 
 @lru_cache(maxsize=KEPT)
 def integer(number: float | None) -> str:
     """Return 19999 as ``19,999``, nothing as a dash."""
-    return NOTHING if number is None else f"{number:,.0f}"
+    # -0.0 is the same key as 0.0: without its sign the words do not depend on which came first.
+    return NOTHING if number is None else f"{number + 0.0:,.0f}"
 
 
 @lru_cache(maxsize=KEPT)

@@ -106,7 +106,8 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
         dialog.get_by_role("textbox", name="How long").fill("90m")
     dialog.get_by_text("names that begin with").click()
     dialog.get_by_label("Which").fill("blocks.5.")
-    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")  # takes what is offered
+    dialog.get_by_role("button", name="Silence", exact=True).click()
     card = page.locator(f".incident:has(#incident-{number})")
     expect(card).to_contain_text(re.compile("6 of 18 layers silenced, ends in [89][0-9] min"))
     [own] = shared.get("/api/v1/silences").json()["silences"]

@@ -106,6 +106,8 @@ def test_fingers_go_along_a_figure_scroll_past_it_and_zoom(shared: Any, phone: P
     phone.locator("#heatmap").evaluate("(one) => one.scrollIntoView({ block: 'center' })")
     near = [place(phone, "heatmap", part, 0.5) for part in (0.4, 0.6)]
     far = [place(phone, "heatmap", part, 0.5) for part in (0.1, 0.9)]
+    fingers.drag(near, near)
+    assert query(phone) == {}, "two fingers that only rest ask for nothing"
     fingers.drag(near, far)
     until(phone, "window.location.search.includes('from=')")
     shown = query(phone)

@@ -176,7 +176,7 @@ def test_a_silence_is_tried_made_moved_and_ended(place: Place, visit: Callable[.
     expect(page.locator("#silence-list")).to_contain_text("Nothing is silenced")
     plan, answer = page.locator("#new-silence-plan"), page.locator("#new-silence-answer")
     runs = page.get_by_label("Runs")
-    runs.press("Enter")
+    page.get_by_role("button", name="Silence", exact=True).click()
     expect(answer).to_contain_text("Say which runs")
     runs.fill("lora-*")
     expect(plan).to_contain_text("Would silence 2 open incidents. 2 runs have such a name.")

@@ -2,21 +2,28 @@
 
 import asyncio
 import inspect
+import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from dash import Dash, Input, Output, no_update
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from gradcanary_dashboard import silences_page, threads, tokens_page
 from gradcanary_dashboard.app import create_app, mount
+from gradcanary_dashboard.endpoint_words import SENT_AGAIN
 from gradcanary_dashboard.pages import PAGES
 from gradcanary_dashboard.shell import PLOTLY
 from gradcanary_dashboard.threads import changing, threaded
 
+ASSETS = Path(threads.__file__).parent / "assets"
 NOBODY = "http://127.0.0.1:9"
+TOLD = (SENT_AGAIN, silences_page.ENDED, tokens_page.REVOKED)
+"""Stores that a list of buttons tells what to do something to."""
 
 
 def test_every_callback_is_a_coroutine_function() -> None:
@@ -134,3 +141,28 @@ def test_nothing_but_a_refresh_writes_into_a_slot() -> None:
         told = {name.partition("@")[0] for name in each["output"].strip(".").split("...")}
         running = each.get("running") or {"running": {}, "runningOff": {}}
         assert not slots & {*told, *running["running"], *running["runningOff"]}
+
+
+def test_nor_do_the_scripts_write_into_a_slot() -> None:
+    slots = {f"{slot}.{kind}" for page in PAGES for slot, kind in page.slots.items()}
+    kinds = {kind for page in PAGES for kind in page.slots.values()}
+    scripts = [each.read_text() for each in ASSETS.glob("*.js") if "plotly" not in each.name]
+    written = [found for script in scripts for found in re.findall(r"""set_props\(([^,]+), \{ *"?([\w-]+)""", script)]
+    assert len(written) == sum(script.count("set_props(") for script in scripts) > 8
+    for name, kind in written:
+        # Of one that is put together at least what is written there is in no slot.
+        assert kind not in kinds if '"' not in name or "+" in name else f"{json.loads(name)}.{kind}" not in slots
+
+
+def test_what_changes_something_cannot_be_sent_twice() -> None:
+    """Until a click is answered its button is disabled, or what a list of buttons is answered in is busy."""
+    app = mount(FastAPI(), NOBODY)
+    clicked = 0
+    for each in app._callback_list:
+        pressed = [asked["id"] for asked in each["inputs"] if asked["property"] == "n_clicks"]
+        held = (each.get("running") or {"running": {}})["running"]
+        assert {f"{name}.disabled" for name in pressed} <= set(held), each["output"]
+        clicked += len(pressed)
+        if any(asked["id"] in TOLD for asked in each["inputs"]):
+            assert any(name.endswith(".aria-busy") for name in held), each["output"]
+    assert clicked > 12

@@ -1,8 +1,13 @@
 """What a page shows as CSV: every sample, each number as it was sent, whatever the names are."""
 
+import asyncio
 import csv
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import httpx
@@ -11,7 +16,7 @@ import pytest
 from streams import Session, Stream, collapsed, healthy
 
 from gradcanary import wire
-from gradcanary_dashboard import panels, sharing
+from gradcanary_dashboard import csv_files, panels, sharing
 from gradcanary_dashboard.compare_view import CompareView
 from gradcanary_dashboard.view import View
 
@@ -140,3 +145,40 @@ def test_what_is_not_there_is_no_failure_of_the_page(url: str) -> None:
     for path, query in asked:
         answer = httpx.get(f"{url}{path}?{urlencode(query)}", trust_env=False, timeout=60)
         assert (answer.status_code, answer.headers["content-type"]) == (424, "text/plain; charset=utf-8"), path
+
+
+def test_a_download_that_is_broken_off_is_closed_once_its_piece_is_made() -> None:
+    begun, go, closed = threading.Event(), threading.Event(), threading.Event()
+    order: list[object] = []
+
+    def pieces() -> Iterator[bytes]:
+        begun.set()
+        assert go.wait(30)
+        order.append("piece")
+        yield b"1\n"
+
+    def close() -> None:
+        order.append(threading.get_ident())
+        closed.set()
+
+    def made(stack: ExitStack) -> tuple[str, Iterator[bytes]]:
+        stack.callback(close)
+        return "x.csv", pieces()
+
+    async def broken_off() -> None:
+        answer = await csv_files._answered(made)
+        body = cast(AsyncIterator[bytes], cast(Any, answer).body_iterator)
+        reading = asyncio.ensure_future(anext(body))
+        assert await asyncio.to_thread(begun.wait, 30)
+        reading.cancel()
+        await asyncio.wait([reading])
+        go.set()
+        assert await asyncio.to_thread(closed.wait, 30)
+        order.append(threading.get_ident())
+
+    # In a thread of its own: the browser tests leave an event loop running in this one.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: asyncio.run(broken_off())).result()
+    what, closing, loop = order
+    assert what == "piece"
+    assert closing != loop

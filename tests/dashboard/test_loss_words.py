@@ -79,6 +79,13 @@ def test_the_level_is_the_number_of_the_headline() -> None:
     assert loss_words.level(answer(np.full(len(STEPS), np.nan))) is None
 
 
+def test_a_loss_that_is_logged_now_and_then_is_told_of_the_steps_it_lies_in() -> None:
+    logged = np.where(STEPS % 100 == 0, falling(), np.nan)
+    level = loss_words.level(answer(logged))
+    assert level is not None
+    assert level.steps == 702, "eight points, from step 200 to the end of the last bucket"
+
+
 def test_the_worst_incident_says_since_when() -> None:
     fell = incident(31, opened_step=50, layers=[{"since_step": 44}, {"since_step": 31}])
     noted = incident(32, rule="accumulator", severity="information", layers=[{"since_step": 0}])

@@ -1,7 +1,7 @@
 """Settings in words: endpoints, silences, sizes, rules and what they would have said; and who sees what of them."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from plotly.utils import PlotlyJSONEncoder
 from gradcanary_dashboard import (
     endpoint_pages,
     endpoint_words,
+    pages,
     rules_page,
     run_settings_page,
     settings_frame,
@@ -19,6 +20,7 @@ from gradcanary_dashboard import (
     storage_page,
     tokens_page,
 )
+from gradcanary_dashboard.client import Answer, Collector
 
 URL = "http://collector:8787"
 AT, LATER = "2026-11-20T10:00:00Z", "2026-11-20T11:00:00Z"
@@ -93,7 +95,7 @@ def test_what_the_operator_gave_says_where() -> None:
 def test_who_may_not_change_is_told_so_and_has_no_working_button() -> None:
     pages: list[tuple[str, dict[str, Any], Any]] = [
         ("endpoints", endpoint_pages.fill([endpoint()], URL, may=False), endpoint_pages.frame),
-        ("silences", silences_page.fill([], None, [], URL, may=False), silences_page.frame),
+        ("silences", silences_page.fill([], None, [], [], URL, may=False, is_signed_in=False), silences_page.frame),
         ("tokens", tokens_page.fill(None), tokens_page.frame),
     ]
     for page, contents, frame in pages:
@@ -216,7 +218,7 @@ def test_rules_that_are_forgotten_are_said_to_be() -> None:
 def test_a_list_that_is_empty_says_what_to_do_in_lines_to_copy() -> None:
     for slot, contents in {
         "endpoint-list": endpoint_pages.fill([], URL, may=True),
-        "silence-list": silences_page.fill([], None, [], URL, may=True),
+        "silence-list": silences_page.fill([], None, [], [], URL, may=True, is_signed_in=False),
     }.items():
         assert f"--url {URL}" in text_of(contents[slot])
         assert "data-copy" in text_of(contents[slot])
@@ -247,10 +249,50 @@ def test_silences_of_the_past_are_those_of_the_audit_log() -> None:
 
     audit = [record("DELETE /silences/4"), record("POST /runs/silences"), record("POST /silences", "4: collapse in x")]
     audit.append(record("PATCH /silences/4", f"until {LATER}"))
-    said = text_of(silences_page.fill([], audit, [], URL, may=True)["silence-past"])
+    said = text_of(silences_page.fill([], audit, [], [], URL, may=True, is_signed_in=False)["silence-past"])
     assert said.count("ada") == 3
     assert "ended silence 4" in said
     assert "gave silence 4 another end, " in said
     assert LATER in said
     assert "made silence 4: collapse in x" in said
-    assert "takes a token" in text_of(silences_page.fill([], None, [], URL, may=False)["silence-past"])
+    assert "takes a token" in text_of(
+        silences_page.fill([], None, [], [], URL, may=False, is_signed_in=False)["silence-past"]
+    )
+
+
+class Known:
+    """A collector that answers these questions, to somebody who signed in."""
+
+    as_reader, public_url = True, URL
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self._answers = answers
+
+    def ask(self, path: str, **_query: object) -> Answer:
+        return Answer(self._answers[path], path)
+
+    def runs(self) -> Answer:
+        return Answer({"runs": [{"run": "lora-fell"}]}, "")
+
+    def rules(self) -> Answer:
+        return Answer({"version": 1, "collapse": {"enabled": True}}, "")
+
+
+def filled(component: Any, slots: dict[str, str], contents: dict[str, Any]) -> Any:
+    """The page once a refresh has filled its slots."""
+    for each in [part for one in component for part in (one, *one._traverse())]:
+        name = getattr(each, "id", None)
+        if name in slots and name in contents:
+            setattr(each, slots[name], contents[name])
+    return component
+
+
+@pytest.mark.parametrize("page", [pages.SILENCES, pages.ENDPOINTS, pages.STORAGE], ids=lambda page: page.name)
+def test_a_page_that_was_opened_in_an_outage_becomes_whole(page: pages.Page) -> None:
+    storage = {"raw_days": None, "raw_until": None, "bytes": 1, "counted": AT, "runs": [], "others": {"runs": 0}}
+    storage["others"] = {"runs": 0, "bytes": 0}
+    lists: dict[str, Any] = {f"/{what}": {what: []} for what in ("silences", "audit", "endpoints", "tokens")}
+    contents = dict(page.ask(cast(Collector, Known({**lists, "/storage": storage})), {}, "", {}))
+    slots = {**page.slots, f"{page.name}-heart": "data-shown"}
+    late = filled(page.frame({}, {}), slots, {**contents, f"{page.name}-heart": contents["shown"]})
+    assert text_of(late) == text_of(page.frame({}, contents))

@@ -30,9 +30,14 @@
     const button = event.target.closest("button");
     if (!button) return;
     if (button.dataset.of) press(button);
-    else if (button.dataset.tells) tell(button.dataset.tells, { about: button.dataset.about, at: Date.now() });
+    else if (button.dataset.tells && !isBusy()) tell(button.dataset.tells, { about: button.dataset.about, at: Date.now() });
     else if (button.dataset.leave) leave(button.closest("details"));
   });
+
+  // What was asked for before has not been answered; the list's buttons are no components that could be disabled.
+  function isBusy() {
+    return document.querySelector('.answer[aria-busy="true"]') !== null;
+  }
 
   // ---- keys: Enter in a field sends its form; in a text of several lines with Ctrl or Cmd
 
@@ -42,7 +47,8 @@
     const field = event.target;
     if (event.key !== "Enter" || event.isComposing) return false;
     if (field.tagName === "TEXTAREA") return event.ctrlKey || event.metaKey;
-    return field.tagName === "INPUT" && field.type !== "search" && ONE_LINE.test(field.type);
+    // Where there are suggestions Enter takes one of them.
+    return field.tagName === "INPUT" && !field.list && field.type !== "search" && ONE_LINE.test(field.type);
   }
 
   function button(field) {
@@ -50,8 +56,14 @@
     return form && form.querySelector(".do.tone-main, .really > .do.tone-danger");
   }
 
+  // Enter that is held down comes again and again, also as clicks of the button that has the focus.
+  function isHeld(event) {
+    return event.repeat && event.key === "Enter" && (sends(event) || Boolean(event.target.closest("button.do")));
+  }
+
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") {
+    if (isHeld(event)) event.preventDefault();
+    else if (event.key === "Escape") {
       const asked = event.target.closest("details.asking[open]");
       if (!asked) return;
       event.preventDefault(); // a dialog around it stays
@@ -71,7 +83,9 @@
   function rest(...values) {
     clearTimeout(resting);
     const store = window.dash_clientside.callback_context.outputs_list.id;
-    resting = setTimeout(() => { if (document.querySelector(".heart")) tell(store, values); }, REST_MS);
+    const heart = (document.querySelector(".heart") || {}).id;
+    // The store is gone with its page.
+    resting = setTimeout(() => { if (heart && document.getElementById(heart)) tell(store, values); }, REST_MS);
     return window.dash_clientside.no_update;
   }
 

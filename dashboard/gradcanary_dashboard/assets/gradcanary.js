@@ -230,7 +230,8 @@
     due = began + BEAT_MS;
     askWhole(pathname, search, shown).then((answer) => {
       due = Math.max(due, began + Math.min(LONGEST_MS, 1.5 * (performance.now() - began)));
-      if (!answer) return;
+      // The reader may be on another page by now, that of another run, too.
+      if (!answer || !heart.isConnected || window.location.pathname !== pathname) return;
       brought = { asked: [pathname, search, shown].join("\n"), answer: answer };
       window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
     }, () => { /* the banner says so */ });
@@ -244,8 +245,9 @@
     const asked = isBrought ? brought.answer : askWhole(path, search, shown).catch(() => null);
     brought = null;
     const answer = await asked;
-    // Nothing is new, or the reader has left meanwhile.
-    if (!answer || !outputs.some(({ id }) => id === answer.page + "-heart")) throw window.dash_clientside.PreventUpdate;
+    // Nothing is new, or the reader has left meanwhile, for another run of the same kind of page, too.
+    const isHere = window.location.pathname === path && answer && document.getElementById(answer.page + "-heart");
+    if (!isHere || !outputs.some(({ id }) => id === answer.page + "-heart")) throw window.dash_clientside.PreventUpdate;
     return outputs.map(({ id }) => (id in answer.slots ? answer.slots[id] : window.dash_clientside.no_update));
   }
 

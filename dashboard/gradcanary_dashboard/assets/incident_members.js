@@ -40,8 +40,8 @@
   }
 
   function write(id, text) {
-    const element = document.getElementById(id);
-    if (element && element.textContent !== text) element.textContent = text;
+    const place = document.getElementById(id);
+    if (place && place.textContent !== text) place.textContent = text;
   }
 
   function draw(body) {

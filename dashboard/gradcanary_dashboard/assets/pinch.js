@@ -2,8 +2,9 @@
 (function () {
   "use strict";
 
-  const fingers = new Map(); // pointer -> { plot, from: where on the axis, at: pixels from its left }
+  const fingers = new Map(); // pointer -> { plot, from: where on the axis, began, at: pixels from its left }
   const LEAST_PIXELS = 24; // between two fingers: nearer ones say nothing
+  const REST_PIXELS = 4; // fingers that lie still tremble
 
   function pixel(plot, event) {
     return event.clientX - plot.getBoundingClientRect().left - plot._fullLayout._size.l;
@@ -13,7 +14,7 @@
     const plot = event.pointerType === "touch" && event.target.closest && event.target.closest("main .js-plotly-plot");
     if (!plot || !plot._fullLayout || !plot._fullLayout.xaxis) return;
     const at = pixel(plot, event);
-    fingers.set(event.pointerId, { plot, at, from: plot._fullLayout.xaxis.p2l(at) });
+    fingers.set(event.pointerId, { plot, at, began: at, from: plot._fullLayout.xaxis.p2l(at) });
   }
 
   function moved(event) {
@@ -31,6 +32,7 @@
   function zoom(pair) {
     const [one, other] = pair;
     if (one.plot !== other.plot || Math.abs(one.at - other.at) < LEAST_PIXELS) return;
+    if (pair.every((finger) => Math.abs(finger.at - finger.began) <= REST_PIXELS)) return;
     const [left, right] = range(pair);
     if (!(right > left)) return; // they crossed, or began at one place
     const changes = window.gradcanary.zoomed({ "xaxis.range[0]": left, "xaxis.range[1]": right });
