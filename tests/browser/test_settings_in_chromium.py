@@ -244,6 +244,7 @@ def test_a_run_is_renamed_and_deleted(place: Place, visit: Callable[..., Page]) 
     rows = page.locator(".sizes tbody tr")
     expect(rows.locator(".name")).to_contain_text(["lora-fell", "lora-quiet"])
     rows.filter(has_text="lora-quiet").get_by_role("link", name="Edit or delete").click()
+    page.wait_for_load_state("networkidle")  # Dash may lose a click that comes as it puts the page there
 
     page.get_by_label("Name").first.fill("lora/quiet")
     page.get_by_label("Name").first.press("Enter")
