@@ -1,13 +1,28 @@
-"""A disk under SQLite's log that keeps what it is told to keep, loses what it failed to write, and can be cut off."""
+"""A disk that is full; one under SQLite's log that keeps what it is told to, loses what it failed to write, and can be
+cut off."""
 
 import os
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gradcanary_server import wal
 
 PAGE = 512
 """What it writes or loses at a time."""
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """Let no file of this process grow over this, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class FailingDisk:

@@ -3,25 +3,15 @@
 Its logs go to stderr.
 """
 
-import contextlib
 import logging
-import resource
 import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+
+from disks import limited
 
 ROOM = 4096
 """Bytes: less than what any commit adds to the log of writes, also where that has just been emptied."""
-
-
-@contextlib.contextmanager
-def full() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 if __name__ == "__main__":
@@ -32,4 +22,4 @@ if __name__ == "__main__":
     for loop in test_outages.QUICK:
         loop.WAKE_S = 0.1
     folder = Path(sys.argv[1])
-    test_outages.tell(folder, f"sqlite:///{folder / 'gradcanary.db'}", full)
+    test_outages.tell(folder, f"sqlite:///{folder / 'gradcanary.db'}", partial(limited, ROOM))

@@ -1,7 +1,6 @@
 """A damaged file, a disk that is full or read-only, a clock that jumps: what a collector on SQLite says and keeps."""
 
 import os
-import resource
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import streams
 import warm
 from archives import RUN
 from collectors import Collector
+from disks import limited
 from fastapi.testclient import TestClient
 from sqlalchemy import event
 from waiting import eventually
@@ -189,14 +189,3 @@ def test_a_disk_that_fails_heals_without_a_restart_and_one_that_loses_ends_the_p
     with asking(ill.start()) as client:
         answers = [post(client, seq, seq * 64, seq * 64 + 64).json()["status"] for seq in range(3)]
     assert answers == ["duplicate", "duplicate", "stored"]
-
-
-@contextmanager
-def limited(size):
-    """Let no file grow over this, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
