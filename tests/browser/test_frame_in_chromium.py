@@ -152,6 +152,8 @@ def test_everything_is_reached_by_keys(shared: Any, open_page: Callable[..., Pag
     expect(page.get_by_role("dialog", name="Keyboard")).to_contain_text("To the filter")
     assert faults(page) == []
     page.keyboard.press("j")
+    httpx.patch(f"{shared.url}/api/v1/runs/lora-quiet", json={"tags": ["seen-behind"]}).raise_for_status()
+    expect(page.locator(".run .tag")).to_have_text("seen-behind")  # the list is another one now
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert focused(page) == listed[0], "nothing moved, and one is where one was"

@@ -315,7 +315,7 @@
     }
   });
 
-  // ---- focus: a refresh puts new elements into the page; whoever uses keys stays where they were
+  // ---- focus: a refresh puts new elements into the page; whoever uses keys stays where they were, also behind a dialog
 
   let focused = null;
 
@@ -324,12 +324,16 @@
   }
 
   document.addEventListener("focusin", (event) => {
+    if (event.target.closest("dialog")) return; // what had the focus gets it back when the dialog closes
     const slot = event.target.closest("main [id]:not(a, button)");
     focused = slot && { element: event.target, slot: slot.id, name: nameOf(event.target) };
   });
 
   document.addEventListener("focusout", (event) => {
-    setTimeout(() => { if (focused && focused.element === event.target && event.target.isConnected) focused = null; });
+    setTimeout(() => {
+      const isLeft = focused && focused.element === event.target && event.target.isConnected;
+      if (isLeft && !document.querySelector("dialog[open]")) focused = null;
+    });
   });
 
   new MutationObserver(() => {
