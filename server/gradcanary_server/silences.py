@@ -103,7 +103,8 @@ def move(connection: Connection, known: Silence, until: float) -> Silence:
 def end(connection: Connection, number: int, now: float) -> Silence:
     """End a silence now and return it; raises RequestError 404 where none of that number is in force."""
     ended = find(connection, number, now)
-    connection.execute(delete(silence).where(silence.c.silence_id == number))
+    if not connection.execute(delete(silence).where(silence.c.silence_id == number)).rowcount:
+        raise _unknown(number)  # somebody else was a moment earlier
     return ended
 
 
