@@ -12,8 +12,8 @@ from gradcanary_server import answers
 class Shortcut:
     """Answer what a route takes before any layer behind this one is asked: compression, pages, the search for a route.
 
-    Those took more than half as much of the interpreter as storing the batch (DESIGN.md, 10). The route is still one of the app's, for
-    whoever asks it by another method, and for the document.
+    Those took more than half as much of the interpreter as storing the batch (DESIGN.md, 10). The route is still one of
+    the app's, for whoever asks it by another method, and for the document.
     """
 
     def __init__(self, app: ASGIApp, route: Route) -> None:
