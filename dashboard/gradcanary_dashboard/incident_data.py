@@ -9,7 +9,7 @@ from typing import Any
 
 from gradcanary_dashboard.client import Answer, Collector
 from gradcanary_dashboard.incident_filter import Filter
-from gradcanary_dashboard.wording import SEVERITIES
+from gradcanary_dashboard.wording import OF_THE_CLOCK, SEVERITIES
 
 OPEN, OLD = 100, 50
 """Open incidents of a page, and resolved ones."""
@@ -43,9 +43,13 @@ def rules(collector: Collector) -> list[str]:
 
 
 def worst_first(incidents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return what is open first, the worst of it first, then the newest."""
+    """Return what is open first, the worst of it first, what layers did before what is late, then the newest."""
     newest = sorted(incidents, key=lambda each: -each["id"])
-    return sorted(newest, key=lambda each: -SEVERITIES.index(each["severity"]) if each["state"] == "open" else 1)
+    return sorted(newest, key=lambda each: _place(each) if each["state"] == "open" else (1, False))
+
+
+def _place(incident: Mapping[str, Any]) -> tuple[int, bool]:
+    return -SEVERITIES.index(incident["severity"]), incident["rule"] in OF_THE_CLOCK
 
 
 def _ordered(state: str, found: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

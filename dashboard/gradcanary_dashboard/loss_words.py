@@ -22,6 +22,10 @@ PART = 0.05
 FEWEST = 8
 """What is held against each other: a twentieth of what was before and of what came since, at least so many points."""
 
+LEAD, LEAD_STEPS = 0.1, 200
+"""How far ahead of a fall the loss may have moved: this part of the steps before it, at least so many. Layers fall to
+their threshold some steps after what made them fall, which the loss may have shown at once."""
+
 NOISE = 4.0
 RISE = 0.02
 """A rise counts that is so many deviations of single points over the level before, and this part of it."""
@@ -32,7 +36,7 @@ def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
     standing = [each for each in incidents if each["state"] == "open" or is_unrecovered(each)]
     if not standing:
         return None
-    worst = max(standing, key=lambda each: (wording.SEVERITIES.index(each["severity"]), each["id"]))
+    worst = max(standing, key=_says)
     if worst["rule"] not in SPEAKS:
         return None
     return min((member["since_step"] for member in worst.get("layers", ())), default=int(worst["opened_step"]))
@@ -60,15 +64,16 @@ def level(answer: Mapping[str, Any] | None) -> Level | None:
 def words(before: Mapping[str, Any] | None, since: Mapping[str, Any] | None) -> str | None:
     """Return what the loss did since a step, given what it was before and since.
 
-    So ``the loss does not show it: 0.131 before, 0.125 now``. Levels are compared; a peak counts as well.
+    So ``the loss does not show it: 0.131 before, 0.125 now``. Levels are compared; a peak counts as well. The level
+    before is the lowest of the steps ahead (``LEAD``): what rose there already is no level of before.
     """
     found = _untagged(since["metrics"]) if since else None
     if found is not None and (decode(found["nonfinite"]) > 0).any():
         return "the loss is not finite since"
-    was, now = level(before), level(since)
-    if was is None or now is None:
+    now, ahead = level(since), _ahead(before)
+    if now is None or ahead is None:
         return None
-    return _compared(_known(before), _known(since), was.value, now.value)
+    return _compared(*ahead, _known(since), now.value)
 
 
 def first(answer: Mapping[str, Any]) -> str:
@@ -83,17 +88,39 @@ def first(answer: Mapping[str, Any]) -> str:
     return f"{wording.scientific(value)} {where}"
 
 
-def _compared(before: Floats, after: Floats, was: float, now: float) -> str:
+def _ahead(answer: Mapping[str, Any] | None) -> tuple[Floats, Floats] | None:
+    """Return the points of the lowest level ahead of the end of an answer, and those that came after them; None where
+    it has too few."""
+    values = _known(answer)
+    if answer is None or len(values) < FEWEST:
+        return None
+    few = _few(values)
+    steps = decode(answer["steps"])[_has_value(answer)]
+    lead = max(LEAD_STEPS, LEAD * float(steps[-1]))
+    begin = max(0, min(int(np.searchsorted(steps, steps[-1] - lead)), len(values)) - few)
+    levels = np.median(np.lib.stride_tricks.sliding_window_view(values[begin:], few), axis=1)
+    end = begin + int(levels.argmin()) + few
+    return values[end - few : end], values[end:]
+
+
+def _compared(before: Floats, meanwhile: Floats, after: Floats, now: float) -> str:
+    was = float(np.median(before))
     # Of either: buckets of many steps vary less than single ones.
-    noise = max(_noise(before[-_few(before) :]), _noise(after))
+    noise = max(_noise(before), _noise(after))
     over = was + max(NOISE * noise, RISE * abs(was))
-    peak = float(_smooth(after).max())
+    peak = max(float(_smooth(part).max()) for part in (meanwhile, after) if len(part) >= _OF_A_PEAK)
     told = f"{wording.scientific(was)} before, {wording.scientific(now)} now"
     if now > over:
         return f"the loss rose: {told}"
     if peak > over:
         return f"the loss bumped and came back: {wording.scientific(peak)} at most, {told}"
     return f"the loss does not show it: {told}"
+
+
+def _says(incident: Mapping[str, Any]) -> tuple[int, bool, int]:
+    """Order as the collector's headline does."""
+    is_late = incident["rule"] in wording.OF_THE_CLOCK
+    return wording.SEVERITIES.index(incident["severity"]), not is_late, int(incident["id"])
 
 
 def _noise(values: Floats) -> float:
@@ -116,6 +143,9 @@ def _known(answer: Mapping[str, Any] | None) -> Floats:
 
 def _few(values: Floats) -> int:
     return max(FEWEST, round(PART * len(values)))
+
+
+_OF_A_PEAK = 3
 
 
 def _smooth(values: Floats) -> Floats:

@@ -183,7 +183,8 @@ def page(public_url: str, run_name: str, incident_id: int) -> str:
 
 
 def headlines(connection: Connection, run_ids: Collection[int]) -> dict[int, Headline]:
-    """Return a headline for each of these runs; the worst open incident speaks, the newest of equals.
+    """Return a headline for each of these runs; the worst open incident speaks, the newest of equals. That nothing is
+    heard of a run hides no layer that fell: it is said after that.
 
     A run that ended on an incident keeps its headline: nothing recovered.
     """
@@ -231,11 +232,16 @@ def _headline(rows: list[RowMapping]) -> Headline:
     live = [row for row in rows if row["state"] == "open"]
     if not rows:
         return Headline()
-    worst = max(live or rows, key=lambda row: (RANKS[row["severity"]], row["incident_id"]))
+    worst = max(live or rows, key=_says)
+    late = max((row for row in live if row["rule"] in OF_THE_CLOCK), key=_says, default=worst)
     return Headline(
         open_incidents=[row["incident_id"] for row in live],
         worst=worst["severity"] if live else None,
         firing={row["rule"]: 0 if row["severity"] == "information" else row["firing"] for row in live or rows},
-        headline=worst["headline"],
+        headline=worst["headline"] if late is worst else f"{worst['headline']}; {late['headline']}",
         ended_on=None if live else worst["severity"],
     )
+
+
+def _says(row: RowMapping) -> tuple[int, bool, int]:
+    return RANKS[row["severity"]], row["rule"] not in OF_THE_CLOCK, row["incident_id"]

@@ -211,7 +211,8 @@ def test_open_incidents_come_worst_first_then_newest() -> None:
     severities = ("critical", "information", "critical", "warning", "critical")
     listed = [incident(number, severity=severity) for number, severity in enumerate(severities, 1)]
     listed[4] = incident(5, severity="critical", state="resolved", resolution="recovered")
-    assert [each["id"] for each in incident_data.worst_first(listed)] == [3, 1, 4, 2, 5]
+    listed.append(incident(6, rule="silent"))
+    assert [each["id"] for each in incident_data.worst_first(listed)] == [3, 1, 6, 4, 2, 5]
 
 
 def test_pages_of_the_history_follow_each_other() -> None:

@@ -51,6 +51,25 @@ def test_a_rise_and_a_bump_are_told_apart() -> None:
     assert "the loss bumped and came back: 0.16" in str(said(bump, 600))
 
 
+@pytest.mark.parametrize("ahead", [1, 12, 40, 100, 180])
+@pytest.mark.parametrize("since", [248, 600, 728])
+def test_what_the_loss_did_ahead_of_the_fall_is_no_level_of_before(since: int, ahead: int) -> None:
+    jumped = since - ahead
+    level = 0.12 + np.random.default_rng(ahead).normal(0, 0.002, len(STEPS))
+    stays = level + 0.38 * (jumped <= STEPS)
+    assert str(said(stays, since)).startswith(("the loss rose: 0.11", "the loss rose: 0.12"))
+    comes_back = level + 0.05 * (jumped <= STEPS) * (since + 30 > STEPS)
+    assert "bumped and came back: 0.17" in str(said(comes_back, since))
+
+
+@pytest.mark.parametrize("ahead", [30, 300, 1_200])
+def test_a_long_run_is_asked_further_ahead(ahead: int) -> None:
+    steps = 20.0 * np.arange(617)
+    before = np.where(steps < 12_340 - ahead, 0.12, 0.5) + np.random.default_rng(ahead).normal(0, 1e-3, len(steps))
+    since = answer(np.full(600, 0.5), steps=12_340 + 2.0 * np.arange(600))
+    assert loss_words.words(answer(before, steps=steps), since) == "the loss rose: 0.12 before, 0.5 now"
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_single_steps_vary_more_than_the_buckets_they_are_held_against(seed: int) -> None:
     """So soon after the fall of a long run."""
@@ -90,7 +109,8 @@ def test_the_worst_incident_says_since_when() -> None:
     fell = incident(31, opened_step=50, layers=[{"since_step": 44}, {"since_step": 31}])
     noted = incident(32, rule="accumulator", severity="information", layers=[{"since_step": 0}])
     assert loss_words.since([fell, noted]) == 31
-    assert loss_words.since([fell, incident(33, rule="silent", layers=[])]) is None
+    assert loss_words.since([fell, incident(33, rule="silent", layers=[])]) == 31, "what layers did goes first"
+    assert loss_words.since([incident(33, rule="silent", layers=[])]) is None
     assert loss_words.since([incident(31, state="resolved", resolution="recovered")]) is None
     assert loss_words.since([incident(31, state="resolved", resolution="run_finished")]) == 50
     assert loss_words.since([]) is None

@@ -107,6 +107,18 @@ def test_a_run_that_is_not_heard_of_is_told_and_so_is_its_return(collector_facto
     assert told[1]["data"]["counts"] == {"firing": 0, "ever": 0, "layers": 4}
 
 
+def test_a_run_that_fell_and_fell_silent_says_both(collector_factory, tmp_path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(MISSED)
+    collector = collector_factory("--rules", str(rules))
+    with httpx.Client(timeout=30) as client:
+        Session(collector.url, client=client).send(Stream(collapsed(400, 4, [1, 2], 240)), interval_s=0.1)
+        eventually(lambda: collector.get("/api/v1/runs/run-1").json()["state"] == "silent")
+        eventually(lambda: len(collector.get("/api/v1/runs/run-1").json()["open_incidents"]) == 2)
+        headline = collector.get("/api/v1/runs/run-1").json()["headline"]
+    assert headline == "2 of 4 layers collapsed at step 240; nothing heard since step 399"
+
+
 def test_incidents_over_http(caught):
     collector, receiver, _ = caught()
     receiver.wait(1)
