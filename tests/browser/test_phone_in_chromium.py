@@ -6,7 +6,7 @@ from typing import Any
 
 import addresses
 import pytest
-from looks import seen, too_small_for_fingers
+from looks import amiss, too_small_for_fingers
 from playwright.sync_api import CDPSession, Page, expect
 from plots import IMAGE, await_figures, place, query, until
 from streams import Session, Stream, falling_loss, healthy
@@ -54,7 +54,7 @@ def test_steps_of_many_digits_fit(shared: Any, phone: Page, first: int, every: i
     phone.goto(f"{shared.url}/runs/{run}")
     phone.wait_for_selector(IMAGE)
     await_figures(phone)
-    assert seen(phone, "phone") == []
+    assert amiss(phone, "phone") == []
 
 
 def test_woken_up_by_a_message_one_sees_what_happened_acks_and_sees_it_end(shared: Any, phone: Page) -> None:
