@@ -32,6 +32,12 @@ TICK_PX = 24
 LINE = 34
 """Characters of a sentence in a plot that fit on a phone."""
 
+AXIS_LETTERS = 32
+"""Letters of all labels of an axis of steps that fit side by side on a phone."""
+
+ROUND, DIGITS = 2_000, 1_000
+"""So many steps in sight are labelled by thousands, unless thousands are too coarse to tell their ends apart."""
+
 CLEAR = "rgba(0,0,0,0)"
 
 
@@ -73,17 +79,23 @@ class Span:
         return self.last - self.first + 1
 
     def axis(self) -> dict[str, Any]:
-        """Return the x axis; only whole steps are labelled."""
-        steps = {"tickformat": ",d", "nticks": 7, **({"dtick": 1} if self.width <= 6 else {})}
-        kind = steps if self.clock is None else {"type": "date", "nticks": 4, "tickangle": 0}
+        """Return the x axis; only whole steps are labelled, as many as a phone has room for."""
         return {
             "range": [self.at(self.first - 0.5), self.at(self.last + 0.5)],
-            **kind,
+            **(self._step_ticks() if self.clock is None else {"type": "date", "nticks": 4}),
+            "tickangle": 0,
             "zeroline": False,
             "showline": False,
             "ticks": "",
             "title": {"text": "step" if self.clock is None else "time, UTC", "standoff": 8, "font": {"size": 11.5}},
         }
+
+    def _step_ticks(self) -> dict[str, Any]:
+        if self.width > max(ROUND, self.last / DIGITS):
+            return {"tickformat": "~s", "nticks": 7}  # 12k, 1.2M
+        letters = len(wording.integer(self.last))
+        few = {"dtick": 1} if self.width <= min(6, AXIS_LETTERS // letters) else {}
+        return {"tickformat": ",d", "nticks": min(7, max(2, AXIS_LETTERS // letters)), **few}
 
 
 def _steps_of(x: Mapping[str, Any] | Sequence[float]) -> Floats:

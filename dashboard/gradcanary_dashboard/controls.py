@@ -89,18 +89,29 @@ def zoom_note(view: View, bucket_steps: int, unit: str, clock: Clock | None = No
 
 
 def legend(figure: Mapping[str, Any], stat: Stat) -> list[Any]:
-    """Return the colours in words; the gradients are in the style sheet, drawn from the same palette."""
-    low, high = figure["layout"].get("meta", {}).get("ends", (None, None))
-    kind, ends = ("ramp", ("below", "above threshold"))
-    if not stat.has_threshold:
-        kind, ends = ("ramp rising", (wording.scientific(low), wording.scientific(high)))
+    """Return the colours and their numbers; the gradients are in the style sheet, drawn from the same palette."""
+    told = [wording.scientific(value) for value in figure["layout"].get("meta", {}).get("told", ())]
     zero = "zero-good" if stat.zero_is_good else "zero"
     swatches = ((zero, "exact 0"), ("nodata", "no data"), ("nonfinite", "non-finite"))
-    ramp = html.Span(className=kind, **parts.attributes(aria_hidden="true"))
     return [
-        html.Div([html.Span(ends[0]), ramp, html.Span(ends[1])], className="scale"),
+        html.Div(_scale(told), className="scale"),
         *(html.Span([html.Span(className=f"swatch {name}"), word]) for name, word in swatches),
     ]
+
+
+def _scale(told: Sequence[str]) -> list[html.Span]:
+    """Return the colours between their numbers: on both sides of a threshold, else from the lowest to the highest."""
+    if not told:
+        return []
+    low, *between, high = told
+    if not between:
+        return [html.Span(low), _ramp("rising"), html.Span(high)]
+    white = f"{between[0]}, the threshold"
+    return [html.Span(f"≤ {low}"), _ramp("below"), html.Span(white), _ramp("above"), html.Span(f"≥ {high}")]
+
+
+def _ramp(side: str) -> html.Span:
+    return html.Span(className=f"ramp {side}", **parts.attributes(aria_hidden="true"))
 
 
 def _stats(contents: Mapping[str, Any]) -> html.Select:

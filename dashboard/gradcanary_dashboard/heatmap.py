@@ -120,9 +120,10 @@ def _named(rows: Sequence[Mapping[str, Any]], steps: axes.Floats, bucket: int, e
 
 
 def _worded(scale: palette.Scale) -> dict[str, Any]:
-    """Return the codes that are no values, and the values at both ends of the colours."""
+    """Return the codes that are no values, the values at both ends of the scale, and those of the colours' own."""
     ends = [10 ** (scale.low / palette.MILLI), 10 ** (scale.high / palette.MILLI)]
-    return {"zero": scale.zero, "no_data": scale.no_data, "nonfinite": scale.nonfinite, "ends": ends}
+    reached = [10 ** (code / palette.MILLI) for code in scale.told]
+    return {"zero": scale.zero, "no_data": scale.no_data, "nonfinite": scale.nonfinite, "ends": ends, "told": reached}
 
 
 def _trace(placed: Placed, bucket: int, scale: palette.Scale) -> dict[str, Any]:

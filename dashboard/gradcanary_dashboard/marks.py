@@ -11,8 +11,8 @@ from typing import Any
 from gradcanary_dashboard import axes, history, palette, wording
 from gradcanary_dashboard.history import Hole, Launch
 
-INCIDENT_ROOM, LAUNCH_ROOM = 0.05, 0.16
-"""Part of the axis that a label takes on a phone: those that would be written upon each other are left out."""
+LETTER = 0.025
+"""Part of the axis that a letter takes on a phone: labels that would be written upon each other are left out."""
 
 LAUNCH_LINE_PX = 13
 HOVER_POINTS = 60
@@ -63,8 +63,8 @@ def draw(layout: dict[str, Any], events: Events, span: axes.Span, ink: str, hole
     names = [(launch.first or 0, f"launch {launch.number}") for launch, _ in resumed]
     layout["annotations"] = [
         *layout.get("annotations", []),
-        *_labels(numbers, span, INCIDENT_ROOM, 0),
-        *_labels(names, span, LAUNCH_ROOM, LAUNCH_LINE_PX),
+        *labels(numbers, span),
+        *labels(names, span, LAUNCH_LINE_PX),
     ]
     if names:
         layout["margin"]["t"] += LAUNCH_LINE_PX
@@ -129,13 +129,17 @@ def _line(step: float, colour: str, dash: str) -> dict[str, Any]:
     return {"type": "line", "xref": "x", "yref": "paper", "x0": step, "x1": step, "y0": 0, "y1": 1, "line": line}
 
 
-def _labels(named: Sequence[tuple[float, str]], span: axes.Span, room: float, up: int) -> list[dict[str, Any]]:
+def labels(named: Sequence[tuple[float, str]], span: axes.Span, up: int = 0) -> list[dict[str, Any]]:
+    """Return texts above their steps, from the first on those that have room; ``up`` pixels above the plot."""
     written: list[dict[str, Any]] = []
-    reached = -math.inf
+    free = -math.inf
     for step, text in sorted(named):
-        if step - reached < room * span.width:
+        room = LETTER * (len(text) + 1)
+        anchor = axes.anchored(step, span, room)
+        left = step - {"left": 0.0, "center": 0.5, "right": 1.0}[anchor] * room * span.width
+        if left < free:
             continue
-        reached = step
+        free = left + room * span.width
         place = {"x": span.at(step), "y": 1, "xref": "x", "yref": "paper", "yanchor": "bottom", "yshift": up}
-        written.append({"text": text, **place, "xanchor": axes.anchored(step, span, room), "showarrow": False})
+        written.append({"text": text, **place, "xanchor": anchor, "showarrow": False})
     return written

@@ -203,15 +203,11 @@ def _plot_px(drawn: Mapping[str, Any]) -> float:
 def _mark(drawn: dict[str, Any], marked: Sequence[Mark], span: axes.Span) -> None:
     """Add a line where an incident opened, with the run and its number above."""
     lines: list[dict[str, Any]] = []
-    written: list[dict[str, Any]] = []
-    for mark in sorted(marked, key=lambda mark: mark.step):
-        at = {"xref": "x", "yref": "paper"}
+    for mark in marked:
         line = {"color": COLOURS[mark.place], "width": 1.2, "dash": "dot"}
-        lines.append({"type": "line", **at, "x0": mark.step, "x1": mark.step, "y0": 0, "y1": 1, "line": line})
-        if not written or mark.step - written[-1]["x"] > marks.INCIDENT_ROOM * 2 * span.width:
-            anchor = axes.anchored(mark.step, span, 2 * marks.INCIDENT_ROOM)
-            place = {"x": mark.step, "y": 1, "yanchor": "bottom", "xanchor": anchor}
-            written.append({"text": mark.label, **at, **place, "showarrow": False})
+        ends = {"x0": mark.step, "x1": mark.step, "y0": 0, "y1": 1}
+        lines.append({"type": "line", "xref": "x", "yref": "paper", **ends, "line": line})
+    written = marks.labels([(mark.step, mark.label) for mark in marked], span)
     drawn["shapes"] = [*drawn.get("shapes", []), *lines]
     drawn["annotations"] = [*drawn.get("annotations", []), *written]
 

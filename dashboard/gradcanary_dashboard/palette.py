@@ -58,6 +58,12 @@ class Scale:
         return cls(low, high, tuple(ramp), zero_colour)
 
     @property
+    def told(self) -> tuple[int, ...]:
+        """Where the colours begin, where they are white if they are anywhere, and where they end; beyond they stay."""
+        white = [code for code, colour in self.ramp if colour == WHITE]
+        return (self.ramp[0][0], *white, self.ramp[-1][0])
+
+    @property
     def zero(self) -> int:
         """Code of an exact zero."""
         return self.low - BAND

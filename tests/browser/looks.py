@@ -76,13 +76,13 @@ _axe = Axe()
 def faults(page: Page) -> list[str]:
     """Return what is wrong with the page in the tab: wide and as narrow as a phone, each light and dark."""
     await_figures(page)
-    found = [*_of_frame(page), *_heard(page, "wide"), *_seen(page, "wide")]
+    found = [*_of_frame(page), *_heard(page, "wide"), *amiss(page, "wide")]
     page.emulate_media(color_scheme="dark")
     found += _heard(page, "wide, dark", **OF_A_THEME)
     page.set_viewport_size({"width": 390, "height": 844})
     await_figures(page)
     page.wait_for_timeout(300)  # figures follow the width when it rests
-    found += [*_heard(page, "narrow, dark", **OF_A_WIDTH), *_seen(page, "narrow")]
+    found += [*_heard(page, "narrow, dark", **OF_A_WIDTH), *amiss(page, "narrow")]
     page.emulate_media(color_scheme="light")
     found += _heard(page, "narrow", **OF_A_THEME)
     page.set_viewport_size({"width": 1440, "height": 900})
@@ -114,6 +114,7 @@ def _heard(page: Page, how: str, **options: Any) -> list[str]:
     ]
 
 
-def _seen(page: Page, how: str) -> list[str]:
+def amiss(page: Page, how: str) -> list[str]:
+    """Return what eyes would mind: what is cut, upon something else or out of the page."""
     found = {"sideways": SIDEWAYS, "cut": CUT, "out of its figure": OUT_OF_FIGURES, "upon each other": UPON_EACH_OTHER}
     return [f"{how}, {what}: {each}" for what, asked in found.items() for each in page.evaluate(asked)]

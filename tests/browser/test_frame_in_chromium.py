@@ -10,7 +10,7 @@ import httpx
 import scenes
 from looks import faults
 from playwright.sync_api import Page, Request, expect
-from plots import IMAGE
+from plots import IMAGE, await_figures
 from streams import Session
 
 RUN = "lora-fell"
@@ -193,6 +193,30 @@ def test_on_paper_there_is_nothing_to_press_and_nothing_dark(shared: Any, open_p
     rows = page.locator(".scroll").evaluate("(table) => table.scrollHeight - table.clientHeight")
     assert rows <= 1, "a table is on paper as long as it is"
     page.emulate_media(media="screen", color_scheme="light")
+
+
+BEYOND = """() => {
+    const page = document.documentElement.getBoundingClientRect();
+    return Array.from(document.querySelectorAll("main *, .main-svg text, .heatmaplayer image"))
+        .filter((one) => one.getClientRects().length && one.getBoundingClientRect().right > page.right + 1)
+        .map((one) => one.tagName + "." + one.getAttribute("class") + " " + one.textContent.slice(0, 30));
+}"""
+
+
+def test_on_a_sheet_of_paper_figures_are_whole(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(f"{shared.url}/runs/{RUN}")
+    page.wait_for_selector(IMAGE)
+    await_figures(page)
+    drawn = "document.querySelector('#trend .main-svg').getBoundingClientRect().width"
+    on_screen = page.evaluate(drawn)
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.evaluate("document.documentElement.style.width = '700px'")  # a sheet's; no window is resized for it
+    assert page.evaluate(BEYOND) == []
+    assert 300 < page.evaluate(drawn) < 700 < on_screen
+    page.evaluate("document.documentElement.style.width = ''")
+    page.pdf(format="A4")
+    assert page.locator("[data-printed]").count() == 0, "the browser told of the print, and the page is as it was"
 
 
 def test_who_asks_for_calm_or_colours_of_his_own_gets_them(shared: Any, open_page: Callable[..., Page]) -> None:

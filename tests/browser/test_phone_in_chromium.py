@@ -6,10 +6,10 @@ from typing import Any
 
 import addresses
 import pytest
-from looks import too_small_for_fingers
+from looks import amiss, too_small_for_fingers
 from playwright.sync_api import CDPSession, Page, expect
 from plots import IMAGE, await_figures, place, query, until
-from streams import Session, Stream, healthy
+from streams import Session, Stream, falling_loss, healthy
 
 RUN = "lora-collapse"
 NIGHT = "two-at-night"
@@ -40,6 +40,21 @@ class Fingers:
     def _send(self, kind: str, points: Points) -> None:
         touched = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(points)]
         self._devtools.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touched})
+
+
+@pytest.mark.parametrize(("first", "every"), [(0, 100), (1_000_000, 1), (987_600, 10)])
+def test_steps_of_many_digits_fit(shared: Any, phone: Page, first: int, every: int) -> None:
+    absmax = healthy(136, 24)
+    absmax[100:, :3] *= 1e-3
+    absmax[112:, 6:9] *= 1e-3
+    run = f"far-{first}"
+    session = Session(shared.url, run=run)
+    session.send(Stream(absmax, falling_loss(136), first_step=first, every=every), size=4)
+    session.end().raise_for_status()
+    phone.goto(f"{shared.url}/runs/{run}")
+    phone.wait_for_selector(IMAGE)
+    await_figures(phone)
+    assert amiss(phone, "phone") == []
 
 
 def test_woken_up_by_a_message_one_sees_what_happened_acks_and_sees_it_end(shared: Any, phone: Page) -> None:

@@ -64,6 +64,8 @@ def test_white_is_the_threshold_and_nothing_else() -> None:
     assert colour_at(scale, scale.no_data) == palette.NO_DATA
     assert colour_at(scale, scale.nonfinite) == palette.MAGENTA
     assert [colour for _, colour in scale.colours()].count(palette.WHITE) == 1
+    assert scale.told == (-8000, -4000, 0), "where the colours end, also where values go on"
+    assert heatmap.coded(np.array([[-9500, 2500]], np.int16), ABSMAX, 1e-4)[0].told == scale.told
 
 
 def test_buckets_that_are_left_out_become_columns_without_data() -> None:

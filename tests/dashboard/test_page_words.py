@@ -26,6 +26,7 @@ from gradcanary_dashboard.client import Answer
 from gradcanary_dashboard.listing import MAX_TEXT, SORTS, STATES, Listing, parse
 from gradcanary_dashboard.pages import PAGES, Page
 from gradcanary_dashboard.sparkline import sparkline
+from gradcanary_dashboard.stats import STATS
 from gradcanary_dashboard.verdict import Verdict, of_layer, verdict
 from gradcanary_dashboard.view import View
 
@@ -364,3 +365,14 @@ def test_only_stats_that_were_measured_can_be_chosen() -> None:
     assert offered(layer(0)) == always
     assert offered(layer(0), layer(1, update_ratio=1e-3)) == [*always, "option-update_ratio", "option-weight_norm"]
     assert "option-frozen_fraction" in offered(layer(0), stat="frozen_fraction")
+
+
+@pytest.mark.parametrize(
+    ("stat", "told", "words"),
+    [("absmax", [1e-8, 1e-4, 1.0], ["≤ 1e-8", "1e-4, the threshold", "≥ 1"]), ("norm", [1e-3, 0.4], ["0.001", "0.4"])],
+)
+def test_the_colours_of_a_heatmap_have_their_numbers(stat: str, told: list[float], words: list[str]) -> None:
+    [scale, *swatches] = controls.legend({"layout": {"meta": {"told": told}}}, STATS[stat])
+    assert [part.children for part in scale.children if part.children] == words
+    assert len(swatches) == len(("exact 0", "no data", "non-finite"))
+    assert controls.legend({"layout": {}}, STATS[stat])[0].children == []
