@@ -34,9 +34,11 @@ class Resting:
         spread = min(SPREAD, layers // PART + 1)
         stride = layers // spread | 1  # odd: so each 16th of them has a clock, as of all layers
         self._awake = set(range(0, layers, stride))
+        self._kept: set[int] = set()
 
     def keep(self, position: int) -> None:
         """Leave a layer's hook awake from now on."""
+        self._kept.add(position)
         if position not in self._awake:
             self._awake.add(position)
             self._known = None
@@ -60,6 +62,14 @@ class Resting:
         self._have_rest([position for position in self.able() if counts[position]])
         return self.positions
 
+    def doze(self, counts: Sequence[int]) -> Sequence[int]:
+        """Have those rest as well that are awake for the whole model's sake, and return the positions of the others."""
+        resting = set(self.positions)
+        others = [at for at in range(self._layers) if at not in resting and (at in self._kept or not counts[at])]
+        awake = set(others)
+        self._have_rest([at for at in range(self._layers) if at not in awake])
+        return others
+
     def wake(self) -> None:
         """Have none rest."""
         self._have_rest(())
@@ -69,9 +79,14 @@ class Resting:
         clocks = -(-self._layers // TIMED_EACH) - sum(not position % TIMED_EACH for position in positions)
         self.hooks_per_clock = (self._layers - len(positions)) / max(clocks, 1)
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether enough windows were seen."""
+        return self._seen >= SEEN
+
     def able(self) -> Sequence[int]:
         """Return the positions of those that may rest."""
-        if self._seen < SEEN:
+        if not self.is_learned:
             return ()
         if self._known is None:
             self._known = [at for at in range(self._layers) if at not in self._awake]
