@@ -128,15 +128,11 @@ class Counters:
                         hook.rest()
 
     def doze(self, track: Track, noting: Callable[[int], Callable[[Tensor], None]]) -> None:
-        """Have all hooks of a track rest but some, in whose place is called what ``noting`` returns for a position."""
+        """Have what ``noting`` returns for a position called in place of each hook of a track that does not rest."""
         self._are_resting = True
-        noted = {*track.doze()}
-        for position, layer in enumerate(track.gauge.layers):
-            if (hook := self._hooks.get(layer)) is not None:
-                if position in noted:
-                    hook.call_instead(noting(position))
-                else:
-                    hook.rest()
+        for position in track.resting.awake():
+            if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
+                hook.call_instead(noting(position))
 
     def wake(self) -> None:
         """Have all of them called again; those of layers that come later in the present backward pass as well."""

@@ -51,7 +51,7 @@ class Hooks:
         self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._main: Callable[[], Optimizer | None] = lambda: None
         self._counters = Counters(observer)
-        self._doze = Doze(observer, self._counters)
+        self._doze = Doze(observer, self._counters, guard)
         self._keep = guard.wrap("a pass that reduces nothing", lambda _: observer.calls.keep())
         self._steps: list[Any] = []
         self._listener = observer.meter.hook("capturing the loss", self._backward_called, guard.catch)
@@ -112,9 +112,10 @@ class Hooks:
         return True
 
     def _backward_called(self, tensors: object) -> None:
-        if self._is_recorded():
+        if torch.cuda.is_initialized() and self._is_recorded():  # type: ignore[no-untyped-call]  # untyped in torch
             return
-        self._transfers.visit()
+        if self._transfers.lanes:
+            self._transfers.visit()
         if self._doze.is_on and self._doze.backward_called(tensors):
             return
         self._counters.before_pass()
@@ -122,9 +123,10 @@ class Hooks:
         self._counters.hear_of_unsynced(self._keep)
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._is_recorded():
+        if torch.cuda.is_initialized() and self._is_recorded():  # type: ignore[no-untyped-call]  # untyped in torch
             return
-        self._transfers.visit()
+        if self._transfers.lanes:
+            self._transfers.visit()
         # Accelerate's wrapper passes on a closure that is None.
         has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
         if self._doze.is_on and self._doze.step_begins(optimizer, has_closure=has_closure):
@@ -148,7 +150,6 @@ class Hooks:
 
     def _step_ended(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if self._doze.is_on and self._doze.step_ended(optimizer):
-            self._transfers.visit()
             return
         if not self.follows(optimizer) or self._is_recorded():
             return

@@ -123,6 +123,7 @@ class Observer:
 
     def close(self) -> None:
         """Hand over the last window if it had its step."""
+        self.rouse()
         self._catch_up()
         if self.calls.count > 1 and not (self.steps_taken or self.buffers):
             self.tell(facts.NO_OPTIMIZER)

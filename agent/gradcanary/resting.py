@@ -34,11 +34,9 @@ class Resting:
         spread = min(SPREAD, layers // PART + 1)
         stride = layers // spread | 1  # odd: so each 16th of them has a clock, as of all layers
         self._awake = set(range(0, layers, stride))
-        self._kept: set[int] = set()
 
     def keep(self, position: int) -> None:
         """Leave a layer's hook awake from now on."""
-        self._kept.add(position)
         if position not in self._awake:
             self._awake.add(position)
             self._known = None
@@ -62,13 +60,10 @@ class Resting:
         self._have_rest([position for position in self.able() if counts[position]])
         return self.positions
 
-    def doze(self, counts: Sequence[int]) -> Sequence[int]:
-        """Have those rest as well that are awake for the whole model's sake, and return the positions of the others."""
+    def awake(self) -> Sequence[int]:
+        """Return the positions of those that do not rest now."""
         resting = set(self.positions)
-        others = [at for at in range(self._layers) if at not in resting and (at in self._kept or not counts[at])]
-        awake = set(others)
-        self._have_rest([at for at in range(self._layers) if at not in awake])
-        return others
+        return [at for at in range(self._layers) if at not in resting]
 
     def wake(self) -> None:
         """Have none rest."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from gradcanary import wire
 from gradcanary.backlog import Backlog, Creates
@@ -25,11 +26,16 @@ from gradcanary.ring import Ring
 from gradcanary.transport import Transport
 
 FLUSH_S = 0.5
+QUIET_S = 1.0
+"""Between two requests where no step that was sampled waits: a request costs more than all that is in it."""
+
 ORIGIN_WAIT_S = 2.0
 """How long the first hello waits for the first window, which knows more."""
 
 LAST_RETRY_S = 0.25
 """Between two tries while the process waits to end."""
+
+FINISHED = wire.End("finished", None, None)
 
 KEEP_SHARE = 0.1
 """Of the time that an end may take: for the file of what was not sent."""
@@ -43,6 +49,19 @@ TOO_LATE = "the collector did not take everything in time; the last steps are lo
 Alerted = Callable[[wire.Brief], None]
 
 
+class Line(NamedTuple):
+    """How one session reaches the collector: what it says of itself, over which connection, and where it keeps what is
+    not taken."""
+
+    greeting: Greeting
+    transport: Transport
+    create_spool: Creates | None
+
+
+Moves = Callable[[tuple[int, int], int], Line]
+"""Returns the line of the next session: of a process with this rank and world size, from this step on."""
+
+
 class Sender:
     """Sends a session: hello, batches, heartbeats, end."""
 
@@ -50,33 +69,38 @@ class Sender:
         self,
         observer: Observer,
         ring: Ring[Record],
-        transport: Transport,
-        greeting: Greeting,
+        line: Line,
+        moves: Moves,
         guard: Guard,
         on_alert: Alerted | None,
-        create_spool: Creates | None,
     ) -> None:
         self.incidents: tuple[wire.Brief, ...] = ()
         self.latest: Row | None = None
         self.unsent: str | None = None
         """What is to be said, at the end, of that which the collector did not take."""
-        self._observer, self._ring, self._transport = observer, ring, transport
-        self._greeting, self._guard, self._on_alert = greeting, guard, on_alert
-        self._reader = Reader(observer.settings.absmax_below, guard.catch)
-        self._outbox = Outbox(Backlog(create_spool, guard.say))
-        url = observer.settings.url
-        meanwhile = "the training goes on, still trying"
-        self._delivery = Delivery(url, transport, greeting, self._outbox, guard, self._hear, meanwhile)
+        self._observer, self._ring, self._moves = observer, ring, moves
+        self._guard, self._on_alert = guard, on_alert
         self._told: dict[int, str] = {}
         self._end: wire.End | None = None
         self._deadline = 0.0
-        self._step: int | None = None
-        self._passed: int | None = None
         self._dropped = 0
+        self._take(line)
         self._beat_at = time.monotonic() + INTERVAL_S
         self._began = self._read_at = time.monotonic()
+        self._flushed_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradcanary-sender", daemon=True)
+
+    def _take(self, line: Line) -> None:
+        """Begin a session."""
+        observer, guard = self._observer, self._guard
+        self._greeting, self._transport = line.greeting, line.transport
+        self._reader = Reader(observer.settings.absmax_below, guard.catch)
+        self._outbox = Outbox(Backlog(line.create_spool, guard.say))
+        url, meanwhile = observer.settings.url, "the training goes on, still trying"
+        self._delivery = Delivery(url, line.transport, line.greeting, self._outbox, guard, self._hear, meanwhile)
+        self._step: int | None = None
+        self._passed: int | None = None
 
     @property
     def is_heard(self) -> bool | None:
@@ -111,8 +135,11 @@ class Sender:
     def _run(self) -> None:
         while not self._stopping.wait(FLUSH_S):
             self._guarded(self._round)
-        for work in (self._read_records, self._finish, self._leave, self._transport.close):
+        for work in (self._read_records, self._finish, self._leave, self._hang_up):
             self._guarded(work)
+
+    def _hang_up(self) -> None:
+        self._transport.close()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -124,7 +151,11 @@ class Sender:
         self._read_records()
         if self._delivery.is_over:
             return
-        if time.monotonic() >= self._delivery.retry_at:
+        now = time.monotonic()
+        is_new = not self._greeting.was_said
+        is_waited_for = is_new or self._outbox.is_waited_for or now - self._flushed_at >= QUIET_S
+        if now >= self._delivery.retry_at and is_waited_for:
+            self._flushed_at = now
             self._flush()
         self._spill()
         self._beat()
@@ -170,7 +201,23 @@ class Sender:
         return self._delivery.end(self._ending())
 
     def _ending(self) -> bytes:
-        return wire.dump(replace(self._end or wire.End("finished", None, None), last_step=self._step))
+        return wire.dump(replace(self._end or FINISHED, last_step=self._step))
+
+    def _move(self, line: Line) -> None:
+        """End the session and begin the next one, where a process group was made in the middle of it.
+
+        What it said of its place cannot be said differently, and what it sent was measured there. What the collector
+        does not take of it right now stays in a file.
+        """
+        if self._greeting.was_said or not self._outbox.is_empty:
+            ended, self._end = self._end, self._end or FINISHED
+            if time.monotonic() >= self._delivery.retry_at:
+                self._flush()
+            if self._delivery.is_over or not self._delivery.end(self._ending()):
+                self._leave()
+            self._end = ended
+        self._transport.close()
+        self._take(line)
 
     def _leave(self) -> None:
         """Leave what was not sent, and the end, in a file, and say where."""
@@ -193,6 +240,8 @@ class Sender:
         self._observer.meter.sent(time.thread_time())
         while (record := self._ring.take()) is not None:
             self._count_dropped()
+            if record.place != self._greeting.place:
+                self._move(self._moves(record.place, record.step))
             try:
                 row = self._reader.read(record)
             except Exception as error:  # noqa: BLE001 -- one bad step must not hold up the others

@@ -252,10 +252,6 @@ class Track:
         is_watched = gauge.observed or gauge.shadows.are_on or self.scaling.found or self._sentinel.layer is None
         return is_foreseen and self.resting.is_learned and not is_watched and self._clears_in_place is False
 
-    def doze(self) -> Sequence[int]:
-        """Return the positions of the layers whose hooks are to tell of passes; all others rest from now on."""
-        return self.resting.doze(self.window.counts)
-
     def is_cleared(self) -> bool:
         """Say whether the gradient that tells of the others is gone."""
         return self._sentinel.layer is not None and self.gauge.gradient(self._sentinel.layer) is None

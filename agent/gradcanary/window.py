@@ -153,6 +153,7 @@ def record_of(
         every=of.meter.every,
         logged=logged,
         is_silent=of.place.is_silent,
+        place=of.place.told,
     )
 
 
