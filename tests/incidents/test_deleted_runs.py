@@ -4,12 +4,12 @@ import pytest
 from changes import fired, resolved
 from clocks import delivering, listen
 from receivers import status
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from waiting import eventually
 
 from gradcanary_server import deletion, silences
 from gradcanary_server.pace import Pace
-from gradcanary_server.schema import incident, metadata, run
+from gradcanary_server.schema import delivery, incident, metadata, run
 from gradcanary_server.silences import Silence
 
 PACE = Pace()
@@ -95,6 +95,27 @@ def test_a_message_that_may_have_arrived_is_followed_by_the_end(new_store, recei
         receiver.wait(3)
         eventually(lambda: forget(store) == 0)
     assert [message.type.rsplit(".", 1)[1] for message in receiver.got] == ["opened", "opened", "resolved"]
+
+
+def test_who_has_not_heard_of_what_the_end_of_a_run_closed_does_not_begin_to(new_store, receiver_factory):
+    """One message at a time goes to an endpoint: another one may have been told meanwhile."""
+    store, receivers = new_store(), [receiver_factory(), receiver_factory()]
+    for each in receivers:
+        listen(store, each)
+    store.record(fired(0))
+    store.close_run()
+    with delivering(store):
+        store.database.wait(GATHERED_S)
+        assert [len(each.wait(1)) for each in receivers] == [1, 1]
+    with store.database.write() as connection:
+        unsent = {"state": "pending", "fence": 0, "attempts": 0, "delivered": None}
+        connection.execute(update(delivery).where(delivery.c.endpoint_id == 2).values(**unsent))
+    delete(store)
+    with delivering(store):
+        store.database.wait(PACE.interval_s + 1.0)
+        receivers[0].wait(2)
+        eventually(lambda: forget(store) == 0)
+    assert len(receivers[1].got) == 1
 
 
 def test_a_silence_of_the_run_covers_its_last_word(new_store, receiver_factory):
