@@ -63,13 +63,13 @@ class EndpointChange(wire.Request):
 
 
 @dataclass(frozen=True)
-class Nothing(wire.Request):
+class EmptyRequest(wire.Request):
     """An empty object: all is said by the path, and only what says that it is JSON was not sent by a strange page."""
 
 
 _NEW = Reader(NewEndpoint)
 _CHANGE = Reader(EndpointChange)
-_NOTHING = Reader(Nothing)
+_EMPTY = Reader(EmptyRequest)
 
 
 # Response models would check what was just built: the answers are plain JSON values.
@@ -228,7 +228,7 @@ async def _check_sender(request: Request) -> None:
     """Raise RequestError 415 unless the request says that it is JSON, though there is nothing to say in its body: a
     page of somebody else's can let a browser send any other POST. One without a body is as good as an empty object.
     """
-    _NOTHING.read(await bodies.read(request) or b"{}")
+    _EMPTY.read(await bodies.read(request) or b"{}")
 
 
 async def _check_url(request: Request, url: str) -> None:
