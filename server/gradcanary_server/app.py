@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.routing import Match
 
 from gradcanary_server import (
     answers,
@@ -41,7 +41,6 @@ from gradcanary_server.courier import Courier
 from gradcanary_server.database import Database
 from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.demo import Demo
-from gradcanary_server.errors import RequestError
 from gradcanary_server.headers import SecurityHeaders
 from gradcanary_server.ingest import Ingest
 from gradcanary_server.layer_sets import KnownSets
@@ -61,8 +60,6 @@ STOP_S = 4.5
 
 DEMO_STOP_S = 1.0
 """How long the demo's trainings may take: longer, and they end behind the collector."""
-
-METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 
 ROUTES = (
     ingest_routes,
@@ -103,8 +100,9 @@ def create_app(settings: Settings) -> FastAPI:
     answers.install(app)
     for routes in ROUTES:
         app.include_router(routes.router)
+    app.state.served = tuple(app.router.routes)
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
-    app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS, include_in_schema=False)
+    app.add_api_route("/api/{rest:path}", unknown_path, methods=list(answers.METHODS), include_in_schema=False)
     return app
 
 
@@ -171,10 +169,6 @@ def _ensure_tokens(database: Database) -> dict[str, str]:
         return tokens.ensure_first(connection, database.now(connection))
 
 
-def unknown_path(request: Request, rest: str) -> None:
-    """Refuse what no route of the API took: 405 where another method would do, else 404."""
-    for route in request.app.router.routes:
-        match, _ = route.matches(request.scope)
-        if match is Match.PARTIAL:
-            raise RequestError(405, "method_not_allowed", f"/api/{rest} does not take {request.method}.")
-    raise RequestError(404, "not_found", f"There is no /api/{rest} here.")
+def unknown_path() -> None:
+    """Refuse what no route of the API took; which refusal it is depends on what else the path takes."""
+    raise HTTPException(404)
