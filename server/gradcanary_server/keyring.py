@@ -13,7 +13,7 @@ from gradcanary_server import tokens
 from gradcanary_server.buckets import Buckets
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError
-from gradcanary_server.outages import unavailable
+from gradcanary_server.outages import busy, unavailable
 from gradcanary_server.rights import Asker
 from gradcanary_server.tokens import Key
 
@@ -22,6 +22,9 @@ FRESH_S = 5.0
 
 NOTED_S = 60.0
 """How often it is written that a token is in use."""
+
+AGAIN_S = 2.0
+"""How long a failure to read the tables is everybody's, if it took as long: one by one, each would wait as long."""
 
 UNKNOWN = (20.0, 2.0)
 """Unknown secrets for which the tables are read at once, since a token may be new, and how many more a second."""
@@ -39,6 +42,7 @@ class Keyring:
         self._noted: dict[int, float] = {}  # when that was last tried
         self._unknown = Buckets(*UNKNOWN)
         self._lock = threading.Lock()
+        self._failure: tuple[float, str] = float("-inf"), ""  # until when nobody reads the tables, and why
 
     def recall(self, secret: str) -> Asker | None:
         """Return whose it is if that is known without a look into the tables, which may take long."""
@@ -81,10 +85,20 @@ class Keyring:
         with self._lock:
             if self._read_at > asked:
                 return  # another thread did it meanwhile
+            until, why = self._failure
+            if asked < until:
+                raise busy(why)
             began = self._clock()
-            with self._database.read() as connection:
-                now = self._database.now(connection)
-                self._keys = tokens.keys(connection, now)
+            try:
+                with self._database.read() as connection:
+                    now = self._database.now(connection)
+                    self._keys = tokens.keys(connection, now)
+            except Exception as error:
+                known = unavailable(error)
+                if known is not None:
+                    failed = self._clock()
+                    self._failure = failed + min(failed - began, AGAIN_S), known.message
+                raise
             self._ahead = now - self._clock()
             self._read_at = began
 
