@@ -79,7 +79,7 @@ class Contact:
         return self._open()
 
     def answers(self) -> bool:
-        """Tell whether the server says anything, be it no, to who comes anew; one asks for all, each AGAIN_S at most."""
+        """Tell whether the server says anything, be it no, to who comes anew; one asks for all, now and then."""
         now = time.monotonic()
         if self._is_silent or now - self._answered < AGAIN_S or not self._asking.acquire(blocking=False):
             return not self._is_silent

@@ -24,7 +24,9 @@ NOTED_S = 60.0
 """How often it is written that a token is in use."""
 
 AGAIN_S = 2.0
-"""How long a failure to read the tables is everybody's, if it took as long: one by one, each would wait as long."""
+"""How long a failure to read the tables is everybody's, if it took as long, and until the next try has ended."""
+
+NEVER = float("-inf")
 
 UNKNOWN = (20.0, 2.0)
 """Unknown secrets for which the tables are read at once, since a token may be new, and how many more a second."""
@@ -37,12 +39,12 @@ class Keyring:
         self._database = database
         self._clock = clock
         self._keys: Mapping[str, Key] = {}
-        self._read_at = self._forgotten_at = float("-inf")
+        self._read_at = self._forgotten_at = NEVER
         self._ahead = 0.0  # of this process's clock: the database's
         self._noted: dict[int, float] = {}  # when that was last tried
         self._unknown = Buckets(*UNKNOWN)
         self._lock = threading.Lock()
-        self._failure: tuple[float, str] = float("-inf"), ""  # until when nobody reads the tables, and why
+        self._failure: tuple[float, str] = NEVER, ""  # until when nobody reads the tables, and why
 
     def recall(self, secret: str) -> Asker | None:
         """Return whose it is if that is known without a look into the tables, which may take long."""
@@ -82,25 +84,36 @@ class Keyring:
 
     def _read(self) -> None:
         asked = self._clock()
+        self._refuse(asked)
         with self._lock:
             if self._read_at > asked:
                 return  # another thread did it meanwhile
+            self._refuse(asked)
             until, why = self._failure
-            if asked < until:
-                raise busy(why)
-            began = self._clock()
+            self._failure = (
+                float("inf") if until > NEVER else NEVER,
+                why,
+            )  # where it took long, nobody waits for this one
+            began, failed = self._clock(), (NEVER, "")
             try:
                 with self._database.read() as connection:
                     now = self._database.now(connection)
                     self._keys = tokens.keys(connection, now)
             except Exception as error:
                 known = unavailable(error)
-                if known is not None:
-                    failed = self._clock()
-                    self._failure = failed + min(failed - began, AGAIN_S), known.message
+                if known is not None and self._clock() - began >= AGAIN_S:
+                    failed = self._clock() + AGAIN_S, known.message
                 raise
+            finally:
+                self._failure = failed
             self._ahead = now - self._clock()
             self._read_at = began
+
+    def _refuse(self, asked: float) -> None:
+        """Raise what the last try to read the tables raised, if that took long: in turn each would wait as long."""
+        until, why = self._failure
+        if asked < until:
+            raise busy(why)
 
     def _note(self, key: Key) -> None:
         """Store that a token is in use; where that cannot be done now it is left, and not tried at each request."""

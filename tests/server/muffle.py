@@ -10,6 +10,7 @@ class Muffle:
 
     def __init__(self, to: int) -> None:
         self._to = to
+        self.taken = 0  # connections
         self._ends: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._passing = asyncio.Event()
@@ -22,6 +23,10 @@ class Muffle:
     def fall_silent(self, *, cut: bool) -> None:
         """Acknowledge what comes and answer nothing; connections that are open stay so, or are ``cut``."""
         self._do(self._fall_silent(cut=cut))
+
+    def lose(self) -> None:
+        """Answer nothing more on connections that are open, and pass on new ones."""
+        self._do(self._lose())
 
     def heal(self) -> None:
         """Pass on what comes, and what has come meanwhile: a host that goes on where it hung."""
@@ -44,6 +49,11 @@ class Muffle:
         for end in tuple(self._ends) if cut else ():
             end.transport.abort()
 
+    async def _lose(self) -> None:
+        self._passing.clear()
+        self._passing = asyncio.Event()
+        self._passing.set()
+
     async def _end(self) -> None:
         self._server.close()
         ours = asyncio.all_tasks() - {asyncio.current_task()}
@@ -55,16 +65,20 @@ class Muffle:
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._ends.add(writer)
+        self.taken += 1
+        passing = self._passing
         with contextlib.suppress(OSError):
-            await self._passing.wait()
+            await passing.wait()
             there, back = await asyncio.open_connection("127.0.0.1", self._to)
             self._ends.add(back)
-            await asyncio.gather(self._pass_on(reader, back), self._pass_on(there, writer))
+            await asyncio.gather(self._pass_on(reader, back, passing), self._pass_on(there, writer, passing))
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: asyncio.Event
+    ) -> None:
         try:
             while data := await reader.read(2**16):
-                await self._passing.wait()
+                await passing.wait()
                 writer.write(data)
         finally:
             self._ends.discard(writer)

@@ -22,7 +22,7 @@ from gradcanary_server import engines
 from gradcanary_server.contact import ANSWER_S
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError
-from gradcanary_server.keyring import Keyring
+from gradcanary_server.keyring import AGAIN_S, Keyring
 from gradcanary_server.outages import unavailable
 from gradcanary_server.schema import run
 
@@ -89,15 +89,20 @@ def test_many_who_ask_a_silent_server_are_told_to_come_back(collector, client, m
             amid = pool.submit(held.post_batch, seq, batch)  # has asked when the server falls silent
             eventually(lambda: waits_for_a_row(database))
             muffle.fall_silent(cut=is_cut)
-            asked = pool.map(ask, range(CLIENTS))
+            asked = [pool.submit(ask, number) for number in range(CLIENTS)]
             assert client.get(f"{collector.url}/healthz").status_code == 200
-            assert all(map(asked_to_come_back, [*asked, amid.result()]))
-            assert asked_to_come_back(ask(0))
+            assert not all(each.done() for each in asked), "it waits for no thread"
+            assert all(asked_to_come_back(each.result()) for each in [*asked, amid])
+            before = muffle.taken
+            assert all(map(asked_to_come_back, pool.map(ask, range(CLIENTS))))
+            assert muffle.taken - before < CLIENTS / 6, "one tries for all"
         muffle.heal()
         for session in (free, held):
             told = eventually(lambda session=session, seq=seq, batch=batch: taken(session.post_batch(seq, batch)))
             assert told in ("stored", "duplicate")
             assert session.post_batch(seq, batch).json()["status"] == "duplicate"
+    muffle.lose()
+    assert client.get(f"{collector.url}/api/v1/runs").status_code == 200, "by new connections"
     assert "Traceback" not in "".join(collector.output)
 
 
@@ -134,7 +139,8 @@ def test_who_waits_for_the_tokens_does_not_try_in_turn(database, monkeypatch):
         reads["tokens"] += 1
         return read()
 
-    ring, gate, askers = Keyring(database), threading.Barrier(6), 6
+    later, askers = [0.0], 6
+    ring, gate = Keyring(database, lambda: time.monotonic() + later[0]), threading.Barrier(askers)
 
     def look(_):
         gate.wait()
@@ -149,5 +155,5 @@ def test_who_waits_for_the_tokens_does_not_try_in_turn(database, monkeypatch):
         with ThreadPoolExecutor(askers) as pool:
             assert set(pool.map(look, range(askers))) == {"Every database connection is in use."}
     assert reads["tokens"] < askers
-    time.sleep(2.5)
+    later[0] = AGAIN_S
     assert ring.look("gc_read_x") is None
