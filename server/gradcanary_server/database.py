@@ -26,7 +26,7 @@ from sqlalchemy import Connection, Row, Table, Update, bindparam, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
-from gradcanary_server.engines import BUSY_S, begin_sqlite, check_file, claimed, left_alone, open_engine
+from gradcanary_server.engines import BUSY_S, begin_sqlite, check_file, claimed, left_alone, open_engine, take_time
 from gradcanary_server.errors import RequestError, StoreError
 from gradcanary_server.outages import LOST, UNFLUSHED, busy
 from gradcanary_server.wal import LostError, WriteAheadLog
@@ -114,6 +114,8 @@ class Database:
     def set_up(self) -> Iterator[Connection]:
         """Yield a writing connection to prepare the store with: one collector at a time is in such a block."""
         with self.write() as connection:
+            if self._dialect == "postgresql":
+                take_time(connection)
             for statement in _SET_UP[self._dialect]:
                 connection.exec_driver_sql(statement)
             yield connection

@@ -1,12 +1,13 @@
 """From the address of a database to connections that are set up for it; only :mod:`gradcanary_server.database` asks."""
 
 import contextlib
+import math
 import os
 import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -14,6 +15,11 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, Oper
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from gradcanary_server.errors import StoreError
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from gradcanary_server.contact import Line
 
 BUSY_S = 5.0
 """How long a transaction waits for another writer, or for a connection, before the sender is told to come back."""
@@ -29,6 +35,9 @@ STATEMENT_S = 30
 
 IDLE_S = 60
 """How long PostgreSQL keeps the locks of a collector that hangs."""
+
+LOST_S = STATEMENT_S + 10
+"""After which the answer to a statement is lost, though the server speaks to others."""
 
 WAL_LIMIT = 8 * 2**20
 """Bytes that SQLite's write-ahead log keeps on disk after a checkpoint."""
@@ -54,11 +63,11 @@ SET statement_timeout = {STATEMENT_S * 1000};
 SET idle_in_transaction_session_timeout = {IDLE_S * 1000};
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"""
 
-# A server that vanished without a word is noticed within 15 s instead of TCP's two hours.
+# A server that vanished without a word is noticed within 15 s instead of TCP's two hours; one that hangs, by contact.
 _REACH = {
     "application_name": "gradcanary",
     "client_encoding": "utf8",
-    "connect_timeout": "5",
+    "connect_timeout": "3",
     "keepalives_idle": "5",
     "keepalives_interval": "5",
     "keepalives_count": "2",
@@ -146,6 +155,8 @@ def _open_postgresql(url: URL) -> Engine:
     # Errors are logged, and among the parameters of a statement may be a secret: they are hidden, here and below.
     # Of a pool, only a connection that answers is used: a restart of the server is not seen by any request after it.
     try:
+        from gradcanary_server.contact import ANSWER_S, Contact  # its driver comes with an extra
+
         engine = create_engine(
             url.set(drivername="postgresql+psycopg"),
             pool_size=8,
@@ -160,15 +171,25 @@ def _open_postgresql(url: URL) -> Engine:
         raise
     except ImportError as error:
         raise StoreError("psycopg finds no PostgreSQL client library: pip install 'psycopg[binary]'.") from error
-    event.listen(engine, "connect", _prepare_postgresql)
+    event.listen(engine, "do_connect", Contact(_prepare_postgresql).connect)
+    event.listen(engine, "checkout", lambda line, _record, _proxy: _limit(line, LOST_S))
+    event.listen(engine, "checkin", lambda line, _record: _limit(line, ANSWER_S))  # it is asked whether it lives next
     return engine
 
 
-def _prepare_postgresql(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
-    cursor = connection.cursor()
-    cursor.execute(_SETTINGS)
-    cursor.close()
+def _prepare_postgresql(connection: "psycopg.Connection[Any]") -> None:
+    connection.execute(_SETTINGS)
     connection.commit()  # else the first rollback takes the settings back
+
+
+def _limit(line: object, longest_s: float) -> None:
+    if line is not None:  # as it is once it was given up
+        cast("Line", line).limit_s = longest_s
+
+
+def take_time(connection: Connection) -> None:
+    """Let statements of a transaction on PostgreSQL take as long as they do, while the server answers others."""
+    _limit(connection.connection.driver_connection, math.inf)
 
 
 def _open_sqlite(url: URL) -> Engine:
