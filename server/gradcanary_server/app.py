@@ -36,6 +36,7 @@ from gradcanary_server.access import Access, Gate
 from gradcanary_server.addresses import Guard
 from gradcanary_server.archive import Archive
 from gradcanary_server.backtests import Backtests
+from gradcanary_server.checkpointer import MOST_PAGES, Checkpointer
 from gradcanary_server.compactor import Compactor
 from gradcanary_server.courier import Courier
 from gradcanary_server.database import Database
@@ -123,7 +124,7 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state, sets = app.state, KnownSets()
     state.settings = settings
     state.rules = rules.Rules() if settings.rules is None else rules_file.load(settings.rules)
-    state.database = Database(settings.db)
+    state.database = Database(settings.db, MOST_PAGES)
     log, tiles = Log(sets), Tiles()
     state.archive = Archive(log, tiles)
     state.storage = Storage(state.database)
@@ -154,7 +155,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         found = app.state.rules
         deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted, app.state.courier)
         app.state.loops[:] = deliverer, app.state.compactor, app.state.watchdog
-        app.state.takers = ingest_routes.takers()
+        if database.has_one_writer:
+            app.state.loops.append(Checkpointer(database))
+        app.state.takers = ingest_routes.takers(has_one_writer=database.has_one_writer)
         for loop in app.state.loops:
             loop.start()
         try:
