@@ -49,7 +49,6 @@ from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.precedence import Precedence
 from gradcanary_server.settings import Settings
-from gradcanary_server.shortcut import Shortcut
 from gradcanary_server.storage import Storage
 from gradcanary_server.tiles import Tiles
 from gradcanary_server.watchdog import Watchdog
@@ -112,7 +111,6 @@ def create_app(settings: Settings) -> FastAPI:
 def _guard(app: FastAPI, settings: Settings) -> None:
     """Put in front of the routes what each request passes; the last one added is the first one asked."""
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
-    app.add_middleware(Shortcut, route=ingest_routes.BATCH)
     app.add_middleware(Access, gate=app.state.gate)
     # A stranger's DNS brings no token along: with them every name is fine.
     names = ["*"] if settings.auth else [*LOOPBACK, *settings.hosts]
