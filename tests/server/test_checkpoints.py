@@ -14,7 +14,7 @@ from test_operations import samples
 from waiting import eventually
 
 from gradcanary import wire
-from gradcanary_server import checkpointer, database, wal
+from gradcanary_server import checkpointer, compactor, database, wal
 from gradcanary_server.app import create_app
 from gradcanary_server.engines import CHECKPOINT_PAGES
 from gradcanary_server.errors import RequestError
@@ -57,7 +57,8 @@ def stored(client, runs):
 @pytest.fixture
 def seldom(monkeypatch):
     """Nothing is put into the file unless a test asks for it."""
-    monkeypatch.setattr(checkpointer, "WAKE_S", 3600.0)
+    for loop in (checkpointer, compactor):  # that one, where it gives room back
+        monkeypatch.setattr(loop, "WAKE_S", 3600.0)
 
 
 @pytest.mark.usefixtures("seldom")
