@@ -155,7 +155,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.loops[:] = deliverer, app.state.compactor, app.state.watchdog
         if database.has_one_writer:
             app.state.loops.append(Checkpointer(database))
-        app.state.takers = ingest_routes.takers(has_one_writer=database.has_one_writer)
+        app.state.takers = ingest_routes.takers()
         for loop in app.state.loops:
             loop.start()
         try:

@@ -32,10 +32,8 @@ _REFUSED = {
 _OTHER_PROTOCOL: Responses = {426: {"model": Refusal, "description": "A protocol that is not spoken here: kept."}}
 
 TAKERS = 16
-"""Threads that store batches: the interpreter serves no more."""
-
-TAKERS_OF_ONE_WRITER = 64
-"""On SQLite one works at a time, and the others wait for the disk: as many batches as these share a flush at most."""
+"""Threads that store batches: on SQLite one works and the others wait for the disk, as many as share a flush; on
+PostgreSQL the interpreter serves no more."""
 
 Run = Annotated[str, Path(json_schema_extra={"pattern": requests.RUN})]
 Session = Annotated[str, Path(json_schema_extra={"pattern": requests.ID})]
@@ -54,9 +52,9 @@ async def hello(request: Request, run: Run, session: Session) -> Response:
     return await _answer(_ingest(request).hello, run, session, raw, _sent(request.headers.get("date")))
 
 
-def takers(*, has_one_writer: bool) -> ThreadPoolExecutor:
+def takers() -> ThreadPoolExecutor:
     """Return threads of their own for batches: in those of all other requests they would wait behind questions."""
-    return ThreadPoolExecutor(TAKERS_OF_ONE_WRITER if has_one_writer else TAKERS, "gradcanary-ingest")
+    return ThreadPoolExecutor(TAKERS, "gradcanary-ingest")
 
 
 async def batch(request: Request) -> Response:
