@@ -59,13 +59,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _failed)
 
 
-def refusal(request: Request, error: Exception) -> JSONResponse | None:
-    """Return what a request is answered that a route raised an error for, None for one that nobody foresaw."""
-    if isinstance(error, RequestError):
-        return answer(error)
-    return _stored(request, error) if isinstance(error, (DBAPIError, PoolTimeoutError)) else None
-
-
 def answer(error: RequestError, **headers: str) -> JSONResponse:
     """Return the response for an error, with more headers than it brings."""
     body = {"error": {"code": error.code, "message": error.message, "field": error.field}}
@@ -103,10 +96,6 @@ async def _misqueried(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _stored_nothing(request: Request, error: Exception) -> JSONResponse:
-    return _stored(request, error)
-
-
-def _stored(request: Request, error: Exception) -> JSONResponse:
     known = unavailable(error)
     if known is None:
         logger.error("%s %s failed in the database", request.method, request.url.path, exc_info=error)

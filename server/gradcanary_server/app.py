@@ -36,6 +36,7 @@ from gradcanary_server.access import Access, Gate
 from gradcanary_server.addresses import Guard
 from gradcanary_server.archive import Archive
 from gradcanary_server.backtests import Backtests
+from gradcanary_server.checkpointer import MOST_PAGES, Checkpointer
 from gradcanary_server.compactor import Compactor
 from gradcanary_server.courier import Courier
 from gradcanary_server.database import Database
@@ -47,7 +48,6 @@ from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.precedence import Precedence
 from gradcanary_server.settings import Settings
-from gradcanary_server.shortcut import Shortcut
 from gradcanary_server.storage import Storage
 from gradcanary_server.tiles import Tiles
 from gradcanary_server.watchdog import Watchdog
@@ -109,7 +109,6 @@ def create_app(settings: Settings) -> FastAPI:
 def _guard(app: FastAPI, settings: Settings) -> None:
     """Put in front of the routes what each request passes; the last one added is the first one asked."""
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
-    app.add_middleware(Shortcut, route=ingest_routes.BATCH)
     app.add_middleware(Access, gate=app.state.gate)
     # A stranger's DNS brings no token along: with them every name is fine.
     names = ["*"] if settings.auth else [*LOOPBACK, *settings.hosts]
@@ -121,7 +120,7 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state, sets = app.state, KnownSets()
     state.settings = settings
     state.rules = rules.Rules() if settings.rules is None else rules_file.load(settings.rules)
-    state.database = Database(settings.db)
+    state.database = Database(settings.db, MOST_PAGES)
     log, tiles = Log(sets), Tiles()
     state.archive = Archive(log, tiles)
     state.storage = Storage(state.database)
@@ -152,6 +151,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         found = app.state.rules
         deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted, app.state.courier)
         app.state.loops[:] = deliverer, app.state.compactor, app.state.watchdog
+        if database.has_one_writer:
+            app.state.loops.append(Checkpointer(database))
         app.state.takers = ingest_routes.takers()
         for loop in app.state.loops:
             loop.start()

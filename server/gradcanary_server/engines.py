@@ -5,14 +5,13 @@ import math
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from gradcanary_server.errors import StoreError
 
@@ -39,8 +38,12 @@ IDLE_S = 60
 LOST_S = STATEMENT_S + 10
 """After which the answer to a statement is lost, though the server speaks to others."""
 
-WAL_LIMIT = 8 * 2**20
-"""Bytes that SQLite's write-ahead log keeps on disk after a checkpoint."""
+WAL_LIMIT = 48 * 2**20
+"""Bytes that SQLite's write-ahead log keeps on disk after a checkpoint: to write over them takes the disk less than to
+make a file longer."""
+
+CHECKPOINT_PAGES = 1000
+"""From how many pages in the log on a commit puts them into the file; SQLite's own number."""
 
 _EXAMPLES = "sqlite:////srv/gradcanary.db or postgresql://USER:PASSWORD@HOST/NAME"
 
@@ -75,14 +78,17 @@ _REACH = {
 }
 
 
-def open_engine(url: str) -> Engine:
-    """Return the engine for an address, which connects when it is first used; raises StoreError."""
+def open_engine(url: str, checkpoint_pages: int = CHECKPOINT_PAGES) -> Engine:
+    """Return the engine for an address, which connects when it is first used; raises StoreError.
+
+    SQLite's commits put a log of so many pages into the file.
+    """
     try:
         parsed = make_url(url)
         if parsed.drivername in _POSTGRESQL:
             return _open_postgresql(parsed)
         if parsed.get_backend_name() == "sqlite":
-            return _open_sqlite(parsed)
+            return _open_sqlite(parsed, checkpoint_pages)
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise StoreError(f"--db {_shown(url)} is not a database URL: {_EXAMPLES}, for example.") from error
     raise StoreError(f"--db {_shown(url)}: this version stores in SQLite and PostgreSQL, {_EXAMPLES}.")
@@ -192,12 +198,13 @@ def take_time(connection: Connection) -> None:
     _limit(connection.connection.driver_connection, math.inf)
 
 
-def _open_sqlite(url: URL) -> Engine:
+def _open_sqlite(url: URL, checkpoint_pages: int) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise StoreError(f"--db {url}: name a file, sqlite:///FILE; readers need their own connections to it.")
     _create_private(Path(str(url.database)))
     engine = create_engine(url, pool_size=8, max_overflow=64, pool_use_lifo=True, hide_parameters=True)
-    event.listen(engine, "connect", _prepare_sqlite)
+    pragmas = (*_PRAGMAS, f"PRAGMA wal_autocheckpoint={checkpoint_pages}")
+    event.listen(engine, "connect", lambda connection, _record: _prepare_sqlite(connection, pragmas))
     return engine
 
 
@@ -219,11 +226,11 @@ def _unwritable(path: Path, why: str) -> StoreError:
     return StoreError(f"{path} cannot be created or written ({why}): choose a folder of yours with --data DIR.")
 
 
-def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+def _prepare_sqlite(connection: DBAPIConnection, pragmas: Sequence[str]) -> None:
     # Python's sqlite3 would begin on its own, deferred and only before writes; begin_sqlite says it instead.
     connection.isolation_level = None
     cursor = connection.cursor()
-    for pragma in _PRAGMAS:
+    for pragma in pragmas:
         cursor.execute(pragma)
     cursor.close()
 

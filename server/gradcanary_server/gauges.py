@@ -99,6 +99,9 @@ class Gauges(Collector):
         yield GaugeMetricFamily("gradcanary_compaction_waiting_sessions", words, value=waiting)
         size = self.database.size(connection)
         yield GaugeMetricFamily("gradcanary_store_bytes", "What the store takes on disk.", value=size)
+        if self.database.has_one_writer:
+            words, size = "What is in SQLite's log since it began anew.", self.database.log_size()
+            yield GaugeMetricFamily("gradcanary_store_log_bytes", words, value=size)
 
 
 def _moved(connection: Connection, names: dict[int, str]) -> list[tuple[int, float]]:
