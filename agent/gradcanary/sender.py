@@ -6,6 +6,8 @@ cannot take now is sent again later, byte for byte.
 
 from __future__ import annotations
 
+import atexit
+import math
 import shlex
 import threading
 import time
@@ -31,13 +33,17 @@ ORIGIN_WAIT_S = 2.0
 LAST_RETRY_S = 0.25
 """Between two tries while the process waits to end."""
 
-KEEP_SHARE = 0.1
-"""Of the time that an end may take: for the file of what was not sent."""
+KEEP_SHARES = (0.1, 0.5)
+"""Of the time that an end may take: for what was not sent, which goes to a file, at least and at most."""
 
 ABORT_S = 0.2
 """For a request that was cut off to fail."""
 
+SHUT_S = 5.0
+"""At most, for one record: it has some milliseconds of work, so this is of a machine that stands still."""
+
 KEPT = "the collector did not take everything in time; {steps} steps and the end are kept: gradcanary sync {folder}"
+UNREAD = "{steps} steps could not be read in time and are lost"
 TOO_LATE = "the collector did not take everything in time; the last steps are lost"
 
 Alerted = Callable[[wire.Brief], None]
@@ -69,7 +75,10 @@ class Sender:
         self._delivery = Delivery(url, transport, greeting, self._outbox, guard, self._hear, meanwhile)
         self._told: dict[int, str] = {}
         self._end: wire.End | None = None
-        self._deadline = 0.0
+        self._deadline = self._keep_until = 0.0
+        self._read_until = math.inf
+        self._reading = threading.Lock()
+        self._record_s = 0.0
         self._step: int | None = None
         self._passed: int | None = None
         self._dropped = 0
@@ -94,25 +103,53 @@ class Sender:
 
     def stop(self, end: wire.End, timeout_s: float) -> None:
         """Send what is left and the end, for so long at most; what then is left stays in a file."""
-        reserve_s = KEEP_SHARE * timeout_s
+        keep_s = self._keep_s(timeout_s)
         self._end = end
-        self._deadline = time.monotonic() + timeout_s - reserve_s
+        self._deadline = time.monotonic() + timeout_s - keep_s
+        self._keep_until = self._deadline + keep_s + ABORT_S
+        self._read_until = (self._deadline + self._keep_until) / 2
         self._stopping.set()
         if threading.current_thread() is self._thread:
-            return  # on_alert closed the watch: the rest is sent when it returns
-        self._thread.join(timeout_s - reserve_s)
-        if self._thread.is_alive():
-            self._transport.abort()
-            self._thread.join(reserve_s + ABORT_S)
-        if self._thread.is_alive():
-            self.unsent = TOO_LATE
-            self._guard.say(self.unsent)
+            atexit.register(self._outlast)  # on_alert closed the watch: the rest is sent when it returns
+        else:
+            self._outlast()
+
+    def _keep_s(self, timeout_s: float) -> float:
+        """Return how much of the time is to be left for a file: what there is to be read goes there, too."""
+        least, most = (share * timeout_s for share in KEEP_SHARES)
+        return min(least + 3 * self._record_s * len(self._ring), most)
+
+    def _outlast(self) -> None:
+        """Wait until the thread has ended, or its time is over."""
+        try:
+            self._thread.join(max(self._deadline - time.monotonic(), 0.0))
+            if self._thread.is_alive():
+                self._transport.abort()
+                self._thread.join(max(self._keep_until - time.monotonic(), 0.0))
+            if self._thread.is_alive():
+                self.unsent = TOO_LATE
+                self._guard.say(self.unsent)
+        finally:
+            if self._thread.is_alive():
+                self._shut()
+            self._ring.clear()
+
+    def _shut(self) -> None:
+        """Have nothing more read; from now on the thread is not in torch.
+
+        Python ends a thread that outlives it where that next asks for the GIL: in torch's C++ this is an abort of the
+        whole process, with the exit status 134.
+        """
+        self._read_until = -math.inf
+        if self._reading.acquire(timeout=SHUT_S):
+            self._reading.release()
 
     def _run(self) -> None:
         while not self._stopping.wait(FLUSH_S):
             self._guarded(self._round)
         for work in (self._read_records, self._finish, self._leave, self._transport.close):
             self._guarded(work)
+        atexit.unregister(self._outlast)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -180,6 +217,7 @@ class Sender:
             return
         if self._outbox.is_empty and not self._greeting.was_said:
             return  # nothing happened, and nobody knows of it
+        self._outbox.settle()
         self._outbox.spill(self._greeting.body(), self._delivery.limits)
         backlog.end(self._greeting.body(), self._ending())
         folder = backlog.left_in
@@ -189,24 +227,44 @@ class Sender:
         backlog.close()
 
     def _read_records(self) -> None:
-        self._read_at = time.monotonic()
+        began = self._read_at = time.monotonic()
         self._observer.meter.sent(time.thread_time())
-        while (record := self._ring.take()) is not None:
-            self._count_dropped()
-            try:
-                row = self._reader.read(record)
-            except Exception as error:  # noqa: BLE001 -- one bad step must not hold up the others
-                self._guard.catch("reading a step", error)
-                self._outbox.lose(1)
-                continue
-            self._observer.wishes = self._reader.wishes
-            self._step = row.step
-            self.latest = row if row.states is not None else self.latest
-            self._greeting.learn(self._observer, record.layers, self._reader.facts)
-            told: Row | None = own_faults(row) if record.is_silent else row
-            if told is not None and not self._delivery.is_over:
-                self._outbox.add(told)
+        count = 0
+        while self._may_read():
+            count += 1
+        if count:
+            self._record_s = (time.monotonic() - began) / count
         self._count_dropped()
+
+    def _may_read(self) -> bool:
+        """Read a record unless it is too late for that; tell whether there may be another one."""
+        with self._reading:
+            if time.monotonic() < self._read_until:
+                return self._read_next()
+            if given_up := self._ring.give_up():
+                self._guard.say(UNREAD.format(steps=given_up))
+            return False
+
+    def _read_next(self) -> bool:
+        """Read a record if there is one; what it holds of torch is let go of here."""
+        record = self._ring.take()
+        if record is None:
+            return False
+        self._count_dropped()
+        try:
+            row = self._reader.read(record)
+        except Exception as error:  # noqa: BLE001 -- one bad step must not hold up the others
+            self._guard.catch("reading a step", error)
+            self._outbox.lose(1)
+            return True
+        self._observer.wishes = self._reader.wishes
+        self._step = row.step
+        self.latest = row if row.states is not None else self.latest
+        self._greeting.learn(self._observer, record.layers, self._reader.facts)
+        told: Row | None = own_faults(row) if record.is_silent else row
+        if told is not None and not self._delivery.is_over:
+            self._outbox.add(told)
+        return True
 
     def _count_dropped(self) -> None:
         dropped, self._dropped = self._ring.dropped - self._dropped, self._ring.dropped

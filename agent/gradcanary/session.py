@@ -59,18 +59,29 @@ class Session:
             self._hooks.before_first_step = self._open
         else:
             self._open()
-        self.guard.wrap("attaching", self._hooks.attach)(model, optimizer)
+        if waits or self.sender is not None:
+            self.guard.wrap("attaching", self._hooks.attach)(model, optimizer)
 
     def _open(self) -> None:
         """Begin to send: only now there is a thread, and a process that has to say how it ends."""
         self._pid = os.getpid()
+        self.guard.wrap("trying the autograd engine", self._try_engine)()
+        self.guard.wrap("finding the rank", self.observer.place.find)()
+        self.guard.wrap("beginning to send", self._begin_to_send)()
+        if self.sender is not None:
+            self.guard.wrap("starting the sender", self.sender.start)()
+
+    def _try_engine(self) -> None:
         # A backward pass, and so not for one that waits: after it, where there is a GPU, torch forbids it to forks.
         was_paused, self.observer.paused = self.observer.paused, True
-        self.observer.has_callbacks = engine.has_callbacks()
-        self.observer.paused = was_paused
+        try:
+            self.observer.has_callbacks = engine.has_callbacks()
+        finally:
+            self.observer.paused = was_paused
         if not self.observer.has_callbacks:
             self.observer.facts.append(facts.NO_CALLBACKS)
-        self.observer.place.find()
+
+    def _begin_to_send(self) -> None:
         greeting = Greeting(self._begin(), self.observer)
         session, url = naming.session_id(), self._settings.url
         transport = Transport(url, self._settings.token, self._run, session)
@@ -83,7 +94,6 @@ class Session:
             self._on_alert,
             _spool_maker(self._run, session, url),
         )
-        self.guard.wrap("starting the sender", self.sender.start)()
 
     @property
     def has_stepped(self) -> bool:
@@ -127,10 +137,9 @@ class Session:
         began = time.monotonic()
         self.take_off()
         self.settle(min(timeout_s, FINISH_S))
-        if self.sender is None:
-            return
-        left_s = max(timeout_s - (time.monotonic() - began), 0.0)
-        self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
+        if self.sender is not None:
+            left_s = max(timeout_s - (time.monotonic() - began), 0.0)
+            self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
         self.guard.say_caught()
 
     def take_off(self) -> None:
@@ -154,8 +163,8 @@ class Session:
         self.guard.wrap("detaching", self._hooks.detach)()
 
     def _put(self, record: Record) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked worker has no sender thread
+        if os.getpid() != self._pid or self.sender is None:
+            return  # a forked worker has no sender thread, nor has a watch that could not begin
         if record.layers is not self._layers:
             self._layers = record.layers
             self._ring.capacity = capacity_for(len(record.layers))
