@@ -8,7 +8,7 @@ import os
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from gradcanary.transport import Answer, connect, trusted
+from gradcanary.transport import Answer, Connection, trusted
 
 TOKEN = "Give a token with --token or GRADCANARY_TOKEN, which ps does not show."  # noqa: S105 -- what to do for one
 
@@ -55,7 +55,7 @@ class Collector:
         if self._token is not None:
             headers["authorization"] = f"Bearer {self._token}"
         context = trusted(os.environ) if parts.scheme == "https" else None
-        connection = connect(parts.hostname or "", parts.port, context)
+        connection = Connection(parts.hostname or "", parts.port, context)
         try:
             content = None if body is None else json.dumps(body).encode()
             connection.request(method, f"{parts.path.rstrip('/')}/api/v1{path}", content, headers)

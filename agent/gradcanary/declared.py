@@ -1,7 +1,8 @@
 """In which dtype somebody asked for gradients to be summed: by a wrapper, a framework's config, or a parameter group.
 
 All of it is duck-typed: nothing is imported that the training has not imported. What torch itself has is tested with
-it; DeepSpeed and Megatron do not run without GPUs, and are tested with stand-ins of their attribute names.
+it; DeepSpeed and Megatron do not run without GPUs, and are tested with stand-ins of their attribute names. Accelerate
+declares nothing itself: it hands what it was told to DDP, FSDP or DeepSpeed, which are asked here.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from gradcanary.summed import is_summed
 _KEY = re.compile("grad|accum|reduce")
 _PRECISION = re.compile("dtype|precision|fp16|fp32|bf16")
 _NAMES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+_OF_DEEPSPEED = ("gradient_accumulation_dtype", "grad_acc_dtype")
+"""Of its optimizers: those of ZeRO, and ``BF16_Optimizer``."""
+
 _HOOKS = {"bf16_compress": "bfloat16", "fp16_compress": "float16"}
 
 
@@ -81,7 +85,8 @@ def _asked_by(module: nn.Module) -> str | None:
         hooks = [getattr(hook, "__name__", "") for hook, _ in has.get("_comm_hooks", ())]
         return next((dtype for hook in hooks for name, dtype in _HOOKS.items() if name in hook), None)
     if "DeepSpeedEngine" in kinds:
-        return _name(getattr(has.get("optimizer"), "gradient_accumulation_dtype", None))
+        asked = (_name(getattr(has.get("optimizer"), name, None)) for name in _OF_DEEPSPEED)
+        return next((dtype for dtype in asked if dtype is not None), None)
     return None
 
 

@@ -79,6 +79,11 @@ class Outbox:
         """Count steps of which no row came."""
         self._unplaced += steps
 
+    def settle(self) -> None:
+        """Count what was lost after the last row with the backlog: no row comes any more that would tell of it."""
+        self.backlog.tally.carried += self._unplaced
+        self._unplaced = 0
+
     def spill(self, hello: bytes, limits: wire.Limits) -> None:
         """Put everything into the backlog."""
         if self._parcel is None and not self._rows:

@@ -17,6 +17,7 @@ class Ring(Generic[Item]):
         self.capacity = capacity
         self.dropped = 0
         self._items: deque[Item] = deque()
+        self._given_up: deque[Item] = deque()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -35,6 +36,16 @@ class Ring(Generic[Item]):
             return self._items.popleft()
         except IndexError:
             return None
+
+    def give_up(self) -> int:
+        """Count all that is there as dropped, and return how many; it is held until :meth:`clear`."""
+        self._given_up, self._items = self._items, deque()
+        self.dropped += len(self._given_up)
+        return len(self._given_up)
+
+    def clear(self) -> None:
+        """Let go of what was given up. In the thread that puts: to free a tensor is work of torch, too."""
+        self._given_up.clear()
 
 
 def capacity_for(layers: int) -> int:

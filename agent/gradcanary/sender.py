@@ -6,6 +6,8 @@ cannot take now is sent again later, byte for byte.
 
 from __future__ import annotations
 
+import atexit
+import math
 import shlex
 import threading
 import time
@@ -37,13 +39,17 @@ LAST_RETRY_S = 0.25
 
 FINISHED = wire.End("finished", None, None)
 
-KEEP_SHARE = 0.1
-"""Of the time that an end may take: for the file of what was not sent."""
+KEEP_SHARES = (0.1, 0.5)
+"""Of the time that an end may take: for what was not sent, which goes to a file, at least and at most."""
 
 ABORT_S = 0.2
 """For a request that was cut off to fail."""
 
+SHUT_S = 5.0
+"""At most, for one record: it has some milliseconds of work, so this is of a machine that stands still."""
+
 KEPT = "the collector did not take everything in time; {steps} steps and the end are kept: gradcanary sync {folder}"
+UNREAD = "{steps} steps could not be read in time and are lost"
 TOO_LATE = "the collector did not take everything in time; the last steps are lost"
 
 Alerted = Callable[[wire.Brief], None]
@@ -82,7 +88,10 @@ class Sender:
         self._guard, self._on_alert = guard, on_alert
         self._told: dict[int, str] = {}
         self._end: wire.End | None = None
-        self._deadline = 0.0
+        self._deadline = self._keep_until = 0.0
+        self._read_until = math.inf
+        self._reading = threading.Lock()
+        self._record_s = 0.0
         self._dropped = 0
         self._take(line)
         self._beat_at = time.monotonic() + INTERVAL_S
@@ -118,25 +127,53 @@ class Sender:
 
     def stop(self, end: wire.End, timeout_s: float) -> None:
         """Send what is left and the end, for so long at most; what then is left stays in a file."""
-        reserve_s = KEEP_SHARE * timeout_s
+        keep_s = self._keep_s(timeout_s)
         self._end = end
-        self._deadline = time.monotonic() + timeout_s - reserve_s
+        self._deadline = time.monotonic() + timeout_s - keep_s
+        self._keep_until = self._deadline + keep_s + ABORT_S
+        self._read_until = (self._deadline + self._keep_until) / 2
         self._stopping.set()
         if threading.current_thread() is self._thread:
-            return  # on_alert closed the watch: the rest is sent when it returns
-        self._thread.join(timeout_s - reserve_s)
-        if self._thread.is_alive():
-            self._transport.abort()
-            self._thread.join(reserve_s + ABORT_S)
-        if self._thread.is_alive():
-            self.unsent = TOO_LATE
-            self._guard.say(self.unsent)
+            atexit.register(self._outlast)  # on_alert closed the watch: the rest is sent when it returns
+        else:
+            self._outlast()
+
+    def _keep_s(self, timeout_s: float) -> float:
+        """Return how much of the time is to be left for a file: what there is to be read goes there, too."""
+        least, most = (share * timeout_s for share in KEEP_SHARES)
+        return min(least + 3 * self._record_s * len(self._ring), most)
+
+    def _outlast(self) -> None:
+        """Wait until the thread has ended, or its time is over."""
+        try:
+            self._thread.join(max(self._deadline - time.monotonic(), 0.0))
+            if self._thread.is_alive():
+                self._transport.abort()
+                self._thread.join(max(self._keep_until - time.monotonic(), 0.0))
+            if self._thread.is_alive():
+                self.unsent = TOO_LATE
+                self._guard.say(self.unsent)
+        finally:
+            if self._thread.is_alive():
+                self._shut()
+            self._ring.clear()
+
+    def _shut(self) -> None:
+        """Have nothing more read; from now on the thread is not in torch.
+
+        Python ends a thread that outlives it where that next asks for the GIL: in torch's C++ this is an abort of the
+        whole process, with the exit status 134.
+        """
+        self._read_until = -math.inf
+        if self._reading.acquire(timeout=SHUT_S):
+            self._reading.release()
 
     def _run(self) -> None:
         while not self._stopping.wait(FLUSH_S):
             self._guarded(self._round)
         for work in (self._read_records, self._finish, self._leave, self._hang_up):
             self._guarded(work)
+        atexit.unregister(self._outlast)
 
     def _hang_up(self) -> None:
         self._transport.close()
@@ -167,12 +204,16 @@ class Sender:
         if is_early and not self._greeting.was_said and self._end is None:
             return
         while self._delivery.send_next():
-            if self._stopping.is_set() and time.monotonic() >= self._deadline:
+            if self._is_late():
                 return
             if time.monotonic() - self._read_at >= FLUSH_S:
                 self._read_records()
                 self._spill()
                 self._beat()
+
+    def _is_late(self) -> bool:
+        """Say whether the training's process waits for the end, and longer than it wants to."""
+        return self._stopping.is_set() and time.monotonic() >= self._deadline
 
     def _spill(self) -> None:
         """Keep what the collector does not take now, behind what it did not take before."""
@@ -196,6 +237,9 @@ class Sender:
 
     def _is_said(self) -> bool:
         self._flush()
+        return self._says_end()
+
+    def _says_end(self) -> bool:
         if self._outbox.is_untold and self._greeting.was_said:
             self._tell_state()
         return self._delivery.end(self._ending())
@@ -210,23 +254,28 @@ class Sender:
         does not take of it right now stays in a file.
         """
         if self._greeting.was_said or not self._outbox.is_empty:
-            ended, self._end = self._end, self._end or FINISHED
-            if time.monotonic() >= self._delivery.retry_at:
-                self._flush()
-            if self._delivery.is_over or not self._delivery.end(self._ending()):
-                self._leave()
-            self._end = ended
+            self._greeting.learn(self._observer, None)
+            while time.monotonic() >= self._delivery.retry_at and not self._is_late() and self._delivery.send_next():
+                pass
+            if self._delivery.is_over:
+                self._outbox.clear()
+            elif not self._says_end():
+                self._keep()
         self._transport.close()
         self._take(line)
+        if self._is_late():
+            self._transport.abort()  # who waits for us has aborted the last one
 
     def _leave(self) -> None:
         """Leave what was not sent, and the end, in a file, and say where."""
-        backlog = self._outbox.backlog
         if self._delivery.is_over or self._end is None:
             self._outbox.clear()
-            return
-        if self._outbox.is_empty and not self._greeting.was_said:
-            return  # nothing happened, and nobody knows of it
+        elif not self._outbox.is_empty or self._greeting.was_said:  # otherwise nothing happened, and nobody knows of it
+            self._keep()
+
+    def _keep(self) -> None:
+        backlog = self._outbox.backlog
+        self._outbox.settle()
         self._outbox.spill(self._greeting.body(), self._delivery.limits)
         backlog.end(self._greeting.body(), self._ending())
         folder = backlog.left_in
@@ -236,26 +285,59 @@ class Sender:
         backlog.close()
 
     def _read_records(self) -> None:
-        self._read_at = time.monotonic()
+        began = self._read_at = time.monotonic()
         self._observer.meter.sent(time.thread_time())
-        while (record := self._ring.take()) is not None:
-            self._count_dropped()
-            if record.place != self._greeting.place:
-                self._move(self._moves(record.place, record.step))
-            try:
-                row = self._reader.read(record)
-            except Exception as error:  # noqa: BLE001 -- one bad step must not hold up the others
-                self._guard.catch("reading a step", error)
-                self._outbox.lose(1)
-                continue
-            self._observer.wishes = self._reader.wishes
-            self._step = row.step
-            self.latest = row if row.states is not None else self.latest
-            self._greeting.learn(self._observer, record.layers, self._reader.facts)
-            told: Row | None = own_faults(row) if record.is_silent else row
-            if told is not None and not self._delivery.is_over:
-                self._outbox.add(told)
+        count = 0
+        while self._may_read():
+            count += 1
+        if count:
+            self._record_s = (time.monotonic() - began) / count
         self._count_dropped()
+
+    def _may_read(self) -> bool:
+        """Read a record unless it is too late for that; tell whether there may be another one."""
+        with self._reading:
+            if time.monotonic() < self._read_until:
+                return self._read_next()
+            if given_up := self._ring.give_up():
+                self._guard.say(UNREAD.format(steps=given_up))
+            return False
+
+    def _read_next(self) -> bool:
+        """Read a record if there is one; what it holds of torch is let go of here."""
+        record = self._ring.take()
+        if record is None:
+            return False
+        self._count_dropped()
+        if record.place != self._greeting.place and not self._follow(record):
+            self._outbox.lose(1)
+            return True
+        try:
+            row = self._reader.read(record)
+        except Exception as error:  # noqa: BLE001 -- one bad step must not hold up the others
+            self._guard.catch("reading a step", error)
+            self._outbox.lose(1)
+            return True
+        self._observer.wishes = self._reader.wishes
+        self._step = row.step
+        self.latest = row if row.states is not None else self.latest
+        self._greeting.learn(self._observer, record.layers, self._reader.facts)
+        told: Row | None = own_faults(row) if record.is_silent else row
+        if told is not None and not self._delivery.is_over:
+            self._outbox.add(told)
+        return True
+
+    def _follow(self, record: Record) -> bool:
+        """Begin the session that a record belongs to; tell whether it is still to be read.
+
+        This waits for the collector, and so not with the lock: a process that ends waits for that.
+        """
+        self._reading.release()
+        try:
+            self._move(self._moves(record.place, record.step))
+        finally:
+            self._reading.acquire()
+        return time.monotonic() < self._read_until
 
     def _count_dropped(self) -> None:
         dropped, self._dropped = self._ring.dropped - self._dropped, self._ring.dropped

@@ -59,21 +59,31 @@ class Session:
             self._hooks.before_first_step = self._open
         else:
             self._open()
-        self.guard.wrap("attaching", self._hooks.attach)(model, optimizer)
+        if waits or self.sender is not None:
+            self.guard.wrap("attaching", self._hooks.attach)(model, optimizer)
 
     def _open(self) -> None:
         """Begin to send: only now there is a thread, and a process that has to say how it ends."""
         self._pid = os.getpid()
+        self.guard.wrap("trying the autograd engine", self._try_engine)()
+        self.guard.wrap("finding the rank", self.observer.place.find)()
+        self.guard.wrap("beginning to send", self._begin_to_send)()
+        if self.sender is not None:
+            self.guard.wrap("starting the sender", self.sender.start)()
+
+    def _try_engine(self) -> None:
         # A backward pass, and so not for one that waits: after it, where there is a GPU, torch forbids it to forks.
         was_paused, self.observer.paused = self.observer.paused, True
-        self.observer.has_callbacks = engine.has_callbacks()
-        self.observer.paused = was_paused
+        try:
+            self.observer.has_callbacks = engine.has_callbacks()
+        finally:
+            self.observer.paused = was_paused
         if not self.observer.has_callbacks:
             self.observer.facts.append(facts.NO_CALLBACKS)
-        self.observer.place.find()
+
+    def _begin_to_send(self) -> None:
         line = self._line(Greeting(self._begin(), self.observer, self.observer.place.told))
         self.sender = Sender(self.observer, self._ring, line, self._move, self.guard, self._on_alert)
-        self.guard.wrap("starting the sender", self.sender.start)()
 
     def _line(self, greeting: Greeting) -> Line:
         """Return the way to the collector of a new session."""
@@ -128,10 +138,9 @@ class Session:
         began = time.monotonic()
         self.take_off()
         self.settle(min(timeout_s, FINISH_S))
-        if self.sender is None:
-            return
-        left_s = max(timeout_s - (time.monotonic() - began), 0.0)
-        self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
+        if self.sender is not None:
+            left_s = max(timeout_s - (time.monotonic() - began), 0.0)
+            self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
         self.guard.say_caught()
 
     def take_off(self) -> None:
@@ -155,8 +164,8 @@ class Session:
         self.guard.wrap("detaching", self._hooks.detach)()
 
     def _put(self, record: Record) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked worker has no sender thread
+        if os.getpid() != self._pid or self.sender is None:
+            return  # a forked worker has no sender thread, nor has a watch that could not begin
         if record.layers is not self._layers:
             self._layers = record.layers
             self._ring.capacity = capacity_for(len(record.layers))

@@ -6,15 +6,23 @@ import contextlib
 import gzip
 import http.client
 import json
+import math
 import os
 import socket
 import ssl
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 TIMEOUT_S = 10.0
+"""For a request as a whole, however its bytes come; its body has the time beside that which it takes at ``SLOWEST``."""
+
+SLOWEST = 2**17
+"""Bytes a second of the slowest line that is worth waiting for: the largest body, of 4 MiB, has 32 s."""
+
 MAX_ANSWER = 2**20
 """Bytes of an answer that are read: a reply names open incidents and is far smaller."""
 
@@ -47,6 +55,93 @@ class Answer:
         return error if isinstance(error, dict) else {}
 
 
+class _Timely(socket.socket):
+    """A socket that waits ``TIMEOUT_S`` for a byte to come or to go, and for none any more from ``ends_at`` on.
+
+    ``ends_at`` is of the monotonic clock. A timeout of the socket alone begins anew with each byte.
+    """
+
+    ends_at = math.inf
+
+    def hurry(self) -> None:
+        """Have the next operation end in time; raises TimeoutError if there is none left."""
+        left_s = self.ends_at - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the answer is not complete in time")
+        self.settimeout(min(left_s, TIMEOUT_S))
+
+    def recv_into(self, *arguments: Any) -> int:  # noqa: ANN401 -- those of a socket, or of one over TLS
+        self.hurry()
+        return super().recv_into(*arguments)
+
+    def sendall(self, data: Any, *_flags: Any) -> None:  # noqa: ANN401 -- likewise
+        rest = memoryview(data)
+        while rest:
+            self.hurry()
+            rest = rest[self.send(rest) :]
+
+
+class _TimelyTls(_Timely, ssl.SSLSocket):
+    """The same over TLS."""
+
+
+class Connection(http.client.HTTPConnection):
+    """Opens with its first request, over TLS where there is a context for it; can be cut off at any time."""
+
+    def __init__(self, host: str, port: int | None, context: ssl.SSLContext | None) -> None:
+        self.default_port = http.client.HTTP_PORT if context is None else http.client.HTTPS_PORT
+        super().__init__(host, port)
+        self._trusted = context
+        self._ends_at = math.inf
+        self._latest: _Timely | None = None
+
+    def connect(self) -> None:
+        """Open a socket to the first address that takes it; as http.client does, but within the time of the request."""
+        error: OSError | None = None
+        for family, kind, protocol, _, address in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
+            opened = self._hold(_Timely(family, kind, protocol))
+            try:
+                opened.hurry()
+                opened.connect(address)
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError as refused:
+                opened.close()
+                error = refused
+            else:
+                self.sock = opened if self._trusted is None else self._secured(opened, self._trusted)
+                return
+        raise error or OSError(f"{self.host} has no address")
+
+    def end_at(self, ends_at: float) -> None:
+        """Set when the present request is over, by the monotonic clock."""
+        self._ends_at = ends_at
+        if self._latest is not None:
+            self._latest.ends_at = ends_at
+
+    def cut(self) -> None:
+        """Make what is under way in another thread fail now: to connect, to send or to wait for the answer."""
+        if self._latest is not None:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                self._latest.shutdown(socket.SHUT_RDWR)
+
+    def _secured(self, opened: _Timely, context: ssl.SSLContext) -> _Timely:
+        wrapped = context.wrap_socket(opened, server_hostname=self.host, do_handshake_on_connect=False)
+        secure = self._hold(wrapped)
+        try:
+            secure.hurry()
+            wrapped.do_handshake()
+        except BaseException:
+            secure.close()
+            raise
+        return secure
+
+    def _hold(self, opened: Any) -> _Timely:  # noqa: ANN401 -- a context cannot tell which kind of socket it makes
+        # A reference of its own: http.client lets go of the socket while the last answer on it still comes.
+        self._latest = opened
+        opened.ends_at = self._ends_at
+        return self._latest
+
+
 class Transport:
     """Talks to one session's paths of one collector."""
 
@@ -58,7 +153,7 @@ class Transport:
         self._base = f"{parts.path.rstrip('/')}/api/v1/runs/{quote(run)}/sessions/{quote(session)}"
         self._token = token
         self._trusted: ssl.SSLContext | None = None
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: Connection | None = None
         self.is_aborted = False
 
     def send(self, method: str, path: str, body: bytes, *, compress: bool = False) -> Answer:
@@ -71,8 +166,9 @@ class Transport:
             headers["content-encoding"] = "gzip"
             body = gzip.compress(body, mtime=0)
         was_open = self._connection is not None
+        ends_at = time.monotonic() + TIMEOUT_S + len(body) / SLOWEST
         try:
-            return self._exchange(method, path, body, headers)
+            return self._exchange(method, path, body, headers, ends_at)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             if isinstance(error, ssl.SSLCertVerificationError):
@@ -81,7 +177,7 @@ class Transport:
             if not (was_open and isinstance(error, (http.client.RemoteDisconnected, ConnectionError))):
                 raise UnreachableError(f"{type(error).__name__}: {error}") from error
         try:
-            return self._exchange(method, path, body, headers)
+            return self._exchange(method, path, body, headers, ends_at)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
@@ -89,10 +185,9 @@ class Transport:
     def abort(self) -> None:
         """Make the request that is under way in another thread fail now, and each one after it."""
         self.is_aborted = True
-        sock = None if self._connection is None else self._connection.sock
-        if sock is not None:
-            with contextlib.suppress(OSError):  # closed meanwhile
-                sock.shutdown(socket.SHUT_RDWR)
+        connection = self._connection
+        if connection is not None:
+            connection.cut()
 
     def close(self) -> None:
         """Close the connection; the next request opens another one."""
@@ -100,22 +195,25 @@ class Transport:
             self._connection.close()
             self._connection = None
 
-    def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+    def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str], ends_at: float) -> Answer:
         if self.is_aborted:
             raise ConnectionAbortedError("the watch has ended")
         if self._connection is None:
             self._connection = self._connect()
+        self._connection.end_at(ends_at)
         self._connection.request(method, self._base + path, body, headers)
         response = self._connection.getresponse()
         content = response.read(MAX_ANSWER)
+        if self.is_aborted:
+            raise ConnectionAbortedError("the watch has ended")  # it was cut off, and may look as if it were complete
         if response.will_close or not response.isclosed():
             self.close()
         return Answer(response.status, content, _seconds(response.getheader("retry-after")))
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _connect(self) -> Connection:
         if self._is_tls and self._trusted is None:
             self._trusted = trusted(os.environ)  # once: to read the authorities takes longer than to connect
-        return connect(self._host, self._port, self._trusted)
+        return Connection(self._host, self._port, self._trusted)
 
 
 def trusted(environ: Mapping[str, str]) -> ssl.SSLContext:
@@ -125,18 +223,13 @@ def trusted(environ: Mapping[str, str]) -> ssl.SSLContext:
     """
     authority = environ.get("GRADCANARY_CA_FILE")
     try:
-        return ssl.create_default_context(cafile=authority or None)
+        context = ssl.create_default_context(cafile=authority or None)
     except OSError as error:
         if not authority:
             raise
         raise OSError(f"GRADCANARY_CA_FILE={authority!r} is no certificate in PEM: {error}") from error
-
-
-def connect(host: str, port: int | None, context: ssl.SSLContext | None) -> http.client.HTTPConnection:
-    """Return a connection that opens with its first request, over TLS where there is a context for it."""
-    if context is None:
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-    return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
+    context.sslsocket_class = _TimelyTls
+    return context
 
 
 def _seconds(header: str | None) -> float | None:

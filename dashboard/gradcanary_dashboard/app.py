@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from dash import Dash
@@ -10,7 +11,7 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gradcanary_dashboard import callbacks, client, csv_files, news, on_demand, pages, shell
@@ -107,8 +108,37 @@ class Documents:
             await send(message)
 
         with client.reading_as(Headers(scope=scope)):
+            if _is_visit(scope):
+                await _Visit(self.app, sending).answer(scope, receive)
+                return
             answering = self.files if _is_file(scope) else self.app
             await answering(scope, receive, sending)
+
+
+class _Visit:
+    """Answers whoever looks for a page with one, where there is nothing: the API's 404 is for programs."""
+
+    def __init__(self, app: ASGIApp, send: Send) -> None:
+        self._app, self._send = app, send
+        self._is_nowhere = False
+
+    async def answer(self, scope: Scope, receive: Receive) -> None:
+        """Answer a request."""
+        await self._app(scope, receive, self._passing)
+        if self._is_nowhere:
+            await HTMLResponse(shell.NOWHERE, HTTPStatus.NOT_FOUND)(scope, receive, self._send)
+
+    async def _passing(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._is_nowhere = message["status"] == HTTPStatus.NOT_FOUND
+        if not self._is_nowhere:
+            await self._send(message)
+
+
+def _is_visit(scope: Scope) -> bool:
+    """Tell whether a person looks for a page: only browsers that go somewhere want a document before all else."""
+    wanted = Headers(scope=scope).get("accept", "")
+    return scope["method"] == "GET" and wanted.startswith("text/html") and not scope["path"].startswith("/api/")
 
 
 def _is_small(headers: Headers, method: str) -> bool:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import heapq
-import io
 import json
 import math
-import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
@@ -18,10 +16,11 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 
-from gradcanary_dashboard import compare_data, layer_data, layers, panels, run_data
+from gradcanary_dashboard import compare_data, incident_filter, incident_tables, layer_data, layers, panels, run_data
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.compare_data import COSTS, Compared, CompareData
 from gradcanary_dashboard.compare_view import CompareView, parse_compare
+from gradcanary_dashboard.csv_tables import Pieces, Table, file_name, written
 from gradcanary_dashboard.difference_rows import dtype
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.layers import Layer
@@ -29,17 +28,9 @@ from gradcanary_dashboard.stats import STATS
 from gradcanary_dashboard.threads import QUESTIONS, apart
 from gradcanary_dashboard.view import View, parse
 
-FORMULA = ("=", "+", "-", "@")
-"""How a cell begins that a spreadsheet runs; names come from strangers."""
-
-ROWS = 500
-"""Of a piece that is made here."""
-
 OF_LAYER = ("name", "block", "param_dtype", "micro_steps", "step", "state")
 LAST = ("absmax", "norm", "zero_fraction", "nonfinite", "update_ratio", "accumulation_error", "frozen_fraction")
 
-Pieces = Iterator[bytes]
-Table = Iterator[Sequence[object]]
 Made = Callable[[ExitStack], tuple[str, Pieces]]
 """Opens what is downloaded, in a stack that is closed in the end; returns the name of the file and what is in it."""
 
@@ -71,11 +62,19 @@ def register(server: FastAPI, collector: Collector) -> None:
     async def compared_layers(search: str) -> Response:
         return await _answered(lambda _: of_differences(collector, parse_compare(search)))
 
+    @server.get("/_csv/incident", include_in_schema=False)
+    async def members_of_incident(number: int) -> Response:
+        return await _answered(lambda _: incident_tables.of_members(collector, number))
+
+    @server.get("/_csv/incidents", include_in_schema=False)
+    async def listed_incidents(search: str = "") -> Response:
+        return await _answered(lambda _: incident_tables.of_incidents(collector, incident_filter.parse(search)))
+
 
 def of_heatmap(collector: Collector, stack: ExitStack, run: str, view: View) -> tuple[str, Pieces]:
     """Return the samples of the view: its stat, its steps, the layers whose rows it shows."""
     asked = {"stat": view.stat, "match": view.rows, **run_data.bounds(view)}
-    return _file(run, view.stat, view), stack.enter_context(collector.download(run, "export.csv", **asked))
+    return file_name(run, view.stat, view), stack.enter_context(collector.download(run, "export.csv", **asked))
 
 
 def of_panel(collector: Collector, stack: ExitStack, run: str, key: str, view: View) -> tuple[str, Pieces]:
@@ -87,7 +86,7 @@ def of_panel(collector: Collector, stack: ExitStack, run: str, key: str, view: V
     tags = ["{}"] if is_rate else [json.dumps(each.tags) for each in panel.chosen(view)]
     asked = {"name": panel.asked, "tags": tags, **run_data.bounds(view)}
     what = "learning-rate" if is_rate else panel.names[0]
-    return _file(run, what, view), stack.enter_context(collector.download(run, "metrics.csv", **asked))
+    return file_name(run, what, view), stack.enter_context(collector.download(run, "metrics.csv", **asked))
 
 
 def of_layer(
@@ -100,7 +99,7 @@ def of_layer(
     stats = [stat] if stat in STATS else layer_data.measured(collector, run, found["layer"])
     asked = {"stat": stats, "layer": str(found["layer"]), **run_data.bounds(view)}
     what = [found["name"], *([stat] if stat in STATS else [])]
-    return _file(run, *what, view), stack.enter_context(collector.download(run, "export.csv", **asked))
+    return file_name(run, *what, view), stack.enter_context(collector.download(run, "export.csv", **asked))
 
 
 def of_layers(collector: Collector, run: str, view: View) -> tuple[str, Pieces]:
@@ -109,7 +108,7 @@ def of_layers(collector: Collector, run: str, view: View) -> tuple[str, Pieces]:
     if view.rows:
         drawn, refusal = run_data.picture(collector, run, view)
         known = run_data.matching(known, drawn, is_refused=refusal is not None)
-    return _file(run, "layers"), _written(_layers(layers.worst_first(known)))
+    return file_name(run, "layers"), written(_layers(layers.worst_first(known)))
 
 
 def of_curves(collector: Collector, stack: ExitStack, wanted: CompareView) -> tuple[str, Pieces]:
@@ -118,15 +117,15 @@ def of_curves(collector: Collector, stack: ExitStack, wanted: CompareView) -> tu
     read = [_read(collector, stack, run, data.layer, wanted) for run in data.runs]
     heads = ["step" if wanted.align == "step" else "steps since the first of each run"]
     heads += [f"{run.name} {what}" for run, (whats, _) in zip(data.runs, read, strict=True) for what in whats]
-    name = _file("compare", *(run.name for run in data.runs), wanted.view.stat, wanted.view)
-    return name, _written(_joined(heads, [(len(whats), rows) for whats, rows in read]))
+    name = file_name("compare", *(run.name for run in data.runs), wanted.view.stat, wanted.view)
+    return name, written(_joined(heads, [(len(whats), rows) for whats, rows in read]))
 
 
 def of_differences(collector: Collector, wanted: CompareView) -> tuple[str, Pieces]:
     """Return the layers of a comparison, the one that differs most first, all of them."""
     data = _compared(collector, wanted)
-    name = _file("compare", *(run.name for run in data.runs), wanted.view.stat, "differences", wanted.view)
-    return name, _written(_differences(data, wanted.view.stat))
+    name = file_name("compare", *(run.name for run in data.runs), wanted.view.stat, "differences", wanted.view)
+    return name, written(_differences(data, wanted.view.stat))
 
 
 def _compared(collector: Collector, wanted: CompareView) -> CompareData:
@@ -219,43 +218,6 @@ def _lines(pieces: Pieces) -> Iterator[str]:
         yield from (line.decode() for line in whole)
     if rest:
         yield rest.decode()
-
-
-def _written(table: Table) -> Pieces:
-    """Yield a table as CSV; no cell of it is a formula, but numbers may have their sign."""
-    sheet = io.StringIO()
-    writer = csv.writer(sheet, lineterminator="\n")
-    for place, row in enumerate(table, start=1):
-        writer.writerow([_safe(cell) for cell in row])
-        if place % ROWS == 0:
-            yield sheet.getvalue().encode()
-            sheet.seek(0)
-            sheet.truncate()
-    yield sheet.getvalue().encode()
-
-
-def _safe(cell: object) -> object:
-    if not isinstance(cell, str) or not cell.startswith(FORMULA) or _is_number(cell):
-        return cell
-    return f"'{cell}"
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _file(*parts: str | View) -> str:
-    """Return the name of a file: the run, what is in it, and of which steps where some are out of sight."""
-    words = [_bounds(part) if isinstance(part, View) else part for part in parts]
-    return re.sub(r"[^\w.-]+", "_", "-".join(filter(None, words)), flags=re.ASCII) + ".csv"
-
-
-def _bounds(view: View) -> str:
-    return f"{view.from_step or 0}-{'end' if view.to_step is None else view.to_step}" if view.is_zoomed else ""
 
 
 class _Opened:

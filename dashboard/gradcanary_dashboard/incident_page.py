@@ -8,7 +8,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gradcanary_dashboard import drawing, incident_members, incident_words, parts, timeline, wording
+from gradcanary_dashboard import drawing, incident_members, incident_words, parts, sharing, timeline, wording
 from gradcanary_dashboard.drawing import DRAWN
 from gradcanary_dashboard.incident_actions import actions
 from gradcanary_dashboard.timeline import Entry
@@ -39,7 +39,10 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     story_card = parts.card("story", story, title="What happened")
     columns = [html.Div(told, className="figures"), html.Div(story_card, className="beside")]
     return [
-        parts.crumbs([("Incidents", "/incidents")], name),
+        html.Div(
+            [parts.crumbs([("Incidents", "/incidents")], name), sharing.of_incident(place["incident"])],
+            className="run-head",
+        ),
         html.Div(said, id="incident-verdict", **parts.attributes(aria_live="polite")),
         drawing.slot("incident-state", contents.get("incident-state")),
         html.Div(contents.get("incident-tiles"), id="incident-tiles", className="tiles"),

@@ -8,14 +8,14 @@ from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import drawing, incident_filter, incident_words, parts, wording
+from gradcanary_dashboard import drawing, incident_filter, incident_words, parts, sharing, wording
 from gradcanary_dashboard.drawing import DRAWN
 from gradcanary_dashboard.incident_actions import actions
 from gradcanary_dashboard.incident_data import Chapter
 from gradcanary_dashboard.incident_filter import Filter
 from gradcanary_dashboard.view import View, run_url
 
-SLOTS = {"incidents-listed": DRAWN, "incidents-rules": "children"}
+SLOTS = {"incidents-csv": "href", "incidents-listed": DRAWN, "incidents-rules": "children"}
 """Id and property of everything that a refresh fills."""
 
 TITLES = {"open": "Open", "resolved": "History"}
@@ -24,7 +24,7 @@ TITLES = {"open": "Open", "resolved": "History"}
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page: what is chosen stays, the lists are filled."""
     return [
-        html.Div([html.H1("Incidents"), _bar(contents)], className="incidents-head"),
+        html.Div([html.H1("Incidents"), sharing.of_incidents(contents), _bar(contents)], className="incidents-head"),
         drawing.slot("incidents-listed", contents.get("incidents-listed")),
         dcc.Location(id="incidents-url", refresh=False),
         parts.heart("incidents", contents.get("shown")),
@@ -37,6 +37,7 @@ def fill(chapters: Sequence[Chapter], chosen: Filter, rules: Sequence[str], url:
     return {
         "title": "Incidents",
         "incidents-rules": _options({"": "every rule", **{rule: rule.replace("_", " ") for rule in rules}}),
+        "incidents-csv": sharing.incidents_url(incident_filter.url(replace(chosen, before=None))),
         "incidents-listed": drawing.drawn(listed or _none(chosen, url)),
     }
 

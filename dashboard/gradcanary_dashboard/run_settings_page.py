@@ -106,7 +106,10 @@ def _end(run: str) -> html.Section:
         ],
         className="really",
     )
-    said = "What its agents still send is refused, and they stop sending; their trainings go on."
+    said = (
+        "What its agents still send is refused, and they stop sending; their trainings go on. "
+        "Who was told of an incident is told that it is over."
+    )
     return parts.card(
         "run-end", html.P(said, className="dim"), forms.asking("Delete this run", question, really), title="Delete"
     )

@@ -38,6 +38,20 @@ def of_comparison(contents: Mapping[str, Any]) -> html.Div:
     return row(copy_link("The address of what you see: runs, layer, stat, steps and rows"), table)
 
 
+def of_incident(number: str) -> html.Div:
+    """Return the row of an incident's page."""
+    words = "The address of what you see: the incident, which layers and in which order"
+    table = csv_link("incident-csv", f"/_csv/incident?number={number}", "Every layer of the incident")
+    return row(copy_link(words), table)
+
+
+def of_incidents(contents: Mapping[str, Any]) -> html.Div:
+    """Return the row of the list of incidents; a refresh fills ``incidents-csv``."""
+    words = "All incidents of this choice, with what they say"
+    table = csv_link("incidents-csv", contents.get("incidents-csv", incidents_url("/incidents")), words)
+    return row(copy_link("The address of what you see: which incidents"), table)
+
+
 def row(*what: Component) -> html.Div:
     """Return what can be taken along from a page, beside its crumbs."""
     return html.Div(list(what), className="takeaway")
@@ -68,3 +82,8 @@ def csv_url(run: str, view: View, what: str = "", **more: str) -> str:
 def compared_url(wanted: CompareView, what: str) -> str:
     """Return where numbers of a comparison are: ``compare``, or its ``differences``."""
     return f"/_csv/{what}?{urlencode({'search': compare_url(wanted).partition('?')[2]})}"
+
+
+def incidents_url(listed: str) -> str:
+    """Return where the incidents of a list are, by its address."""
+    return f"/_csv/incidents?{urlencode({'search': listed.partition('?')[2]})}"

@@ -14,9 +14,18 @@ from gradcanary_dashboard import incident_forms, parts
 PLOTLY = "plotly-cartesian-4.1.1.min.js"
 """The part of Plotly that draws on two axes: a third of the whole."""
 
-# The theme is set before the first paint, or a dark page would flash white. Dash loads all of Plotly, from the address
-# in a variable, once it meets a figure and there is none: it gets another address, and pages with figures do not wait
-# until then.
+# Set before the first paint, or a dark page would flash white.
+_THEME = """<script>
+(function () {
+  var kept = null;
+  try { kept = localStorage.getItem("gradcanary-theme"); } catch (error) { /* forbidden: follow the system */ }
+  var dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+})();
+</script>"""
+
+# Dash loads all of Plotly, from the address in a variable, once it meets a figure and there is none: it gets another
+# address, and pages with figures do not wait until then.
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -25,12 +34,9 @@ INDEX = """<!DOCTYPE html>
 <meta name="color-scheme" content="light dark">
 <title>{%title%}</title>
 <link rel="icon" type="image/svg+xml" href="/assets/icon.svg">
+THEME
 <script>
 (function () {
-  var kept = null;
-  try { kept = localStorage.getItem("gradcanary-theme"); } catch (error) { /* forbidden: follow the system */ }
-  var dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
   var plotly = "/assets/PLOTLY";
   Object.defineProperty(window, "_dashPlotlyJSURL", { get: function () { return plotly; }, set: function () {} });
   var hasFigures = /^\\/(runs\\/|compare)/.test(location.pathname);
@@ -46,8 +52,27 @@ INDEX = """<!DOCTYPE html>
 {%app_entry%}
 <footer>{%config%}{%scripts%}{%renderer%}</footer>
 </body>
-</html>""".replace("PLOTLY", PLOTLY)
+</html>""".replace("PLOTLY", PLOTLY).replace("THEME", _THEME)
 
+
+NOWHERE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>No such page · gradcanary</title>
+<link rel="icon" type="image/svg+xml" href="/assets/icon.svg">
+THEME
+<link rel="stylesheet" href="/assets/gradcanary.css">
+</head>
+<body>
+<main>
+<div class="empty"><h1>No such page</h1><p>Nothing is at this address.</p><p><a href="/">See all runs</a></p></div>
+</main>
+</body>
+</html>""".replace("THEME", _THEME)
+"""What whoever looks for a page is told where there is none."""
 
 WAYS = (("Runs", "/"), ("Incidents", "/incidents"), ("Compare", "/compare"), ("Settings", "/settings"))
 """What the header leads to."""

@@ -26,6 +26,14 @@ PORTS = {"http": 80, "https": 443}
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
+_NOT_PUBLIC: tuple[Network, ...] = (
+    ipaddress.ip_network("168.63.129.16/32"),  # the agent of each host of Azure, at a public address
+    ipaddress.ip_network("192.0.0.0/24"),  # of protocols; at 192.0.0.192 Oracle's metadata
+    ipaddress.ip_network("192.88.99.0/24"),  # relays of 6to4
+    ipaddress.ip_network("3fff::/20"),  # examples in documents
+)
+"""What Python, or one version of it, takes for public: https://www.iana.org/assignments/iana-ipv4-special-registry"""
+
 
 class AddressError(ValueError):
     """Nothing may or can be sent there; the message says why."""
@@ -125,7 +133,8 @@ def shown(url: str) -> str:
 def _is_public(address: Address) -> bool:
     kinds = (address.is_multicast, address.is_reserved, address.is_unspecified, address.is_link_local)
     is_odd = any(kinds) or (isinstance(address, ipaddress.IPv6Address) and address.is_site_local)
-    return address.is_global and not is_odd
+    is_named = any(address in network for network in _NOT_PUBLIC)  # of the other kind of address: False
+    return address.is_global and not is_odd and not is_named
 
 
 def _unwrapped(address: Address) -> Address:

@@ -10,12 +10,15 @@ from pydantic import BaseModel
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from gradcanary_server.errors import RequestError
 from gradcanary_server.headers import ALWAYS
 from gradcanary_server.outages import unavailable
 
-_CODES = {404: "not_found", 405: "method_not_allowed"}
+METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE")
+"""What routes take."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -56,19 +59,12 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _failed)
 
 
-def refusal(request: Request, error: Exception) -> JSONResponse | None:
-    """Return what a request is answered that a route raised an error for, None for one that nobody foresaw."""
-    if isinstance(error, RequestError):
-        return answer(error)
-    return _stored(request, error) if isinstance(error, (DBAPIError, PoolTimeoutError)) else None
-
-
-def answer(error: RequestError) -> JSONResponse:
-    """Return the response for an error."""
+def answer(error: RequestError, **headers: str) -> JSONResponse:
+    """Return the response for an error, with more headers than it brings."""
     body = {"error": {"code": error.code, "message": error.message, "field": error.field}}
     retry = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     # Here, too: the answer to what nobody foresaw does not come by the middleware.
-    return JSONResponse(body, error.status, {**ALWAYS, **retry})
+    return JSONResponse(body, error.status, {**ALWAYS, **retry, **headers})
 
 
 async def _refused(_request: Request, error: Exception) -> JSONResponse:
@@ -76,9 +72,21 @@ async def _refused(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _unrouted(request: Request, error: Exception) -> JSONResponse:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    code = _CODES.get(status, "invalid")
-    return answer(RequestError(status, code, f"{request.method} {request.url.path} is not served here."))
+    """Answer what no route took: 405 with what would do where another method does, else 404."""
+    status, asked = error.status_code if isinstance(error, HTTPException) else 500, request.url.path
+    if status not in (404, 405):
+        return answer(RequestError(status, "invalid", f"{request.method} {asked} cannot be answered."))
+    taken = ", ".join(_taken(request))
+    if not taken:
+        return answer(RequestError(404, "not_found", f"There is no {asked} here."))
+    return answer(RequestError(405, "method_not_allowed", f"{asked} does not take {request.method}."), Allow=taken)
+
+
+def _taken(request: Request) -> list[str]:
+    """Return the methods by which a path is served."""
+    served = request.app.state.served
+    asked = [(method, {**request.scope, "method": method}) for method in METHODS]
+    return [method for method, scope in asked if any(route.matches(scope)[0] is Match.FULL for route in served)]
 
 
 async def _misqueried(_request: Request, error: Exception) -> JSONResponse:
@@ -88,10 +96,6 @@ async def _misqueried(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _stored_nothing(request: Request, error: Exception) -> JSONResponse:
-    return _stored(request, error)
-
-
-def _stored(request: Request, error: Exception) -> JSONResponse:
     known = unavailable(error)
     if known is None:
         logger.error("%s %s failed in the database", request.method, request.url.path, exc_info=error)

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.routing import Match
 
 from gradcanary_server import (
     answers,
@@ -36,19 +36,18 @@ from gradcanary_server.access import Access, Gate
 from gradcanary_server.addresses import Guard
 from gradcanary_server.archive import Archive
 from gradcanary_server.backtests import Backtests
+from gradcanary_server.checkpointer import MOST_PAGES, Checkpointer
 from gradcanary_server.compactor import Compactor
 from gradcanary_server.courier import Courier
 from gradcanary_server.database import Database
 from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.demo import Demo
-from gradcanary_server.errors import RequestError
 from gradcanary_server.headers import SecurityHeaders
 from gradcanary_server.ingest import Ingest
 from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.log import Log
 from gradcanary_server.precedence import Precedence
 from gradcanary_server.settings import Settings
-from gradcanary_server.shortcut import Shortcut
 from gradcanary_server.storage import Storage
 from gradcanary_server.tiles import Tiles
 from gradcanary_server.watchdog import Watchdog
@@ -61,8 +60,6 @@ STOP_S = 4.5
 
 DEMO_STOP_S = 1.0
 """How long the demo's trainings may take: longer, and they end behind the collector."""
-
-METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 
 ROUTES = (
     ingest_routes,
@@ -103,15 +100,15 @@ def create_app(settings: Settings) -> FastAPI:
     answers.install(app)
     for routes in ROUTES:
         app.include_router(routes.router)
+    app.state.served = tuple(app.router.routes)
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
-    app.add_api_route("/api/{rest:path}", unknown_path, methods=METHODS, include_in_schema=False)
+    app.add_api_route("/api/{rest:path}", unknown_path, methods=list(answers.METHODS), include_in_schema=False)
     return app
 
 
 def _guard(app: FastAPI, settings: Settings) -> None:
     """Put in front of the routes what each request passes; the last one added is the first one asked."""
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
-    app.add_middleware(Shortcut, route=ingest_routes.BATCH)
     app.add_middleware(Access, gate=app.state.gate)
     # A stranger's DNS brings no token along: with them every name is fine.
     names = ["*"] if settings.auth else [*LOOPBACK, *settings.hosts]
@@ -123,7 +120,7 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state, sets = app.state, KnownSets()
     state.settings = settings
     state.rules = rules.Rules() if settings.rules is None else rules_file.load(settings.rules)
-    state.database = Database(settings.db)
+    state.database = Database(settings.db, MOST_PAGES)
     log, tiles = Log(sets), Tiles()
     state.archive = Archive(log, tiles)
     state.storage = Storage(state.database)
@@ -154,6 +151,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         found = app.state.rules
         deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted, app.state.courier)
         app.state.loops[:] = deliverer, app.state.compactor, app.state.watchdog
+        if database.has_one_writer:
+            app.state.loops.append(Checkpointer(database))
         app.state.takers = ingest_routes.takers()
         for loop in app.state.loops:
             loop.start()
@@ -171,10 +170,6 @@ def _ensure_tokens(database: Database) -> dict[str, str]:
         return tokens.ensure_first(connection, database.now(connection))
 
 
-def unknown_path(request: Request, rest: str) -> None:
-    """Refuse what no route of the API took: 405 where another method would do, else 404."""
-    for route in request.app.router.routes:
-        match, _ = route.matches(request.scope)
-        if match is Match.PARTIAL:
-            raise RequestError(405, "method_not_allowed", f"/api/{rest} does not take {request.method}.")
-    raise RequestError(404, "not_found", f"There is no /api/{rest} here.")
+def unknown_path() -> None:
+    """Refuse what no route of the API took; which refusal it is depends on what else the path takes."""
+    raise HTTPException(404)

@@ -80,7 +80,10 @@ class Compactor(Loop):
     def _tidy(self) -> None:
         """Take away what was deleted or is too old, and give its room back."""
         with self._database.read() as connection:
-            deleted = deletion.count(connection)
+            deleted, is_over = deletion.count(connection), deletion.is_over(connection)
+        if is_over:
+            with self._database.write() as connection:
+                deletion.forget(connection)
         if deleted != self._deleted and self._purge():
             self._deleted = deleted
         if self._raw_s is not None and self._database.steady() >= self._thin_at:

@@ -26,7 +26,17 @@ from sqlalchemy import Connection, Row, Table, Update, bindparam, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
-from gradcanary_server.engines import BUSY_S, begin_sqlite, check_file, claimed, left_alone, open_engine
+from gradcanary_server.door import Door
+from gradcanary_server.engines import (
+    BUSY_S,
+    CHECKPOINT_PAGES,
+    begin_sqlite,
+    check_file,
+    claimed,
+    left_alone,
+    open_engine,
+    take_time,
+)
 from gradcanary_server.errors import RequestError, StoreError
 from gradcanary_server.outages import LOST, UNFLUSHED, busy
 from gradcanary_server.wal import LostError, WriteAheadLog
@@ -46,6 +56,9 @@ _RECLAIM_S = 0.03
 
 _MOVED_S, _SOUGHT_S = 40e-6, 4e-9
 """What a page takes that is given back, and each free one beside it: SQLite looks for it among all of them."""
+
+_DRAIN_S = 1.0
+"""How long who begins to read waits for those who do, so that the log can begin anew."""
 
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -75,9 +88,11 @@ _SET_UP = {
 class Database:
     """Opens transactions on one store; ``when_lost`` is called where only a process that begins anew can go on."""
 
-    def __init__(self, url: str) -> None:
-        self._engine = open_engine(url)
+    def __init__(self, url: str, checkpoint_pages: int = CHECKPOINT_PAGES) -> None:
+        """SQLite's commits make room in a log of so many pages: many where somebody calls :meth:`checkpoint`."""
+        self._engine = open_engine(url, checkpoint_pages)
         self._dialect = self._engine.dialect.name
+        self._readers = Door()
         self._writer = threading.Lock() if self._dialect == "sqlite" else None
         self._wal = WriteAheadLog(str(self._engine.url.database)) if self._dialect == "sqlite" else None
         self.when_lost: Callable[[], None] = lambda: None
@@ -90,7 +105,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Yield a connection that sees one moment of the store."""
-        with self._engine.connect() as connection:
+        with self._readers.passed(), self._engine.connect() as connection:
             reader = connection.execution_options(**_SNAPSHOT[self._dialect])
             with reader.begin():
                 self._begin(reader, write=False)
@@ -114,6 +129,8 @@ class Database:
     def set_up(self) -> Iterator[Connection]:
         """Yield a writing connection to prepare the store with: one collector at a time is in such a block."""
         with self.write() as connection:
+            if self._dialect == "postgresql":
+                take_time(connection)
             for statement in _SET_UP[self._dialect]:
                 connection.exec_driver_sql(statement)
             yield connection
@@ -163,6 +180,46 @@ class Database:
         except (DBAPIError, RequestError) as error:
             raise StoreError(f"The database cannot be migrated: {_reason(error)}") from error
 
+    def log_size(self) -> int:
+        """Return the bytes in SQLite's log, of which the file may have some already; PostgreSQL's is its own affair."""
+        return 0 if self._wal is None else self._wal.size()
+
+    def checkpoint(self) -> bool:
+        """Put SQLite's log into the file, so that the next writer begins it anew; tell whether he can.
+
+        A log that is written and read all the time has no end by itself. So who begins to read waits until those who
+        read what was are done, and who writes while the little is put there that was written meanwhile.
+        """
+        with self._engine.connect() as connection:
+            self._put_into_file(connection, "PASSIVE")
+            self._flush_file()
+            with self._readers.shut(_DRAIN_S):
+                self._put_into_file(connection, "PASSIVE")
+                self._flush_file()
+                with self._queued():
+                    return self._put_into_file(connection, "RESTART")
+
+    def _put_into_file(self, connection: Connection, how: str) -> bool:
+        """Put what is in the log into the file, and tell whether nobody was in the way; nobody is waited for."""
+        self._flush()  # a flush that failed is told SQLite once, and that commit does not say so
+        connection.exec_driver_sql(
+            "PRAGMA busy_timeout = 0"
+        )  # it would wait for readers, and writers would wait for it
+        try:
+            is_busy, _logged, _moved = connection.exec_driver_sql(f"PRAGMA wal_checkpoint({how})").one()
+            return not is_busy
+        finally:
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
+
+    def _flush_file(self) -> None:
+        """Wait for the disk with what was put into the file, while others write: SQLite does so while nobody does."""
+        try:
+            if self._wal is not None:
+                self._wal.flush_file()
+        except OSError as error:
+            self.when_lost()  # what was put there counts as done: only a start puts all of the log there once more
+            raise self._unflushed(error) from error
+
     def reclaim(self) -> bool:
         """Give some room of deleted rows back to the disk; tell whether there is more. PostgreSQL does it by itself."""
         if self._dialect != "sqlite":
@@ -175,12 +232,7 @@ class Database:
             free = int(raw.execute("PRAGMA freelist_count").fetchone()[0])
             pages = max(int(_RECLAIM_S / (_MOVED_S + _SOUGHT_S * free)), 1)
             raw.executescript(f"PRAGMA incremental_vacuum({pages});")
-            self._flush()  # a flush that failed is told SQLite once, and that commit does not say so
-            raw.execute("PRAGMA busy_timeout = 0")  # it would wait for readers, and writers would wait for it
-            try:
-                raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                raw.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
+            self._put_into_file(connection, "TRUNCATE")
             return free > pages
 
     def size(self, connection: Connection) -> int:

@@ -2,18 +2,32 @@
 
 Deleting a run takes its small rows at once; its measurements, which may be gigabytes, go a bite at a time behind it,
 so that nobody who sends waits for it. Numbers of runs are never used again.
+
+Whoever was told of an incident is told that it is over, at its pace: until then the run's row, under a name that leads
+nowhere, its layers and its incidents are there for the deliverer, and for nobody else.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from sqlalchemy import Connection, Select, Table, and_, delete, exists, func, select, tuple_
+from sqlalchemy import Connection, Select, Table, and_, delete, exists, func, select, tuple_, update
 
-from gradcanary_server import run_names, tiles
-from gradcanary_server.database import insert_new
+from gradcanary_server import incidents, run_names, tiles
+from gradcanary_server.database import Record, insert_new
 from gradcanary_server.errors import RequestError, unknown_run
-from gradcanary_server.schema import HEAVY, deleted_session, run, session, tile
+from gradcanary_server.schema import (
+    HEAVY,
+    deleted_session,
+    delivery,
+    incident,
+    launch,
+    layer_set,
+    run,
+    run_alias,
+    session,
+    tile,
+)
 from gradcanary_server.tiles import OF_METRICS, Chain
 
 REMEMBERED_S = 30 * 86_400.0
@@ -22,11 +36,16 @@ REMEMBERED_S = 30 * 86_400.0
 BITE = 500
 """Rows of measurements that one transaction takes away."""
 
+_OF_ITS_LIFE = (run_alias, session, launch, layer_set)
+"""What is of a run but its row, measurements, layers and incidents."""
+
+_IS_OWED = exists().where(incident.c.run_id == run.c.run_id, incident.c.settled.is_(False))
+
 _COUNT = select(func.count(), func.max(deleted_session.c.deleted))
 
 
 def delete_run(connection: Connection, name: str, now: float) -> None:
-    """Delete a run; raises RequestError 404 where there is none."""
+    """Delete a run, or all of it that its last messages do not need; raises RequestError 404 where there is none."""
     row = run_names.find(connection, name, held=True)
     if row is None:
         raise unknown_run(name)
@@ -35,7 +54,42 @@ def delete_run(connection: Connection, name: str, now: float) -> None:
     for session_id in connection.scalars(select(session.c.session).where(session.c.run_id == run_id)).all():
         for each in (row.name, *run_names.former(connection, run_id)):
             insert_new(connection, deleted_session, {"run": each, "session": session_id, "deleted": now})
-    connection.execute(delete(run).where(run.c.run_id == run_id))
+    if _is_owed(connection, row, now):
+        _hide(connection, row)
+    else:
+        connection.execute(delete(run).where(run.c.run_id == run_id))
+
+
+def _is_owed(connection: Connection, row: Record, now: float) -> bool:
+    """Close the incidents of a run for good; tell whether somebody who heard of one is to hear of that.
+
+    A message that nobody has begun to send is not sent any more.
+    """
+    incidents.end_run(connection, row.run_id, row.step or 0, now)
+    mine = (incident.c.run_id == row.run_id, incident.c.settled.is_(False))
+    unsent = delivery.c.incident_id.in_(select(incident.c.incident_id).where(*mine)), delivery.c.fence == 0
+    connection.execute(update(delivery).where(*unsent, delivery.c.state == "pending").values(state="expired"))
+    tried = exists().where(delivery.c.incident_id == incident.c.incident_id, delivery.c.fence > 0)
+    connection.execute(update(incident).where(*mine, ~tried).values(settled=True))
+    return connection.execute(select(incident.c.incident_id).where(*mine).limit(1)).first() is not None
+
+
+def _hide(connection: Connection, row: Record) -> None:
+    """Leave of a run what its last messages are made of, where nobody finds it; its name is free."""
+    for table in _OF_ITS_LIFE:
+        connection.execute(delete(table).where(table.c.run_id == row.run_id))
+    hidden = {"name": f"{row.run_id} (deleted)", "deleted_as": row.name, "ended": "finished", "archived": True}
+    connection.execute(update(run).where(run.c.run_id == row.run_id).values(**hidden))
+
+
+def is_over(connection: Connection) -> bool:
+    """Tell whether there are deleted runs of which all was told."""
+    return connection.execute(select(run.c.run_id).where(run_names.WAS_DELETED, ~_IS_OWED).limit(1)).first() is not None
+
+
+def forget(connection: Connection) -> None:
+    """Take away what is left of deleted runs of which all was told."""
+    connection.execute(delete(run).where(run_names.WAS_DELETED, ~_IS_OWED))
 
 
 def check_deleted(connection: Connection, run_name: str, session_id: str) -> None:
@@ -109,5 +163,5 @@ def _orphans(table: Table) -> Select[int]:
     first = select(func.min(table.c.run_id).label("run_id")).cte(recursive=True)
     following = select(func.min(table.c.run_id)).where(table.c.run_id > first.c.run_id).scalar_subquery()
     ids = first.union_all(select(following).where(first.c.run_id.is_not(None)))
-    known = exists().where(run.c.run_id == ids.c.run_id)
+    known = exists().where(run.c.run_id == ids.c.run_id, run_names.IS_THERE)
     return select(ids.c.run_id).where(ids.c.run_id.is_not(None), ~known)

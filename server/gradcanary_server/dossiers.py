@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, or_, select
 
 from gradcanary import remedies
 from gradcanary.wire import Fact
-from gradcanary_server import causes, incident_rows, summaries, veils
+from gradcanary_server import causes, incident_rows, run_names, summaries, veils
 from gradcanary_server.causes import Known, LikelyCause, Near, Scene
 from gradcanary_server.incident_state import Incident, Member
 from gradcanary_server.schema import incident, layer, run
@@ -58,7 +58,7 @@ def load(
     ``hidden`` members are left out as if they were none, but for a sentence that counts them. ``is_brief``: where
     nothing in it depends on the layers that are no members they are left out: they are most of what there is to read.
     """
-    query = select(incident, run.c.name.label("run"), run.c.step, run.c.framework, run.c.facts)
+    query = select(incident, run_names.CALLED.label("run"), run.c.step, run.c.framework, run.c.facts)
     query = query.join(run, run.c.run_id == incident.c.run_id).where(incident.c.incident_id.in_(incident_ids))
     rows = connection.execute(query.order_by(incident.c.incident_id.desc())).mappings().all()
     found = [_File(row, incident_rows.members(connection, row["incident_id"])) for row in rows]

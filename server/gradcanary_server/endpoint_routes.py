@@ -62,8 +62,14 @@ class EndpointChange(wire.Request):
     enabled: bool | None = None
 
 
+@dataclass(frozen=True)
+class EmptyRequest(wire.Request):
+    """An empty object: all is said by the path, and only what says that it is JSON was not sent by a strange page."""
+
+
 _NEW = Reader(NewEndpoint)
 _CHANGE = Reader(EndpointChange)
+_EMPTY = Reader(EmptyRequest)
 
 
 # Response models would check what was just built: the answers are plain JSON values.
@@ -219,10 +225,10 @@ def _told(outcome: Outcome) -> OutcomeShape:
 
 
 async def _check_sender(request: Request) -> None:
-    """Raise RequestError 415 unless the request says that it is JSON, though it needs no body: a page of somebody
-    else's can let a browser send any other POST.
+    """Raise RequestError 415 unless the request says that it is JSON, though there is nothing to say in its body: a
+    page of somebody else's can let a browser send any other POST. One without a body is as good as an empty object.
     """
-    await bodies.read(request)
+    _EMPTY.read(await bodies.read(request) or b"{}")
 
 
 async def _check_url(request: Request, url: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, RowMapping, func, select, tuple_
 
-from gradcanary_server import addresses
+from gradcanary_server import addresses, run_names
 from gradcanary_server.endpoint_shapes import AttemptShape, DeliveryList, DeliveryShape, EndpointShape
 from gradcanary_server.errors import invalid
 from gradcanary_server.planning import Key
@@ -63,7 +63,7 @@ def label(row: RowMapping) -> str:
 
 def log(connection: Connection, number: int, before: str | None) -> DeliveryList:
     """Return a page of the messages to an endpoint, newest first; ``next`` is the ``before`` of the following one."""
-    query = select(*(column for column in delivery.c if column.name != "body"), run.c.name.label("run"))
+    query = select(*(column for column in delivery.c if column.name != "body"), run_names.CALLED.label("run"))
     query = query.join(incident, incident.c.incident_id == delivery.c.incident_id)
     query = query.join(run, run.c.run_id == incident.c.run_id).where(delivery.c.endpoint_id == number)
     place = tuple_(delivery.c.sealed, delivery.c.incident_id, delivery.c.version)

@@ -1,19 +1,24 @@
 """From the address of a database to connections that are set up for it; only :mod:`gradcanary_server.database` asks."""
 
 import contextlib
+import math
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from gradcanary_server.errors import StoreError
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from gradcanary_server.contact import Line
 
 BUSY_S = 5.0
 """How long a transaction waits for another writer, or for a connection, before the sender is told to come back."""
@@ -30,8 +35,15 @@ STATEMENT_S = 30
 IDLE_S = 60
 """How long PostgreSQL keeps the locks of a collector that hangs."""
 
-WAL_LIMIT = 8 * 2**20
-"""Bytes that SQLite's write-ahead log keeps on disk after a checkpoint."""
+LOST_S = STATEMENT_S + 10
+"""After which the answer to a statement is lost, though the server speaks to others."""
+
+WAL_LIMIT = 48 * 2**20
+"""Bytes that SQLite's write-ahead log keeps on disk after a checkpoint: to write over them takes the disk less than to
+make a file longer."""
+
+CHECKPOINT_PAGES = 1000
+"""From how many pages in the log on a commit puts them into the file; SQLite's own number."""
 
 _EXAMPLES = "sqlite:////srv/gradcanary.db or postgresql://USER:PASSWORD@HOST/NAME"
 
@@ -54,11 +66,11 @@ SET statement_timeout = {STATEMENT_S * 1000};
 SET idle_in_transaction_session_timeout = {IDLE_S * 1000};
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"""
 
-# A server that vanished without a word is noticed within 15 s instead of TCP's two hours.
+# A server that vanished without a word is noticed within 15 s instead of TCP's two hours; one that hangs, by contact.
 _REACH = {
     "application_name": "gradcanary",
     "client_encoding": "utf8",
-    "connect_timeout": "5",
+    "connect_timeout": "3",
     "keepalives_idle": "5",
     "keepalives_interval": "5",
     "keepalives_count": "2",
@@ -66,14 +78,17 @@ _REACH = {
 }
 
 
-def open_engine(url: str) -> Engine:
-    """Return the engine for an address, which connects when it is first used; raises StoreError."""
+def open_engine(url: str, checkpoint_pages: int = CHECKPOINT_PAGES) -> Engine:
+    """Return the engine for an address, which connects when it is first used; raises StoreError.
+
+    SQLite's commits put a log of so many pages into the file.
+    """
     try:
         parsed = make_url(url)
         if parsed.drivername in _POSTGRESQL:
             return _open_postgresql(parsed)
         if parsed.get_backend_name() == "sqlite":
-            return _open_sqlite(parsed)
+            return _open_sqlite(parsed, checkpoint_pages)
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise StoreError(f"--db {_shown(url)} is not a database URL: {_EXAMPLES}, for example.") from error
     raise StoreError(f"--db {_shown(url)}: this version stores in SQLite and PostgreSQL, {_EXAMPLES}.")
@@ -146,6 +161,8 @@ def _open_postgresql(url: URL) -> Engine:
     # Errors are logged, and among the parameters of a statement may be a secret: they are hidden, here and below.
     # Of a pool, only a connection that answers is used: a restart of the server is not seen by any request after it.
     try:
+        from gradcanary_server.contact import ANSWER_S, Contact  # its driver comes with an extra
+
         engine = create_engine(
             url.set(drivername="postgresql+psycopg"),
             pool_size=8,
@@ -160,23 +177,34 @@ def _open_postgresql(url: URL) -> Engine:
         raise
     except ImportError as error:
         raise StoreError("psycopg finds no PostgreSQL client library: pip install 'psycopg[binary]'.") from error
-    event.listen(engine, "connect", _prepare_postgresql)
+    event.listen(engine, "do_connect", Contact(_prepare_postgresql).connect)
+    event.listen(engine, "checkout", lambda line, _record, _proxy: _limit(line, LOST_S))
+    event.listen(engine, "checkin", lambda line, _record: _limit(line, ANSWER_S))  # it is asked whether it lives next
     return engine
 
 
-def _prepare_postgresql(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
-    cursor = connection.cursor()
-    cursor.execute(_SETTINGS)
-    cursor.close()
+def _prepare_postgresql(connection: "psycopg.Connection[Any]") -> None:
+    connection.execute(_SETTINGS)
     connection.commit()  # else the first rollback takes the settings back
 
 
-def _open_sqlite(url: URL) -> Engine:
+def _limit(line: object, longest_s: float) -> None:
+    if line is not None:  # as it is once it was given up
+        cast("Line", line).limit_s = longest_s
+
+
+def take_time(connection: Connection) -> None:
+    """Let statements of a transaction on PostgreSQL take as long as they do, while the server answers others."""
+    _limit(connection.connection.driver_connection, math.inf)
+
+
+def _open_sqlite(url: URL, checkpoint_pages: int) -> Engine:
     if url.database in (None, "", ":memory:"):
         raise StoreError(f"--db {url}: name a file, sqlite:///FILE; readers need their own connections to it.")
     _create_private(Path(str(url.database)))
     engine = create_engine(url, pool_size=8, max_overflow=64, pool_use_lifo=True, hide_parameters=True)
-    event.listen(engine, "connect", _prepare_sqlite)
+    pragmas = (*_PRAGMAS, f"PRAGMA wal_autocheckpoint={checkpoint_pages}")
+    event.listen(engine, "connect", lambda connection, _record: _prepare_sqlite(connection, pragmas))
     return engine
 
 
@@ -198,11 +226,11 @@ def _unwritable(path: Path, why: str) -> StoreError:
     return StoreError(f"{path} cannot be created or written ({why}): choose a folder of yours with --data DIR.")
 
 
-def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+def _prepare_sqlite(connection: DBAPIConnection, pragmas: Sequence[str]) -> None:
     # Python's sqlite3 would begin on its own, deferred and only before writes; begin_sqlite says it instead.
     connection.isolation_level = None
     cursor = connection.cursor()
-    for pragma in _PRAGMAS:
+    for pragma in pragmas:
         cursor.execute(pragma)
     cursor.close()
 

@@ -31,18 +31,24 @@ Sums = tuple[int, int]
 
 @dataclass(frozen=True)
 class Extent:
-    """How long a log is by those who write it: frames, and the sums of the last one."""
+    """How long a log is by those who write it: frames, the sums of the last one, and the bytes of a page."""
 
     count: int
     sums: Sums
+    page: int = 0
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of its frames."""
+        return self.count * (_OF_FRAME + self.page)
 
 
 def extent(index: bytes) -> Extent:
     """Return what the shared file says, which each process writes in its own order of bytes."""
     if len(index) < INDEX:
         return Extent(0, (0, 0))
-    count, _pages, first, second = struct.unpack_from("=4I", index, 16)
-    return Extent(count, (first, second))
+    page, count, _pages, first, second = struct.unpack_from("=H4I", index, 14)
+    return Extent(count, (first, second), 2**16 if page == 1 else page)
 
 
 class Chain:

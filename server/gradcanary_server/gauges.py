@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, func, select
 
-from gradcanary_server import meters, runs, sealing
+from gradcanary_server import meters, run_names, runs, sealing
 from gradcanary_server.database import Database
 from gradcanary_server.incident_state import RANKS
 from gradcanary_server.loops import Loop
@@ -88,7 +88,7 @@ class Gauges(Collector):
         by_severity = [([str(severity)], float(counts.get(severity, 0))) for severity in RANKS]
         pending = select(func.count()).select_from(delivery).where(delivery.c.state == "pending")
         numbers = {
-            "runs": ("Runs, whatever became of them.", select(func.count()).select_from(run)),
+            "runs": ("Runs, whatever became of them.", select(func.count()).select_from(run).where(run_names.IS_THERE)),
             "deliveries_pending": ("Messages that are to be delivered.", pending),
         }
         yield _by("gradcanary_open_incidents", "Open incidents of all runs.", ["severity"], by_severity)
@@ -99,6 +99,9 @@ class Gauges(Collector):
         yield GaugeMetricFamily("gradcanary_compaction_waiting_sessions", words, value=waiting)
         size = self.database.size(connection)
         yield GaugeMetricFamily("gradcanary_store_bytes", "What the store takes on disk.", value=size)
+        if self.database.has_one_writer:
+            words, size = "What is in SQLite's log since it began anew.", self.database.log_size()
+            yield GaugeMetricFamily("gradcanary_store_log_bytes", words, value=size)
 
 
 def _moved(connection: Connection, names: dict[int, str]) -> list[tuple[int, float]]:

@@ -21,6 +21,7 @@ from gradcanary_server.incident_shapes import IncidentInFull, IncidentList
 from gradcanary_server.observations import Severity
 from gradcanary_server.requests import Reader, check_text
 from gradcanary_server.rules import NAMES
+from gradcanary_server.run_names import IS_THERE
 from gradcanary_server.run_shapes import one_of
 from gradcanary_server.schema import MAX_ID, incident, run
 
@@ -134,7 +135,7 @@ def _full(connection: Connection, number: int, request: Request) -> IncidentInFu
 
 
 def _run_of(connection: Connection, number: int) -> int:
-    mine = select(incident.c.run_id).where(_is(number))
+    mine = select(incident.c.run_id).join(run, run.c.run_id == incident.c.run_id).where(_is(number), IS_THERE)
     run_id = connection.execute(mine).scalar_one_or_none() if 0 <= number <= MAX_ID else None
     if run_id is None:
         raise RequestError(404, "unknown_incident", f"There is no incident {number} here.", "incident")
@@ -143,12 +144,13 @@ def _run_of(connection: Connection, number: int) -> int:
 
 def _matching(connection: Connection, wanted: Choice, before: int, limit: int) -> list[int]:
     """Return the ids of so many that are meant, newest first."""
-    query = select(incident.c.incident_id).where(incident.c.incident_id < before)
+    query = select(incident.c.incident_id).join(run, run.c.run_id == incident.c.run_id)
+    query = query.where(incident.c.incident_id < before, IS_THERE)
     if wanted.run is not None:
         query = query.where(incident.c.run_id == runs.find(connection, wanted.run).run_id)
     if wanted.named:
         named = func.lower(run.c.name).contains(wanted.named.lower(), autoescape=True)
-        query = query.join(run, run.c.run_id == incident.c.run_id).where(named)
+        query = query.where(named)
     if wanted.since is not None:
         query = query.where(incident.c.opened >= _utc(wanted.since).timestamp())
     for column in (incident.c.state, incident.c.severity, incident.c.rule):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, astuple, fields
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, func, insert, select, update
 
 from gradcanary_server import summaries
 from gradcanary_server.incident_state import Case, Incident, Member
@@ -37,7 +37,17 @@ def latest(connection: Connection, run_id: int, rule: str) -> Case | None:
 
 def opened(connection: Connection, run_id: int) -> list[Case]:
     """Return the open incidents of a run, in the order of their opening."""
-    query = select(incident).where(incident.c.run_id == run_id, incident.c.state == "open")
+    return _cases(connection, incident.c.run_id == run_id, incident.c.state == "open")
+
+
+def of_its_end(connection: Connection, run_id: int) -> list[Case]:
+    """Return the incidents that the end of a run closed and of which somebody may have to hear."""
+    closed = incident.c.resolution == "run_finished"
+    return _cases(connection, incident.c.run_id == run_id, closed, incident.c.settled.is_(False))
+
+
+def _cases(connection: Connection, *which: ColumnElement[bool]) -> list[Case]:
+    query = select(incident).where(*which)
     rows = connection.execute(query.order_by(incident.c.incident_id)).mappings().all()
     return [Case(parsed(row), members(connection, row["incident_id"])) for row in rows]
 

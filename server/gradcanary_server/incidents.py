@@ -138,7 +138,19 @@ def missed(connection: Connection, run_ids: Collection[int] | None = None) -> di
 
 def close_run(connection: Connection, run_id: int, step: int, now: float, resolution: str) -> None:
     """Resolve every open incident of a run; its members did not recover and stay as they are."""
-    cases = incident_rows.opened(connection, run_id)
+    _close(connection, run_id, incident_rows.opened(connection, run_id), step, now, resolution)
+
+
+def end_run(connection: Connection, run_id: int, step: int, now: float) -> None:
+    """Resolve what is open of a run that is deleted, and what its end closed: of that nobody is told any more for the
+    first time."""
+    untold = incident_rows.of_its_end(connection, run_id)
+    _close(connection, run_id, [*incident_rows.opened(connection, run_id), *untold], step, now, "run_deleted")
+
+
+def _close(
+    connection: Connection, run_id: int, cases: Collection[Case], step: int, now: float, resolution: str
+) -> None:
     names = incident_rows.names(connection, run_id) if cases else {}
     for case in cases:
         closed = Case(close(case.incident, step, now, resolution), case.members)

@@ -8,7 +8,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from starlette.routing import Route
 
 from gradcanary import wire
 from gradcanary_server import bodies, meters, requests
@@ -33,7 +32,8 @@ _REFUSED = {
 _OTHER_PROTOCOL: Responses = {426: {"model": Refusal, "description": "A protocol that is not spoken here: kept."}}
 
 TAKERS = 16
-"""Threads that store batches: on SQLite one does at a time, and on PostgreSQL the interpreter serves no more."""
+"""Threads that store batches: on SQLite one works and the others wait for the disk, as many as share a flush; on
+PostgreSQL the interpreter serves no more."""
 
 Run = Annotated[str, Path(json_schema_extra={"pattern": requests.RUN})]
 Session = Annotated[str, Path(json_schema_extra={"pattern": requests.ID})]
@@ -72,10 +72,8 @@ async def batch(request: Request) -> Response:
     return _replied(reply)
 
 
-BATCH = Route(f"{router.prefix}/batches/{{seq}}", batch, methods=["POST"])
-"""A plain route: what FastAPI would do before it, for each batch, costs more than to read one."""
-
-router.routes.append(BATCH)
+# As a plain route: what FastAPI would do before it, for each batch, costs more than to read one.
+router.add_route(f"{router.prefix}/batches/{{seq}}", batch, methods=["POST"])
 
 
 @router.post("/heartbeat", responses=answered("reply"))

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from gradcanary import wire
 from gradcanary_server.answer_shapes import ANSWERS, answered
-from gradcanary_server.endpoint_routes import EndpointChange, NewEndpoint
+from gradcanary_server.endpoint_routes import EmptyRequest, EndpointChange, NewEndpoint
 from gradcanary_server.errors import RequestError
 from gradcanary_server.incident_routes import Acknowledgement
 from gradcanary_server.messages import Notification
@@ -31,6 +31,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "end": ("POST /runs/{run}/sessions/{session}/end", wire.End),
     "new-endpoint": ("POST /endpoints", NewEndpoint),
     "endpoint-change": ("PATCH /endpoints/{id}", EndpointChange),
+    "empty": ("POST /endpoints/{id}/rotate, POST /endpoints/{id}/test, POST /deliveries/{id}/redeliver", EmptyRequest),
     "run-change": ("PATCH /runs/{run}", RunChange),
     "new-token": ("POST /tokens", NewToken),
     "silence": ("POST /silences", Wish),

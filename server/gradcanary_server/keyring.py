@@ -13,7 +13,7 @@ from gradcanary_server import tokens
 from gradcanary_server.buckets import Buckets
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError
-from gradcanary_server.outages import unavailable
+from gradcanary_server.outages import busy, unavailable
 from gradcanary_server.rights import Asker
 from gradcanary_server.tokens import Key
 
@@ -22,6 +22,11 @@ FRESH_S = 5.0
 
 NOTED_S = 60.0
 """How often it is written that a token is in use."""
+
+AGAIN_S = 2.0
+"""How long a failure to read the tables is everybody's, if it took as long, and until the next try has ended."""
+
+NEVER = float("-inf")
 
 UNKNOWN = (20.0, 2.0)
 """Unknown secrets for which the tables are read at once, since a token may be new, and how many more a second."""
@@ -34,11 +39,12 @@ class Keyring:
         self._database = database
         self._clock = clock
         self._keys: Mapping[str, Key] = {}
-        self._read_at = self._forgotten_at = float("-inf")
+        self._read_at = self._forgotten_at = NEVER
         self._ahead = 0.0  # of this process's clock: the database's
         self._noted: dict[int, float] = {}  # when that was last tried
         self._unknown = Buckets(*UNKNOWN)
         self._lock = threading.Lock()
+        self._failure: tuple[float, str] = NEVER, ""  # until when nobody reads the tables, and why
 
     def recall(self, secret: str) -> Asker | None:
         """Return whose it is if that is known without a look into the tables, which may take long."""
@@ -78,15 +84,36 @@ class Keyring:
 
     def _read(self) -> None:
         asked = self._clock()
+        self._refuse(asked)
         with self._lock:
             if self._read_at > asked:
                 return  # another thread did it meanwhile
-            began = self._clock()
-            with self._database.read() as connection:
-                now = self._database.now(connection)
-                self._keys = tokens.keys(connection, now)
+            self._refuse(asked)
+            until, why = self._failure
+            self._failure = (
+                float("inf") if until > NEVER else NEVER,
+                why,
+            )  # where it took long, nobody waits for this one
+            began, failed = self._clock(), (NEVER, "")
+            try:
+                with self._database.read() as connection:
+                    now = self._database.now(connection)
+                    self._keys = tokens.keys(connection, now)
+            except Exception as error:
+                known = unavailable(error)
+                if known is not None and self._clock() - began >= AGAIN_S:
+                    failed = self._clock() + AGAIN_S, known.message
+                raise
+            finally:
+                self._failure = failed
             self._ahead = now - self._clock()
             self._read_at = began
+
+    def _refuse(self, asked: float) -> None:
+        """Raise what the last try to read the tables raised, if that took long: in turn each would wait as long."""
+        until, why = self._failure
+        if asked < until:
+            raise busy(why)
 
     def _note(self, key: Key) -> None:
         """Store that a token is in use; where that cannot be done now it is left, and not tried at each request."""

@@ -15,6 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
 from gradcanary_server.answer_shapes import components
+from gradcanary_server.answers import Refusal
 from gradcanary_server.json_schemas import KINDS
 from gradcanary_server.requests import MAX_STEP
 
@@ -29,6 +30,9 @@ SEQ = {
     "schema": {"type": "integer", "minimum": 0, "maximum": MAX_STEP, "title": "Seq"},
 }
 
+JSON = "application/json"
+REFUSAL = {"$ref": f"#/components/schemas/{Refusal.__name__}"}
+
 Document = dict[str, Any]
 
 
@@ -39,9 +43,21 @@ def document(app: FastAPI) -> Document:
     operations = {_key(method, path): each for path, of in made["paths"].items() for method, each in of.items()}
     references, bodies = _bodies()
     for key, reference in references:
-        operations[key]["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
+        operations[key]["requestBody"] = {"required": True, "content": {JSON: {"schema": reference}}}
+    for operation in operations.values():
+        _refuse_in_json(operation["responses"])
     made["components"]["schemas"] |= components() | bodies
     return made
+
+
+def _refuse_in_json(responses: Document) -> None:
+    """Let what says why be JSON, whatever the answer itself is; only people with a browser may be told by a page."""
+    for response in responses.values():
+        content = response.get("content", {})
+        for media_type in [each for each in content if each != JSON and content[each].get("schema") == REFUSAL]:
+            content[JSON] = content.pop(media_type)
+            if media_type == "text/html":
+                content[media_type] = {"schema": {"type": "string"}}
 
 
 def _batches(sibling: Document) -> Document:
@@ -64,9 +80,10 @@ def _bodies() -> tuple[list[tuple[tuple[str, str], Document]], Document]:
 def _requests() -> Iterator[tuple[Any, tuple[str, str]]]:
     """Yield the kinds that are the body of a request, and of which."""
     for name, (of, _) in KINDS.items():
-        method, _, path = of.partition(" ")
-        if path.startswith("/"):
-            yield name, _key(method, PREFIX + path)
+        for each in of.split(", "):
+            method, _, path = each.partition(" ")
+            if path.startswith("/"):
+                yield name, _key(method, PREFIX + path)
 
 
 def _key(method: str, path: str) -> tuple[str, str]:

@@ -31,8 +31,8 @@ def registry(database: Database, rules: Rules, loops: Sequence[Loop]) -> Collect
 
 
 @router.get("/healthz", responses=answered("health"))
-def healthz() -> JSONResponse:
-    """Answer as long as the process serves requests."""
+async def healthz() -> JSONResponse:
+    """Answer as long as the process serves requests, also where all threads wait for the store."""
     return JSONResponse({"status": OK})
 
 

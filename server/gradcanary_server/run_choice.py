@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Select, func, or_, select, tuple_
 
 from gradcanary_server.database import Record
 from gradcanary_server.errors import invalid
+from gradcanary_server.run_names import IS_THERE
 from gradcanary_server.schema import MAX_ID, run
 
 State = Literal["live", "stale", "silent", "finished", "crashed"]
@@ -70,6 +71,7 @@ class Choice:
 
     def _conditions(self) -> list[ColumnElement[bool]]:
         found = [
+            IS_THERE,
             run.c.archived.is_(self.archived),
             *(_holds(word) for word in self.text.lower().replace("\0", " ").split()),
         ]

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from gradcanary_server.database import Record
 from gradcanary_server.errors import RequestError
 from gradcanary_server.requests import is_run_name
 from gradcanary_server.schema import run, run_alias, silence
+
+WAS_DELETED = run.c.deleted_as > ""
+IS_THERE = or_(run.c.archived.is_(False), run.c.deleted_as.is_(None))
+"""What is true of runs that were deleted, and of the others: whoever asks for runs that are not named says so. Those
+that were are in the archive; to look further is to read past all that agents said of a run."""
+
+CALLED = func.coalesce(run.c.deleted_as, run.c.name)
+"""What a run is called in messages, also once it was deleted."""
 
 
 def find(connection: Connection, name: str, *, held: bool = False) -> Record | None:

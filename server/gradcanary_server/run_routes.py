@@ -49,7 +49,10 @@ async def change_run(request: Request, run: str) -> JSONResponse:
 
 @router.delete("/runs/{run}", status_code=204)
 def delete_run(request: Request, run: str) -> None:
-    """Delete a run with all its measurements and incidents; its sessions are told to stop."""
+    """Delete a run with all its measurements and incidents; its sessions are told to stop.
+
+    Whoever was told of an incident is told that it is over.
+    """
     database: Database = request.app.state.database
     with database.write() as connection:
         deletion.delete_run(connection, run, database.now(connection))

@@ -38,6 +38,8 @@ def ending(incident: Incident) -> str:
     """Return how it ended that something did not come."""
     if incident.resolution == "run_finished":
         return "The run ended"
+    if incident.resolution == "run_deleted":
+        return "The run was deleted"
     if incident.resolution == "rule_changed":
         return "The rule became another one"
     return "It was heard of again" if incident.rule == "silent" else "It went on"

@@ -77,13 +77,15 @@ class Settings:
         ``GRADCANARY_LOG``: ``text`` or ``json``, how the process writes what happens to it.
         ``GRADCANARY_WEBHOOK_NETWORKS``: networks (10.0.0.0/8) where receivers of endpoints made over HTTP may be.
         ``GRADCANARY_NOTIFY_FILE``: a file with a ``--notify`` in each line.
+        ``GRADCANARY_WEBHOOK_FILE``: a file with a ``--webhook`` in each line.
+        ``GRADCANARY_RULES_FILE``: the ``--rules`` where that is not given.
         """
         data = data.expanduser().absolute()
         return cls(
             data=data,
             db=address(environ, data=data, db=db),
-            rules=rules,
-            webhooks=tuple(webhooks),
+            rules=rules or _file(environ.get("GRADCANARY_RULES_FILE")),
+            webhooks=(*webhooks, *_lines(environ, "GRADCANARY_WEBHOOK_FILE")),
             webhook_secret=_secret(environ, "GRADCANARY_WEBHOOK_SECRET"),
             webhook_networks=_networks(environ.get("GRADCANARY_WEBHOOK_NETWORKS", "")),
             notify=(*notify, *_lines(environ, "GRADCANARY_NOTIFY_FILE")),
@@ -120,7 +122,7 @@ def address(environ: Mapping[str, str], *, data: Path, db: str | None) -> str:
 
 def _secret(environ: Mapping[str, str], key: str) -> str | None:
     path = environ.get(f"{key}_FILE")
-    if path is None:
+    if not path:
         return environ.get(key) or None
     if environ.get(key):
         raise SettingsError(f"{key} and {key}_FILE are both set: set one of them.")
@@ -132,6 +134,10 @@ def _lines(environ: Mapping[str, str], key: str) -> list[str]:
     path = environ.get(key)
     lines = (line.strip() for line in _text(path, key, "with an address in each line").splitlines()) if path else ()
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def _file(given: str | None) -> Path | None:
+    return Path(given) if given else None
 
 
 def _text(path: str, key: str, holding: str) -> str:

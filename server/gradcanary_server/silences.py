@@ -12,6 +12,7 @@ from sqlalchemy import Connection, RowMapping, delete, func, insert, select, upd
 from gradcanary_server import incident_rows
 from gradcanary_server.errors import RequestError, invalid
 from gradcanary_server.expressions import Expression, Glob
+from gradcanary_server.run_names import CALLED, IS_THERE
 from gradcanary_server.schema import incident, run, silence
 from gradcanary_server.veils import Veil
 
@@ -154,12 +155,12 @@ def hushed(connection: Connection, by: Silence) -> list[Hushed]:
 
 def runs_named(connection: Connection, glob: str) -> int:
     """Return how many runs have such a name."""
-    return sum(_glob(glob).covers(name) for name in connection.scalars(select(run.c.name)))
+    return sum(_glob(glob).covers(name) for name in connection.scalars(select(run.c.name).where(IS_THERE)))
 
 
 def run_names(connection: Connection, run_ids: Iterable[int]) -> dict[int, str]:
     """Return the names of these runs by their number."""
-    rows = connection.execute(select(run.c.run_id, run.c.name).where(run.c.run_id.in_(list(run_ids))))
+    rows = connection.execute(select(run.c.run_id, CALLED.label("name")).where(run.c.run_id.in_(list(run_ids))))
     return {row.run_id: row.name for row in rows}
 
 

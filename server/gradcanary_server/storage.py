@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError
+from gradcanary_server.run_names import IS_THERE
 from gradcanary_server.schema import batch, fold_state, run, tile
 from gradcanary_server.storage_shapes import WeightShape
 from gradcanary_server.timestamps import timestamp
@@ -99,6 +100,6 @@ def weights(connection: Connection, room: Room) -> list[WeightShape]:
             "last_seen": timestamp(row.last_seen),
             "archived": row.archived,
         }
-        for row in connection.execute(select(*columns))
+        for row in connection.execute(select(*columns).where(IS_THERE))
     ]
     return sorted(found, key=lambda each: (-(each["bytes"] or 0), each["run"]))

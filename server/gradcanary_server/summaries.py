@@ -277,6 +277,7 @@ def _ending(incident: Incident) -> str:
     ends = {"recovered": f"Recovered{at}.", "run_finished": f"The run ended{at} without a recovery."}
     ends["rebaselined"] = f"Accepted{at}: a new baseline is learnt."
     ends["rule_changed"] = f"Over{at}: the rule is another one now."
+    ends["run_deleted"] = f"Over{at}: the run was deleted."
     return f" {ends.get(incident.resolution or '', f'Over{at}: {incident.resolution}.')}"
 
 

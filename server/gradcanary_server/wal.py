@@ -26,7 +26,7 @@ _CHUNK = 256
 
 logger = logging.getLogger(__name__)
 
-_flush = getattr(os, "fdatasync", os.fsync)  # macOS has the other one alone
+_flush = _flush_file = getattr(os, "fdatasync", os.fsync)  # macOS has the other one alone
 
 
 class LostError(OSError):
@@ -39,11 +39,12 @@ class WriteAheadLog:
 
     def __init__(self, database: str) -> None:
         base = os.path.realpath(database)  # SQLite follows links, too
-        self._path, self._shared = Path(f"{base}-wal"), Path(f"{base}-shm")
+        self._file, self._path, self._shared = Path(base), Path(f"{base}-wal"), Path(f"{base}-shm")
         self._lock = threading.Lock()
         self._begun = self._ended = 0
         self._descriptor: int | None = None
         self._index: int | None = None
+        self._database: int | None = None
         self._is_sure = False
         self._again = 0.0
         self.failed: str | None = None
@@ -87,6 +88,17 @@ class WriteAheadLog:
             was_failed, self.failed, self._is_sure = self.failed is not None, None, True
             return was_failed
 
+    def flush_file(self) -> None:
+        """Return when the database file is on disk as it is; raises OSError."""
+        if self._database is None:
+            self._database = os.open(self._file, os.O_RDONLY)
+        _flush_file(self._database)
+
+    def size(self) -> int:
+        """Return the bytes that were written since it began anew; its file may have room for more."""
+        with self._lock:
+            return self._extent().size
+
     def close(self) -> None:
         """Let go of the log, which nobody has open any more."""
         with self._lock:
@@ -96,7 +108,9 @@ class WriteAheadLog:
             # To close it would give back the locks that this process has on it, SQLite's: https://sqlite.org/howtocorrupt.html
             if self._index is not None and not _leads_to(self._shared, self._index):
                 os.close(self._index)
-            self._descriptor = self._index = None
+            if self._database is not None:
+                os.close(self._database)
+            self._descriptor = self._index = self._database = None
 
     def _fail(self, error: OSError) -> None:
         if self.failed is None:

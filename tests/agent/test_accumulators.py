@@ -277,3 +277,39 @@ def test_gradients_of_megatron_are_those_in_main_grad(collector: Recorded, in_fp
     assert collector.per_step("micro_steps") == [3] * 5
     dtypes = ("float32", "float32", "float32") if in_fp32 else (None, "bfloat16", "bfloat16")
     assert set(collector.accumulators().values()) == {dtypes}
+
+
+class DeepSpeedEngine(nn.Module):
+    """Stands in for DeepSpeed's, which needs GPUs: its name, and the dtype that its optimizer was told to sum in.
+
+    The sums themselves are in buffers of that optimizer; ``.grad`` is what it adds to them.
+    """
+
+    __module__ = "deepspeed.runtime.engine"
+
+    def __init__(self, module: nn.Module, optimizer: object) -> None:
+        super().__init__()
+        self.module = module
+        self.optimizer = optimizer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
+@pytest.mark.parametrize(
+    ("has", "declared"),
+    [
+        ({"gradient_accumulation_dtype": torch.float32}, "float32"),  # DeepSpeedZeroOptimizer, of ZeRO-1 to 3
+        ({"grad_acc_dtype": torch.float32}, "float32"),  # BF16_Optimizer
+        ({"grad_acc_dtype": torch.bfloat16}, "bfloat16"),
+        ({"grad_acc_dtype": None}, None),
+        ({}, None),
+    ],
+)
+def test_what_deepspeed_was_told_to_sum_in_is_declared(
+    collector: Recorded, has: dict[str, torch.dtype | None], declared: str | None
+) -> None:
+    inner = mlp(torch.bfloat16)
+    engine = DeepSpeedEngine(inner, SimpleNamespace(**has))
+    told = trained(collector, engine, torch.optim.SGD(inner.parameters(), lr=0.1), steps=2, autocast=None)
+    assert told == dict.fromkeys(NAMES, (declared, "bfloat16", "bfloat16"))

@@ -18,6 +18,7 @@ import logging
 import socket
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from struct import pack
@@ -99,6 +100,7 @@ PLACES = (
     "calls.Calls.add",
     "compiled.keep_out",
     "effective.Effective.learn",
+    "engine.has_callbacks",
     "findings.Findings.facts",
     "frozen.Frozen.turn",
     "gauge.Gauge._add_losses",
@@ -108,6 +110,7 @@ PLACES = (
     "gauge.Gauge.sample",
     "gauge.Gauge.shadow",
     "gauge.changes",
+    "greeting.Greeting.__init__",
     "greeting.Greeting.hello",
     "hooks.Hooks._follow",
     "hooks.Hooks._is_recorded",
@@ -125,9 +128,12 @@ PLACES = (
     "observer.learning_rates",
     "observer.record_of",
     "outbox.build",
+    "places.Place.find",
     "readings.Reader.read",
     "references.Reference.__call__",
     "scaling.Scaling.search",
+    "process_names.launch_of",
+    "sender.Sender.__init__",
     "sender.Sender._flush",
     "sender.Sender.start",
     "sender.Sender.stop",
@@ -142,6 +148,7 @@ PLACES = (
     "transfers.Transfers.hand",
     "transfers.Transfers.prepare",
     "transfers.Transfers.visit",
+    "transport.Transport.__init__",
     "transport.Transport.send",
     "window.peak_bytes",
 )
@@ -200,8 +207,9 @@ def test_a_fault_of_ours_is_counted_and_logged_once_and_the_training_goes_on(
     assert capsys.readouterr().err.count(f"failed {guard.caught} time") == 1
     assert all(map(torch.equal, loop.model.parameters(), unwatched[kind]))
     watch._session._hooks.detach()
-    watch._session.sender._stopping.set()
-    until(lambda: not watch._session.sender._thread.is_alive())
+    if (sender := watch._session.sender) is not None:
+        sender._stopping.set()
+        until(lambda: not sender._thread.is_alive())
 
 
 def test_a_search_for_scalers_that_raises_is_made_once(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +294,7 @@ RUBBISH = {
 
 @contextlib.contextmanager
 def serving(answer: bytes, *, is_slow: bool = False, is_cut: bool = False) -> Iterator[str]:
-    """Serve the same bytes to whoever connects: slowly, or with a reset in the middle of what comes in."""
+    """Serve the same bytes to whoever connects: one by one, or with a reset in the middle of what comes in."""
     over = threading.Event()
 
     class Handler(BaseRequestHandler):
@@ -298,9 +306,9 @@ def serving(answer: bytes, *, is_slow: bool = False, is_cut: bool = False) -> It
             with contextlib.suppress(OSError):
                 if not is_slow:
                     self.request.sendall(answer)
-                for byte in io.BytesIO(answer) if is_slow else ():
-                    self.request.sendall(byte[:1])
-                    if over.wait(0.2):
+                for byte in answer if is_slow else ():
+                    self.request.sendall(bytes([byte]))
+                    if over.wait(0.02):
                         return
 
     with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
@@ -335,10 +343,36 @@ def test_rubbish_is_no_answer_and_nothing_is_lost(kind: str, capsys: pytest.Capt
         assert_undisturbed(url, capsys)
 
 
-@pytest.mark.parametrize("how", ["slow", "cut"])
-def test_so_is_what_comes_too_slowly_or_is_cut_off(how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(b"HTTP/1.1 200 OK\n\n" * 99, is_slow=how == "slow", is_cut=how == "cut") as url:
+def test_so_is_what_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(b"", is_cut=True) as url:
         assert_undisturbed(url, capsys)
+
+
+# A header that comes in 20 minutes, and a body: with each byte a timeout of the socket begins anew.
+SLOW = {
+    "header": b"HTTP/1.1 200 OK\r\nserver: " + b"s" * 60_000,
+    "body": b"HTTP/1.1 200 OK\r\ncontent-length: 60000\r\n\r\n" + b" " * 60_000,
+    "body of old": b"HTTP/1.0 200 OK\r\n\r\n" + b" " * 60_000,
+}
+
+
+@pytest.mark.parametrize("part", SLOW)
+def test_so_is_what_comes_too_slowly_and_it_is_kept_before_the_end(
+    part: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 0.6)
+    with serving(SLOW[part], is_slow=True) as url:
+        training = Training()
+        with gradcanary.watch(training.model, training.optimizer, url=url, run="slow") as watch:
+            training.steps(15)
+            until(lambda: watch._session.sender._outbox.backlog.steps)
+            assert watch._session.sender._delivery.failures
+            monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 600)
+            until(lambda: time.monotonic() > watch._session.sender._delivery.retry_at)
+            training.steps(15)
+            watch.close(timeout_s=0.5)
+    assert watch._session.guard.caught == 0
+    assert "30 steps and the end are kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("who", ["hangs", "nobody"])

@@ -184,3 +184,26 @@ def test_float32_accumulators_in_the_trainer(loops: ModuleType, tmp_path: Path) 
     names = sorted(micro.names, key=lambda name: order.index(id(model.get_parameter(name))))
     assert names
     assert_handed([[step[names.index(name)] for name in micro.names] for step in callback.handed], micro, COUNTS)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_what_accelerate_has_ddp_reduce_in_is_declared(collector: Recorded) -> None:
+    """Its own code puts the hook there; with several processes ``prepare()`` calls it."""
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4))
+    DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16).register_comm_hook(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="hooked"):
+        for _ in range(2):
+            model(torch.randn(2, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert {each[:2] for each in collector.accumulators().values()} == {("float16", "float32")}

@@ -39,6 +39,10 @@ class Training(Protocol):
     def step(self) -> None:
         """Make one optimizer step."""
 
+
+class Timed(Training, Protocol):
+    """One that takes turns."""
+
     def cpu_s(self, steps: int) -> float:
         """Return the seconds of CPU of this whole process for a step, the mean of some."""
 
@@ -78,11 +82,8 @@ def forget_forecasts(watch: gradcanary.Watch) -> None:
 
 
 @contextmanager
-def quick_looks(steps: int, looks: list[Look]) -> Iterator[None]:
-    """Have the agent decide at once, after short looks that are kept, and sample each tenth step at the least.
-
-    By the CPU's clock of the thread, in place of the wall's: what else the machine does is not in so few steps.
-    """
+def quick_looks(steps: int, looks: list[Look], clock: Callable[[], float]) -> Iterator[None]:
+    """Have the agent decide at once, after short looks that are kept, and sample each tenth step at the least."""
 
     def paced_(pace: Pace, look: Look, budget: float) -> Pace:
         looks.append(look)
@@ -90,13 +91,13 @@ def quick_looks(steps: int, looks: list[Look]) -> Iterator[None]:
         return replace(found, every=min(found.every, INTERVALS[1]))
 
     kept = meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN, doze.ALIKE
-    clock, meter.time = meter.time, SimpleNamespace(perf_counter=time.thread_time)
+    wall, meter.time = meter.time, SimpleNamespace(perf_counter=clock)
     meter.GRACE_STEPS, meter.LOOK_STEPS = 2 * steps, steps  # the first look has the start in it
     resting.SEEN = doze.ALIKE = 1
     meter.Look.is_over, meter.paced = lambda look, every: look.steps >= max(steps, every), paced_
     yield
     meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN, doze.ALIKE = kept
-    meter.time = clock
+    meter.time = wall
 
 
 def at_interval(look: Look, every: int) -> Look:
@@ -115,13 +116,17 @@ def at_interval(look: Look, every: int) -> Look:
     )
 
 
-def settle(loop: Training, url: str, look_steps: int = LOOK) -> Settled:
-    """Find out what the agent would settle for."""
+def settle(loop: Training, url: str, look_steps: int = LOOK, clock: Callable[[], float] = time.thread_time) -> Settled:
+    """Find out what the agent would settle for.
+
+    By the CPU's clock of the thread in place of the wall's, which the agent goes by: what else the machine does is not
+    in so few steps. A training that waits for a GPU needs the wall's.
+    """
     loop.step()
     resident, threads = psutil.Process().memory_info().rss, threading.active_count()
     looks: list[Look] = []
     with (
-        quick_looks(look_steps, looks),
+        quick_looks(look_steps, looks, clock),
         gradcanary.watch(loop.model, loop.optimizer, url=url, run="settles") as watch,
     ):
         forget_forecasts(watch)
@@ -148,7 +153,7 @@ def settle(loop: Training, url: str, look_steps: int = LOOK) -> Settled:
     )
 
 
-def turn(loop: Training, begin: Callable[[], AbstractContextManager[object]], steps: int) -> float:
+def turn(loop: Timed, begin: Callable[[], AbstractContextManager[object]], steps: int) -> float:
     """Return the seconds of CPU per step of a turn, once it is warm."""
     with begin():
         for _ in range(WARM_UP):

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import scenes
 from looks import faults
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import Page, Request, Response, expect
 from plots import IMAGE, await_figures
 from streams import Session
 
@@ -131,6 +131,24 @@ def test_the_list_of_runs_is_chosen_by_its_address(collector: Any, open_page: Ca
     expect(names(page)).to_have_count(25, timeout=LONG_MS)
     expect(page.get_by_role("button", name="Archive")).to_have_attribute("aria-pressed", "false")
     api.close()
+
+
+def test_where_no_page_is_one_says_so_and_leads_on(
+    shared: Any, open_page: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = open_page(shared.url, theme="dark")
+    expect(names(page).first).to_be_visible()
+    page.on("response", lambda answer: answers.append(answer))
+    answers: list[Response] = []
+    page.goto(f"{shared.url}/runs")
+    assert [each.status for each in answers if each.url.endswith("/runs")] == [404]
+    expect(page.get_by_role("heading", level=1)).to_have_text("No such page")
+    assert faults(page) == []
+    page.get_by_role("link", name="See all runs").click()
+    expect(names(page).first).to_be_visible()
+    assert shared.get("/nowhere").json()["error"]["code"] == "not_found"
+    assert complaints == ["Failed to load resource: the server responded with a status of 404 (Not Found)"]
+    complaints.clear()
 
 
 def focused(page: Page) -> Any:

@@ -170,6 +170,11 @@ def test_thousands_of_hostile_layers_can_be_read_on_a_phone(shared: Any, phone: 
     phone.get_by_role("button", name="value", exact=True).tap()
     values = [float(text) for text in phone.locator("#members .value").all_inner_texts()]
     assert values == sorted(values)
+    expect(phone).to_have_url(f"{shared.url}/incidents/{found['id']}?find=ALERT%2838&by=4")
+    phone.reload()
+    expect(phone.locator("#members tr")).to_have_count(11)
+    assert [float(text) for text in phone.locator("#members .value").all_inner_texts()] == values
+    expect(phone.get_by_label("Layers with this in their name")).to_have_value("ALERT(38")
     ask(phone, "silence", found["id"])
     assert not phone.evaluate(is_wider)
     assert phone.evaluate(

@@ -100,6 +100,19 @@ def test_the_table_of_layers_has_all_of_them_worst_first(url: str) -> None:
     assert len(refused) == 9
 
 
+def test_incidents_are_all_of_a_choice_and_one_is_all_its_layers(url: str) -> None:
+    name, rows = table(url, "/_csv/incidents", search="?severity=critical&run=other&before=1")
+    assert name == "incidents-critical-other.csv"
+    [found] = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    assert (found["run"], found["rule"], found["state"], found["firing"]) == ("'-other", "collapse", "open", "1")
+    name, rows = table(url, "/_csv/incident", number=found["id"])
+    assert name == f"-other-incident-{found['id']}.csv"
+    [member] = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    assert (member["name"], member["until_step"]) == ("'=1+1", "")
+    assert float(member["value"]) < 1e-4 < float(member["baseline"])
+    assert httpx.get(f"{url}/_csv/incident?number=99", trust_env=False).status_code == 424
+
+
 def test_a_comparison_s_curves_stand_beside_each_other(url: str) -> None:
     wanted = CompareView((RUN, OTHER), View(layer="=1+1", to_step=60))
     name, rows = table(url, sharing.compared_url(wanted, "compare"))

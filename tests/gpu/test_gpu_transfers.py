@@ -1,7 +1,7 @@
 """How values leave a GPU: pinned memory, events, streams, graphs, several devices; and what memory that takes."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -124,6 +124,16 @@ def test_a_graph_is_recorded_as_without_us(collector: Recorded) -> None:
     assert collector.facts("cuda_graph")
 
 
+@pytest.fixture
+def nodes_of_another_stream() -> Iterator[None]:
+    """``make_graphed_callables`` keeps its outputs, and with them the nodes that accumulate on the stream where it
+    recorded; torch warns of each, watched or not."""
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+    yield
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(True)
+
+
+@pytest.mark.usefixtures("nodes_of_another_stream")
 def test_parts_of_a_model_in_graphs_of_their_own(collector: Recorded) -> None:
     """``make_graphed_callables``: the gradients are added up outside of the graphs, where hooks are called."""
     read = []

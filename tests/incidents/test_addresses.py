@@ -133,6 +133,7 @@ NOT_PUBLIC = """
     10.1.2.3 172.16.0.1 192.168.1.1 127.0.0.1 169.254.169.254 100.64.0.1 100.100.100.200 0.0.0.0 224.0.0.1 240.0.0.1
     255.255.255.255 198.18.0.1 192.0.2.1 ::1 :: ::ffff:10.0.0.1 ::10.0.0.1 64:ff9b::a00:1 2002:a00:1:: fe80::1
     fe80::1%eth0 fc00::1 fd00:ec2::254 fec0::1 ff02::1 2001:db8::1
+    168.63.129.16 ::ffff:168.63.129.16 64:ff9b::a83f:8110 192.0.0.8 192.0.0.192 192.88.99.1 3fff::1
 """
 
 
@@ -142,7 +143,7 @@ def test_what_is_not_public_is_refused(address):
         Guard().check(ipaddress.ip_address(address))
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "::ffff:8.8.8.8", "64:ff9b::808:808", "2606:4700::1111"])
+@pytest.mark.parametrize("address", ["8.8.8.8", "168.63.129.17", "::ffff:8.8.8.8", "64:ff9b::808:808", "2606::1"])
 def test_what_is_public_is_fine(address):
     Guard().check(ipaddress.ip_address(address))
 

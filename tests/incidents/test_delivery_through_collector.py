@@ -119,6 +119,36 @@ def test_a_run_that_fell_and_fell_silent_says_both(collector_factory, tmp_path):
     assert headline == "2 of 4 layers collapsed at step 240; nothing heard since step 399"
 
 
+def test_who_was_told_of_a_deleted_run_hears_the_end_and_nobody_sees_it(collector_factory, receiver_factory, tmp_path):
+    """Though the collector is killed there and then, and another run takes the name."""
+    receiver, rules = receiver_factory(), tmp_path / "rules.yaml"
+    rules.write_text("version: 1\npace: {wait_s: 0.1, interval_s: 5}\n")
+    arguments = ("--webhook", receiver.url, "--rules", str(rules))
+    collector = collector_factory(*arguments, env={"GRADCANARY_WEBHOOK_SECRET": SECRET})
+    session = Session(collector.url)
+    session.send(Stream(collapsed(AT + 40, 4, range(1), AT)))
+    receiver.wait(1)
+    assert session.client.delete(f"{collector.url}/api/v1/runs/run-1").status_code == 204
+    assert session.client.delete(f"{collector.url}/api/v1/runs/run-1").status_code == 404
+    collector.kill()
+    collector.start()
+    for path in ("runs?archived=false", "runs?archived=true", "storage", "incidents"):
+        answer = collector.get(f"/api/v1/{path}").json()
+        assert answer.get("runs", answer.get("incidents")) == [], path
+    assert collector.get("/api/v1/incidents/1").status_code == 404
+    assert collector.get("/api/v1/silences/preview", run="*").json()["runs"] == 0
+    assert "\ngradcanary_runs 0.0\n" in collector.get("/metrics").text
+    assert (session.heartbeat().status_code, session.put_hello(Stream(healthy(9, 4)).hello()).status_code) == (410, 410)
+    Session(collector.url, session="another").send(Stream(healthy(10, 4)))
+    receiver.wait(2)
+    told = receiver.verified(SECRET)[-1]["data"]
+    assert (told["run"], told["resolution"], told["incident"]) == ("run-1", "run_deleted", 1)
+    log = collector.get("/api/v1/endpoints/1/deliveries").json()["deliveries"]
+    assert {(each["run"], each["incident"]) for each in log} <= {("run-1", 1)}
+    eventually(lambda: collector.get("/api/v1/endpoints/1/deliveries").json()["deliveries"] == [])
+    assert collector.get("/api/v1/runs/run-1").json()["step"] == 9
+
+
 def test_incidents_over_http(caught):
     collector, receiver, _ = caught()
     receiver.wait(1)

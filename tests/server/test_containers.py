@@ -48,14 +48,46 @@ def test_the_commands_of_the_containers_serve_a_store(compose, postgres_server, 
     secret.write_text(f"{postgres.PASSWORD}\n")
     # Compose's network finds the host "db"; here libpq is told where it is.
     env = {"PGHOSTADDR": "127.0.0.1", "PGPORT": str(postgres_server.port), "GRADCANARY_DB_PASSWORD_FILE": str(secret)}
-    collector = Collector(tmp_path, (host, address), env, url).start()
+    collector = Collector(tmp_path, (host, address), env | files(compose, tmp_path), url).start()
     try:
+        said = "".join(collector.output)
+        assert f"rules are those of {tmp_path / 'rules'}\n" in said
+        assert "incidents are told to http://127.0.0.1:9/hook, critical and above\nincidents are told to JSON\n" in said
+        assert "webhook secret" not in said, "it is the one that was given"
         assert collector.get("/api/v1/runs").status_code == 401, "others reach it, so it asks for a token"
         assert health(collector.port) == 0
     finally:
         collector.kill()
     assert health(collector.port) != 0
     assert postgres.PASSWORD not in "".join(collector.output)
+
+
+FILES = {
+    "webhook": "critical=http://127.0.0.1:9/hook\n",
+    "webhook_secret": "whsec_QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVowMTIzNDU=\n",
+    "notify": "# on call\njson://127.0.0.1:9\n",
+    "rules": "version: 1\n",
+}
+
+
+def files(compose, folder):
+    """Write what an operator may give, and return what the service is told of it: the files where it finds them."""
+    environment, told = compose["services"]["gradcanary"]["environment"], {}
+    for name, text in FILES.items():
+        key = f"GRADCANARY_{name.upper()}_FILE"
+        assert environment[key] == f"${{{key}:+/run/secrets/{name}}}", "told of nothing where nothing is named"
+        assert compose["secrets"][name]["file"] == f"${{{key}:-/dev/null}}"
+        (folder / name).write_text(text)
+        told[key] = str(folder / name)
+    return told
+
+
+def test_files_that_nobody_named_are_none(tmp_path):
+    keys = [f"GRADCANARY_{name.upper()}_FILE" for name in FILES]
+    settings = Settings.from_env(dict.fromkeys(keys, ""), data=tmp_path)
+    assert settings == Settings.from_env({}, data=tmp_path)
+    named = Settings.from_env({"GRADCANARY_RULES_FILE": "/etc/rules"}, data=tmp_path, rules=Path("mine"))
+    assert named.rules == Path("mine"), "the command line is asked first"
 
 
 def health(port):
@@ -72,7 +104,8 @@ def test_the_services_fit_each_other(compose):
     assert given["POSTGRES_USER"] == given["POSTGRES_DB"] == "gradcanary"
     assert given["POSTGRES_PASSWORD_FILE"] == gradcanary["environment"]["GRADCANARY_DB_PASSWORD_FILE"]
     assert given["POSTGRES_PASSWORD_FILE"] == "/run/secrets/db_password"
-    assert db["secrets"] == gradcanary["secrets"] == ["db_password"] == list(compose["secrets"])
+    assert db["secrets"] == ["db_password"]
+    assert gradcanary["secrets"] == list(compose["secrets"]) == ["db_password", *FILES]
     assert gradcanary["depends_on"]["db"]["condition"] == "service_healthy"
     assert "pg_isready" in db["healthcheck"]["test"]
     assert list(compose["volumes"]) == ["db"]

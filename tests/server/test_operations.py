@@ -1,8 +1,10 @@
 """What looks after a collector reads: /readyz, and /metrics as Prometheus understands them."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from anyio.to_thread import current_default_thread_limiter
 from fastapi.testclient import TestClient
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -35,6 +37,21 @@ def send(client, run, rows, **hello):
     session = Session("", run=run, client=client)
     session.send(Stream(rows), **hello)
     return session
+
+
+def test_healthz_is_answered_while_all_threads_wait(served):
+    threads = served.portal.call(current_default_thread_limiter)
+    many, threads.total_tokens = threads.total_tokens, 1
+    served.portal.call(threads.acquire_on_behalf_of, served)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(served.get, "/healthz")
+            try:
+                assert asked.result(30).json() == {"status": "ok"}
+            finally:
+                served.portal.call(threads.release_on_behalf_of, served)
+    finally:
+        threads.total_tokens = many
 
 
 def test_metrics_of_runs_and_rules(served):
@@ -96,7 +113,9 @@ def test_metrics_are_openmetrics_for_who_asks_for_it(served):
 
 def test_ready_says_what_is_not(served):
     answer = served.get("/readyz")
-    working = {"database": "ok", "tables": "ok", "deliverer": "ok", "compactor": "ok", "watchdog": "ok"}
+    parts = ("database", "tables", *(loop.name for loop in served.app.state.loops))
+    assert {"deliverer", "compactor", "watchdog"} <= {*parts}
+    working = dict.fromkeys(parts, "ok")
     assert (answer.status_code, answer.json()) == (200, {"status": "ready", "checks": working})
     with served.app.state.database.write() as connection:
         [newest] = connection.scalars(text("SELECT version_num FROM alembic_version"))

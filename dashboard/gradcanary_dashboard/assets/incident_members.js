@@ -3,12 +3,12 @@
 (function () {
   "use strict";
 
-  const { element } = window.gradcanary;
+  const { element, go } = window.gradcanary;
   const FEW = 100;
   const NOTHING = "\u2013";
   const KINDS = ["name", "since", "until", "number", "number value", "number", "evidence", "rank"];
   const NAMES = ["", "since", "until", "baseline", "value", "siblings", "evidence", "rank"];
-  const state = { held: null, rows: [], sort: null, descends: false, shown: FEW, drawn: "" };
+  const state = { held: null, rows: [], find: "", sort: null, descends: false, shown: FEW, drawn: "" };
 
   function cell(text, place, href) {
     const named = NAMES[place] ? { "data-name": NAMES[place] } : {};
@@ -34,7 +34,7 @@
   }
 
   function wanted() {
-    const part = document.getElementById("members-filter").value.trim().toLowerCase();
+    const part = state.find.trim().toLowerCase();
     const found = state.rows.filter((row) => row[1].toLowerCase().includes(part));
     return state.sort === null ? found : found.sort(compare);
   }
@@ -66,6 +66,27 @@
     }
   }
 
+  // ---- what is chosen is in the address: a part of names, and the column of the order, with a minus where it descends
+
+  function follow() {
+    const query = new URLSearchParams(window.location.search);
+    const [, minus, place] = /^(-?)([0-7])$/.exec(query.get("by") || "") || [];
+    const find = query.get("find") || "";
+    Object.assign(state, { find, sort: place === undefined ? null : Number(place), descends: minus === "-" });
+    const field = document.getElementById("members-filter");
+    if (field && document.activeElement !== field && field.value !== find) {
+      window.dash_clientside.set_props("members-filter", { value: find });
+    }
+  }
+
+  let typing = null;
+
+  function keep() {
+    clearTimeout(typing);
+    const by = state.sort === null ? null : (state.descends ? "-" : "") + state.sort;
+    typing = setTimeout(() => { if (document.getElementById("members")) go({ find: state.find, by }); }, 250);
+  }
+
   function again() {
     const body = document.getElementById("members");
     if (body) draw(body);
@@ -74,8 +95,9 @@
   function drawWhatIsNew() {
     const body = document.getElementById("members");
     if (!body) {
-      Object.assign(state, { held: null, sort: null, descends: false, shown: FEW, drawn: "" });
+      Object.assign(state, { held: null, shown: FEW, drawn: "" });
     } else if (state.held !== body.dataset.members) {
+      if (state.held === null) follow();
       state.held = body.dataset.members;
       state.rows = JSON.parse(state.held || "[]");
       draw(body);
@@ -86,6 +108,7 @@
     state.descends = state.sort === place && !state.descends;
     state.sort = place;
     again();
+    keep();
   }
 
   document.addEventListener("click", (event) => {
@@ -100,9 +123,16 @@
 
   document.addEventListener("input", (event) => {
     if (event.target.id !== "members-filter") return;
-    state.shown = FEW;
+    Object.assign(state, { find: event.target.value, shown: FEW });
     again();
+    keep();
   });
+
+  window.addEventListener("popstate", () => setTimeout(() => {
+    if (!document.getElementById("members")) return;
+    follow();
+    again();
+  }));
 
   new MutationObserver(drawWhatIsNew).observe(document.documentElement, {
     childList: true,

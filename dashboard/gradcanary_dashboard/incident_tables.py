@@ -1,0 +1,52 @@
+"""Incidents as CSV: those that a filter leaves in the list, and the layers of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gradcanary_dashboard.client import Collector
+from gradcanary_dashboard.csv_tables import Pieces, Table, file_name, written
+from gradcanary_dashboard.incident_filter import Filter
+
+OF_MEMBER = ("name", "since_step", "until_step", "baseline", "value", "siblings", "evidence", "rank")
+OF_INCIDENT = ("id", "run", "rule", "severity", "state", "resolution", "since_step", "opened_step", "resolved_step")
+COUNTED = ("firing", "ever", "layers")
+SAID = ("opened", "resolved", "summary", "url")
+
+
+def of_members(collector: Collector, number: int) -> tuple[str, Pieces]:
+    """Return the layers that are or were in an incident, in the order of the model."""
+    incident = collector.incident(number).body
+    return file_name(incident["run"], "incident", str(number)), written(_members(incident))
+
+
+def of_incidents(collector: Collector, chosen: Filter) -> tuple[str, Pieces]:
+    """Return the incidents of a filter, newest first, all of them and not those of a page."""
+    words = [each for each in (chosen.state, chosen.severity, chosen.rule, chosen.run) if each]
+    return file_name("incidents", *words), written(_incidents(collector, replace(chosen, before=None)))
+
+
+def _members(incident: Mapping[str, Any]) -> Table:
+    yield OF_MEMBER
+    for member in incident["layers"]:
+        if member["layer"] is not None:
+            yield [member[key] for key in OF_MEMBER]
+
+
+def _incidents(collector: Collector, chosen: Filter) -> Table:
+    yield [*OF_INCIDENT, *COUNTED, *SAID]
+    for incident in _pages(collector, chosen):
+        counts = [incident["counts"][key] for key in COUNTED]
+        yield [*(incident[key] for key in OF_INCIDENT), *counts, *(incident[key] for key in SAID)]
+
+
+def _pages(collector: Collector, chosen: Filter) -> Iterator[Mapping[str, Any]]:
+    before: int | None = None
+    while True:
+        page = collector.incidents(state=chosen.state or None, before=before, **chosen.asked()).body
+        yield from page["incidents"]
+        before = page["next"]
+        if before is None:
+            return

@@ -1,0 +1,158 @@
+"""A PostgreSQL that neither answers nor refuses: whoever asks hears so in time, and nothing that may be long is cut."""
+
+import contextlib
+import re
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import streams
+from collectors import Collector
+from muffle import Muffle
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from waiting import eventually
+
+from gradcanary.transport import TIMEOUT_S
+from gradcanary_server import engines
+from gradcanary_server.contact import ANSWER_S
+from gradcanary_server.database import Database
+from gradcanary_server.errors import RequestError
+from gradcanary_server.keyring import AGAIN_S, Keyring
+from gradcanary_server.outages import unavailable
+from gradcanary_server.schema import run
+
+STREAM = streams.Stream(streams.healthy(40, 6), streams.falling_loss(40))
+
+CLIENTS = 60
+"""More than a collector has threads."""
+
+LOCKED = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+
+
+@pytest.fixture
+def db(postgres_server):
+    return postgres_server.create_store()
+
+
+@pytest.fixture
+def muffle(postgres_server):
+    with contextlib.closing(Muffle(postgres_server.port)) as muffle:
+        yield muffle
+
+
+@pytest.fixture
+def database(db):
+    with contextlib.closing(Database(db)) as database:
+        yield database
+
+
+@pytest.fixture
+def collector(tmp_path, db, postgres_server, muffle):
+    through = db.replace(f":{postgres_server.port}/", f":{muffle.port}/")
+    collector = Collector(tmp_path, ("--auth",), db=through)
+    yield collector.start()
+    collector.kill()
+
+
+@pytest.fixture
+def client(collector):
+    """Return many agents at once: each gives up as one does, and has a token."""
+    (token,) = re.findall(r"gc_admin_\S+", "".join(collector.output))
+    limits = httpx.Limits(max_connections=None)
+    with httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT_S, limits=limits) as client:
+        yield client
+
+
+def asked_to_come_back(answer):
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["code"] == "unavailable"
+    return int(answer.headers["retry-after"]) >= 1
+
+
+def test_many_who_ask_a_silent_server_are_told_to_come_back(collector, client, muffle, database):
+    free, held = (streams.Session(collector.url, run=name, client=client) for name in ("free", "held"))
+    for session in (free, held):
+        session.put_hello(STREAM.hello()).raise_for_status()
+    for seq, is_cut in enumerate((False, True)):
+        batch = STREAM.batch(10 * seq, 10 * seq + 10)
+
+        def ask(number, seq=seq, batch=batch):
+            return client.get(f"{collector.url}/api/v1/runs") if number % 2 else free.post_batch(seq, batch)
+
+        with ThreadPoolExecutor(CLIENTS + 1) as pool, database.write() as connection:
+            connection.execute(select(run).where(run.c.name == "held").with_for_update())
+            amid = pool.submit(held.post_batch, seq, batch)  # has asked when the server falls silent
+            eventually(lambda: waits_for_a_row(database))
+            muffle.fall_silent(cut=is_cut)
+            asked = [pool.submit(ask, number) for number in range(CLIENTS)]
+            assert client.get(f"{collector.url}/healthz").status_code == 200
+            assert all(asked_to_come_back(each.result()) for each in [*asked, amid])
+            before = muffle.taken
+            assert all(map(asked_to_come_back, pool.map(ask, range(CLIENTS))))
+            assert muffle.taken - before < CLIENTS / 6, "one tries for all"
+        muffle.heal()
+        for session in (free, held):
+            told = eventually(lambda session=session, seq=seq, batch=batch: taken(session.post_batch(seq, batch)))
+            assert told in ("stored", "duplicate")
+            assert session.post_batch(seq, batch).json()["status"] == "duplicate"
+    muffle.lose()
+    assert client.get(f"{collector.url}/api/v1/runs").status_code == 200, "by new connections"
+    assert "Traceback" not in "".join(collector.output)
+
+
+def waits_for_a_row(database):
+    with database.read() as connection:
+        return connection.exec_driver_sql(LOCKED).scalar_one() == 1
+
+
+def taken(answer):
+    """Return what became of a batch, None where it has to come again."""
+    return None if answer.status_code == 503 else answer.raise_for_status().json()["status"]
+
+
+def test_work_takes_its_time_while_the_server_answers(database):
+    with database.write() as connection:
+        connection.exec_driver_sql(f"SELECT pg_sleep({ANSWER_S + 0.5})")
+        assert connection.execute(select(run)).all() == []
+
+
+def test_an_answer_that_was_lost_is_not_waited_for_but_where_a_store_is_prepared(database, monkeypatch):
+    monkeypatch.setattr(engines, "LOST_S", ANSWER_S + 0.2)
+    with pytest.raises(DBAPIError) as lost, database.write() as connection:
+        connection.exec_driver_sql("SELECT pg_sleep(29)")
+    assert unavailable(lost.value).status == 503
+    with database.set_up() as connection:
+        connection.exec_driver_sql(f"SELECT pg_sleep({ANSWER_S + 0.7})")
+
+
+def test_who_waits_for_the_tokens_does_not_try_in_turn(database, monkeypatch):
+    reads = Counter()
+    read = database.read
+
+    def counted():
+        reads["tokens"] += 1
+        return read()
+
+    later, askers = [0.0], 6
+    ring, gate = Keyring(database, lambda: time.monotonic() + later[0]), threading.Barrier(askers)
+
+    def look(_):
+        gate.wait()
+        with pytest.raises((PoolTimeoutError, RequestError)) as refused:
+            ring.look("gc_read_x")
+        return unavailable(refused.value).message
+
+    with contextlib.ExitStack() as taken:
+        for _ in range(20):
+            taken.enter_context(database.read())
+        monkeypatch.setattr(database, "read", counted)
+        with ThreadPoolExecutor(askers) as pool:
+            assert set(pool.map(look, range(askers))) == {"Every database connection is in use."}
+    assert reads["tokens"] < askers
+    later[0] = AGAIN_S
+    assert ring.look("gc_read_x") is None
