@@ -37,6 +37,9 @@ ALIKE = 16
 HANDS_OVER_S = 0.1
 """Where steps are shorter, the windows of such a time are handed over together: each record for itself costs more."""
 
+HANDS_OVER = 32
+"""Windows that are handed over together at most: half of what may be on its way from a GPU at a time."""
+
 Kept = tuple[int, float, list[Tensor], tuple[float | Tensor, ...], list[Logged]]
 """Of a window that is over: its step, the time, what its passes started from, its learning rates, what was logged."""
 
@@ -153,7 +156,7 @@ class Doze:
         of.step += 1
         of.meter.window_ended(is_sampled=False)
         window.begin_again()
-        if not 0 <= now - self._kept[0][1] < HANDS_OVER_S:
+        if len(self._kept) >= HANDS_OVER or not 0 <= now - self._kept[0][1] < HANDS_OVER_S:
             self._hand_over()
             of.place.find_again()
 
@@ -205,6 +208,7 @@ class Doze:
         """Say whether there is nothing but the steps of one optimizer, and nobody who has to be called meanwhile."""
         of = self._of
         is_plain = of.is_alone and of.has_callbacks and not (of.paused or of.buffers or of.graphs.stepped)
+        is_plain = is_plain and not of.place.is_one_of_many
         is_whole = of.layers is not None and not of.layers.has_shards and not self._counters.unhooked
         return is_plain and is_whole and track.may_doze()
 
