@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import shlex
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gradcanary import wire
+from gradcanary import leftovers, wire
 from gradcanary.backlog import Backlog, Creates
 from gradcanary.delivery import Delivery
 from gradcanary.greeting import INTERVAL_S, Greeting
@@ -145,6 +146,7 @@ class Sender:
             self._reading.release()
 
     def _run(self) -> None:
+        self._guarded(lambda: leftovers.tell(os.environ, self._guard.say))
         while not self._stopping.wait(FLUSH_S):
             self._guarded(self._round)
         for work in (self._read_records, self._finish, self._leave, self._transport.close):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from bad_days import WAIT_S, arrived, kept, next_seq, synced, training, until
 from collectors import Collector
 from scripted import Says, Told, collector_that, once, refusal
 
-from gradcanary import spool
+from gradcanary import leftovers, spool
+from gradcanary.shelf import Tally
 
 STEPS = 400
 NOBODY = "http://127.0.0.1:9"
@@ -81,6 +83,33 @@ def test_what_was_left_of_an_older_launch_does_not_disturb_the_one_that_lives(le
         trained.ended()
     after = kept(collector)
     assert (after["state"], after["step"]) == ("finished", 599)
+
+
+def test_whoever_begins_is_told_of_what_waits_there_but_not_of_those_that_live(left, collector):
+    shutil.copy(left / files(left)[0], left / "another.spool")
+    (left / "begun.spool").touch()
+    with (
+        closing(spool.Spool.create(left, "lives", "s", NOBODY, b"{}", Tally())),
+        training(collector.url, 20) as trained,
+    ):
+        trained.ended()
+    said = [line for line in trained.errors.splitlines() if "earlier" in line]
+    assert said == [f"gradcanary: 2 earlier sessions wait here to be sent: gradcanary sync {left}"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_told"),
+    [
+        ({"LOCAL_RANK": "0", "RANK": "8"}, True),
+        ({"SLURM_LOCALID": "1"}, False),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, False),
+    ],
+)
+def test_one_process_of_a_machine_says_it(left, environ, is_told):
+    before, said = (left / files(left)[0]).read_bytes(), []
+    leftovers.tell({"GRADCANARY_SPOOL": str(left), **environ}, said.append)
+    assert said == [f"1 earlier session waits here to be sent: gradcanary sync {left}"] * is_told
+    assert (left / files(left)[0]).read_bytes() == before
 
 
 def test_what_was_left_arrives_as_if_nothing_had_happened(left, collector, undisturbed):
