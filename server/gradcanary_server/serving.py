@@ -1,6 +1,7 @@
 """The process of ``gradcanary up``: uvicorn, which opens and closes the app in the open."""
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -65,6 +66,7 @@ class Server(uvicorn.Server):
             with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
                 super().run(sockets)
         finally:
+            gc.unfreeze()
             sys.setswitchinterval(before)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -72,6 +74,8 @@ class Server(uvicorn.Server):
         await self._lifetime.enter_async_context(self._app.router.lifespan_context(self._app))
         await super().startup(sockets)
         if self.started:
+            gc.collect()
+            gc.freeze()  # what is there now stays: to look through modules, routes and pages again and again is for nothing
             state = self._app.state
             lines = (*told(state.settings, state.told), *admitted(state.settings, state.new_tokens))
             lines = (*lines, f"gradcanary is listening on {self._url}")
