@@ -17,7 +17,7 @@ _LEAST = 256
 
 _COUNT = struct.Struct("<I")
 _CUT = struct.Struct("<III")
-"""Where in the text a column was, how many bytes it stands for, and how many of them are kept: 1 where all are equal."""
+"""Where in the text a column was, how many bytes it stands for, and how many are kept: 1 where all are equal."""
 
 
 def kept(raw: bytes) -> bytes:
