@@ -1,4 +1,4 @@
-"""The log keeps bodies that older versions do not read (gradcanary_server.log_bodies): they are to refuse this store."""
+"""The log keeps bodies that older versions do not read (gradcanary_server.log_bodies): they refuse this store."""
 
 revision = "0015"
 down_revision = "0014"
