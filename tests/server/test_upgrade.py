@@ -64,7 +64,7 @@ def transplant(store, url, revision, monkeypatch):
             rows = [dict(row) for row in reading.execute(select(*common)).mappings()]
             if table is session and revision < "0012":
                 rows = [{**row, "layer_sets": numbered(reading, row["layer_sets"])} for row in rows]
-            if table is batch and revision < "0015":
+            if table is batch and revision < "0016":
                 rows = [{**row, "body": log_bodies.restored(row["body"])} for row in rows]
                 assert all(row["body"].startswith(b"{") for row in rows), "as it came"
             if rows:

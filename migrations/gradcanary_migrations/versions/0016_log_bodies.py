@@ -1,7 +1,7 @@
 """The log keeps bodies that older versions do not read (gradcanary_server.log_bodies): they refuse this store."""
 
-revision = "0015"
-down_revision = "0014"
+revision = "0016"
+down_revision = "0015"
 branch_labels = None
 depends_on = None
 
