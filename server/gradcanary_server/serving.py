@@ -66,6 +66,7 @@ class Server(uvicorn.Server):
             with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
                 super().run(sockets)
         finally:
+            gc.unfreeze()
             sys.setswitchinterval(before)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -73,6 +74,7 @@ class Server(uvicorn.Server):
         await self._lifetime.enter_async_context(self._app.router.lifespan_context(self._app))
         await super().startup(sockets)
         if self.started:
+            gc.collect()
             # Modules stay: each look for garbage among all of them kept every batch waiting for 0.2 s.
             gc.freeze()
             state = self._app.state
