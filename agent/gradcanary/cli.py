@@ -278,7 +278,8 @@ def _token(arguments: argparse.Namespace) -> int:
         try:
             db = address(os.environ, data=_data(arguments), db=arguments.db)
             if arguments.action == "create":
-                token_commands.create(db, arguments.scope, arguments.name, arguments.days, print)
+                wish = (arguments.scope, arguments.name, arguments.days)
+                token_commands.create(db, *wish, print, lambda line: print(f"gradcanary: {line}", file=sys.stderr))  # noqa: T201
             elif arguments.action == "revoke":
                 token_commands.revoke(db, arguments.token, print)
             else:
