@@ -67,7 +67,7 @@ def files(folder: Path) -> list[str]:
 def test_a_training_that_ended_alone_says_what_to_type(ended):
     folder, errors = ended
     last = errors.strip().splitlines()[-1]
-    assert f"{STEPS} steps and the end are kept: gradcanary sync {folder}" in last
+    assert f"{STEPS} steps and the end are kept: gradcanary sync {folder / files(folder)[0]}" in last
     assert len(files(folder)) == 1
     assert (folder / files(folder)[0]).stat().st_mode & 0o077 == 0
 
