@@ -43,7 +43,7 @@ ABORT_S = 0.2
 SHUT_S = 5.0
 """At most, for one record: it has some milliseconds of work, so this is of a machine that stands still."""
 
-KEPT = "the collector did not take everything in time; {steps} steps and the end are kept: gradcanary sync {folder}"
+KEPT = "the collector did not take everything in time; {steps} steps and the end are kept: gradcanary sync {file}"
 UNREAD = "{steps} steps could not be read in time and are lost"
 TOO_LATE = "the collector did not take everything in time; the last steps are lost"
 
@@ -222,9 +222,9 @@ class Sender:
         self._outbox.settle()
         self._outbox.spill(self._greeting.body(), self._delivery.limits)
         backlog.end(self._greeting.body(), self._ending())
-        folder = backlog.left_in
-        where = "" if folder is None else shlex.quote(str(folder))
-        self.unsent = KEPT.format(steps=backlog.steps, folder=where) if where else TOO_LATE
+        file = backlog.left_in
+        where = "" if file is None else shlex.quote(str(file))
+        self.unsent = KEPT.format(steps=backlog.steps, file=where) if where else TOO_LATE
         self._guard.say(self.unsent)
         backlog.close()
 
