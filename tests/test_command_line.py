@@ -16,6 +16,8 @@ import warm
 from gradcanary import cli
 from gradcanary_server import log_lines
 from gradcanary_server.listening import Listener
+from gradcanary_server.serving import admitted
+from gradcanary_server.settings import Settings
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -44,6 +46,20 @@ def test_nobody_listens_for_others_without_asking_for_tokens(capsys, tmp_path, m
     said = refused(capsys, "up", *words, "--port", "0", "--data", str(tmp_path))
     assert "GRADCANARY_AUTH=off cannot be" in said
     assert "listen on 127.0.0.1" in said
+
+
+def test_who_starts_for_others_is_told_how_tokens_are_made_in_its_store(tmp_path):
+    def said(db, url):
+        lines = "\n".join(admitted(Settings(data=tmp_path, db=db, public_url=url, auth=True), {}))
+        return lines, "GRADCANARY_PUBLIC_URL=https://NAME:8803" in lines
+
+    own = f"https://{socket.gethostname()}:8803"
+    lines, is_hinted = said(f"sqlite:///{tmp_path / 'gradcanary.db'}", own)
+    assert f"gradcanary token create --scope read --name YOU --data {tmp_path}\n" in lines
+    assert is_hinted
+    lines, is_hinted = said("postgresql://ada:secret@db.example/gc?sslmode=require", "https://gradients.example")
+    assert lines.count("--db 'postgresql://ada@db.example/gc?sslmode=require'") == 2
+    assert not is_hinted
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost"])

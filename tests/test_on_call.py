@@ -77,6 +77,9 @@ def test_silence_and_unsilence(typed):
     row = typed("silences")[1].splitlines()[1]
     assert re.split(r"  +", row)[:4] == [number, "sdxl", "collapse", r"blocks\.0\."]
     assert row.endswith("  ada  #2     known")
+    over = typed("silence", "1", "--for", "1h", "--by", "ada")[1]
+    assert "hides no incident that is open now. #1 is over (run ended): this holds for what its rule finds" in over
+    assert typed("unsilence", re.search(r"Silence (\d+)", over)[1])[0] == 0
     other = typed("silence", "--run", "no*", "--for", "30m", "--by", "ada")[1]
     assert "hides no incident that is open now" in other
     assert typed("unsilence", re.search(r"Silence (\d+)", other)[1])[0] == 0
@@ -106,7 +109,8 @@ def test_ack_and_a_new_baseline(typed):
         (("silence", "--for", "8h"), "name an incident by its ID, or runs by --run"),
         (("silence", "1", "--run", "*", "--for", "8h"), "name an incident by its ID, or runs by --run"),
         (("silence", "1", "--rule", "collapse", "--for", "8h"), "an incident has one rule"),
-        (("silence", "1"), "--for --until is required"),
+        (("silence", "1"), "say until when, with --for 8h or --until"),
+        (("silence", "--run", "*"), "say until when, with --for 8h or --until"),
         (("silence", "--run", "*", "--rule", "x", "--for", "8h"), "A rule is one of collapse"),
         (("silence", "--run", "*", "--for", "99999d"), "within 366 days"),
         (("silence", "--run", "*", "--for", "soon"), "'soon' is no time span"),

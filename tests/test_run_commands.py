@@ -3,6 +3,8 @@
 import json
 import re
 
+import httpx
+import numpy as np
 import pytest
 from streams import Session, Stream, healthy
 
@@ -35,6 +37,19 @@ def test_runs_are_a_table(typed, module_collector):
     assert (row[:3], row[4:]) == (["table-1", "live", "2"], ["-", "sdxl, new", "after the break"])
     answer = json.loads(typed("runs", "--named", "table-1", "--json")[1])
     assert [each["note"] for each in answer["runs"]] == ["after the\nbreak"]
+
+
+def test_a_run_that_ended_on_something_says_so(typed, module_collector):
+    with_nan = healthy(200, 4)
+    with_nan[150:, 2] = np.nan
+    session = Session(module_collector.url, run="ended-nan")
+    session.send(Stream(with_nan))
+    assert session.end(last_step=199).status_code == 200
+    told = {"state": None}
+    while told["state"] != "finished" or told["ended_on"] is None:
+        told = httpx.get(f"{module_collector.url}/api/v1/runs/ended-nan").json()
+    row = re.split(r"  +", typed("runs", "--named", "ended-nan")[1].splitlines()[1])
+    assert (row[1], row[4]) == ("finished", "critical (ended)")
 
 
 def test_the_list_is_read_to_its_end(typed, module_collector):

@@ -67,9 +67,9 @@ class Backlog:
 
     @property
     def left_in(self) -> Path | None:
-        """The folder of the file, if all that waits is in it, and the end of the session too."""
+        """The file, if all that waits is in it, and the end of the session too."""
         spool = self._spool
-        return None if spool is None or spool.ending is None or self._memory.totals.count else spool.path.parent
+        return None if spool is None or spool.ending is None or self._memory.totals.count else spool.path
 
     def open(self, hello: bytes) -> None:
         """Make the file, once per outage; where that fails, memory has to do."""

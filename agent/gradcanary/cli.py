@@ -129,9 +129,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _add_sync(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("sync", help="send what trainings could not deliver before they ended")
-    command.add_argument(
-        "folder", nargs="?", type=Path, metavar="DIR", help="of the spool files (default: where trainings put them)"
-    )
+    text = "spool files, or folders of them (default: where trainings put them)"
+    command.add_argument("places", nargs="*", type=Path, metavar="PATH", help=text)
     command.add_argument("--url", help="address of the collector (default: the one that the training had)")
     command.add_argument("--token", help="for the collector (default: GRADCANARY_TOKEN)")
     command.set_defaults(run=_sync)
@@ -176,15 +175,16 @@ def _sync(arguments: argparse.Namespace) -> int:
         from gradcanary import spool, sync
         from gradcanary.settings import Settings
 
-        folder = arguments.folder or spool.folder(os.environ)
+        places = arguments.places or [spool.folder(os.environ)]
+        paths = sync.find(place for place in places if arguments.places or place.exists())
         settings = Settings.resolve({}, url=arguments.url, token=arguments.token or os.environ.get("GRADCANARY_TOKEN"))
     except ImportError as error:
         raise UsageError(f"gradcanary: this Python has no SQLite ({error}), so it left no spool files") from error
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"gradcanary: {str(error).replace('watch(', '--').replace('=)', '')}") from error
-    if arguments.folder is not None and not folder.is_dir():
-        raise UsageError(f"gradcanary: {folder} is no folder")
-    return 0 if sync.sync(folder, settings.url if arguments.url else None, settings.token, print) else 1
+    if not paths:
+        print(f"nothing to send in {', '.join(map(str, places))}")  # noqa: T201 -- the answer
+    return 0 if sync.sync(paths, settings.url if arguments.url else None, settings.token, print) else 1
 
 
 def _test_rules(arguments: argparse.Namespace) -> int:
@@ -278,7 +278,8 @@ def _token(arguments: argparse.Namespace) -> int:
         try:
             db = address(os.environ, data=_data(arguments), db=arguments.db)
             if arguments.action == "create":
-                token_commands.create(db, arguments.scope, arguments.name, arguments.days, print)
+                wish = (arguments.scope, arguments.name, arguments.days)
+                token_commands.create(db, *wish, print, lambda line: print(f"gradcanary: {line}", file=sys.stderr))  # noqa: T201
             elif arguments.action == "revoke":
                 token_commands.revoke(db, arguments.token, print)
             else:

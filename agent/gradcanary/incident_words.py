@@ -68,6 +68,13 @@ def state(incident: Json) -> str:
     return ", ".join(["open", *marks])
 
 
+def over(incident: Json) -> str:
+    """Return what to know who silences an incident that is over, empty of one that is open."""
+    if incident["state"] == "open":
+        return ""
+    return f" #{incident['id']} is over ({state(incident)}): this holds for what its rule finds from now on."
+
+
 def layers(incident: Json) -> str:
     """Return ``18/300``: layers that fire, of one that is over those that ever did, and all of the run; ``all`` where
     it is about none of them."""

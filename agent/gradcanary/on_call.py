@@ -64,8 +64,8 @@ def _add_silence(commands: Commands) -> None:
     command.add_argument("--run", dest="name", metavar="NAME", help="a run, or several by * and ?; '*' is every run")
     command.add_argument("--rule", help="of this rule only")
     command.add_argument("--match", metavar="REGEX", help="only layers in whose name this is found")
-    ends = command.add_mutually_exclusive_group(required=True)
-    ends.add_argument("--for", dest="until", type=_in, metavar="TIME", help="30m, 8h, 3d")
+    ends = command.add_mutually_exclusive_group()
+    ends.add_argument("--for", dest="until", type=_in, metavar="TIME", help="30m, 8h, 3d; this or --until is needed")
     ends.add_argument("--until", metavar="TIME", help="2030-01-31T12:00:00Z")
     command.add_argument("--note", default="", help="for those who read it later")
     command.add_argument("--by", default=None, help="who asks for it (default: your user name)")
@@ -131,16 +131,21 @@ def _silence(arguments: argparse.Namespace, collector: Collector) -> int:
     name, rule = arguments.name, arguments.rule
     if (arguments.incident is None) == (name is None):
         raise ValueError("name an incident by its ID, or runs by --run, '*' for every one")
+    if arguments.until is None:
+        raise ValueError("say until when, with --for 8h or --until 2030-01-31T12:00:00Z: each silence ends")
+    hint = ""
     if arguments.incident is not None:
         if rule is not None:
             raise ValueError("--rule goes with --run: an incident has one rule")
         found = collector.ask("GET", f"/incidents/{arguments.incident}")
         name, rule = found["run"], found["rule"]
+        hint = incident_words.over(found)
     body = {"run": name, "rule": rule, "match": arguments.match, "until": arguments.until}
     made = collector.ask("POST", "/silences", {**body, "by": _by(arguments), "note": arguments.note})
     hides = incident_words.hides(made) or "no incident that is open now"
     until = incident_words.minute(made["until"])
-    return say(f"Silence {made['id']} until {until} UTC hides {hides}. End it: gradcanary unsilence {made['id']}")
+    said = f"Silence {made['id']} until {until} UTC hides {hides}."
+    return say(f"{said}{hint} End it: gradcanary unsilence {made['id']}")
 
 
 def _silences(arguments: argparse.Namespace, collector: Collector) -> int:

@@ -114,7 +114,7 @@ def _table(runs: list[Any], width: int | None) -> str:
             each["state"],
             "-" if each["step"] is None else f"{each['step']:,}",
             incident_words.minute(each["last_seen"]),
-            each["worst"] or "-",
+            each["worst"] or ("-" if each["ended_on"] is None else f"{each['ended_on']} (ended)"),
             ", ".join(each["tags"]) or "-",
             " ".join(each["note"].split()),
         )

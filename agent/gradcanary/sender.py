@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import shlex
 import threading
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from gradcanary import wire
+from gradcanary import leftovers, wire
 from gradcanary.backlog import Backlog, Creates
 from gradcanary.delivery import Delivery
 from gradcanary.greeting import INTERVAL_S, Greeting
@@ -48,7 +49,7 @@ ABORT_S = 0.2
 SHUT_S = 5.0
 """At most, for one record: it has some milliseconds of work, so this is of a machine that stands still."""
 
-KEPT = "the collector did not take everything in time; {steps} steps and the end are kept: gradcanary sync {folder}"
+KEPT = "the collector did not take everything in time; {steps} steps and the end are kept: gradcanary sync {file}"
 UNREAD = "{steps} steps could not be read in time and are lost"
 TOO_LATE = "the collector did not take everything in time; the last steps are lost"
 
@@ -169,6 +170,7 @@ class Sender:
             self._reading.release()
 
     def _run(self) -> None:
+        self._guarded(lambda: leftovers.tell(os.environ, self._guard.say))
         while not self._stopping.wait(FLUSH_S):
             self._guarded(self._round)
         for work in (self._read_records, self._finish, self._leave, self._hang_up):
@@ -278,9 +280,9 @@ class Sender:
         self._outbox.settle()
         self._outbox.spill(self._greeting.body(), self._delivery.limits)
         backlog.end(self._greeting.body(), self._ending())
-        folder = backlog.left_in
-        where = "" if folder is None else shlex.quote(str(folder))
-        self.unsent = KEPT.format(steps=backlog.steps, folder=where) if where else TOO_LATE
+        file = backlog.left_in
+        where = "" if file is None else shlex.quote(str(file))
+        self.unsent = KEPT.format(steps=backlog.steps, file=where) if where else TOO_LATE
         self._guard.say(self.unsent)
         backlog.close()
 

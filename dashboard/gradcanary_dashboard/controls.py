@@ -80,9 +80,13 @@ def zoom_bar(page: str, contents: Mapping[str, Any], *, has_clock: bool = True) 
     )
 
 
-def zoom_note(view: View, bucket_steps: int, unit: str, clock: Clock | None = None) -> list[Any]:
+def zoom_note(
+    view: View, bucket_steps: int, unit: str, clock: Clock | None = None, *, is_of_samples: bool = False
+) -> list[Any]:
     """Return how many steps one column or point holds, and why there is no axis of time where one was asked for."""
     size = "single steps" if bucket_steps <= 1 else f"{wording.integer(bucket_steps)} steps per {unit}"
+    if is_of_samples and bucket_steps > 1:
+        size = f"each sample (every {wording.integer(bucket_steps)}th step)"
     if view.x == "time" and clock is None:
         return [html.Span("by steps: they are not in the order of time here", className="refusal"), f" · {size}"]
     return [size] if view.is_zoomed else [html.Span("drag to zoom · ", className="hint"), size]

@@ -93,3 +93,12 @@ class Curve:
             first = max(0, int(np.searchsorted(middle, hole.first, "right")) - 1)
             torn[first : int(np.searchsorted(middle, hole.last, "left"))] = True
         return torn
+
+
+def is_of_samples(answer: Mapping[str, Any], events: marks.Events) -> bool:
+    """Whether each bucket of an answer holds one sample at most: as far as a zoom goes where not each step is one.
+
+    An interval that changed in sight leaves several in a bucket, and a stat that is measured in turns one of many.
+    """
+    told = [decode(series["count"]) + decode(series["nonfinite"]) for series in answer["series"]]
+    return int(answer["bucket_steps"]) <= events.every and all((each <= 1).all() for each in told)

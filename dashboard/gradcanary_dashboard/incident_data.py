@@ -43,13 +43,17 @@ def rules(collector: Collector) -> list[str]:
 
 
 def worst_first(incidents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return what is open first, the worst of it first, what layers did before what is late, then the newest."""
+    """Return what is open first, then what runs ended on, the worst of each first, what layers did before what is late,
+    then the newest."""
     newest = sorted(incidents, key=lambda each: -each["id"])
-    return sorted(newest, key=lambda each: _place(each) if each["state"] == "open" else (1, False))
+    return sorted(newest, key=_place)
 
 
-def _place(incident: Mapping[str, Any]) -> tuple[int, bool]:
-    return -SEVERITIES.index(incident["severity"]), incident["rule"] in OF_THE_CLOCK
+def _place(incident: Mapping[str, Any]) -> tuple[int, int, bool]:
+    if incident["state"] != "open" and incident["resolution"] != "run_finished":
+        return 2, 0, False
+    is_late = incident["rule"] in OF_THE_CLOCK
+    return int(incident["state"] != "open"), -SEVERITIES.index(incident["severity"]), is_late
 
 
 def _ordered(state: str, found: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

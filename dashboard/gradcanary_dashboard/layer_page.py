@@ -24,6 +24,7 @@ from gradcanary_dashboard import (
     wording,
 )
 from gradcanary_dashboard.columns import decode
+from gradcanary_dashboard.curve import is_of_samples
 from gradcanary_dashboard.layer_data import LayerData
 from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.stats import STATS, Stat
@@ -96,7 +97,9 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
         "layer-verdict": [parts.verdict(of_layer(layer, data.incidents))],
         "layer-tiles": _tiles(data),
         "layer-csv": sharing.csv_url(run, view.steps(), "layer", layer=str(layer["layer"])),
-        "layer-zoom-note": controls.zoom_note(view, absmax["bucket_steps"], "point", clock),
+        "layer-zoom-note": controls.zoom_note(
+            view, absmax["bucket_steps"], "point", clock, is_of_samples=is_of_samples(absmax, events)
+        ),
         "layer-reset": not view.is_zoomed,
         "layer-incidents": drawing.drawn(incident_cards.panel(data.incidents, view, layer["layer"])),
         "layer-incidents-tally": incident_cards.tally(data.incidents),

@@ -28,6 +28,7 @@ from gradcanary_dashboard import (
     wording,
 )
 from gradcanary_dashboard.columns import decode
+from gradcanary_dashboard.curve import is_of_samples
 from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.run_data import RunData
 from gradcanary_dashboard.stats import STATS
@@ -107,7 +108,9 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "refusal": data.refusal and f"{data.refusal} All rows are shown.",
         "legend": controls.legend(drawn, STATS[view.stat]),
         "heatmap": _unmatched(span, view) if view.rows and not data.heatmap["rows"] else drawn,
-        "run-zoom-note": controls.zoom_note(view, data.heatmap["bucket_steps"], "column", clock),
+        "run-zoom-note": controls.zoom_note(
+            view, data.heatmap["bucket_steps"], "column", clock, is_of_samples=_is_of_samples(data, events)
+        ),
         "run-reset": not view.is_zoomed,
         "panels": panels.listed(panels.of(data.run["metrics"]), run, data.run["revision"]),
         "csv": sharing.csv_url(run, view),
@@ -121,6 +124,13 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "layer-rows-tally": _tally(data, listed, len(rows)),
         **_trend(data, view, span, events),
     }
+
+
+def _is_of_samples(data: RunData, events: Events) -> bool:
+    """Whether a column holds one sample: a heatmap has no counts, the curve below it has those of a layer."""
+    drawn = data.series
+    is_as_wide = drawn is not None and drawn["bucket_steps"] == data.heatmap["bucket_steps"]
+    return drawn is not None and is_as_wide and is_of_samples(drawn, events)
 
 
 def _matching(data: RunData, view: View) -> list[layers.Layer]:

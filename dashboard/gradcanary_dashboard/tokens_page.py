@@ -61,7 +61,8 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
 def fill(tokens: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Return the contents; None for those who may not see them."""
-    words = "Tokens are shown to those who administer. Without one at hand: gradcanary token list, on its machine."
+    words = "Tokens are shown to those who administer. Without one at hand: gradcanary token list, on its machine"
+    words = f"{words}, with the --data or --db of its up."
     none = [html.P(words, className="dim")] if tokens is None else [html.P(NONE), *parts.terminal(LINE)]
     return {
         "token-list": drawing.drawn([_entry(each) for each in tokens or ()] or none),

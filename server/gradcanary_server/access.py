@@ -93,7 +93,8 @@ class Gate:
         raise RequestError(
             401,
             "unauthorized",
-            "This access token is unknown, expired or revoked here: 'gradcanary token list' on the collector tells.",
+            "This access token is unknown, expired or revoked here: 'gradcanary token list' where the collector runs, "
+            "with the --data or --db that it has, tells.",
         )
 
     def note(self, asker: Asker | None, address: str, what: str, on_what: str = "") -> None:

@@ -35,6 +35,13 @@ _NOT_PUBLIC: tuple[Network, ...] = (
 """What Python, or one version of it, takes for public: https://www.iana.org/assignments/iana-ipv4-special-registry"""
 
 
+class UnknownHostError(OSError):
+    """No address is known for a host."""
+
+
+UNKNOWN = "no address is known for the host {host} ({said}): check its spelling, and the collector's DNS"
+
+
 class AddressError(ValueError):
     """Nothing may or can be sent there; the message says why."""
 
@@ -79,6 +86,8 @@ def _look_up(host: str, port: int) -> list[Any]:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # what is no name at all, by the rules of names in other scripts
         raise OSError(f"{host!r} is no name of a host") from error
+    except socket.gaierror as error:
+        raise UnknownHostError(UNKNOWN.format(host=host, said=error.strerror)) from error
 
 
 def networks(text: str) -> tuple[Network, ...]:

@@ -19,6 +19,9 @@ from gradcanary_server.outages import unavailable
 METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE")
 """What routes take."""
 
+MOST_REPEATED = 100
+"""Characters of a value that the message about it repeats."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -91,8 +94,14 @@ def _taken(request: Request) -> list[str]:
 
 async def _misqueried(_request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": "invalid"}
-    field = ".".join(str(part) for part in first["loc"][1:]) or None
-    return answer(RequestError(422, "invalid", str(first["msg"]), field))
+    place, message = first["loc"], str(first["msg"])
+    if place[:1] == ("query",) and isinstance(first.get("input"), str):
+        place, message = (
+            place[:2],
+            f"{message}, not {first['input'][:MOST_REPEATED]!r}",
+        )  # of several, its place says less
+    field = ".".join(str(part) for part in place[1:]) or None
+    return answer(RequestError(422, "invalid", message, field))
 
 
 async def _stored_nothing(request: Request, error: Exception) -> JSONResponse:

@@ -32,7 +32,8 @@ NEWEST = 256
 class Stretch:
     """Steps from ``begin`` to before ``end`` of a chain; ``pieces`` are what lies in the log of it.
 
-    ``first`` and ``last`` are about where there is something: no step outside of them is.
+    ``first`` and ``last`` are about where there is something: no step outside of them is. Where raw samples are gone it
+    is made of whole nodes: a few steps more than were asked for, or than a later launch left, and never one less.
     """
 
     chain: Chain
@@ -68,7 +69,10 @@ class Source(Protocol[Part]):
 
 
 def collect(source: Source[Part], chain: Chain, level: int, begin: int, end: int) -> Part:
-    """Return the nodes of a level from ``begin`` to before ``end``; one that is cut by either holds what is inside."""
+    """Return the nodes of a level from ``begin`` to before ``end``; one that is cut by either holds what is inside.
+
+    Where raw samples are gone, neither may cut a node of level 1, as no :class:`Stretch` does.
+    """
     if level == 0:
         return source.joined(list(_samples(source, chain, begin, end)))
     width = chain.width(level)
@@ -253,10 +257,26 @@ def _visible(
 
 def _stretches(chain: Chain, spans: Sequence[Span], measured: Span, logged: tuple[Piece, ...]) -> list[Stretch]:
     """Return the spans in which there can be something."""
-    bounds = [(max(begin, measured[0]), min(end - 1, measured[1])) for begin, end in spans]
-    return [
-        Stretch(chain, *span, *bound, logged) for span, bound in zip(spans, bounds, strict=True) if bound[0] <= bound[1]
-    ]
+    found: list[Span] = []
+    for begin, end in (whole for span in spans if (whole := _whole(chain, span, measured)) is not None):
+        if found and begin < found[-1][1]:  # both have a part of the same node
+            begin, _ = found.pop()
+        found.append((begin, end))
+    return [Stretch(chain, *span, max(span[0], measured[0]), min(span[1] - 1, measured[1]), logged) for span in found]
+
+
+def _whole(chain: Chain, span: Span, measured: Span) -> Span | None:
+    """Return a span with all of the nodes that it has a part of and whose samples are gone, None if it has no sample.
+
+    Who is shown a little more misses nothing; without the node that an edge cuts, a dip in it would be hidden.
+    """
+    every, width = chain.width(0), chain.width(1)
+    first = -(-max(span[0], measured[0]) // every) * every
+    last = min(span[1] - 1, measured[1]) // every * every
+    if first > last:
+        return None
+    begin = min(span[0], first // width * width) if first < chain.raw_from else span[0]
+    return begin, max(span[1], (last // width + 1) * width) if last < chain.raw_from else span[1]
 
 
 def _ends(steps: NDArray[np.int64]) -> list[int]:

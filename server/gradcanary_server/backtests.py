@@ -30,7 +30,7 @@ class Backtests:
         self._thread: threading.Thread | None = None
         self._replay: Replay | None = None
         self._is_stopped = False
-        self._outage = Outage(logger)
+        self._outage = Outage(logger, "backtests")
 
     def present(self) -> Backtest:
         """Return what the rules in force would have said, and begin to count it where that was not done lately."""

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
-
+from gradcanary_server import store_files
 from gradcanary_server.errors import StoreError
 
 DUMP = """\
@@ -60,23 +58,12 @@ def back_up(url: str, file: Path) -> Backup:
 
 def _source(url: str, file: Path) -> Path:
     """Return the file of the store; raises StoreError where there is none, or no file."""
-    try:
-        parsed = make_url(url)
-    except ArgumentError as error:
-        raise StoreError("--db is not a database URL: sqlite:////srv/gradcanary.db, for example.") from error
-    if parsed.get_backend_name() != "sqlite":
-        raise StoreError(DUMP.format(file=shlex.quote(str(file)), url=_shown(parsed)))
-    path = Path(str(parsed.database))
+    path = store_files.file_of(url)
+    if path is None:
+        raise StoreError(DUMP.format(file=shlex.quote(str(file)), url=shlex.quote(store_files.shown(url))))
     if not path.is_file():
-        raise StoreError(f"There is no store at {path}: name the collector's folder with --data DIR.")
+        raise store_files.missing(url)
     return path
-
-
-def _shown(url: URL) -> str:
-    """Return an address that can be typed, without a password."""
-    query = {key: value for key, value in url.query.items() if key != "password"}
-    known = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)  # set() would keep it
-    return shlex.quote(known.render_as_string())
 
 
 def _copy(source: Path, part: Path) -> None:

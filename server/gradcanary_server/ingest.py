@@ -23,6 +23,7 @@ from gradcanary_server import (
     launches,
     layer_sets,
     layers,
+    log_bodies,
     meters,
     metrics,
     requests,
@@ -294,7 +295,7 @@ def _append(
     steps = np.concatenate([columns.steps, *(metric.steps for metric in columns.metrics)])
     first, last = (int(steps.min()), int(steps.max())) if len(steps) else (None, None)
     place = {"run_id": row.run_id, "session": row.session, "seq": seq, "launch_no": row.launch_no}
-    told = {"sha256": digest, "received": now, "first_step": first, "last_step": last, "body": raw}
+    told = {"sha256": digest, "received": now, "first_step": first, "last_step": last, "body": log_bodies.kept(raw)}
     connection.execute(_APPEND, {**place, **told})
 
 

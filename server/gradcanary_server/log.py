@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
-from gradcanary_server import batches, requests
+from gradcanary_server import batches, log_bodies, requests
 from gradcanary_server.batches import Columns
 from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.schema import batch, session
@@ -96,7 +96,7 @@ class Log:
                 return cached
         this = (batch.c.run_id == run_id) & (batch.c.session == row.session) & (batch.c.seq == row.seq)
         body = connection.execute(select(batch.c.body).where(this)).scalar_one()
-        columns = batches.decode(requests.batch(body))
+        columns = batches.decode(requests.batch(log_bodies.restored(body)))
         self.keep(key, columns)
         return columns
 

@@ -18,7 +18,7 @@ class Loop(ABC):
 
     def __init__(self, name: str, logger: logging.Logger) -> None:
         self.name = name
-        self._outage = Outage(logger)
+        self._outage = Outage(logger, name)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._beat_at = self._done_at = time.monotonic()

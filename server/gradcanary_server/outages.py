@@ -26,10 +26,10 @@ def unavailable(error: Exception) -> RequestError | None:
 
 
 class Outage:
-    """Tells of a loop's store that is away in one line, however long that lasts."""
+    """Tells of a loop's store that is away in one line, however long that lasts, and in one that it is back."""
 
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
+    def __init__(self, logger: logging.Logger, name: str) -> None:
+        self._logger, self._name = logger, name
         self._lasts = False
         self.reason: str | None = None  # why the last round failed
 
@@ -37,13 +37,15 @@ class Outage:
         """Tell whether a round failed because the store is away for now."""
         known = unavailable(error)
         if known is not None and not self._lasts:
-            self._logger.warning("%s Trying again until it is back.", known.message)
+            self._logger.warning("%s: %s Trying again until it is back.", self._name, known.message)
         self._lasts = known is not None
         self.reason = f"{type(error).__name__}: the log says where." if known is None else known.message
         return self._lasts
 
     def end(self) -> None:
         """Note a round that went well."""
+        if self._lasts:
+            self._logger.info("%s: the database is back.", self._name)
         self._lasts = False
         self.reason = None
 

@@ -7,6 +7,7 @@ What a batch holds in its columns is read by :mod:`gradcanary_server.batches`.
 import re
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, SchemaValidator, from_json
 
@@ -39,6 +40,8 @@ _ID = re.compile(ID.replace("$", r"\Z"))
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _CONTROL_BUT_LINES = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
+_BRACE = ord("{")  # counted by numpy: bytes.count looks at one after the other, for half as long as the parser takes
+
 Message = TypeVar("Message")
 
 
@@ -50,7 +53,7 @@ class Reader(Generic[Message]):
 
     def read(self, raw: bytes) -> Message:
         """Return the message in a body; raises RequestError 400 when it is no JSON, 422 when it is another message."""
-        if len(raw) > MAX_OBJECTS and raw.count(b"{") > MAX_OBJECTS:
+        if len(raw) > MAX_OBJECTS and np.count_nonzero(np.frombuffer(raw, np.uint8) == _BRACE) > MAX_OBJECTS:
             raise invalid(f"A body may hold at most {MAX_OBJECTS} objects.")
         try:
             message: Message = self._validator.validate_json(raw)

@@ -167,7 +167,7 @@ batch = Table(
     Column("received", Double, nullable=False),
     Column("first_step", BigInteger),  # of its samples and metrics, None where it has neither
     Column("last_step", BigInteger),
-    Column("body", LargeBinary, nullable=False),  # the request as received
+    Column("body", LargeBinary, nullable=False),  # the request as received, log_bodies.kept()
     # Covers what a reader needs to choose batches, so that choosing touches no body.
     Index("ix_batch_choice", "run_id", "launch_no", "session", "seq", "first_step", "last_step"),
 )

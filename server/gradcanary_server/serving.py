@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -11,11 +12,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI
 
-from gradcanary_server import allocation, log_lines, outages
+from gradcanary_server import allocation, log_lines, outages, store_files
 from gradcanary_server.connections import Connection
 from gradcanary_server.settings import Settings
 
@@ -66,6 +68,7 @@ class Server(uvicorn.Server):
             with contextlib.suppress(KeyboardInterrupt), _interrupted_by(signal.SIGTERM):
                 super().run(sockets)
         finally:
+            gc.unfreeze()
             sys.setswitchinterval(before)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -73,6 +76,7 @@ class Server(uvicorn.Server):
         await self._lifetime.enter_async_context(self._app.router.lifespan_context(self._app))
         await super().startup(sockets)
         if self.started:
+            gc.collect()
             # Modules stay: each look for garbage among all of them kept every batch waiting for 0.2 s.
             gc.freeze()
             state = self._app.state
@@ -126,10 +130,24 @@ def admitted(settings: Settings, new_tokens: Mapping[str, str]) -> Iterator[str]
         if settings.hosts:
             yield f"whoever comes through {', '.join(settings.hosts)} is asked for no token: --auth"
         return
+    url = urlsplit(settings.public_url)
+    if url.hostname == socket.gethostname().lower():
+        other = f"GRADCANARY_PUBLIC_URL={url.scheme}://NAME:{url.port}"
+        yield f"{url.hostname} is what this machine calls itself; where others know it by another name: {other}"
     admin, ingest = new_tokens.get("admin"), new_tokens.get("ingest", "TOKEN")
     if admin is not None:
         yield f"token to administer and to sign in at {settings.public_url} (shown once): {admin}"
     else:
-        yield f"people sign in at {settings.public_url} with a token: gradcanary token create --scope read --name YOU"
-    shown = " (shown once)" if new_tokens else ", with one of gradcanary token create --scope ingest --name JOBS"
+        make = f"gradcanary token create --scope read --name YOU{_store(settings)}"
+        yield f"people sign in at {settings.public_url} with a token: {make}"
+    make = f"gradcanary token create --scope ingest --name JOBS{_store(settings)}"
+    shown = " (shown once)" if new_tokens else f", with one of {make}"
     yield f"where trainings run{shown}: export GRADCANARY_URL={settings.public_url} GRADCANARY_TOKEN={ingest}"
+
+
+def _store(settings: Settings) -> str:
+    """Return what names the store to a command that works in it."""
+    file = store_files.file_of(settings.db)
+    if file == settings.data / "gradcanary.db":
+        return f" --data {shlex.quote(str(settings.data))}"
+    return f" --db {shlex.quote(store_files.shown(settings.db) if file is None else f'sqlite:///{file}')}"

@@ -63,7 +63,8 @@ _PAGE = """<!DOCTYPE html>
 <input type="password" id="token" name="token" required autofocus autocomplete="current-password" spellcheck="false">
 <button type="submit">Sign in</button>
 </form>
-<p>A token to look is made where the collector runs: <code>gradcanary token create --scope read --name YOU</code></p>
+<p>A token to look is made where the collector runs, with its --data or --db:
+<code>gradcanary token create --scope read --name YOU</code></p>
 </main>
 </body>
 </html>

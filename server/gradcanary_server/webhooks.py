@@ -18,7 +18,7 @@ import httpx
 from standardwebhooks import Webhook
 
 from gradcanary_server import addresses
-from gradcanary_server.addresses import AddressError, Guard
+from gradcanary_server.addresses import AddressError, Guard, UnknownHostError
 from gradcanary_server.errors import CollectorError
 
 TIMEOUT_S = 10.0
@@ -88,6 +88,8 @@ async def post(client: httpx.AsyncClient, message: Message, moment: datetime, gu
         return await asyncio.wait_for(_post(client, message, moment, guard), TIMEOUT_S)
     except AddressError as error:
         raise TransportError(f"refused: {error}") from error
+    except UnknownHostError as error:
+        raise TransportError(str(error)) from error
     except asyncio.TimeoutError as error:
         raise TransportError(f"no answer within {TIMEOUT_S:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:

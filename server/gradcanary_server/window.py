@@ -4,6 +4,7 @@ The only way from the archive to a picture. Buckets are aligned to multiples of 
 keeps its picture while it is extended, and made of the widest nodes that fit into them.
 """
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -142,7 +143,8 @@ def _planes(each: Entries) -> Planes:
 
 
 def _every(stretches: Iterable[Stretch]) -> int:
-    return max((of.every() for of in stretches), default=1)
+    """Return the steps of the narrowest buckets into which all nodes fit: four times the widest node's at most."""
+    return math.lcm(*(of.every() for of in stretches))
 
 
 def _phases(ticks: Ticks, stat: str) -> int:

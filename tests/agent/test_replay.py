@@ -180,7 +180,7 @@ def test_a_process_that_ends_alone_leaves_everything_and_says_where(spool_folder
         )
     connection.close()
     said = capsys.readouterr().err
-    assert f"20 steps and the end are kept: gradcanary sync {spool_folder}\n" in said
+    assert f"20 steps and the end are kept: gradcanary sync {path}\n" in said
 
 
 def test_the_end_alone_is_kept_too(spool_folder, capsys):

@@ -3,9 +3,11 @@
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from bad_days import WAIT_S, arrived, kept, next_seq, synced, training, until
 from collectors import Collector
 from scripted import Says, Told, collector_that, once, refusal
 
-from gradcanary import spool
+from gradcanary import leftovers, spool, sync
+from gradcanary.shelf import Tally
 
 STEPS = 400
 NOBODY = "http://127.0.0.1:9"
@@ -64,7 +67,7 @@ def files(folder: Path) -> list[str]:
 def test_a_training_that_ended_alone_says_what_to_type(ended):
     folder, errors = ended
     last = errors.strip().splitlines()[-1]
-    assert f"{STEPS} steps and the end are kept: gradcanary sync {folder}" in last
+    assert f"{STEPS} steps and the end are kept: gradcanary sync {folder / files(folder)[0]}" in last
     assert len(files(folder)) == 1
     assert (folder / files(folder)[0]).stat().st_mode & 0o077 == 0
 
@@ -81,6 +84,33 @@ def test_what_was_left_of_an_older_launch_does_not_disturb_the_one_that_lives(le
         trained.ended()
     after = kept(collector)
     assert (after["state"], after["step"]) == ("finished", 599)
+
+
+def test_whoever_begins_is_told_of_what_waits_there_but_not_of_those_that_live(left, collector):
+    shutil.copy(left / files(left)[0], left / "another.spool")
+    (left / "begun.spool").touch()
+    with (
+        closing(spool.Spool.create(left, "lives", "s", NOBODY, b"{}", Tally())),
+        training(collector.url, 20) as trained,
+    ):
+        trained.ended()
+    said = [line for line in trained.errors.splitlines() if "earlier" in line]
+    assert said == [f"gradcanary: 2 earlier sessions wait here to be sent: gradcanary sync {left}"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_told"),
+    [
+        ({"LOCAL_RANK": "0", "RANK": "8"}, True),
+        ({"SLURM_LOCALID": "1"}, False),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, False),
+    ],
+)
+def test_one_process_of_a_machine_says_it(left, environ, is_told):
+    before, said = (left / files(left)[0]).read_bytes(), []
+    leftovers.tell({"GRADCANARY_SPOOL": str(left), **environ}, said.append)
+    assert said == [f"1 earlier session waits here to be sent: gradcanary sync {left}"] * is_told
+    assert (left / files(left)[0]).read_bytes() == before
 
 
 def test_what_was_left_arrives_as_if_nothing_had_happened(left, collector, undisturbed):
@@ -184,6 +214,51 @@ def test_nobody_there(left):
     assert list(before) == files(left)
 
 
+def wait_for(left: Path, url: str, *names: str) -> None:
+    """Leave more of what the training left, the newest, for other collectors."""
+    for name in names:
+        shutil.copy(left / files(left)[0], left / name)
+        with sqlite3.connect(left / name) as connection:
+            connection.execute("UPDATE session SET url = ?", (url,))
+        connection.close()
+
+
+def test_a_collector_that_is_away_is_waited_for_once_and_not_by_the_files_of_others(left):
+    with collector_that(lambda _: Says(404)) as nobody, collector_that() as collector:
+        wait_for(left, nobody.url, "x.spool", "y.spool", "z.spool")
+        wait_for(left, collector.url, "zz.spool")
+        done = synced(left)
+        assert len(nobody.heard) == len(sync.PAUSES_S) + 1, "one hello in each round, for three files"
+        assert collector.steps() == list(range(STEPS))
+    total, first, *rest = done.stdout.splitlines()
+    assert (done.returncode, total) == (1, "5 files to send")
+    assert first.startswith("1 of 5: ")
+    assert first.endswith(f"{STEPS} steps sent to {collector.url}")
+    why = "does not take them; --url URL sends them elsewhere"
+    assert rest == [
+        f"2 of 5: {STEPS} steps left in {left / files(left)[0]}: {NOBODY} {why}",
+        f"3 to 5 of 5: {3 * STEPS:,} steps left in 3 files: {nobody.url} {why}",
+    ]
+    assert (done.stderr.count(NOBODY), done.stderr.count(nobody.url)) == (1, 1)
+
+
+def test_a_token_that_is_refused_is_tried_once(left):
+    with collector_that(lambda _: Says(401, refusal("x"))) as collector:
+        wait_for(left, collector.url, "x.spool", "y.spool")
+        done = synced(left / "x.spool", left / "y.spool", left / "x.spool")
+        assert len(collector.heard) == 1
+    why = "does not take them; --url URL sends them elsewhere"
+    assert done.stdout.splitlines()[1:] == [f"1 to 2 of 2: {2 * STEPS} steps left in 2 files: {collector.url} {why}"]
+
+
+def test_a_collector_that_is_busy_is_not_waited_for_by_each_file(left):
+    with collector_that(lambda _: Says(503, refusal("busy"))) as collector:
+        wait_for(left, collector.url, "x.spool", "y.spool")
+        done = synced(left / "x.spool", left / "y.spool")
+        assert len(collector.heard) == sync.TRIES + 1
+    assert [line.split(":")[0] for line in done.stdout.splitlines()[1:]] == ["1 of 2", "2 of 2"]
+
+
 @pytest.mark.parametrize("garbage", [b"", b"not a database", b"SQLite format 3\0" + bytes(5000)])
 def test_a_damaged_file_is_said_and_left_and_the_others_go(left, garbage):
     (left / "a.damaged.spool").write_bytes(garbage)
@@ -255,7 +330,11 @@ def test_what_a_collector_may_answer(left, kind, says, status, remains):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["/nowhere"], "/nowhere is no folder"), (["--url", "nowhere"], "--url is 'nowhere'")],
+    [
+        (["/nowhere"], "/nowhere is no folder, and no file *.spool"),
+        ([__file__], "test_sync.py is no folder, and no file *.spool"),
+        (["--url", "nowhere"], "--url is 'nowhere'"),
+    ],
 )
 def test_wrong_arguments(arguments, said):
     done = synced(*arguments)

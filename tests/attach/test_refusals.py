@@ -137,6 +137,7 @@ def test_one_that_is_debugged(typed: Typed, python: "subprocess.Popen[str]") -> 
         ({"is_cpython": False}, "runs PyPy"),
         ({"is_free_threaded": True}, "free-threaded"),
         ({"is_readable": False}, "--cap-add SYS_PTRACE"),
+        ({"is_readable": False, "command": ("/sbin/init",)}, "does not look like Python: init. gradcanary ps lists"),
         ({"version": (3, 14), "environ": {"PYTHON_DISABLE_REMOTE_DEBUG": "1"}}, "PYTHON_DISABLE_REMOTE_DEBUG is set"),
         ({"version": (3, 14), "command": ("python", "-Xdisable-remote-debug", "x")}, "-X disable-remote-debug is set"),
     ],

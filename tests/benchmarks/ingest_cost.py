@@ -2,9 +2,10 @@
 
 python tests/benchmarks/ingest_cost.py [--rounds 7] [--steps 2048] [--layers 500]     (pip install --group benchmarks)
 Each is given absmax and norm of the same layers; the slow ones get fewer steps, and all is told per million points.
-CPU is that of the process that takes the points, with all that follows: the rules, compaction, the pyramid. Those who
-ask for them are not counted, but for TensorBoard, which has no server. A request holds 64 steps, the most the agent
-sends, or 5, those of half a second of a training of ten steps a second. Exit status 1 where a target is missed.
+CPU is that of the process that takes the points, with all that follows: the rules, compaction, the pyramid; without
+what it uses at rest, which is measured before. Those who ask for them are not counted, but for TensorBoard, which has
+no server. Bytes are those of all files, once a server has ended. A request holds 64 steps, the most the agent sends, or
+5, those of half a second of a training of ten steps a second. Exit status 1 where a target is missed.
 """
 
 import argparse

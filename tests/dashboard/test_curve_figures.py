@@ -9,8 +9,9 @@ from api_answers import column, curve, run, series_answer, session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard import axes, curves, palette, panels
+from gradcanary_dashboard import axes, controls, curves, palette, panels
 from gradcanary_dashboard.columns import decode
+from gradcanary_dashboard.curve import is_of_samples
 from gradcanary_dashboard.history import Hole, launches
 from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.stats import STATS
@@ -167,6 +168,24 @@ def test_a_single_step_is_told_with_every_digit_and_several_with_their_extremes(
     answer["series"][0]["count"] = column([8], "int32")
     several = line_of(curves.trend(answer, axes.Span.of("run", View(), np.zeros(1), 8), ABSMAX, QUIET))
     assert several["customdata"][0] == ["0 to 7", "0.002 (0.001 to 0.003)"]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "count", "said"),
+    [
+        (1, 1, "single steps"),
+        (10, 1, "each sample (every 10th step)"),
+        (10, 8, "10 steps per point"),  # each step was sampled before the interval changed
+        (20, 1, "20 steps per point"),  # a stat that is measured of some layers in turn
+    ],
+)
+def test_the_finest_zoom_of_every_tenth_step_is_said_to_be_that(bucket: int, count: int, said: str) -> None:
+    answer = series_answer(curve([1e-3] * 2, [1e-3] * 2, [1e-3] * 2), [0, bucket], bucket)
+    answer["series"][0]["count"] = column([1, count], "int32")
+    events = Events.of(run(sessions=[session(1, 0, 99, every=10)]), [])
+    is_single = is_of_samples(answer, events)
+    zoomed = View(from_step=0, to_step=99)
+    assert controls.zoom_note(zoomed, bucket, "point", is_of_samples=is_single) == [said]
 
 
 def test_threshold_and_baseline_are_named_on_different_sides() -> None:

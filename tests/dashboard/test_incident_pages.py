@@ -207,6 +207,17 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
     assert "nobody was told" in over
 
 
+def test_what_a_run_ended_on_comes_worst_first_before_what_was_over_before() -> None:
+    ended = {"state": "resolved", "resolution": "run_finished"}
+    listed = [
+        incident(1, severity="critical", **ended),
+        incident(2, severity="information", **ended),
+        incident(3, severity="critical", state="resolved", resolution="recovered"),
+        incident(4, severity="information"),
+    ]
+    assert [each["id"] for each in incident_data.worst_first(listed)] == [4, 1, 2, 3]
+
+
 def test_open_incidents_come_worst_first_then_newest() -> None:
     severities = ("critical", "information", "critical", "warning", "critical")
     listed = [incident(number, severity=severity) for number, severity in enumerate(severities, 1)]

@@ -73,6 +73,15 @@ def test_a_name_is_looked_up_once_per_attempt_and_judged_each_time(named, pair):
     assert (len(outside.got), inside.got) == (1, [])
 
 
+def test_a_host_that_nobody_knows_is_named_with_what_to_do(monkeypatch):
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    said = str(attempt(f"https://{NAME}/hook").error)
+    assert said.startswith(f"no address is known for the host {NAME} (Name or service not known): check its spelling")
+
+
 def test_of_mixed_answers_none_is_taken(named, pair):
     outside, inside = pair
     named(["127.0.0.1", "127.0.0.2"])

@@ -78,6 +78,20 @@ class Store:
         if end is not None:
             self.ingest.end(RUN, session, wire.dump(wire.End(end, None, None)))
 
+    def thin(self, older_than, keeping=0):
+        """Let go of samples stored before a time, but for so many tiles of each chain; tell in how many bites."""
+        with self.database.read() as connection:
+            aged = deletion.aged(connection, older_than)
+        bites = 0
+        for *key, last in aged:
+            is_more = True
+            while is_more:
+                with self.database.write() as connection:
+                    is_more = deletion.thin(connection, *key, last - keeping)
+                bites += 1
+        self.forget()
+        return bites
+
     def read(self, build):
         with self.database.read() as connection:
             return build(connection, runs.one(connection, RUN, 0.0).row)

@@ -12,6 +12,7 @@ import streams
 from sqlalchemy import make_url, select
 
 from gradcanary import wire
+from gradcanary_server import log_bodies
 from gradcanary_server.database import Database
 from gradcanary_server.schema import batch, fold_state, incident, session
 
@@ -51,7 +52,7 @@ def stored(collector):
     database = Database(collector.store_url)
     with database.read() as connection:
         log = connection.execute(select(batch.c.sha256, batch.c.body)).all()
-        assert all(hashlib.sha256(body).digest() == digest for digest, body in log)
+        assert all(hashlib.sha256(log_bodies.restored(body)).digest() == digest for digest, body in log)
         next_seq = connection.scalars(select(session.c.next_seq)).all()
         packed = connection.scalars(select(fold_state.c.packed).order_by(fold_state.c.piece)).all()
         incidents = connection.execute(select(*told).order_by(incident.c.incident_id)).all()

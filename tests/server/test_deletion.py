@@ -127,18 +127,6 @@ def test_the_more_is_free_the_less_is_given_back_at_once(tmp_path, monkeypatch):
     store.database.close()
 
 
-def thin(store, older_than):
-    """Take away what was stored before a time; return how many bites that took."""
-    with store.database.read() as connection:
-        (aged,) = deletion.aged(connection, older_than)
-    bites = 1
-    while True:
-        with store.database.write() as connection:
-            if not deletion.thin(connection, *aged):
-                return bites
-        bites += 1
-
-
 def test_old_samples_go_and_the_pyramid_stays(store, monkeypatch):
     monkeypatch.setattr(tiles, "ROWS", 8)
     store.send("s", streams.Stream(streams.healthy(1000, 3), streams.falling_loss(1000)), 50)
@@ -147,12 +135,11 @@ def test_old_samples_go_and_the_pyramid_stays(store, monkeypatch):
     with store.database.write() as connection:
         connection.execute(update(tile).where(tile.c.number < 80).values(stored=0.0))
     monkeypatch.setattr(deletion, "BITE", 30)
-    assert thin(store, 1.0) == 14, "six ranges of five tiles at once"
+    assert store.thin(1.0) == 14, "six ranges of five tiles at once"
     with store.database.read() as connection:
         assert deletion.aged(connection, 1.0) == []
         raw = select(func.min(tile.c.number)).where(tile.c.level == 0, tile.c.kind == "absmax")
         assert connection.execute(raw).scalar_one() == 80
-    store.forget()
     thinned = store.pictures(20)
     assert thinned.partition('"samples"')[0] == before.partition('"samples"')[0]
     fine = store.read(lambda c, run: run.name) and store.pictures(5000)
@@ -164,8 +151,7 @@ def test_how_the_layers_ended_is_kept(store, monkeypatch):
     store.send("s", streams.Stream(streams.healthy(128, 3)), 64, end="finished")
     store.compactor.compact()
     layers = store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id))
-    thin(store, time.time() + 60)
-    store.forget()
+    store.thin(time.time() + 60)
     assert store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id)) == layers
     assert layers[0]["step"] == 127
 

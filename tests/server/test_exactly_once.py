@@ -317,9 +317,9 @@ class ExactlyOnce(RuleBasedStateMachine):
         assert answer in (expected, None)
         if expected in NEWS and self.database.commits > before:
             self.note(act, ingest)
-            note()
             if expected in ("ok", "stored"):
-                self.hear()
+                self.hear()  # a launch that is new joins those that were moved
+            note()
         return answer
 
     def note(self, act, ingest):

@@ -1,5 +1,6 @@
 """How runs and sessions begin, live, fall silent, end, and come back; over restarts too."""
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from gradcanary_server.database import Database
 from gradcanary_server.life import run_state, session_state
-from gradcanary_server.outages import unavailable
+from gradcanary_server.outages import Outage, busy, unavailable
 from gradcanary_server.schema import run
 
 
@@ -237,3 +238,17 @@ def test_the_clock_is_the_databases(new_store_url):
     with database.read() as connection:
         assert 0 <= database.now(connection) - first < 5
     database.close()
+
+
+def test_an_outage_is_told_with_its_loop_and_its_end(caplog):
+    caplog.set_level(logging.INFO)
+    outage = Outage(logging.getLogger("an_outage_is_told"), "deliverer")
+    outage.end()
+    for _ in range(3):
+        assert outage.explains(busy("It is away."))
+    outage.end()
+    outage.end()
+    assert caplog.messages == [
+        "deliverer: It is away. Trying again until it is back.",
+        "deliverer: the database is back.",
+    ]

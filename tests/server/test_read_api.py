@@ -356,7 +356,11 @@ def test_csv_of_some_layers_may_hold_several_stats(session):
     ).all()
     assert httpx.get(url, params={"stat": "weight_norm"}).text == "step,time,a,b,'=c,2\n"
     for wrong, status in (({"stat": "nonsense"}, 422), ({"layer": "d"}, 404), ({"layer": "1", "match": "("}, 422)):
-        assert httpx.get(url, params=wrong).status_code == status
+        answer = httpx.get(url, params=wrong)
+        assert answer.status_code == status
+        if "stat" in wrong:
+            assert answer.json()["error"]["field"] == "stat"
+            assert answer.json()["error"]["message"].endswith(", not 'nonsense'")
 
 
 def test_csv_of_metrics_holds_every_point(session, read):

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import func, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from gradcanary_server import audit, keyring, token_commands, tokens
+from gradcanary_server import audit, keyring, store_files, token_commands, tokens
 from gradcanary_server.errors import CollectorError, RequestError
 from gradcanary_server.keyring import FRESH_S, Keyring
 from gradcanary_server.rights import Asker
@@ -279,8 +279,11 @@ def test_the_audit_log_is_bounded_in_age(store):
 def test_at_a_terminal(store, ring):
     said = []
     token_commands.show(store.url, said.append)
-    assert said == ["No tokens: gradcanary token create --scope admin --name YOU"]
-    token_commands.create(store.url, "read", "ada's laptop", 3.0, said.append)
+    place = store_files.shown(store.url)
+    assert said == [f"No tokens in {place}: gradcanary token create --scope admin --name YOU"]
+    remarks = []
+    token_commands.create(store.url, "read", "ada's laptop", 3.0, said.append, remarks.append)
+    assert remarks == [f"it opens the store at {place}"]
     secret = said.pop()
     assert ring.look(secret).name == "ada's laptop"
     said.clear()
@@ -306,6 +309,13 @@ def test_at_a_terminal(store, ring):
 
 def test_the_first_token_makes_the_store(empty_url):
     said = []
-    token_commands.create(empty_url, "admin", "ada", None, said.append)
+    for asks in (
+        lambda: token_commands.show(empty_url, said.append),
+        lambda: token_commands.revoke(empty_url, 1, print),
+    ):
+        with pytest.raises(CollectorError, match=r"There is no store at .* --data DIR, or its database with --db URL"):
+            asks()
+    token_commands.create(empty_url, "admin", "ada", None, said.append, said.append)
+    assert "is new; of a collector that runs elsewhere, name" in said[0]
     token_commands.show(empty_url, said.append)
     assert "ada" in said[-1]

@@ -14,11 +14,11 @@ from sqlalchemy import MetaData, insert, select, text
 from streams import Stream, collapsed, falling_loss
 
 from gradcanary import wire
-from gradcanary_server import attempts, deliveries, dossiers, incident_views, runs
+from gradcanary_server import attempts, deliveries, dossiers, incident_views, log_bodies, runs
 from gradcanary_server import database as databases
 from gradcanary_server.database import Database
 from gradcanary_server.pace import Pace
-from gradcanary_server.schema import chain, endpoint, incident, layer_set, metadata, session, tile
+from gradcanary_server.schema import batch, chain, endpoint, incident, layer_set, metadata, session, tile
 
 LATER = 4e9
 """A moment at which all that was opened is due to be told, and what is silent is silent in both."""
@@ -64,6 +64,9 @@ def transplant(store, url, revision, monkeypatch):
             rows = [dict(row) for row in reading.execute(select(*common)).mappings()]
             if table is session and revision < "0012":
                 rows = [{**row, "layer_sets": numbered(reading, row["layer_sets"])} for row in rows]
+            if table is batch and revision < "0016":
+                rows = [{**row, "body": log_bodies.restored(row["body"])} for row in rows]
+                assert all(row["body"].startswith(b"{") for row in rows), "as it came"
             if rows:
                 writing.execute(insert(known.tables[table.name]), rows)
         assert databases.revision(writing) == revision

@@ -1,10 +1,10 @@
 """Pictures against a plain float64 reading of the same samples, over any cutting and any overlap of launches."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import stories
 import streams
 from archives import LAYERS, ROUGH, RUN, Store, decoded
 from hypothesis import HealthCheck, given, settings
@@ -24,49 +24,14 @@ def store(tmp_path_factory):
     made.database.close()
 
 
-@st.composite
-def launches(draw):
-    """Launches as (first step, every, absmax [step][layer]): a later one may go back."""
-    made = []
-    for _ in range(draw(st.integers(1, 3))):
-        rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-        absmax = 10 ** rng.uniform(-12, 3, (draw(st.integers(1, 40)), LAYERS))
-        absmax[rng.random(absmax.shape) < 0.1] = 0
-        absmax[rng.random(absmax.shape) < 0.1] = np.nan
-        absmax[rng.random(absmax.shape) < 0.1] = np.inf
-        every = draw(st.sampled_from([1, 10]))
-        made.append((draw(st.integers(0, 60)) * every, every, absmax.astype(np.float32)))
-    return made
-
-
-def send(store, made, cut):
-    store.clear()
-    for number, (first, every, absmax) in enumerate(made):
-        store.send(f"s{number}", streams.Stream(absmax, first_step=first, every=every), cut)
-
-
-def winners(made):
-    """Every sample that counts: {step: absmax[layer]}; a later launch hides what it went over again."""
-    found = {}
-    for first, every, absmax in made:
-        last = first + (len(absmax) - 1) * every
-        found = {step: values for step, values in found.items() if not first <= step <= last}
-        found |= {first + row * every: values for row, values in enumerate(absmax)}
-    return found
-
-
-def expected(samples, width, start, layer):
-    """What a bucket must hold, read one sample at a time in float64."""
-    values = [float(samples[step][layer]) for step in sorted(samples) if start <= step < start + width]
-    finite = [value for value in values if np.isfinite(value)]
-    return SimpleNamespace(finite=finite, nonfinite=sum(np.isinf(value) for value in values))
+launches = stories.launches(20, (1, 10))
 
 
 @quick
-@given(launches(), st.sampled_from([4, 30]), st.sampled_from([1, 2, 7, 50, 1000]))
-def test_every_bucket_equals_a_plain_reading(store, made, cut, points):
-    send(store, made, cut)
-    samples = winners(made)
+@given(launches, st.sampled_from([4, 30]), st.sampled_from([1, 2, 7, 50, 1000]))
+def test_every_bucket_equals_a_plain_reading(store, story, cut, points):
+    stories.send(store, story, cut)
+    samples = stories.counted(story)
     answer = json.loads(store.pictures(points))["absmax"]
     starts, width = decoded(answer["steps"]), answer["bucket_steps"]
     rough = 0 if width % nodes.FACTOR else ROUGH
@@ -77,25 +42,15 @@ def test_every_bucket_equals_a_plain_reading(store, made, cut, points):
     for layer, series in enumerate(answer["series"]):
         line = {name: decoded(series[name]) for name in ("min", "mean", "max", "count", "nonfinite")}
         for bucket, start in enumerate(starts):
-            wanted = expected(samples, width, start, layer)
-            assert line["count"][bucket] == len(wanted.finite)
-            assert line["nonfinite"][bucket] == wanted.nonfinite
-            drawn = [line[name][bucket] for name in ("min", "mean", "max")]
-            if not wanted.finite:
-                assert np.isnan(drawn).all()
-                continue
-            low, high = min(wanted.finite), max(wanted.finite)
-            assert low * (1 - rough) <= drawn[0] <= low
-            assert high <= drawn[2] <= high * (1 + rough)
-            np.testing.assert_allclose(drawn[1], np.mean(wanted.finite), rtol=1e-6 + rough)
+            stories.assert_counted(line, bucket, samples, width, start, layer, rough)
 
 
 @quick
-@given(launches(), st.sampled_from([3, 100]))
-def test_the_cutting_of_the_stream_does_not_show(store, made, points):
+@given(launches, st.sampled_from([3, 100]))
+def test_the_cutting_of_the_stream_does_not_show(store, story, points):
     found = []
     for cut in (1000, 7):
-        send(store, made, cut)
+        stories.send(store, story, cut)
         answer = json.loads(store.pictures(points))
         found.append({name: {**answer[name], "revision": 0} for name in ("absmax", "norm", "min")})
     assert found[0] == found[1]

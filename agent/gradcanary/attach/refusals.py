@@ -29,6 +29,7 @@ STUCK = """\
 process {pid} waits for a disk or a driver, where nothing can interrupt it. Try again when it goes on;
 cat /proc/{pid}/stack tells where it is"""
 NO_PYTHON = f"process {{pid}} is not Python: {{command}}. {LIST}"
+NO_PYTHON_SEEN = f"process {{pid}} does not look like Python: {{command}}. {LIST}.\nIf it is a training after all: "
 PYPY = "process {pid} runs PyPy, and this needs CPython. Start the training with: gradcanary run ..."
 TOO_OLD = "process {pid} runs Python {version}, and gradcanary needs 3.10 or newer"
 FREE_THREADED = """\
@@ -75,9 +76,17 @@ def _check_owner(process: Process) -> None:
     if process.uid != os.geteuid():
         raise AttachError(NOT_YOURS.format(pid=process.pid, owner=process.uid))
     if not process.is_readable:
-        raise AttachError(NOT_PERMITTED.format(pid=process.pid))
+        raise AttachError(f"{_seems(process)}{NOT_PERMITTED.format(pid=process.pid)}")
     if processes.is_elsewhere(process.pid):
         raise AttachError(ELSEWHERE.format(pid=process.pid))
+
+
+def _seems(process: Process) -> str:
+    """Return what its command tells of a process that cannot be looked into, empty where that may be Python."""
+    command = words.typed(process.command)
+    if "python" in command.lower():
+        return ""
+    return NO_PYTHON_SEEN.format(pid=process.pid, command=command or "a kernel thread")
 
 
 def _check_state(process: Process) -> None:
