@@ -208,7 +208,8 @@ class Doze:
         """Say whether there is nothing but the steps of one optimizer, and nobody who has to be called meanwhile."""
         of = self._of
         is_plain = of.is_alone and of.has_callbacks and not (of.paused or of.buffers or of.graphs.stepped)
-        is_plain = is_plain and not of.place.is_one_of_many
+        # Neither has been measured: ranks that wait for each other, and a device that works ahead of its process.
+        is_plain = is_plain and not of.place.is_one_of_many and not torch.cuda.is_initialized()
         is_whole = of.layers is not None and not of.layers.has_shards and not self._counters.unhooked
         return is_plain and is_whole and track.may_doze()
 

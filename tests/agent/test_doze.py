@@ -189,6 +189,18 @@ def test_a_step_goes_through_few_functions(monkeypatch: pytest.MonkeyPatch) -> N
     assert 10 < sum(called) < 47 + resting
 
 
+def test_where_cuda_is_in_use_it_stays_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    begun: list[bool] = []
+    monkeypatch.setattr(Doze, "_begin", lambda *_: begun.append(True))
+    loop = Loop(0, 1)
+    with recording() as collector, watching(collector, loop.model, loop.optimizer, is_watched=True):
+        for _ in range(101):
+            loop.window()
+    assert not begun
+    assert collector.steps() == [*range(0, 101, EVERY)]
+
+
 @pytest.mark.parametrize("part", ["_go_on", "_note", "_step_begins", "_step_ended"])
 def test_a_fault_ends_it_for_good_and_no_step_is_missed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
