@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ LINE = 34
 
 AXIS_LETTERS = 32
 """Letters of all labels of an axis of steps that fit side by side on a phone."""
+
+MOST_TICKS = 7
 
 ROUND, DIGITS = 2_000, 1_000
 """So many steps in sight are labelled by thousands, unless thousands are too coarse to tell their ends apart."""
@@ -91,11 +94,16 @@ class Span:
         }
 
     def _step_ticks(self) -> dict[str, Any]:
-        if self.width > max(ROUND, self.last / DIGITS):
-            return {"tickformat": "~s", "nticks": 7}  # 12k, 1.2M
+        if self.width > max(ROUND, self.last / DIGITS):  # 12k, 1.2M, 12.346M
+            digits = math.ceil(math.log10(MOST_TICKS * self.last / self.width)) + 1
+            return {"tickformat": "~s", "nticks": _ticks_of(digits + len(".M"))}
         letters = len(wording.integer(self.last))
         few = {"dtick": 1} if self.width <= min(6, AXIS_LETTERS // letters) else {}
-        return {"tickformat": ",d", "nticks": min(7, max(2, AXIS_LETTERS // letters)), **few}
+        return {"tickformat": ",d", "nticks": _ticks_of(letters), **few}
+
+
+def _ticks_of(letters: int) -> int:
+    return min(MOST_TICKS, max(2, AXIS_LETTERS // letters))
 
 
 def _steps_of(x: Mapping[str, Any] | Sequence[float]) -> Floats:

@@ -11,7 +11,7 @@ from gradcanary_dashboard import parts, wording
 from gradcanary_dashboard.clock import Clock
 from gradcanary_dashboard.layers import Layer
 from gradcanary_dashboard.stats import STATS, Stat
-from gradcanary_dashboard.view import CHOICES, View
+from gradcanary_dashboard.view import CHOICES, WEIGHTS, View
 
 VALUES = {"min": "min", "mean": "mean", "max": "max"}
 AXES = {"step": "steps", "time": "time"}
@@ -124,6 +124,15 @@ def _stats(contents: Mapping[str, Any]) -> html.Select:
         for name, stat in STATS.items()
     ]
     return html.Select(options, **parts.attributes(data_key="stat", aria_label="Stat"))
+
+
+def smoothing() -> html.Div:
+    """Return how far the metrics are smoothed; the heatmap and the layer's curve never are."""
+    words = {"0": "as measured", **{weight: f"smoothed, {weight}" for weight in WEIGHTS[1:]}}
+    options = [html.Option(told, value=_sent("smooth", weight)) for weight, told in words.items()]
+    title = "An exponential moving average; its weight of what was before"
+    chosen = html.Select(options, title=title, **parts.attributes(data_key="smooth", aria_label="Smoothing of metrics"))
+    return html.Div([html.Span("Metrics"), chosen], className="choices smoothing")
 
 
 def _group(key: str, options: Mapping[str, str]) -> html.Div:

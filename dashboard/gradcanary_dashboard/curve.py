@@ -63,6 +63,19 @@ class Curve:
         """Return the curve in units of this size."""
         return replace(self, low=self.low / size, mean=self.mean / size, high=self.high / size)
 
+    def smoothed(self, weight: float) -> Curve:
+        """Return an exponential moving average of its means, not biased at its beginning (Kingma and Ba, 2015).
+
+        What is not finite is left out; it begins anew behind a hole, of which it knows nothing.
+        """
+        mean = np.full_like(self.mean, np.nan)
+        for piece in self.pieces():
+            found = total = 0.0
+            for place in range(piece.start, piece.stop):
+                found, total = weight * found + self.mean[place], weight * total + 1
+                mean[place] = found / total
+        return replace(self, low=mean, mean=mean, high=mean)
+
     def known(self) -> Curve:
         """Return the curve without buckets of which nothing is known."""
         there = (self.count > 0) | (self.nonfinite > 0)

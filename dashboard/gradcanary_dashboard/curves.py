@@ -177,6 +177,13 @@ def line(shown: Curve, exact: Curve, colour: str, told: Callable[[float], str] =
     }
 
 
+def smooth(average: Curve, colour: str, dash: str) -> dict[str, Any]:
+    """Return the line of a moving average; the pointer reads what was measured, behind it."""
+    drawn = line(average, average, colour)
+    told = {key: drawn[key] for key in ("type", "x", "y", "connectgaps")}
+    return {**told, "mode": "lines", "line": {**drawn["line"], "dash": dash}, "hoverinfo": "skip"}
+
+
 def _hover(curve: Curve, piece: slice, told: Callable[[float], str]) -> list[list[str]]:
     """Return the words of buckets: a single sample with every digit, else the mean and the extremes."""
     columns = (curve.low, curve.mean, curve.high, curve.count)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gradcanary_dashboard.client import Collector
@@ -25,7 +24,8 @@ def of_members(collector: Collector, number: int) -> tuple[str, Pieces]:
 def of_incidents(collector: Collector, chosen: Filter) -> tuple[str, Pieces]:
     """Return the incidents of a filter, newest first, all of them and not those of a page."""
     words = [each for each in (chosen.state, chosen.severity, chosen.rule, chosen.run) if each]
-    return file_name("incidents", *words), written(_incidents(collector, replace(chosen, before=None)))
+    first = _page(collector, chosen, None)  # who may not ask is told so, and not in the middle of a file
+    return file_name("incidents", *words), written(_incidents(_all(collector, chosen, first)))
 
 
 def _members(incident: Mapping[str, Any]) -> Table:
@@ -35,18 +35,20 @@ def _members(incident: Mapping[str, Any]) -> Table:
             yield [member[key] for key in OF_MEMBER]
 
 
-def _incidents(collector: Collector, chosen: Filter) -> Table:
+def _incidents(found: Iterable[Mapping[str, Any]]) -> Table:
     yield [*OF_INCIDENT, *COUNTED, *SAID]
-    for incident in _pages(collector, chosen):
+    for incident in found:
         counts = [incident["counts"][key] for key in COUNTED]
         yield [*(incident[key] for key in OF_INCIDENT), *counts, *(incident[key] for key in SAID)]
 
 
-def _pages(collector: Collector, chosen: Filter) -> Iterator[Mapping[str, Any]]:
-    before: int | None = None
-    while True:
-        page = collector.incidents(state=chosen.state or None, before=before, **chosen.asked()).body
+def _all(collector: Collector, chosen: Filter, page: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from page["incidents"]
+    while page["next"] is not None:
+        page = _page(collector, chosen, page["next"])
         yield from page["incidents"]
-        before = page["next"]
-        if before is None:
-            return
+
+
+def _page(collector: Collector, chosen: Filter, before: int | None) -> Mapping[str, Any]:
+    page: Mapping[str, Any] = collector.incidents(state=chosen.state or None, before=before, **chosen.asked()).body
+    return page

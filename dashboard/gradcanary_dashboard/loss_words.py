@@ -27,8 +27,10 @@ LEAD, LEAD_STEPS = 0.1, 200
 their threshold some steps after what made them fall, which the loss may have shown at once."""
 
 NOISE = 4.0
+WANDER = 8.0
 RISE = 0.02
-"""A rise counts that is so many deviations of single points over the level before, and this part of it."""
+"""A rise counts that is so many deviations of single points over the level before, so many of levels from one to the
+next, and this part of it."""
 
 
 def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
@@ -73,7 +75,7 @@ def words(before: Mapping[str, Any] | None, since: Mapping[str, Any] | None) -> 
     now, ahead = level(since), _ahead(before)
     if now is None or ahead is None:
         return None
-    return _compared(*ahead, _known(since), now.value)
+    return _compared(ahead, _known(since), now.value)
 
 
 def first(answer: Mapping[str, Any]) -> str:
@@ -88,9 +90,17 @@ def first(answer: Mapping[str, Any]) -> str:
     return f"{wording.scientific(value)} {where}"
 
 
-def _ahead(answer: Mapping[str, Any] | None) -> tuple[Floats, Floats] | None:
-    """Return the points of the lowest level ahead of the end of an answer, and those that came after them; None where
-    it has too few."""
+@dataclass(frozen=True)
+class Before:
+    """The points of the lowest level ahead of a fall, those between them and the fall, how far levels wander."""
+
+    level: Floats
+    meanwhile: Floats
+    wander: float
+
+
+def _ahead(answer: Mapping[str, Any] | None) -> Before | None:
+    """Return what was ahead of the end of an answer; None where it has too few points."""
     values = _known(answer)
     if answer is None or len(values) < FEWEST:
         return None
@@ -100,15 +110,22 @@ def _ahead(answer: Mapping[str, Any] | None) -> tuple[Floats, Floats] | None:
     begin = max(0, min(int(np.searchsorted(steps, steps[-1] - lead)), len(values)) - few)
     levels = np.median(np.lib.stride_tricks.sliding_window_view(values[begin:], few), axis=1)
     end = begin + int(levels.argmin()) + few
-    return values[end - few : end], values[end:]
+    return Before(values[end - few : end], values[end:], _wander(values, few))
 
 
-def _compared(before: Floats, meanwhile: Floats, after: Floats, now: float) -> str:
-    was = float(np.median(before))
+def _wander(values: Floats, few: int) -> float:
+    """Return how far the level rises now and then by itself: a running mean that is logged has neighbours close by."""
+    rises = np.diff(np.median(values[len(values) % few :].reshape(-1, few), axis=1))
+    rises = rises[rises > 0]
+    return 1.4826 * float(np.median(rises)) if len(rises) >= _OF_A_HABIT else 0.0
+
+
+def _compared(before: Before, after: Floats, now: float) -> str:
+    was = float(np.median(before.level))
     # Of either: buckets of many steps vary less than single ones.
-    noise = max(_noise(before), _noise(after))
-    over = was + max(NOISE * noise, RISE * abs(was))
-    peak = max(float(_smooth(part).max()) for part in (meanwhile, after) if len(part) >= _OF_A_PEAK)
+    noise = max(_noise(before.level), _noise(after))
+    over = was + max(NOISE * noise, WANDER * before.wander, RISE * abs(was))
+    peak = max(float(_smooth(part).max()) for part in (before.meanwhile, after) if len(part) >= _OF_A_PEAK)
     told = f"{wording.scientific(was)} before, {wording.scientific(now)} now"
     if now > over:
         return f"the loss rose: {told}"
@@ -146,6 +163,7 @@ def _few(values: Floats) -> int:
 
 
 _OF_A_PEAK = 3
+_OF_A_HABIT = 3
 
 
 def _smooth(values: Floats) -> Floats:

@@ -21,6 +21,9 @@ LISTED = 400
 """Entries of a legend; where there are more, the expression of the reader has to name fewer."""
 
 MOST_PANELS = 100
+FAINT = 0.35
+"""Of what was measured, behind its moving average."""
+
 ENVELOPES = 3
 """Up to so many lines each has its minimum and maximum drawn around it."""
 
@@ -152,7 +155,8 @@ def draw(panel: Panel, answer: Mapping[str, Any], span: axes.Span, events: marks
     chosen = panel.chosen(view)
     pens = {each.ident: _pen(place, len(chosen)) for place, each in enumerate(chosen)}
     read = _curves(panel, answer, events)
-    figure = _figure(panel, [(each, read[each.ident]) for each in chosen if each.ident in read], pens, span, events)
+    drawn = [(each, read[each.ident]) for each in chosen if each.ident in read]
+    figure = _figure(panel, drawn, pens, span, events, float(view.smooth))
     is_one = len(panel.series) == 1
     return {
         "key": panel.key,
@@ -198,6 +202,7 @@ def _figure(
     pens: Mapping[str, Mapping[str, str]],
     span: axes.Span,
     events: marks.Events,
+    weight: float,
 ) -> axes.Figure:
     if not drawn:
         return axes.nothing(span, panel.kind.height, f"{panel.kind.title}: nothing was logged in these steps.")
@@ -208,9 +213,12 @@ def _figure(
     shown = {series.ident: curve.scaled(unit.size) for series, curve in drawn}
     traces: list[dict[str, Any]] = []
     for series, curve in drawn:
-        colour = pens[series.ident]["colour"]
-        traces += curves.envelope(shown[series.ident], colour) if len(drawn) <= ENVELOPES else []
-        traces.append(_line(panel, series, shown[series.ident], curve, pens[series.ident]))
+        pen, line = pens[series.ident], shown[series.ident]
+        traces += curves.envelope(line, pen["colour"]) if len(drawn) <= ENVELOPES and not weight else []
+        traces.append(_line(panel, series, line, curve, pen))
+        if weight:
+            traces[-1]["opacity"] = FAINT
+            traces.append(curves.smooth(line.smoothed(weight), pen["colour"], pen["dash"]))
     top = max(map(curves.top_of, shown.values()))
     for curve in shown.values():
         traces += curves.crosses(curve, top)

@@ -14,7 +14,8 @@ MAX_STEP = 2**53
 VALUES = ("min", "mean", "max")
 ORDERS = ("model", "worst", "block")
 AXES = ("step", "time")
-CHOICES = {"stat": tuple(STATS), "value": VALUES, "order": ORDERS, "x": AXES}
+WEIGHTS = ("0", "0.6", "0.9", "0.99")
+CHOICES = {"stat": tuple(STATS), "value": VALUES, "order": ORDERS, "x": AXES, "smooth": WEIGHTS}
 """What a parameter may be; the first is meant where the address is silent."""
 
 _ID = re.compile("[0-9a-f]{10}")
@@ -25,7 +26,7 @@ class View:
     """The layer of the trend, the steps in sight (both inclusive), the incident the reader came for, the heatmap.
 
     ``rows`` is the regular expression that chooses the heatmap's rows, as typed; ``lines`` are the ids of the lines
-    that are drawn of metrics with many.
+    that are drawn of metrics with many, ``smooth`` the weight of what was before in their moving average.
     """
 
     layer: str | None = None
@@ -38,6 +39,7 @@ class View:
     order: str = CHOICES["order"][0]
     x: str = CHOICES["x"][0]
     lines: tuple[str, ...] = ()
+    smooth: str = CHOICES["smooth"][0]
 
     @property
     def is_zoomed(self) -> bool:

@@ -30,14 +30,14 @@ def test_rows_can_be_chosen_ordered_and_valued(shared: Any, open_page: Callable[
     until(page, "low => document.querySelector('#heatmap .js-plotly-plot').data[0].z.bdata !== low", arg=low)
     assert meta(page)["value"] == "max"
     expect(page.get_by_role("button", name="max", exact=True)).to_have_attribute("aria-pressed", "true")
-    page.get_by_role("combobox").select_option(label="Gradient norm")
+    page.get_by_role("combobox", name="Stat").select_option(label="Gradient norm")
     expect(page.locator("#heat-words")).to_have_text("Gradient norm, every layer")
     expect(page.locator("#trend-note")).to_contain_text("gradient norm")
     asked = {"rows": r"^blocks\.[45].*lora_A", "order": "worst", "value": "max", "stat": "norm"}
     assert query(page) == asked
     page.go_back()
     expect(page.locator("#heat-words")).to_have_text("Gradient absmax, every layer")
-    expect(page.get_by_role("combobox")).to_have_value("")
+    expect(page.get_by_role("combobox", name="Stat")).to_have_value("")
     for _ in range(3):
         page.go_back()
     until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.meta.names.length === 84")
@@ -80,3 +80,28 @@ def test_a_broken_expression_says_what_is_wrong_and_loses_nothing(shared: Any, o
     page.locator("#rows").fill("lora_A")
     expect(page.locator("#refusal")).to_be_empty()
     until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.meta?.names.length === 42")
+
+
+def test_a_choice_and_a_narrower_window_leave_figures_as_high_as_they_are(
+    shared: Any, open_page: Callable[..., Page]
+) -> None:
+    page = open_run(open_page, shared.url, RUN)
+    drawn = "document.querySelector('#heatmap .svg-container').getBoundingClientRect().height"
+    page.get_by_role("combobox", name="Stat").select_option(label="Gradient norm")
+    expect(page.locator("#heat-words")).to_have_text("Gradient norm, every layer")
+    until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.height > 0")
+    high = page.evaluate(drawn)
+    page.set_viewport_size({"width": 390, "height": 844})
+    until(page, "document.querySelector('#heatmap .main-svg').getBoundingClientRect().width < 390")
+    assert page.evaluate(drawn) == high > 200
+
+
+def test_metrics_are_smoothed_by_choice(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, RUN)
+    page.locator("#loss").scroll_into_view_if_needed()
+    page.get_by_role("combobox", name="Smoothing of metrics").select_option(label="smoothed, 0.9")
+    until(page, "document.querySelector('#loss .js-plotly-plot').data.some((trace) => trace.opacity < 1)")
+    expect(page).to_have_url(f"{shared.url}/runs/{RUN}?smooth=0.9")
+    page.reload()
+    expect(page.get_by_role("combobox", name="Smoothing of metrics")).to_have_value("0.9")
+    until(page, "document.querySelector('#loss .js-plotly-plot')?.data?.some((trace) => trace.opacity < 1)")

@@ -185,6 +185,21 @@ def test_thousands_of_hostile_layers_can_be_read_on_a_phone(shared: Any, phone: 
     assert phone.locator("main img").count() == 0
 
 
+def test_each_incident_has_its_own_order_and_filter(shared: Any, open_page: Callable[..., Page]) -> None:
+    listed = [
+        shared.get("/api/v1/incidents", run=run, rule="collapse").json() for run in ("lora-fell", "lora-collapse")
+    ]
+    one, other = (answer["incidents"][0]["id"] for answer in listed)
+    page = open_page(f"{shared.url}/incidents/{one}?find=q.lora&by=-4")
+    expect(page.locator("#members tr")).to_have_count(3)
+    page.evaluate(f"window.gradcanary.open('/incidents/{other}')")
+    expect(page.locator("#members tr")).to_have_count(18)
+    expect(page.get_by_label("Layers with this in their name")).to_have_value("")
+    page.go_back()
+    expect(page.locator("#members tr")).to_have_count(3)
+    expect(page.get_by_label("Layers with this in their name")).to_have_value("q.lora")
+
+
 def test_an_unknown_incident_says_so(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{shared.url}/incidents/999999")
     expect(page.get_by_role("heading", level=1)).to_have_text("No such incident")

@@ -42,7 +42,7 @@ class Fingers:
         self._devtools.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touched})
 
 
-@pytest.mark.parametrize(("first", "every"), [(0, 100), (1_000_000, 1), (987_600, 10)])
+@pytest.mark.parametrize(("first", "every"), [(0, 100), (1_000_000, 1), (987_600, 10), (99_950_000, 1000)])
 def test_steps_of_many_digits_fit(shared: Any, phone: Page, first: int, every: int) -> None:
     absmax = healthy(136, 24)
     absmax[100:, :3] *= 1e-3

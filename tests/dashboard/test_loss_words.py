@@ -62,6 +62,18 @@ def test_what_the_loss_did_ahead_of_the_fall_is_no_level_of_before(since: int, a
     assert "bumped and came back: 0.17" in str(said(comes_back, since))
 
 
+@pytest.mark.parametrize("memory", [0.0, 0.9, 0.97])
+def test_a_loss_that_wanders_by_itself_is_seldom_called_risen(memory: float) -> None:
+    """As a running mean does, which is what many loops log."""
+    calm = 0
+    for seed in range(50):
+        wandering = np.random.default_rng(seed).normal(0, 0.05, len(STEPS))
+        for place in range(1, len(STEPS)):
+            wandering[place] += memory * wandering[place - 1]
+        calm += "does not show it" in str(said(2 + wandering, 600))
+    assert calm >= 40
+
+
 @pytest.mark.parametrize("ahead", [30, 300, 1_200])
 def test_a_long_run_is_asked_further_ahead(ahead: int) -> None:
     steps = 20.0 * np.arange(617)

@@ -147,3 +147,25 @@ def test_an_axis_and_the_pointer_are_in_the_same_unit(
     assert read(line["y"])[0] == pytest.approx(drawn_as)
     assert line["customdata"][0][1] == told
     assert found["figure"]["layout"]["yaxis"]["ticksuffix"] == unit
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=20, max_size=20), st.sampled_from(["0.6", "0.9", "0.99"]))
+def test_a_moving_average_stands_before_what_was_measured(values: list[float], weight: str) -> None:
+    found = drawn([metric("loss")], parse(f"?smooth={weight}"), values)
+    [measured] = lines(found)
+    [average] = [trace for trace in found["figure"]["data"] if trace.get("hoverinfo") == "skip" and "fill" not in trace]
+    assert measured["opacity"] < 1
+    held = read(measured["y"])[:20]
+    weights = float(weight) ** np.arange(20)
+    expected = [np.dot(weights[: at + 1], held[at::-1]) / weights[: at + 1].sum() for at in range(20)]
+    np.testing.assert_allclose(read(average["y"])[:20], expected, rtol=1e-9, atol=1e-6)
+
+
+def test_a_moving_average_begins_anew_behind_a_hole_and_is_off_by_default() -> None:
+    values = [1.0] * 8 + [NAN] * 4 + [5.0] * 8
+    found = drawn([metric("loss")], parse("?smooth=0.9"), values)
+    average = read(found["figure"]["data"][-1]["y"])
+    np.testing.assert_allclose(average[~np.isnan(average)], [1.0] * 8 + [5.0] * 8)
+    assert "opacity" not in lines(drawn([metric("loss")], None, values))[0]
+    assert search(parse("?smooth=0.9")) == "?smooth=0.9"
+    assert search(parse("?smooth=2")) == ""

@@ -8,7 +8,7 @@
   const NOTHING = "\u2013";
   const KINDS = ["name", "since", "until", "number", "number value", "number", "evidence", "rank"];
   const NAMES = ["", "since", "until", "baseline", "value", "siblings", "evidence", "rank"];
-  const state = { held: null, rows: [], find: "", sort: null, descends: false, shown: FEW, drawn: "" };
+  const state = { body: null, held: null, rows: [], find: "", sort: null, descends: false, shown: FEW, drawn: "" };
 
   function cell(text, place, href) {
     const named = NAMES[place] ? { "data-name": NAMES[place] } : {};
@@ -92,16 +92,19 @@
     if (body) draw(body);
   }
 
+  // Another incident's table is another element, which may hold the very rows of the one before.
   function drawWhatIsNew() {
     const body = document.getElementById("members");
-    if (!body) {
-      Object.assign(state, { held: null, shown: FEW, drawn: "" });
-    } else if (state.held !== body.dataset.members) {
-      if (state.held === null) follow();
-      state.held = body.dataset.members;
-      state.rows = JSON.parse(state.held || "[]");
-      draw(body);
+    const isOther = body !== state.body;
+    if (isOther) {
+      clearTimeout(typing); // what was chosen there is not meant here
+      Object.assign(state, { body, held: null, rows: [], shown: FEW, drawn: "" });
+      if (body) follow();
     }
+    if (!body || state.held === body.dataset.members) return;
+    state.held = body.dataset.members;
+    state.rows = JSON.parse(state.held || "[]");
+    draw(body);
   }
 
   function sortBy(place) {
@@ -129,6 +132,7 @@
   });
 
   window.addEventListener("popstate", () => setTimeout(() => {
+    clearTimeout(typing);
     if (!document.getElementById("members")) return;
     follow();
     again();
