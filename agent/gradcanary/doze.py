@@ -46,6 +46,10 @@ Kept = tuple[int, float, list[Tensor], tuple[float | Tensor, ...], list[Logged]]
 Optimizer = torch.optim.Optimizer
 
 
+def _is_on_cuda() -> bool:
+    return torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch annotates it nowhere
+
+
 class Doze:
     """Takes the calls of torch while it ``is_on``; each returns False where it has ended, and the call is to be looked
     at."""
@@ -209,7 +213,7 @@ class Doze:
         of = self._of
         is_plain = of.is_alone and of.has_callbacks and not (of.paused or of.buffers or of.graphs.stepped)
         # Neither has been measured: ranks that wait for each other, and a device that works ahead of its process.
-        is_plain = is_plain and not of.place.is_one_of_many and not torch.cuda.is_initialized()
+        is_plain = is_plain and not of.place.is_one_of_many and not _is_on_cuda()
         is_whole = of.layers is not None and not of.layers.has_shards and not self._counters.unhooked
         return is_plain and is_whole and track.may_doze()
 

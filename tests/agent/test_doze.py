@@ -190,7 +190,7 @@ def test_a_step_goes_through_few_functions(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_where_cuda_is_in_use_it_stays_awake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr("gradcanary.doze._is_on_cuda", lambda: True)
     begun: list[bool] = []
     monkeypatch.setattr(Doze, "_begin", lambda *_: begun.append(True))
     loop = Loop(0, 1)
