@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +20,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch is imported: a forked child cannot use the threads that its parent's OpenMP has, and waits for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Nothing that a test keeps lies in somebody's home, and what lies there is nobody's to tell a test of.
+_STATE = tempfile.TemporaryDirectory(prefix="gradcanary-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 # A machine that does other things is slow now and then, which is not what these tests are about.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -159,3 +161,8 @@ def recording() -> Iterator[Recorded]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def spooling(folder: Path) -> dict[str, str]:
+    """The environment of a training that finds nobody's spool but its own."""
+    return {**os.environ, "GRADCANARY_SPOOL": str(folder / "spool")}

@@ -7,7 +7,6 @@ All kinds are trained by one pair of processes, watched and unwatched, which als
 
 import contextlib
 import json
-import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 import torch
 import warm
 from collectors import Collector
-from recorded import Recorded, recording
+from recorded import Recorded, recording, spooling
 from scripted import until
 from torch import distributed, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -41,7 +40,7 @@ def trained(
         kinds = data_parallel.KINDS
         recorded = [{kind: stack.enter_context(recording()) for kind in kinds} for _ in range(data_parallel.RANKS)]
         ranks = [
-            warm.Process(warm.TRAINING, [str(SCRIPT), str(rank), port, str(out), *urls], dict(os.environ))
+            warm.Process(warm.TRAINING, [str(SCRIPT), str(rank), port, str(out), *urls], spooling(out.parent))
             for rank, urls in enumerate(_urls(by_kind, module_collector) for by_kind in recorded)
         ]
         said = [said_by(rank) for rank in ranks]

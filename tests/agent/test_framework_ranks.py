@@ -4,14 +4,13 @@ All frameworks are run by one pair of processes, watched and unwatched, which al
 """
 
 import contextlib
-import os
 import socket
 from pathlib import Path
 
 import pytest
 import torch
 import warm
-from recorded import Recorded, recording
+from recorded import Recorded, recording, spooling
 
 SCRIPT = Path(__file__).parent / "framework_ranks.py"
 KINDS = ("transformers", "accelerate", "lightning")
@@ -40,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Re
         found.close()
         words = [[str(SCRIPT), str(rank), port, str(folder)] for rank in range(RANKS)]
         ranks = [
-            warm.Process(warm.TRAINING + MODULES, [*mine, *(sent[kind][rank].url for kind in KINDS)], dict(os.environ))
+            warm.Process(warm.TRAINING + MODULES, [*mine, *(sent[kind][rank].url for kind in KINDS)], spooling(folder))
             for rank, mine in enumerate(words)
         ]
         said = "".join(map(said_by, ranks))

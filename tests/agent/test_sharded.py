@@ -7,7 +7,6 @@ counts collectives: the agent issues none.
 import base64
 import json
 import math
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import sharded
 import warm
 from collectors import Collector
+from recorded import spooling
 
 SCRIPT = Path(__file__).parent / "sharded.py"
 STEPS = list(range(sharded.STEPS))
@@ -28,7 +28,9 @@ def read(module_collector: Collector, tmp_path_factory: pytest.TempPathFactory) 
     """Norm, absmax, update ratio and weight norm by kind, step and name, as the reference says."""
     out, port = tmp_path_factory.mktemp("shards") / "read.json", str(free_port())
     ranks = [
-        warm.Process(warm.TRAINING, [str(SCRIPT), str(rank), port, str(out), module_collector.url], dict(os.environ))
+        warm.Process(
+            warm.TRAINING, [str(SCRIPT), str(rank), port, str(out), module_collector.url], spooling(out.parent)
+        )
         for rank in range(sharded.RANKS)
     ]
     said = []

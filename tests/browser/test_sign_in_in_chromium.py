@@ -95,3 +95,5 @@ def test_a_visit_from_its_beginning_to_its_end(
     expect(page.get_by_label("Access token")).to_be_visible()
     told = [each["what"] for each in guarded.admin.get("/api/v1/audit").json()["audit"]]
     assert told[:2] == ["signed out", "POST /incidents/1/ack"]
+    assert all("401" in each for each in complaints), "what was under way as a visit ended"
+    complaints.clear()
