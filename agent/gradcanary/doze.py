@@ -47,7 +47,7 @@ Optimizer = torch.optim.Optimizer
 
 
 def _is_on_cuda() -> bool:
-    return torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch annotates it nowhere
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch annotates it nowhere
 
 
 class Doze:

@@ -205,11 +205,11 @@ def test_a_rank_that_is_known_only_later_begins_a_session(group_of: Callable[...
     assert [(end["state"], end["last_step"]) for end in recorded.ends] == [("finished", 1), ("finished", 4)]
 
 
-def test_ranks_of_a_group_that_is_made_late_are_one_launch(module_collector: Collector) -> None:
+def test_ranks_of_a_group_that_is_made_late_are_one_launch(module_collector: Collector, tmp_path: Path) -> None:
     """The collector hears of each rank's steps alone, and then of both ranks as one."""
     port = str(free_port())
     words = [[str(Path(late_group.__file__)), str(rank), port, module_collector.url] for rank in range(2)]
-    ranks = [warm.Process(warm.TRAINING, each, dict(os.environ)) for each in words]
+    ranks = [warm.Process(warm.TRAINING, each, spooling(tmp_path)) for each in words]
     said = [said_by(rank) for rank in ranks]
     assert [rank.wait(60) for rank in ranks] == [0, 0], said
     assert "gradcanary" not in "".join(said)
