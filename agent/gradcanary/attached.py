@@ -53,11 +53,11 @@ class Hook:
     def rest(self) -> None:
         """Have something called in its place that does nothing, in half the time. Its place among others stays its own:
         whoever comes later is called later, and finds that this is a hook of ours."""
-        self._put(_nothing)
+        self.call_instead(_nothing)
 
     def wake(self) -> None:
         """Have it called again."""
-        self._put(self._call)
+        self.call_instead(self._call)
 
     def is_on(self, parameter: Tensor) -> bool:
         """Say whether it is a hook of this tensor."""
@@ -71,7 +71,8 @@ class Hook:
         if self._is_first and parameter is not None and getattr(parameter, self._kind) == {}:
             setattr(parameter, self._kind, None)
 
-    def _put(self, call: Callable[[Tensor], None]) -> None:
+    def call_instead(self, call: Callable[[Tensor], None]) -> None:
+        """Have another function called in its place."""
         hooks = self._handle.hooks_dict_ref()
         if hooks is not None and self._handle.id in hooks:
             hooks[self._handle.id] = call

@@ -22,14 +22,14 @@ class Calls:
         self._all: list[Tensor] = []
         self._is_cut = False
         self._unsynced = 0
-        self._is_noted = True
+        self.is_noted = True
 
     def add(self, roots: list[Tensor]) -> None:
         """Note a call, and keep a copy of what it starts from."""
         copies = [root.data.clone() for root in roots]  # detach() would be dispatched, for three times as long
         self.count += 1
         self._present = copies
-        self._is_noted = False
+        self.is_noted = False
         self._is_cut = self._is_cut or len(self._all) + len(copies) > _KEPT
         self._all = [] if self._is_cut else self._all + copies
 
@@ -40,20 +40,20 @@ class Calls:
     def skip(self) -> None:
         """Let a call pass that is not to be looked at."""
         self._present = []
-        self._is_noted = True
+        self.is_noted = True
 
     def keep(self) -> None:
         """Note that the present pass has reached a layer, maybe without reducing a shard and calling a hook."""
-        if not self._is_noted:
+        if not self.is_noted:
             self._kept, self._present = [*self._kept, *self._present], []
             self._unsynced += 1
-            self._is_noted = True
+            self.is_noted = True
 
     def take(self) -> tuple[list[Tensor], int]:
         """Return what the present pass and those that were kept start from, once, and how many were kept."""
-        unsynced = self._unsynced - (self._is_noted and self._unsynced > 0)
+        unsynced = self._unsynced - (self.is_noted and self._unsynced > 0)
         taken = self._kept + self._present
-        self._kept, self._present, self._unsynced, self._is_noted = [], [], 0, True
+        self._kept, self._present, self._unsynced, self.is_noted = [], [], 0, True
         return taken, unsynced
 
     def take_all(self) -> list[Tensor]:

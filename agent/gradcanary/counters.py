@@ -127,6 +127,13 @@ class Counters:
                     if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
                         hook.rest()
 
+    def doze(self, track: Track, noting: Callable[[int], Callable[[Tensor], None]]) -> None:
+        """Have what ``noting`` returns for a position called in place of each hook of a track that does not rest."""
+        self._are_resting = True
+        for position in track.resting.awake():
+            if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
+                hook.call_instead(noting(position))
+
     def wake(self) -> None:
         """Have all of them called again; those of layers that come later in the present backward pass as well."""
         if self._are_resting:

@@ -19,17 +19,22 @@ INTERVAL_S = 15.0
 
 
 class Greeting:
-    """Knows what a hello would say now and what the collector was told already."""
+    """Knows what a hello would say now and what the collector was told already.
 
-    def __init__(self, launch: str, observer: Observer) -> None:
-        self._launch, self._place = launch, observer.place
+    A session stays what it said: ``place`` is the rank of the process and the world size. ``first_step`` is given of
+    one that began in the middle of the watch.
+    """
+
+    def __init__(self, launch: str, observer: Observer, place: tuple[int, int], first_step: int | None = None) -> None:
+        self.place = place
+        self._launch = launch
         self._facts: tuple[wire.Fact, ...] = ()
         self._settings, self._started = observer.settings, time.time()
         self._sets: dict[str, wire.LayerSet] = {}
         self._findings: tuple[wire.Fact, ...] = ()
         self._framework: str | None = None
         self._sharded: bool | None = None
-        self._first_step: int | None = None
+        self._first_step = first_step
         self._step_source: str | None = None
         self._optimizer: str | None = None
         self._late: bool | None = observer.is_late or None
@@ -54,8 +59,9 @@ class Greeting:
         """
         self._findings += tuple(fact for fact in read if fact not in self._findings)
         origin, layers, self._facts = observer.origin, observer.layers, (*observer.facts, *observer.guard.facts)
-        if origin is not None and self._first_step is None:
-            self._first_step, self._step_source, self._optimizer = origin.first_step, origin.source, origin.optimizer
+        if origin is not None and self._step_source is None:
+            self._first_step = origin.first_step if self._first_step is None else self._first_step
+            self._step_source, self._optimizer = origin.source, origin.optimizer
         if origin is not None and self._late is None:
             self._late = origin.late
         if origin is not None and layers is not None:
@@ -72,8 +78,8 @@ class Greeting:
         return wire.Hello(
             protocol=wire.PROTOCOL,
             launch=self._launch,
-            rank=self._place.rank,
-            world_size=self._place.world_size,
+            rank=self.place[0],
+            world_size=self.place[1],
             sharded=self._sharded,
             first_step=self._first_step,
             step_source=self._step_source,

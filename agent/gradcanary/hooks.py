@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradcanary import compiled, engine, facts, summed, tap
 from gradcanary.counters import Counters
+from gradcanary.doze import Doze
 from gradcanary.frameworks import unwrapped
 from gradcanary.groups import elements, is_hooked, parameters, sizes
 from gradcanary.guard import Guard
@@ -50,6 +51,7 @@ class Hooks:
         self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._main: Callable[[], Optimizer | None] = lambda: None
         self._counters = Counters(observer)
+        self._doze = Doze(observer, self._counters, guard)
         self._keep = guard.wrap("a pass that reduces nothing", lambda _: observer.calls.keep())
         self._steps: list[Any] = []
         self._listener = observer.meter.hook("capturing the loss", self._backward_called, guard.catch)
@@ -58,6 +60,7 @@ class Hooks:
         """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
         observer, wrap = self.observer, self.guard.wrap
         observer.main, observer.optimizers, observer.wake = lambda: self._main(), self.optimizers, self._counters.wake
+        observer.rouse = self._doze.end
         self._takes_any = model is None and optimizer is None
         if model is not None:
             self._model = weakref.ref(model)
@@ -109,17 +112,25 @@ class Hooks:
         return True
 
     def _backward_called(self, tensors: object) -> None:
-        if self._is_recorded():
+        if torch.cuda.is_initialized() and self._is_recorded():  # type: ignore[no-untyped-call]  # untyped in torch
             return
-        self._transfers.visit()
+        if self._transfers.lanes:
+            self._transfers.visit()
+        if self._doze.is_on and self._doze.backward_called(tensors):
+            return
         self._counters.before_pass()
         self.observer.backward_called(tap.single_elements(tensors))
         self._counters.hear_of_unsynced(self._keep)
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._is_recorded():
+        if torch.cuda.is_initialized() and self._is_recorded():  # type: ignore[no-untyped-call]  # untyped in torch
             return
-        self._transfers.visit()
+        if self._transfers.lanes:
+            self._transfers.visit()
+        # Accelerate's wrapper passes on a closure that is None.
+        has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
+        if self._doze.is_on and self._doze.step_begins(optimizer, has_closure=has_closure):
+            return
         if not self.follows(optimizer):
             if optimizer in self._strangers:
                 return
@@ -135,16 +146,17 @@ class Hooks:
             self._follow()
         elif self._counters.unhooked:
             self._counters.add()
-        # Accelerate's wrapper passes on a closure that is None.
-        has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
         self.observer.step_begins(optimizer, has_closure=has_closure)
 
     def _step_ended(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if self._doze.is_on and self._doze.step_ended(optimizer):
+            return
         if not self.follows(optimizer) or self._is_recorded():
             return
         self.observer.step_ended(optimizer)
         self._transfers.visit()
         self._counters.step_ended()
+        self._doze.window_stepped(optimizer)
         if (before := self._steps_of.get(optimizer, 0)) < LEADS_AFTER:
             self._steps_of[optimizer] = before + 1
             if before + 1 == LEADS_AFTER and self._main() not in self._steps_of:
@@ -213,6 +225,7 @@ class Hooks:
 
     def _follow(self) -> None:
         """Find the layers; where that fails, not again for what is the same then."""
+        self._doze.end()
         optimizers, self._declared_at = self.optimizers(), summed.changes()
         self._sizes = {id(optimizer): sizes(optimizer) for optimizer in optimizers}
         # The largest one; of those that have stepped, where it takes too long to.

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradcanary.budget import GRACE_STEPS, LOOK_STEPS, SLOW, Look, Pace, paced
 from gradcanary.compiled import is_backward_traced
 
-Catches = Callable[[str, BaseException], None]
+Catches = Callable[[str, BaseException], object]
 
 LONGEST_S = 2e-5
 """Of such a call, which counts and no more: one that took longer had to wait for another process."""

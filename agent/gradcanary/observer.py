@@ -42,6 +42,7 @@ class Observer:
         self.main: Callable[[], Optimizer | None] = lambda: None
         self.optimizers: Callable[[], Sequence[Optimizer]] = tuple
         self.wake: Callable[[], None] = lambda: None
+        self.rouse: Callable[[], object] = lambda: None
         self.origin: Origin | None = None
         self.wishes = Wishes()
         self.step = self.steps_taken = self.samples = 0
@@ -54,7 +55,7 @@ class Observer:
         self._tracks: dict[int | None, Track] = {}
         self._leading: Track | None = None
         self._parts = Parts()
-        self._stepped_at: float | None = None
+        self.stepped_at: float | None = None
 
     # -- what the hooks call -------------------------------------------------------------------------------------
 
@@ -115,18 +116,19 @@ class Observer:
         self.steps_taken += 1
         if track is self._leading:
             track.window.calls += self.calls.forget()  # those of a closure
-            track.window.step_time_s = None if self._stepped_at is None else now - self._stepped_at
-            self._stepped_at = now
+            track.window.step_time_s = None if self.stepped_at is None else now - self.stepped_at
+            self.stepped_at = now
         else:
             self._parts.lay_down(track, self._leading)
 
     def close(self) -> None:
         """Hand over the last window if it had its step."""
+        self.rouse()
         self._catch_up()
         if self.calls.count > 1 and not (self.steps_taken or self.buffers):
             self.tell(facts.NO_OPTIMIZER)
         if self._leading is not None and self._leading.is_complete:
-            self._close_window(self._leading)
+            self.close_window(self._leading)
 
     def let_go(self) -> None:
         """Leave no hook of its own."""
@@ -134,6 +136,7 @@ class Observer:
 
     def pause(self) -> None:
         """Look away until the next step; without an optimizer until a window ends that has not begun yet."""
+        self.rouse()
         self._catch_up()  # a step before this moment is not the one that ends it
         if self._leading is not None:
             self._leading.look_away(is_again=self.paused)
@@ -165,6 +168,11 @@ class Observer:
         return self._tracks.values()
 
     # -- what the tracks ask -------------------------------------------------------------------------------------
+
+    @property
+    def leading(self) -> Track | None:
+        """That of the main optimizer."""
+        return self._leading
 
     @property
     def is_alone(self) -> bool:
@@ -213,7 +221,7 @@ class Observer:
         """
         is_foreign = not track.window.stepped and self.another_stepped(track) and not track.was_updated()
         if track is self._leading and not is_foreign:
-            self._close_window(track)
+            self.close_window(track)
         else:
             track.renew_window(was_sampled=track.window.stepped and self.is_sampled(track), is_foreign=is_foreign)
 
@@ -252,7 +260,7 @@ class Observer:
         before, self._leading = self._leading, leading
         if before is not None and before.window.stepped:
             if before is leading or before not in tracks:
-                self._close_window(before)
+                self.close_window(before)
             else:
                 self._parts.lay_down(before, leading)
         self._parts.keep(tracks)
@@ -281,7 +289,8 @@ class Observer:
             self.origin = origin_of(self.main(), self.settings.step, self.guard.catch, is_late=self.is_late)
             self.step = self.origin.first_step
 
-    def _close_window(self, track: Track) -> None:
+    def close_window(self, track: Track) -> None:
+        """Hand over the main optimizer's window, and turn to the next one."""
         if self.layers is None:
             return
         if self.origin is None:

@@ -48,6 +48,12 @@ class Outbox:
         return not self._rows and self._parcel is None and self.backlog.is_empty
 
     @property
+    def is_waited_for(self) -> bool:
+        """Whether there is more than numbers of steps that were not sampled."""
+        is_new = self._parcel is None and self.backlog.is_empty
+        return not is_new or any(row.states is not None for row, _ in self._rows)
+
+    @property
     def lost(self) -> int:
         return self._unplaced + sum(lost for _, lost in self._rows) + self.backlog.lost
 

@@ -37,6 +37,11 @@ class Place:
             self.is_one_of_many = self.world_size > 1
         self.follow(self._layers)
 
+    @property
+    def told(self) -> tuple[int, int]:
+        """What a session says of it: rank and world size."""
+        return self.rank, self.world_size
+
     def find_again(self) -> None:
         """Ask once more where nobody else is known: a script may make its process group after its watch."""
         if not self.is_one_of_many and _has_group():

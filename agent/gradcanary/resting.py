@@ -60,6 +60,11 @@ class Resting:
         self._have_rest([position for position in self.able() if counts[position]])
         return self.positions
 
+    def awake(self) -> Sequence[int]:
+        """Return the positions of those that do not rest now."""
+        resting = set(self.positions)
+        return [at for at in range(self._layers) if at not in resting]
+
     def wake(self) -> None:
         """Have none rest."""
         self._have_rest(())
@@ -69,9 +74,14 @@ class Resting:
         clocks = -(-self._layers // TIMED_EACH) - sum(not position % TIMED_EACH for position in positions)
         self.hooks_per_clock = (self._layers - len(positions)) / max(clocks, 1)
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether enough windows were seen."""
+        return self._seen >= SEEN
+
     def able(self) -> Sequence[int]:
         """Return the positions of those that may rest."""
-        if self._seen < SEEN:
+        if not self.is_learned:
             return ()
         if self._known is None:
             self._known = [at for at in range(self._layers) if at not in self._awake]

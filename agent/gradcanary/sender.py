@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from gradcanary import leftovers, wire
 from gradcanary.backlog import Backlog, Creates
@@ -28,11 +29,16 @@ from gradcanary.ring import Ring
 from gradcanary.transport import Transport
 
 FLUSH_S = 0.5
+QUIET_S = 1.0
+"""Between two requests where no step that was sampled waits: a request costs more than all that is in it."""
+
 ORIGIN_WAIT_S = 2.0
 """How long the first hello waits for the first window, which knows more."""
 
 LAST_RETRY_S = 0.25
 """Between two tries while the process waits to end."""
+
+FINISHED = wire.End("finished", None, None)
 
 KEEP_SHARES = (0.1, 0.5)
 """Of the time that an end may take: for what was not sent, which goes to a file, at least and at most."""
@@ -50,6 +56,19 @@ TOO_LATE = "the collector did not take everything in time; the last steps are lo
 Alerted = Callable[[wire.Brief], None]
 
 
+class Line(NamedTuple):
+    """How one session reaches the collector: what it says of itself, over which connection, and where it keeps what is
+    not taken."""
+
+    greeting: Greeting
+    transport: Transport
+    create_spool: Creates | None
+
+
+Moves = Callable[[tuple[int, int], int], Line]
+"""Returns the line of the next session: of a process with this rank and world size, from this step on."""
+
+
 class Sender:
     """Sends a session: hello, batches, heartbeats, end."""
 
@@ -57,36 +76,41 @@ class Sender:
         self,
         observer: Observer,
         ring: Ring[Record],
-        transport: Transport,
-        greeting: Greeting,
+        line: Line,
+        moves: Moves,
         guard: Guard,
         on_alert: Alerted | None,
-        create_spool: Creates | None,
     ) -> None:
         self.incidents: tuple[wire.Brief, ...] = ()
         self.latest: Row | None = None
         self.unsent: str | None = None
         """What is to be said, at the end, of that which the collector did not take."""
-        self._observer, self._ring, self._transport = observer, ring, transport
-        self._greeting, self._guard, self._on_alert = greeting, guard, on_alert
-        self._reader = Reader(observer.settings.absmax_below, guard.catch)
-        self._outbox = Outbox(Backlog(create_spool, guard.say))
-        url = observer.settings.url
-        meanwhile = "the training goes on, still trying"
-        self._delivery = Delivery(url, transport, greeting, self._outbox, guard, self._hear, meanwhile)
+        self._observer, self._ring, self._moves = observer, ring, moves
+        self._guard, self._on_alert = guard, on_alert
         self._told: dict[int, str] = {}
         self._end: wire.End | None = None
         self._deadline = self._keep_until = 0.0
         self._read_until = math.inf
         self._reading = threading.Lock()
         self._record_s = 0.0
-        self._step: int | None = None
-        self._passed: int | None = None
         self._dropped = 0
+        self._take(line)
         self._beat_at = time.monotonic() + INTERVAL_S
         self._began = self._read_at = time.monotonic()
+        self._flushed_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradcanary-sender", daemon=True)
+
+    def _take(self, line: Line) -> None:
+        """Begin a session."""
+        observer, guard = self._observer, self._guard
+        self._greeting, self._transport = line.greeting, line.transport
+        self._reader = Reader(observer.settings.absmax_below, guard.catch)
+        self._outbox = Outbox(Backlog(line.create_spool, guard.say))
+        url, meanwhile = observer.settings.url, "the training goes on, still trying"
+        self._delivery = Delivery(url, line.transport, line.greeting, self._outbox, guard, self._hear, meanwhile)
+        self._step: int | None = None
+        self._passed: int | None = None
 
     @property
     def is_heard(self) -> bool | None:
@@ -149,9 +173,12 @@ class Sender:
         self._guarded(lambda: leftovers.tell(os.environ, self._guard.say))
         while not self._stopping.wait(FLUSH_S):
             self._guarded(self._round)
-        for work in (self._read_records, self._finish, self._leave, self._transport.close):
+        for work in (self._read_records, self._finish, self._leave, self._hang_up):
             self._guarded(work)
         atexit.unregister(self._outlast)
+
+    def _hang_up(self) -> None:
+        self._transport.close()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -163,7 +190,11 @@ class Sender:
         self._read_records()
         if self._delivery.is_over:
             return
-        if time.monotonic() >= self._delivery.retry_at:
+        now = time.monotonic()
+        is_new = not self._greeting.was_said
+        is_waited_for = is_new or self._outbox.is_waited_for or now - self._flushed_at >= QUIET_S
+        if now >= self._delivery.retry_at and is_waited_for:
+            self._flushed_at = now
             self._flush()
         self._spill()
         self._beat()
@@ -175,12 +206,16 @@ class Sender:
         if is_early and not self._greeting.was_said and self._end is None:
             return
         while self._delivery.send_next():
-            if self._stopping.is_set() and time.monotonic() >= self._deadline:
+            if self._is_late():
                 return
             if time.monotonic() - self._read_at >= FLUSH_S:
                 self._read_records()
                 self._spill()
                 self._beat()
+
+    def _is_late(self) -> bool:
+        """Say whether the training's process waits for the end, and longer than it wants to."""
+        return self._stopping.is_set() and time.monotonic() >= self._deadline
 
     def _spill(self) -> None:
         """Keep what the collector does not take now, behind what it did not take before."""
@@ -204,21 +239,44 @@ class Sender:
 
     def _is_said(self) -> bool:
         self._flush()
+        return self._says_end()
+
+    def _says_end(self) -> bool:
         if self._outbox.is_untold and self._greeting.was_said:
             self._tell_state()
         return self._delivery.end(self._ending())
 
     def _ending(self) -> bytes:
-        return wire.dump(replace(self._end or wire.End("finished", None, None), last_step=self._step))
+        return wire.dump(replace(self._end or FINISHED, last_step=self._step))
+
+    def _move(self, line: Line) -> None:
+        """End the session and begin the next one, where a process group was made in the middle of it.
+
+        What it said of its place cannot be said differently, and what it sent was measured there. What the collector
+        does not take of it right now stays in a file.
+        """
+        if self._greeting.was_said or not self._outbox.is_empty:
+            self._greeting.learn(self._observer, None)
+            while time.monotonic() >= self._delivery.retry_at and not self._is_late() and self._delivery.send_next():
+                pass
+            if self._delivery.is_over:
+                self._outbox.clear()
+            elif not self._says_end():
+                self._keep()
+        self._transport.close()
+        self._take(line)
+        if self._is_late():
+            self._transport.abort()  # who waits for us has aborted the last one
 
     def _leave(self) -> None:
         """Leave what was not sent, and the end, in a file, and say where."""
-        backlog = self._outbox.backlog
         if self._delivery.is_over or self._end is None:
             self._outbox.clear()
-            return
-        if self._outbox.is_empty and not self._greeting.was_said:
-            return  # nothing happened, and nobody knows of it
+        elif not self._outbox.is_empty or self._greeting.was_said:  # otherwise nothing happened, and nobody knows of it
+            self._keep()
+
+    def _keep(self) -> None:
+        backlog = self._outbox.backlog
         self._outbox.settle()
         self._outbox.spill(self._greeting.body(), self._delivery.limits)
         backlog.end(self._greeting.body(), self._ending())
@@ -253,6 +311,9 @@ class Sender:
         if record is None:
             return False
         self._count_dropped()
+        if record.place != self._greeting.place and not self._follow(record):
+            self._outbox.lose(1)
+            return True
         try:
             row = self._reader.read(record)
         except Exception as error:  # noqa: BLE001 -- one bad step must not hold up the others
@@ -267,6 +328,18 @@ class Sender:
         if told is not None and not self._delivery.is_over:
             self._outbox.add(told)
         return True
+
+    def _follow(self, record: Record) -> bool:
+        """Begin the session that a record belongs to; tell whether it is still to be read.
+
+        This waits for the collector, and so not with the lock: a process that ends waits for that.
+        """
+        self._reading.release()
+        try:
+            self._move(self._moves(record.place, record.step))
+        finally:
+            self._reading.acquire()
+        return time.monotonic() < self._read_until
 
     def _count_dropped(self) -> None:
         dropped, self._dropped = self._ring.dropped - self._dropped, self._ring.dropped

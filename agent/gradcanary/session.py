@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gradcanary import engine, facts, naming, wire
+from gradcanary import engine, facts, naming, process_names, wire
 from gradcanary.backlog import Creates
 from gradcanary.frameworks import unwrapped
 from gradcanary.greeting import Greeting
@@ -20,7 +20,7 @@ from gradcanary.observer import Observer
 from gradcanary.records import Logged, Record
 from gradcanary.ring import Ring, capacity_for
 from gradcanary.sampling import is_capturing
-from gradcanary.sender import Sender
+from gradcanary.sender import Line, Sender
 from gradcanary.settings import Settings
 from gradcanary.transfers import FINISH_S, Transfers
 from gradcanary.transport import Transport
@@ -82,18 +82,18 @@ class Session:
             self.observer.facts.append(facts.NO_CALLBACKS)
 
     def _begin_to_send(self) -> None:
-        greeting = Greeting(self._begin(), self.observer)
+        line = self._line(Greeting(self._begin(), self.observer, self.observer.place.told))
+        self.sender = Sender(self.observer, self._ring, line, self._move, self.guard, self._on_alert)
+
+    def _line(self, greeting: Greeting) -> Line:
+        """Return the way to the collector of a new session."""
         session, url = naming.session_id(), self._settings.url
         transport = Transport(url, self._settings.token, self._run, session)
-        self.sender = Sender(
-            self.observer,
-            self._ring,
-            transport,
-            greeting,
-            self.guard,
-            self._on_alert,
-            _spool_maker(self._run, session, url),
-        )
+        return Line(greeting, transport, _spool_maker(self._run, session, url))
+
+    def _move(self, place: tuple[int, int], first_step: int) -> Line:
+        """Return that of a session of the next launch, where the process came to stand somewhere else."""
+        return self._line(Greeting(process_names.launch_of(self._run), self.observer, place, first_step))
 
     @property
     def has_stepped(self) -> bool:
@@ -127,6 +127,7 @@ class Session:
         """Read a buffer in place of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
         self.observer.buffers.check(name, tuple(buffer.shape))
         self.guard.wrap("looking for what has arrived", self._transfers.visit)()
+        self.guard.wrap("looking again", self.observer.rouse)()
         if self.observer.paused:
             self.guard.wrap("passing a buffer over", self.observer.buffers.pass_over)(name)
         if not self.observer.paused:

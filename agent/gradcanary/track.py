@@ -245,6 +245,30 @@ class Track:
         if not (any(self.window.counts) or self.window.stepped):
             self.window.rested = ()
 
+    def may_doze(self) -> bool:
+        """Say whether nothing is asked of its next windows, if they are not sampled, but that they are counted."""
+        gauge = self.gauge
+        is_foreseen = gauge.outlook.is_over or self._of.place.is_silent
+        is_watched = gauge.observed or gauge.shadows.are_on or self.scaling.found or self._sentinel.layer is None
+        return is_foreseen and self.resting.is_learned and not is_watched and self._clears_in_place is False
+
+    def is_cleared(self) -> bool:
+        """Say whether the gradient that tells of the others is gone."""
+        return self._sentinel.layer is not None and self.gauge.gradient(self._sentinel.layer) is None
+
+    def look_again(self, *, is_new: bool) -> None:
+        """After a doze go on with the window that is open, or with a new one.
+
+        Gradients that are there are taken to be as the last pass left them; one that is gone tells by itself.
+        """
+        if is_new:
+            self.renew_window(was_sampled=False)
+            return
+        self.window.steps_before = self._of.steps_taken
+        layer = self._sentinel.layer
+        if layer is not None and (gradient := self.gauge.gradient(layer)) is not None:
+            self._sentinel.mark(layer, gradient)
+
     def is_lost(self) -> bool:
         """Say whether a window had its step while hooks rested, and of those awake none was called: others would be."""
         return bool(self.resting.positions) and self.window.stepped and not any(self.window.counts)

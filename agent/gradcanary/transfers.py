@@ -134,7 +134,7 @@ class Transfers:
 
     def __init__(self, ring: Ring[Record], failed: Failed) -> None:
         self._ring, self._failed = ring, failed
-        self._lanes: dict[torch.device, Lane] = {}
+        self.lanes: dict[torch.device, Lane] = {}
         self._pinned: Pinned | None = None
         self._layers = 0
         self._has_slow = False
@@ -155,8 +155,8 @@ class Transfers:
 
     def visit(self) -> None:
         """In the training's thread, before and after work of ours: see where it is done, and what has arrived."""
-        if self._lanes and not is_capturing():
-            for lane in list(self._lanes.values()):
+        if self.lanes and not is_capturing():
+            for lane in list(self.lanes.values()):
                 lane.note()
             self._go_on()
 
@@ -164,7 +164,7 @@ class Transfers:
         """Take a record; it holds nothing of other devices once it is in the ring."""
         if self._has_slow:
             exchange(record, _fetched)
-        elif not (self._lanes or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # untyped in torch
+        elif not (self.lanes or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # untyped in torch
             self._ring.put(record)  # no GPU, and so nothing on one
             return
         if not (self._waiting or self._flights or any(_by_device(record))):
@@ -242,9 +242,9 @@ class Transfers:
             self._ring.put(flight.record)
 
     def _lane(self, device: torch.device) -> Lane:
-        lane = self._lanes.get(device)
+        lane = self.lanes.get(device)
         if lane is None:
-            lane = self._lanes[device] = Lane(device)
+            lane = self.lanes[device] = Lane(device)
         return lane
 
     def _room(self) -> Pinned:

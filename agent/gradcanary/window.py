@@ -108,6 +108,17 @@ class Window:
         self.sample = None
         self.summed = set()
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of it was seen, and its step came after its passes, by itself."""
+        return self.is_seen and not (self.unseen or self.has_closure) and self.stepped_in < 0
+
+    def begin_again(self) -> None:
+        """Become the next window, of which no more is asked than of the last one."""
+        self.begun = self.stepped = False
+        self.passes = 0
+        self.losses, self.lr = [], ()
+
     def was_paused(self) -> None:
         """Forget what was seen: it is not all there was, and how much there was is not known."""
         self.is_seen = False
@@ -142,6 +153,7 @@ def record_of(
         every=of.meter.every,
         logged=logged,
         is_silent=of.place.is_silent,
+        place=of.place.told,
     )
 
 

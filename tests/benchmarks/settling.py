@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import gradcanary
-from gradcanary import meter, resting
+from gradcanary import doze, meter, resting
 from gradcanary.budget import INTERVALS, Look, Pace, paced
 
 LOOK = 20
@@ -63,17 +63,22 @@ class Settled:
 
     def watch(self, loop: Training, url: str, every: int) -> gradcanary.Watch:
         """Watch a loop as the agent does by then, but with another interval: 1 samples each step, 1,000 none."""
-        resting.SEEN = 1
+        resting.SEEN = doze.ALIKE = 1
         watch = gradcanary.watch(loop.model, loop.optimizer, url=url, run="costs", every=every, step=1)
         observer = watch._session.observer
         observer.meter.take(Pace(every, rests=self.rests))
-        for track in observer.tracks:
-            track.gauge.outlook.is_over = True  # it was said long ago
+        forget_forecasts(watch)
         return watch
 
     def default(self, sampled: Sequence[float], others: Sequence[float]) -> list[float]:
         """Return the ratios of a step of the default, each from two turns of a round."""
         return [other + (each - other) / self.every for each, other in zip(sampled, others, strict=True)]
+
+
+def forget_forecasts(watch: gradcanary.Watch) -> None:
+    """Have the watch believe that what it foresees was said long ago."""
+    for track in watch._session.observer.tracks:
+        track.gauge.outlook.is_over = True
 
 
 @contextmanager
@@ -85,12 +90,13 @@ def quick_looks(steps: int, looks: list[Look], clock: Callable[[], float]) -> It
         found = paced(pace, look, budget)
         return replace(found, every=min(found.every, INTERVALS[1]))
 
-    kept = meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN
+    kept = meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN, doze.ALIKE
     wall, meter.time = meter.time, SimpleNamespace(perf_counter=clock)
-    meter.GRACE_STEPS, meter.LOOK_STEPS, resting.SEEN = 2 * steps, steps, 1  # the first look has the start in it
+    meter.GRACE_STEPS, meter.LOOK_STEPS = 2 * steps, steps  # the first look has the start in it
+    resting.SEEN = doze.ALIKE = 1
     meter.Look.is_over, meter.paced = lambda look, every: look.steps >= max(steps, every), paced_
     yield
-    meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN = kept
+    meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN, doze.ALIKE = kept
     meter.time = wall
 
 
@@ -123,6 +129,7 @@ def settle(loop: Training, url: str, look_steps: int = LOOK, clock: Callable[[],
         quick_looks(look_steps, looks, clock),
         gradcanary.watch(loop.model, loop.optimizer, url=url, run="settles") as watch,
     ):
+        forget_forecasts(watch)
         measured, number, grown, more = watch._session.observer.meter, 0, 0, 0
         while not looks or (measured.every > 1 and len(looks) < 2 + measured.rests):
             loop.step()

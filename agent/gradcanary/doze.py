@@ -1,0 +1,249 @@
+"""Windows between two samples that are all alike: noted with next to nothing, for as long as they stay so.
+
+Of a window that is not sampled its number is told, its loss, its learning rates and what the script logged: nothing for
+which anybody has to look at gradients, or be called at the end of a pass. Where hooks of layers rest between samples
+(:mod:`gradcanary.resting`), and windows have had the same passes for a while, all of the agent dozes until the step
+before the next sample: a call of ``backward()`` is counted and its loss kept, the hooks that do not rest tell
+whose it is, and the step is counted. Whatever is not as usual ends it at once, and is then looked at as if
+there had been no doze: what was noted of the window that is open is all that is known of such a one.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gradcanary import engine, summed, tap
+from gradcanary.compiled import is_backward_traced
+from gradcanary.groups import sizes
+from gradcanary.layers import learning_rates
+from gradcanary.records import NOT_SKIPPED, Logged, Record
+
+if TYPE_CHECKING:
+    from gradcanary.counters import Counters
+    from gradcanary.guard import Guard
+    from gradcanary.observer import Observer
+    from gradcanary.track import Track
+    from gradcanary.window import Window
+
+ALIKE = 16
+"""Windows in a row that had the same passes, before the agent dozes, for the first time and after what was unusual."""
+
+HANDS_OVER_S = 0.1
+"""Where steps are shorter, the windows of such a time are handed over together: each record for itself costs more."""
+
+HANDS_OVER = 32
+"""Windows that are handed over together at most: half of what may be on its way from a GPU at a time."""
+
+Kept = tuple[int, float, list[Tensor], tuple[float | Tensor, ...], list[Logged]]
+"""Of a window that is over: its step, the time, what its passes started from, its learning rates, what was logged."""
+
+Optimizer = torch.optim.Optimizer
+
+
+def _is_on_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch annotates it nowhere
+
+
+class Doze:
+    """Takes the calls of torch while it ``is_on``; each returns False where it has ended, and the call is to be looked
+    at."""
+
+    def __init__(self, observer: Observer, counters: Counters, guard: Guard) -> None:
+        self.is_on = False
+        self._of, self._counters, self._guard = observer, counters, guard
+        self._alike = self._passes = self._called = 0
+        self._is_fresh = self._is_able = True
+        self._kept: list[Kept] = []
+        self._track: Track
+        self._window: Window
+        self._optimizer: Callable[[], Optimizer | None] = lambda: None
+        self._sizes: list[int] = []
+        self._declared_at = -1
+        self._present_pass: Callable[[], int] = lambda: -1
+
+    # -- while it is on ------------------------------------------------------------------------------------------
+
+    def backward_called(self, tensors: object) -> bool:
+        """Note a call of ``backward()``, and before the first one of a window hand over the last window."""
+        try:
+            return self._backward_called(tensors)
+        except Exception as error:  # noqa: BLE001 -- as in Guard.wrap; then the call is looked at as without a doze
+            return self._give_up("noting a pass", error)
+
+    def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> bool:
+        """Take the learning rates of a window that was as usual; another optimizer is none of ours."""
+        try:
+            return optimizer is self._optimizer() and self._step_begins(optimizer, has_closure=has_closure)
+        except Exception as error:  # noqa: BLE001 -- likewise
+            return self._give_up("noting a step", error)
+
+    def step_ended(self, optimizer: Optimizer) -> bool:
+        """Count the step; before a window that is sampled all is awake."""
+        try:
+            return optimizer is self._optimizer() and self._step_ended()
+        except Exception as error:  # noqa: BLE001 -- likewise
+            return self._give_up("noting a step", error)
+
+    def _backward_called(self, tensors: object) -> bool:
+        of = self._of
+        if of.graphs.stepped:
+            return self.end()
+        if self._window.stepped:
+            self._go_on()
+            if of.is_sampled(self._track):
+                return self.end(is_usual=True)  # the interval has become another one
+        elif self._called == self._passes or self._is_cleared():
+            return self.end()
+        self._called += 1
+        of.calls.add(tap.single_elements(tensors))
+        return True
+
+    def _step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> bool:
+        window = self._window
+        is_usual = self._called == window.passes == self._passes and not has_closure and self._present_pass() < 0
+        if not is_usual or sizes(optimizer) != self._sizes or summed.changes() != self._declared_at:
+            return self.end()
+        window.stepping = True
+        window.lr = learning_rates((optimizer,))
+        return True
+
+    def _step_ended(self) -> bool:
+        of, window = self._of, self._window
+        window.stepping, window.stepped = False, True
+        self._called = 0
+        of.steps_taken += 1
+        of.stepped_at = time.perf_counter()
+        of.calls.forget()
+        if of.is_next_sampled():
+            self.end(is_usual=True)
+        return True
+
+    def _noting(self, position: int) -> Callable[[Tensor], None]:
+        """Return what is called with a layer's gradient: the first such call tells that a pass is of this training."""
+        of = self._of
+        news = of.meter.hook("counting micro-steps", self._note, self._give_up)
+
+        def note(_parameter: Tensor) -> None:
+            if not (is_backward_traced() or (of.calls.is_noted and self._window.counts[position])):
+                news(position)
+
+        return note
+
+    def _note(self, position: int) -> None:
+        window, calls = self._window, self._of.calls
+        window.counts[position] = window.counts[position] or 1
+        if not calls.is_noted:
+            window.begun = True
+            window.passes += 1
+            window.losses += calls.take()[0]
+
+    def _is_cleared(self) -> bool:
+        """Say whether gradients of this window are gone though there was no step."""
+        return self._window.begun and self._track.is_cleared()
+
+    def _go_on(self) -> None:
+        """Turn to the next window. The same object serves: what is summed up in it of the layers is known of all."""
+        of, window = self._of, self._window
+        if self._is_fresh:
+            of.close_window(self._track)
+            self._window, self._is_fresh = self._track.window, False
+            return
+        now = time.time()
+        self._kept.append((of.step, now, window.losses, window.lr, of.logged))
+        of.logged = []
+        of.step += 1
+        of.meter.window_ended(is_sampled=False)
+        window.begin_again()
+        if len(self._kept) >= HANDS_OVER or not 0 <= now - self._kept[0][1] < HANDS_OVER_S:
+            self._hand_over()
+            of.place.find_again()
+
+    def _hand_over(self) -> None:
+        """Put a record for each window that is over."""
+        of, layers, kept = self._of, self._of.layers, self._kept
+        self._kept = []
+        if layers is None:
+            return
+        for step, moment, losses, lr, logged in kept:
+            of.put(
+                Record(
+                    layers=layers,
+                    step=step,
+                    time=moment,
+                    micro_steps=0,
+                    skipped=NOT_SKIPPED,
+                    samples=[],
+                    probe=None,
+                    found_inf=None,
+                    losses=losses,
+                    loss_scale=None,
+                    lr=lr,
+                    step_time_s=None,
+                    agent_share=of.meter.share(),
+                    every=of.meter.every,
+                    logged=logged,
+                    is_silent=of.place.is_silent,
+                    place=of.place.told,
+                )
+            )
+
+    # -- its beginning and its end -------------------------------------------------------------------------------
+
+    def window_stepped(self, optimizer: Optimizer) -> None:
+        """After a step that was looked at: begin where that, and those before it, were as usual."""
+        of = self._of
+        track = of.leading
+        if not (of.meter.rests and self._is_able) or track is None or optimizer is not of.main():
+            return
+        window = track.window
+        is_usual = window.is_plain and window.calls == window.passes == self._passes
+        self._alike = self._alike + 1 if is_usual else 0
+        self._passes = window.passes
+        if self._alike >= ALIKE and len(of.optimizers()) == 1 and not of.is_next_sampled() and self._may_begin(track):
+            self._begin(track, optimizer)
+
+    def _may_begin(self, track: Track) -> bool:
+        """Say whether there is nothing but the steps of one optimizer, and nobody who has to be called meanwhile."""
+        of = self._of
+        is_plain = of.is_alone and of.has_callbacks and not (of.paused or of.buffers or of.graphs.stepped)
+        # Neither has been measured: ranks that wait for each other, and a device that works ahead of its process.
+        is_plain = is_plain and not of.place.is_one_of_many and not _is_on_cuda()
+        is_whole = of.layers is not None and not of.layers.has_shards and not self._counters.unhooked
+        return is_plain and is_whole and track.may_doze()
+
+    def _begin(self, track: Track, optimizer: Optimizer) -> None:
+        self.is_on = self._is_fresh = True
+        self._called = 0
+        self._track, self._window = track, track.window
+        self._optimizer, self._sizes = weakref.ref(optimizer), sizes(optimizer)
+        self._declared_at, self._present_pass = summed.changes(), engine.passes()
+        self._counters.doze(track, self._noting)
+
+    def _give_up(self, where: str, error: BaseException) -> bool:
+        """End for good: what raises here must not raise in each step from now on."""
+        self._guard.catch(where, error)
+        self._is_able = False
+        self._guard.wrap("ending the doze", self.end)()
+        return False
+
+    def end(self, *, is_usual: bool = False) -> bool:
+        """Have all hooks called again, if it is on, and the window that is open looked at; return False."""
+        if not self.is_on:
+            return False
+        self.is_on = False
+        self._alike = self._alike if is_usual else 0
+        self._hand_over()
+        window = self._window
+        rested = window.rested
+        if not (self._is_fresh or window.stepped):
+            self._track.look_again(is_new=not (window.begun or self._called))
+        self._counters.wake()
+        if self._called:
+            window.rested = rested  # nobody knows what its passes met before this moment
+        return False
