@@ -1,6 +1,7 @@
 """What earlier processes left in the folder of spools, for which nothing but ``gradcanary sync`` does anything more.
 
-Looked for in the sender's thread as a launch begins, by the first process of a machine: a folder may be on a network.
+Looked for in the sender's thread once the collector took something, by the first process of a machine: a folder may be
+on a network, and hang.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from urllib.parse import quote
 from gradcanary import naming
 
 MOST = 100
-"""Files that are looked at: a launcher that restarts a job for a week leaves thousands."""
+"""Sessions that are counted, beside those that live: a launcher that restarts a job for a week leaves thousands."""
 
 ONE = "1 earlier session waits here to be sent: gradcanary sync {folder}"
 SOME = "{count} earlier sessions wait here to be sent: gradcanary sync {folder}"
@@ -40,7 +41,10 @@ def _left(environ: Mapping[str, str]) -> tuple[Path, int] | None:
     spool = sys.modules.get("gradcanary.spool")
     if spool is None:
         return None
-    folder = spool.folder(environ)
+    try:
+        folder = spool.folder(environ)
+    except RuntimeError:
+        return None  # a user without a home, as often in a container, has no such folder
     count = 0
     for path in folder.glob(f"*{spool.SUFFIX}"):
         count += _is_left(path)

@@ -50,7 +50,7 @@ SHUT_S = 5.0
 """At most, for one record: it has some milliseconds of work, so this is of a machine that stands still."""
 
 KEPT = "the collector did not take everything in time; {steps} steps and the end are kept: gradcanary sync {file}"
-UNREAD = "{steps} steps could not be read in time and are lost"
+UNREAD = "{steps} could not be read in time and got lost"
 TOO_LATE = "the collector did not take everything in time; the last steps are lost"
 
 Alerted = Callable[[wire.Brief], None]
@@ -170,9 +170,12 @@ class Sender:
             self._reading.release()
 
     def _run(self) -> None:
-        self._guarded(lambda: leftovers.tell(os.environ, self._guard.say))
+        has_told = False
         while not self._stopping.wait(FLUSH_S):
             self._guarded(self._round)
+            if not has_told and self._greeting.was_said:  # not before: a folder that hangs would keep all from it
+                has_told = True
+                self._guarded(lambda: leftovers.tell(os.environ, self._guard.say))
         for work in (self._read_records, self._finish, self._leave, self._hang_up):
             self._guarded(work)
         atexit.unregister(self._outlast)
@@ -302,7 +305,7 @@ class Sender:
             if time.monotonic() < self._read_until:
                 return self._read_next()
             if given_up := self._ring.give_up():
-                self._guard.say(UNREAD.format(steps=given_up))
+                self._guard.say(UNREAD.format(steps="1 step" if given_up == 1 else f"{given_up} steps"))
             return False
 
     def _read_next(self) -> bool:

@@ -18,7 +18,10 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 TIMEOUT_S = 10.0
-"""For a request as a whole, however its bytes come; its body has the time beside that which it takes at ``SLOWEST``."""
+"""For a request as a whole, however its bytes come; its body has the time beside that which it takes at ``SLOWEST``.
+
+But to look up the name of the collector takes as long as the system's resolver does: that can be neither timed nor cut.
+"""
 
 SLOWEST = 2**17
 """Bytes a second of the slowest line that is worth waiting for: the largest body, of 4 MiB, has 32 s."""
@@ -63,12 +66,12 @@ class _Timely(socket.socket):
 
     ends_at = math.inf
 
-    def hurry(self) -> None:
-        """Have the next operation end in time; raises TimeoutError if there is none left."""
+    def hurry(self, tries: int = 1) -> None:
+        """Have the next operation end in its share of the time, of so many; raises TimeoutError if none is left."""
         left_s = self.ends_at - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the answer is not complete in time")
-        self.settimeout(min(left_s, TIMEOUT_S))
+        self.settimeout(min(left_s / tries, TIMEOUT_S))
 
     def recv_into(self, *arguments: Any) -> int:  # noqa: ANN401 -- those of a socket, or of one over TLS
         self.hurry()
@@ -94,18 +97,20 @@ class Connection(http.client.HTTPConnection):
         self._trusted = context
         self._ends_at = math.inf
         self._latest: _Timely | None = None
+        self._is_cut = False
 
     def connect(self) -> None:
-        """Open a socket to the first address that takes it; as http.client does, but within the time of the request."""
+        """Open a socket to the first address that takes it; as http.client does, but within the time of the request.
+
+        An address that swallows what is sent to it, as where IPv6 is broken, leaves the others their share of the time.
+        """
         error: OSError | None = None
-        for family, kind, protocol, _, address in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
-            opened = self._hold(_Timely(family, kind, protocol))
+        addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        for tried, (family, kind, protocol, _, address) in enumerate(addresses):
+            tries = len(addresses) - tried
             try:
-                opened.hurry()
-                opened.connect(address)
-                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                opened = self._opened(_Timely(family, kind, protocol), address, tries)
             except OSError as refused:
-                opened.close()
                 error = refused
             else:
                 self.sock = opened if self._trusted is None else self._secured(opened, self._trusted)
@@ -117,12 +122,29 @@ class Connection(http.client.HTTPConnection):
         self._ends_at = ends_at
         if self._latest is not None:
             self._latest.ends_at = ends_at
+            if self._is_cut:  # looked at last: it may be cut just now
+                self._latest.ends_at = -math.inf
 
     def cut(self) -> None:
-        """Make what is under way in another thread fail now: to connect, to send or to wait for the answer."""
+        """Make what is under way in another thread fail now, and all that comes after it."""
+        self._is_cut = True  # first: who holds another socket from here on sees it
+        self.end_at(-math.inf)
         if self._latest is not None:
-            with contextlib.suppress(OSError):  # closed meanwhile
-                self._latest.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # closed meanwhile, or not connected yet: then it hangs up at once
+                # Not that of a socket over TLS, which forgets TLS before: what is sent meanwhile would be plain text.
+                socket.socket.shutdown(self._latest, socket.SHUT_RDWR)
+
+    def _opened(self, opened: _Timely, address: Any, tries: int) -> _Timely:  # noqa: ANN401 -- each family has its own
+        """Return the socket, connected; the time that is left is for so many tries."""
+        try:
+            self._hold(opened)
+            opened.hurry(tries)
+            opened.connect(address)
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
 
     def _secured(self, opened: _Timely, context: ssl.SSLContext) -> _Timely:
         wrapped = context.wrap_socket(opened, server_hostname=self.host, do_handshake_on_connect=False)
@@ -137,9 +159,10 @@ class Connection(http.client.HTTPConnection):
 
     def _hold(self, opened: Any) -> _Timely:  # noqa: ANN401 -- a context cannot tell which kind of socket it makes
         # A reference of its own: http.client lets go of the socket while the last answer on it still comes.
-        self._latest = opened
-        opened.ends_at = self._ends_at
-        return self._latest
+        held: _Timely = opened
+        self._latest = held
+        self.end_at(self._ends_at)
+        return held
 
 
 class Transport:
@@ -196,19 +219,22 @@ class Transport:
             self._connection = None
 
     def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str], ends_at: float) -> Answer:
-        if self.is_aborted:
-            raise ConnectionAbortedError("the watch has ended")
+        self._stop_if_aborted()
         if self._connection is None:
             self._connection = self._connect()
+            self._stop_if_aborted()  # again: who aborted meanwhile had nothing to cut
         self._connection.end_at(ends_at)
         self._connection.request(method, self._base + path, body, headers)
         response = self._connection.getresponse()
         content = response.read(MAX_ANSWER)
-        if self.is_aborted:
-            raise ConnectionAbortedError("the watch has ended")  # it was cut off, and may look as if it were complete
+        self._stop_if_aborted()  # it was cut off, and may look as if it were complete
         if response.will_close or not response.isclosed():
             self.close()
         return Answer(response.status, content, _seconds(response.getheader("retry-after")))
+
+    def _stop_if_aborted(self) -> None:
+        if self.is_aborted:
+            raise ConnectionAbortedError("the watch has ended")
 
     def _connect(self) -> Connection:
         if self._is_tls and self._trusted is None:

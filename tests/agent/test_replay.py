@@ -201,6 +201,23 @@ def test_a_watch_without_a_step_leaves_nothing(spool_folder, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_nobody_looks_into_the_folder_before_the_collector_took_something(monkeypatch):
+    """It may hang."""
+    taken: list[int] = []
+    monkeypatch.setattr("gradcanary.leftovers.tell", lambda *_: taken.append(len(collector.accepted)))
+    away = Away("hello")
+    with collector_that(away) as collector:
+        training = Training()
+        with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="looks"):
+            training.steps(10)
+            until(lambda: collector.of("hello"))
+            away.is_back = True
+            until(lambda: taken)
+            time.sleep(0.06)
+    assert len(taken) == 1
+    assert taken[0] > 0
+
+
 def test_without_sqlite_memory_has_to_do(spool_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradcanary.spool", None)
     away = Away("batches")

@@ -91,8 +91,10 @@ def test_whoever_begins_is_told_of_what_waits_there_but_not_of_those_that_live(l
     (left / "begun.spool").touch()
     with (
         closing(spool.Spool.create(left, "lives", "s", NOBODY, b"{}", Tally())),
-        training(collector.url, 20) as trained,
+        training(collector.url, 20, hold=10) as trained,
     ):
+        until(lambda: collector.get("/api/v1/runs/spooled").status_code == 200)
+        trained.go_on()
         trained.ended()
     said = [line for line in trained.errors.splitlines() if "earlier" in line]
     assert said == [f"gradcanary: 2 earlier sessions wait here to be sent: gradcanary sync {left}"]
@@ -111,6 +113,15 @@ def test_one_process_of_a_machine_says_it(left, environ, is_told):
     leftovers.tell({"GRADCANARY_SPOOL": str(left), **environ}, said.append)
     assert said == [f"1 earlier session waits here to be sent: gradcanary sync {left}"] * is_told
     assert (left / files(left)[0]).read_bytes() == before
+
+
+def test_a_user_without_a_home_has_nothing_that_waits(monkeypatch):
+    def nobody(_uid: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    leftovers.tell({}, pytest.fail)
 
 
 def test_what_was_left_arrives_as_if_nothing_had_happened(left, collector, undisturbed):

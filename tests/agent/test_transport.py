@@ -1,6 +1,8 @@
 """A request as a whole has its time, over TLS as without, however slowly its bytes come or are taken."""
 
 import contextlib
+import os
+import pkgutil
 import socket
 import ssl
 import threading
@@ -8,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
+from typing import Any
 
 import pytest
 import trustme
 from scripted import until
 
-from gradcanary.transport import Answer, Transport, UnreachableError
+from gradcanary.transport import Answer, Connection, Transport, UnreachableError, trusted
 
 LARGE = bytes(2**26)
 """More than what two sockets of a loopback hold."""
@@ -139,3 +142,130 @@ def test_a_request_that_is_aborted_fails_at_once(
         time.sleep(0.2)
         until(has_ended)
     assert len(failed) == 1
+
+
+Address = tuple[socket.AddressFamily | int, Any]
+
+NO_FAMILY: Address = (255, ("::1", 1, 0, 0))
+"""Of a kind that the kernel does not have, as IPv6 where it was left out."""
+
+
+@contextlib.contextmanager
+def reached_at(addresses: list[Address], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have each name be of these addresses."""
+    found = [(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address) for family, address in addresses]
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: found)
+        yield
+
+
+def address_of(transport: Transport) -> Address:
+    return socket.AF_INET, (transport._host, transport._port)
+
+
+def test_an_address_of_a_kind_that_the_kernel_has_not_is_passed_over(
+    scheme: str, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        serving(scheme, authority, answers) as transport,
+        reached_at([NO_FAMILY, address_of(transport)], monkeypatch),
+    ):
+        assert transport.send("POST", "/end", b"{}").status == 200
+
+
+def test_an_address_that_swallows_everything_leaves_the_next_one_its_time(
+    authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 4.0)
+    with (
+        accepted_by_nobody("http", waiting=4) as swallowing,
+        serving("http", authority, answers) as transport,
+        reached_at([address_of(swallowing), address_of(transport)], monkeypatch),
+    ):
+        assert transport.send("POST", "/end", b"{}").status == 200
+
+
+def ends(transport: Transport, meanwhile: Callable[[], object]) -> None:
+    """Send in a thread of its own, do something meanwhile, and see that it fails."""
+    failed: list[UnreachableError] = []
+
+    def send() -> None:
+        try:
+            transport.send("POST", "/batches/0", b"{}")
+        except UnreachableError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    meanwhile()
+    until(lambda: not thread.is_alive())
+    assert len(failed) == 1
+
+
+def test_a_request_that_is_aborted_does_not_go_on_to_the_next_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 3600.0)
+    with (
+        accepted_by_nobody("http", waiting=4) as transport,
+        accepted_by_nobody("http", waiting=4) as other,
+        reached_at([address_of(transport), address_of(other)], monkeypatch),
+    ):
+
+        def abort() -> None:
+            time.sleep(0.2)
+            transport.abort()  # once
+
+        ends(transport, abort)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "where", "waiting"),
+    [
+        ("http", "gradcanary.transport.Connection", 4),  # who aborts does not know it yet
+        ("http", "socket.getaddrinfo", 4),  # there is no socket
+        ("http", "socket.socket.connect", 4),  # it is not connected
+        ("https", "ssl.SSLContext.wrap_socket", 0),  # it is another one now
+    ],
+    indirect=["scheme"],
+)
+def test_an_abort_holds_at_any_moment(scheme: str, where: str, waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 3600.0)
+    real = pkgutil.resolve_name(where)
+
+    def aborted(*arguments: Any, **options: Any) -> Any:
+        if where.endswith("connect"):
+            transport.abort()
+            return real(*arguments, **options)
+        made = real(*arguments, **options)
+        transport.abort()
+        return made
+
+    with accepted_by_nobody(scheme, waiting) as transport, monkeypatch.context() as patched:
+        patched.setattr(where, aborted)
+        ends(transport, lambda: None)
+
+
+@pytest.mark.parametrize("scheme", ["https"], indirect=True)
+def test_what_is_sent_while_tls_is_cut_off_is_never_plain_text(
+    scheme: str, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+
+    def reads(handler: BaseRequestHandler, _over: threading.Event) -> None:
+        seen.append(handler.request.recv(100))
+
+    cut = socket.socket.shutdown
+
+    def after_another_send(taken: socket.socket, how: int) -> None:
+        taken.send(b"secret")
+        cut(taken, how)
+
+    with serving(scheme, authority, reads) as transport, monkeypatch.context() as patched:
+        _, (host, port) = address_of(transport)
+        connection = Connection(host, port, trusted(os.environ))
+        with contextlib.closing(connection):
+            connection.connect()
+            patched.setattr(socket.socket, "shutdown", after_another_send)
+            connection.cut()
+            patched.undo()
+            until(lambda: seen)
+    assert seen == [b"secret"]
