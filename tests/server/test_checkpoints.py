@@ -25,6 +25,9 @@ STREAM = streams.Stream(streams.healthy(SIZE, 1000))
 BODY = wire.dump(STREAM.batch(0, SIZE))
 """Half a megabyte."""
 
+KEPT = len(BODY) // 2
+"""Less than what a batch adds to the store, where base64 is kept as the bytes that it stands for."""
+
 OF_SQLITE = CHECKPOINT_PAGES * 4096
 """From so much in the log on SQLite's own commits put it into the file."""
 
@@ -59,6 +62,14 @@ def seldom(monkeypatch):
     """Nothing is put into the file unless a test asks for it."""
     for loop in (checkpointer, compactor):  # that one, where it gives room back
         monkeypatch.setattr(loop, "WAKE_S", 3600.0)
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Each batch is put into the file, by the checkpointer alone."""
+    monkeypatch.setattr(checkpointer, "WAKE_S", 0.02)
+    monkeypatch.setattr(checkpointer, "EACH_BYTES", KEPT)
+    monkeypatch.setattr(compactor, "WAKE_S", 3600.0)
 
 
 @pytest.mark.usefixtures("seldom")
@@ -138,27 +149,25 @@ def test_who_reads_what_was_for_long_holds_up_nobody_who_writes_and_the_log_ends
         assert store.log_size() < size
 
 
-def test_a_collector_puts_its_log_into_the_file_by_itself_and_says_how_long_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpointer, "WAKE_S", 0.02)
-    monkeypatch.setattr(checkpointer, "EACH_BYTES", 2**20)
+@pytest.mark.usefixtures("often")
+def test_a_collector_puts_its_log_into_the_file_by_itself_and_says_how_long_it_is(tmp_path):
     app = app_of(tmp_path)
     with opened(app) as client:
         assert stored(client, [0]) == {"stored"}
         file = tmp_path / "gradcanary.db"
-        eventually(lambda: file.stat().st_size > len(BODY))
+        eventually(partial(_is_over, file, KEPT))
         found = samples(client)
         assert 0 < found["gradcanary_store_log_bytes",] < found["gradcanary_store_bytes",]
         assert found["gradcanary_loop_lag_seconds", "checkpointer"] < 60
 
 
-def test_a_checkpoint_that_fails_is_told_tried_again_and_fails_no_batch(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(checkpointer, "WAKE_S", 0.02)
-    monkeypatch.setattr(checkpointer, "EACH_BYTES", len(BODY))
+@pytest.mark.usefixtures("often")
+def test_a_checkpoint_that_fails_is_told_tried_again_and_fails_no_batch(tmp_path, caplog):
     with opened(app_of(tmp_path)) as client:
         file = tmp_path / "gradcanary.db"
         for number in range(6):
             assert stored(client, [number]) == {"stored"}
-            eventually(partial(_is_over, file, number * len(BODY)))
+            eventually(partial(_is_over, file, (number + 1) * KEPT))
         with limited(file.stat().st_size):  # the log is shorter
             assert stored(client, [6]) == {"stored"}
             eventually(lambda: "full" in checked(client))
