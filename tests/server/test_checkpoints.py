@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import os
 import shutil
 import threading
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -203,3 +205,45 @@ def test_a_file_that_the_disk_did_not_keep_is_left_to_a_process_that_begins_anew
 
 def _fail(_descriptor):
     raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.usefixtures("seldom")
+def test_a_file_that_cannot_be_opened_for_now_ends_no_process(tmp_path, monkeypatch):
+    app, given_up, plain = app_of(tmp_path), [], os.open
+
+    def none_left(path, *rest):
+        if str(path).endswith(".db"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return plain(path, *rest)
+
+    with opened(app) as client:
+        store = app.state.database
+        store.when_lost = lambda: given_up.append(True)
+        assert stored(client, [0]) == {"stored"}
+        with monkeypatch.context() as patched:
+            patched.setattr(wal.os, "open", none_left)
+            with pytest.raises(RequestError, match="Too many open files") as refused:
+                store.checkpoint()
+        assert refused.value.status == 503
+        assert store.checkpoint()
+    assert not given_up
+
+
+@pytest.mark.usefixtures("often")
+def test_a_log_that_nobody_writes_on_is_put_into_the_file_once(tmp_path, monkeypatch):
+    app = app_of(tmp_path)
+    store, calls = app.state.database, Counter()
+    for name in ("checkpoint", "log_size"):
+        monkeypatch.setattr(store, name, partial(_counted, calls, name, getattr(store, name)))
+    with opened(app) as client:
+        for number in range(2):
+            assert stored(client, [number]) == {"stored"}
+            eventually(partial(_is_over, tmp_path / "gradcanary.db", (number + 1) * KEPT))
+            calls.clear()
+            eventually(lambda: calls["log_size"] > 10)
+            assert calls["checkpoint"] <= 1, "the last of what the first found"
+
+
+def _counted(calls, name, call):
+    calls[name] += 1
+    return call()
