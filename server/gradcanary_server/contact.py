@@ -57,7 +57,8 @@ class Line(psycopg.Connection[Any]):
             return result
 
     def _check(self, waited_s: float) -> None:
-        looks = 2 if self.limit_s == math.inf else 1  # a store that is prepared is not left for one packet that was lost
+        # A store that is being prepared is not left for one packet that was lost.
+        looks = 2 if self.limit_s == math.inf else 1
         if waited_s < ANSWER_S or (waited_s < self.limit_s and self.contact.answers(looks)):
             return
         self.close()

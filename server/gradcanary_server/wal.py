@@ -113,8 +113,8 @@ class WriteAheadLog:
             if self._descriptor is not None:
                 os.close(self._descriptor)
             self._descriptor = None
-        # To close one that is there would give back the locks that this process has on it, SQLite's of a connection that
-        # somebody still holds: https://sqlite.org/howtocorrupt.html. So the database file stays open.
+        # To close one that is there would give back SQLite's locks of a connection that somebody in this process still
+        # holds: https://sqlite.org/howtocorrupt.html. So the database file stays open.
         with self._looking:
             if self._index is not None and not _leads_to(self._shared, self._index):
                 os.close(self._index)

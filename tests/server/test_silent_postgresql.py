@@ -156,7 +156,9 @@ def test_a_moment_of_silence_cuts_nothing_after_it(through, muffle):
 def test_a_store_that_is_prepared_is_not_left_for_one_look_without_an_answer(through, muffle):
     with through.set_up() as connection, ThreadPoolExecutor(1) as pool:
         working = pool.submit(connection.exec_driver_sql, f"SELECT pg_sleep({3 * ANSWER_S + 1})")
+        before = muffle.taken
         muffle.fall_silent(cut=False)
+        eventually(lambda: muffle.taken > before)  # it looks whether anybody is there, and gives up before the next one
         with pytest.raises(DBAPIError), through.read():
             pass
         muffle.heal()
