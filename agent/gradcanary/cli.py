@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from gradcanary import endpoint_commands, launching, on_call, run_commands
@@ -260,7 +261,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 tls_key=arguments.tls_key,
             )
             app = create_app(settings)
-            app.state.database.when_lost = give_up
+            app.state.database.when_lost = partial(give_up, app.state.backtests.end)
             trusted = None if settings.tls is None else only(settings.tls.chain)
             mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
             Server(app, listener.url).run([listener.socket])

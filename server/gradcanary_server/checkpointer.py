@@ -27,6 +27,7 @@ class Checkpointer(Loop):
         super().__init__("checkpointer", logger)
         self._database = database
         self._at = EACH_BYTES
+        self._put: int | None = None  # how long the log was as all of it was in the file: it stays so until a write
 
     def _run(self) -> None:
         while not self._stopping.wait(WAKE_S):
@@ -39,9 +40,11 @@ class Checkpointer(Loop):
 
     def _work(self) -> None:
         size = self._database.log_size()
-        if size >= self._at:
-            is_done = self._database.checkpoint()
-            self._at = EACH_BYTES + (0 if is_done else size)  # whoever reads for long is not asked each time
-            if not is_done:
+        if size < EACH_BYTES:
+            self._at = EACH_BYTES  # it began anew
+        elif size >= self._at and size != self._put:
+            if not self._database.checkpoint():
+                self._at = size + EACH_BYTES  # whoever reads for long is not asked each time
                 return
+            self._at, self._put = EACH_BYTES, self._database.log_size()
         self._done()

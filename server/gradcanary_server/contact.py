@@ -8,6 +8,7 @@ time tries to reach a server that said nothing, and the others are told so at on
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,11 +52,14 @@ class Line(psycopg.Connection[Any]):
                     self._check(time.monotonic() - began)
                 wanted = gen.send(ready)
         except StopIteration as end:
+            self.contact.hear()
             result: Result = end.value
             return result
 
     def _check(self, waited_s: float) -> None:
-        if waited_s < ANSWER_S or (waited_s < self.limit_s and self.contact.answers()):
+        # A store that is being prepared is not left for one packet that was lost.
+        looks = 2 if self.limit_s == math.inf else 1
+        if waited_s < ANSWER_S or (waited_s < self.limit_s and self.contact.answers(looks)):
             return
         self.close()
         raise psycopg.OperationalError(f"no answer in {waited_s:.1f} s")
@@ -70,26 +74,35 @@ class Contact:
         self._arguments: tuple[list[Any], dict[str, Any]] = [], {}
         self._lock = threading.Lock()
         self._asking = threading.Lock()
-        self._is_silent = False
-        self._again = self._answered = float("-inf")  # when one may try; when it last said anything
+        self._silences = 0  # how many looks in a row had no answer
+        self._again = self._answered = -math.inf  # when one may try; when it last said anything
 
     def connect(self, _dialect: Dialect, _entry: ConnectionPoolEntry, words: list[Any], named: dict[str, Any]) -> Line:
         """Return a new connection for SQLAlchemy's pool; raises psycopg's errors."""
         self._arguments = words, named
         return self._open()
 
-    def answers(self) -> bool:
-        """Tell whether the server says anything, be it no, to who comes anew; one asks for all, now and then."""
-        now = time.monotonic()
-        if self._is_silent or now - self._answered < AGAIN_S or not self._asking.acquire(blocking=False):
-            return not self._is_silent
-        try:
-            self._open().close()
-        except psycopg.Error:
-            pass  # whether that was an answer has been noted
-        finally:
-            self._asking.release()
-        return not self._is_silent
+    def answers(self, looks: int) -> bool:
+        """Tell whether the server says anything, be it no, to who comes anew; one asks for all, now and then.
+
+        It does until so many looks in a row had no answer, and while somebody looks: what is known may be old.
+        """
+        is_due = time.monotonic() >= (self._again if self._silences else self._answered + AGAIN_S)
+        if is_due and self._asking.acquire(blocking=False):
+            try:
+                self._open().close()
+            except psycopg.Error:
+                pass  # whether that was an answer has been noted
+            finally:
+                self._asking.release()
+        return self._silences < looks or self._again == math.inf
+
+    def hear(self) -> None:
+        """Note that the server said something on a connection that is open."""
+        self._answered = time.monotonic()
+        if self._silences:
+            with self._lock:
+                self._silences = 0
 
     def _open(self) -> Line:
         with self._trying():
@@ -107,21 +120,23 @@ class Contact:
     def _trying(self) -> Iterator[None]:
         began = time.monotonic()
         with self._lock:
-            if self._is_silent and began < self._again:
+            before = self._silences
+            if before and began < self._again:
                 raise psycopg.OperationalError("the server was asked just now, and did not answer")
-            self._again = float("inf")  # looked at only while it is silent: others wait for how this one ends
+            self._again = math.inf  # looked at only while it is silent: others wait for how this one ends
         has_answered = False
         try:
             yield
             has_answered = True
         finally:
             now = time.monotonic()
-            self._note(began, now, is_silent=not has_answered and now - began >= ANSWER_S)
+            is_silent = not has_answered and now - began >= ANSWER_S
+            self._note(began, now, before + 1 if is_silent else 0)
 
-    def _note(self, began: float, now: float, *, is_silent: bool) -> None:
+    def _note(self, began: float, now: float, silences: int) -> None:
         with self._lock:
             self._again = now + AGAIN_S
-            if not is_silent:
-                self._is_silent, self._answered = False, now
+            if not silences:
+                self._silences, self._answered = 0, now
             elif began > self._answered:  # else it says nothing of now: the way that it took may be gone
-                self._is_silent = True
+                self._silences = max(self._silences, silences)

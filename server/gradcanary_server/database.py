@@ -58,7 +58,7 @@ _MOVED_S, _SOUGHT_S = 40e-6, 4e-9
 """What a page takes that is given back, and each free one beside it: SQLite looks for it among all of them."""
 
 _DRAIN_S = 1.0
-"""How long who begins to read waits for those who do, so that the log can begin anew."""
+"""How long the checkpointer waits for those who read, so that the log can begin anew; who begins to waits with it."""
 
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -191,6 +191,7 @@ class Database:
         read what was are done, and who writes while the little is put there that was written meanwhile.
         """
         with self._engine.connect() as connection:
+            self._open_file()
             self._put_into_file(connection, "PASSIVE")
             self._flush_file()
             with self._readers.shut(_DRAIN_S):
@@ -202,14 +203,20 @@ class Database:
     def _put_into_file(self, connection: Connection, how: str) -> bool:
         """Put what is in the log into the file, and tell whether nobody was in the way; nobody is waited for."""
         self._flush()  # a flush that failed is told SQLite once, and that commit does not say so
-        connection.exec_driver_sql(
-            "PRAGMA busy_timeout = 0"
-        )  # it would wait for readers, and writers would wait for it
+        # It would wait for readers, and writers would wait for it.
+        connection.exec_driver_sql("PRAGMA busy_timeout = 0")
         try:
             is_busy, _logged, _moved = connection.exec_driver_sql(f"PRAGMA wal_checkpoint({how})").one()
             return not is_busy
         finally:
             connection.exec_driver_sql(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
+
+    def _open_file(self) -> None:
+        try:
+            if self._wal is not None:
+                self._wal.open_file()
+        except OSError as error:
+            raise busy(f"The database file cannot be opened ({error}).") from error
 
     def _flush_file(self) -> None:
         """Wait for the disk with what was put into the file, while others write: SQLite does so while nobody does."""
@@ -217,7 +224,8 @@ class Database:
             if self._wal is not None:
                 self._wal.flush_file()
         except OSError as error:
-            self.when_lost()  # what was put there counts as done: only a start puts all of the log there once more
+            # What was put there counts as done: only who opens the store after all others closed it does that anew.
+            self.when_lost()
             raise self._unflushed(error) from error
 
     def reclaim(self) -> bool:

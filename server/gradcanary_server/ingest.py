@@ -81,6 +81,7 @@ class Ingest:
 
     def batch(self, run_name: str, session_id: str, seq: int, raw: bytes) -> wire.Reply:
         """Store and fold a batch, once."""
+        body = log_bodies.kept(raw)
         with self._database.write() as connection:
             # In here, though it needs no store yet: on SQLite one batch at a time is decoded and folded. Others that
             # are decoded meanwhile would take the interpreter from this one at each of its statements.
@@ -94,7 +95,7 @@ class Ingest:
             launched = _launch(connection, run_row, row, known)
             sessions.check_role(row)
             _check_place(row, columns, known)
-            _append(connection, row, seq, digest, columns, raw, now)
+            _append(connection, row, seq, digest, columns, body, now)
             settled = layer_sets.numbers_of(connection, row.run_id, launched.newer)
             layers.note_accumulators(connection, row.run_id, known.numbers, columns.accumulators, settled)
             piece = Piece(row.launch_no, session_id, seq, known.numbers, columns)
@@ -174,7 +175,7 @@ class Ingest:
             run_row = sessions.held(connection, run_id)
             launched = _launch(connection, run_row, row, found)
             raw, seq = wire.dump(encode(whole.columns)), row.next_seq
-            _append(connection, row, seq, hashlib.sha256(raw).digest(), whole.columns, raw, now)
+            _append(connection, row, seq, hashlib.sha256(raw).digest(), whole.columns, log_bodies.kept(raw), now)
             piece = Piece(launch_no, row.session, seq, whole.numbers, whole.columns)
             of_run = self._draw(connection, run_row, row, launched, piece, now)
             _note_progress(connection, row, seq, whole.columns, launched.first_step, now, of_run)
@@ -290,12 +291,12 @@ def _check_place(row: Record, columns: Columns, known: KnownSet) -> None:
 
 
 def _append(
-    connection: Connection, row: Record, seq: int, digest: bytes, columns: Columns, raw: bytes, now: float
+    connection: Connection, row: Record, seq: int, digest: bytes, columns: Columns, body: bytes, now: float
 ) -> None:
     steps = np.concatenate([columns.steps, *(metric.steps for metric in columns.metrics)])
     first, last = (int(steps.min()), int(steps.max())) if len(steps) else (None, None)
     place = {"run_id": row.run_id, "session": row.session, "seq": seq, "launch_no": row.launch_no}
-    told = {"sha256": digest, "received": now, "first_step": first, "last_step": last, "body": log_bodies.kept(raw)}
+    told = {"sha256": digest, "received": now, "first_step": first, "last_step": last, "body": body}
     connection.execute(_APPEND, {**place, **told})
 
 

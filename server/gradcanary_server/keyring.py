@@ -90,10 +90,8 @@ class Keyring:
                 return  # another thread did it meanwhile
             self._refuse(asked)
             until, why = self._failure
-            self._failure = (
-                float("inf") if until > NEVER else NEVER,
-                why,
-            )  # where it took long, nobody waits for this one
+            # Where it took long, nobody waits for this one.
+            self._failure = (float("inf") if until > NEVER else NEVER, why)
             began, failed = self._clock(), (NEVER, "")
             try:
                 with self._database.read() as connection:

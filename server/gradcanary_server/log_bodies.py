@@ -5,6 +5,7 @@ that much less. Whatever is given comes back to the last byte: text that would n
 version kept all of it.
 """
 
+import re
 import struct
 
 import pybase64
@@ -15,6 +16,8 @@ _MARK = b"\x01"
 _LEAST = 256
 """Characters of a text between quotes that are worth to be cut out."""
 
+_TEXT = re.compile(rb'"([A-Za-z0-9+/]{%d,}={0,2})"' % _LEAST)
+
 _COUNT = struct.Struct("<I")
 _CUT = struct.Struct("<III")
 """Where in the text a column was, how many bytes it stands for, and how many are kept: 1 where all are equal."""
@@ -23,15 +26,14 @@ _CUT = struct.Struct("<III")
 def kept(raw: bytes) -> bytes:
     """Return a body as the log keeps it."""
     cuts, texts, columns, done, length = [], [], [], 0, 0
-    begin = raw.find(b'"') + 1
-    while begin and (end := raw.find(b'"', begin)) >= 0:
-        if end - begin >= _LEAST and (column := _column(raw[begin:end])) is not None:
+    for found in _TEXT.finditer(raw):
+        begin, end = found.span(1)
+        if (column := _column(raw[begin:end])) is not None:
             texts.append(raw[done:begin])
             length += begin - done
             columns.append(column[:1] if _is_one(column) else column)
             cuts.append(_CUT.pack(length, len(column), len(columns[-1])))
             done = end
-        begin = end + 1
     if not cuts:
         return raw
     return b"".join([_MARK, _COUNT.pack(len(cuts)), *cuts, *texts, raw[done:], *columns])

@@ -56,9 +56,8 @@ run = Table(
     Column("facts", Text, nullable=False, default="[]"),  # JSON list of wire.Fact
     Column("rules_version", Integer),  # of rule_set: the rules that it was last folded with
     Column("folded", BigInteger),  # a random number for each writing of fold_state
-    Column(
-        "deleted_as", String(100), index=True
-    ),  # its name, of one that was deleted and is there for its last messages only
+    # Its name, of one that was deleted and is there for its last messages only.
+    Column("deleted_as", String(100), index=True),
     sqlite_autoincrement=True,  # a number is never used again: measurements of a deleted run go later than its row
 )
 

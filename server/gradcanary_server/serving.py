@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -93,10 +93,16 @@ class Server(uvicorn.Server):
         logger.info("stopped")
 
 
-def give_up() -> NoReturn:
-    """End this process where it is: to close the store in order would write what the disk may not have."""
+def give_up(end_others: Callable[[], None]) -> NoReturn:
+    """End this process where it is: to close the store in order would write what the disk may not have.
+
+    ``end_others`` ends processes of ours that have the store open: what it lost is found only after all have ended.
+    """
     logger.critical("%s Ending, so that whatever keeps this service running does that.", outages.LOST)
-    os._exit(os.EX_IOERR)
+    try:
+        end_others()
+    finally:
+        os._exit(os.EX_IOERR)
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ class WriteAheadLog:
         base = os.path.realpath(database)  # SQLite follows links, too
         self._file, self._path, self._shared = Path(base), Path(f"{base}-wal"), Path(f"{base}-shm")
         self._lock = threading.Lock()
+        self._looking = threading.Lock()  # at the index: who asks how long the log is waits for no disk
         self._begun = self._ended = 0
         self._descriptor: int | None = None
         self._index: int | None = None
@@ -88,16 +89,22 @@ class WriteAheadLog:
             was_failed, self.failed, self._is_sure = self.failed is not None, None, True
             return was_failed
 
-    def flush_file(self) -> None:
-        """Return when the database file is on disk as it is; raises OSError."""
+    def open_file(self) -> None:
+        """Make sure that :meth:`flush_file` fails only where the disk does; raises OSError."""
         if self._database is None:
             self._database = os.open(self._file, os.O_RDONLY)
+
+    def flush_file(self) -> None:
+        """Return when the database file, which is open, is on disk as it is; raises OSError."""
+        assert self._database is not None  # noqa: S101 -- whoever calls has opened it
         _flush_file(self._database)
 
     def size(self) -> int:
         """Return the bytes that were written since it began anew; its file may have room for more."""
-        with self._lock:
+        try:
             return self._extent().size
+        except FileNotFoundError:
+            return 0  # SQLite takes the index away with the last connection
 
     def close(self) -> None:
         """Let go of the log, which nobody has open any more."""
@@ -105,12 +112,13 @@ class WriteAheadLog:
             self._is_sure = False
             if self._descriptor is not None:
                 os.close(self._descriptor)
-            # To close it would give back the locks that this process has on it, SQLite's: https://sqlite.org/howtocorrupt.html
+            self._descriptor = None
+        # To close one that is there would give back SQLite's locks of a connection that somebody in this process still
+        # holds: https://sqlite.org/howtocorrupt.html. So the database file stays open.
+        with self._looking:
             if self._index is not None and not _leads_to(self._shared, self._index):
                 os.close(self._index)
-            if self._database is not None:
-                os.close(self._database)
-            self._descriptor = self._index = self._database = None
+            self._index = None
 
     def _fail(self, error: OSError) -> None:
         if self.failed is None:
@@ -159,14 +167,15 @@ class WriteAheadLog:
 
     def _extent(self) -> Extent:
         """Return how much of the log was committed, as SQLite knows it."""
-        if self._index is not None and not _leads_to(self._shared, self._index):
-            os.close(self._index)  # nobody has the old one open
-            self._index = None
-        if self._index is None:
-            if self._descriptor is None or not os.fstat(self._descriptor).st_size:
-                return extent(b"")
-            self._index = os.open(self._shared, os.O_RDONLY)
-        return extent(os.pread(self._index, INDEX, 0))
+        with self._looking:
+            if self._index is not None and not _leads_to(self._shared, self._index):
+                os.close(self._index)  # nobody has the old one open
+                self._index = None
+            if self._index is None:
+                if not (self._path.exists() and self._path.stat().st_size):
+                    return extent(b"")
+                self._index = os.open(self._shared, os.O_RDONLY)
+            return extent(os.pread(self._index, INDEX, 0))
 
     def _follow(self) -> None:
         """Open the log where it is another one: SQLite takes it away with the last connection, and makes a new one.

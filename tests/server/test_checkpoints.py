@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import os
 import shutil
 import threading
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -24,6 +26,9 @@ SIZE = 32
 STREAM = streams.Stream(streams.healthy(SIZE, 1000))
 BODY = wire.dump(STREAM.batch(0, SIZE))
 """Half a megabyte."""
+
+KEPT = len(BODY) // 2
+"""Less than what a batch adds to the store, where base64 is kept as the bytes that it stands for."""
 
 OF_SQLITE = CHECKPOINT_PAGES * 4096
 """From so much in the log on SQLite's own commits put it into the file."""
@@ -59,6 +64,14 @@ def seldom(monkeypatch):
     """Nothing is put into the file unless a test asks for it."""
     for loop in (checkpointer, compactor):  # that one, where it gives room back
         monkeypatch.setattr(loop, "WAKE_S", 3600.0)
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Each batch is put into the file, by the checkpointer alone."""
+    monkeypatch.setattr(checkpointer, "WAKE_S", 0.02)
+    monkeypatch.setattr(checkpointer, "EACH_BYTES", KEPT)
+    monkeypatch.setattr(compactor, "WAKE_S", 3600.0)
 
 
 @pytest.mark.usefixtures("seldom")
@@ -138,27 +151,25 @@ def test_who_reads_what_was_for_long_holds_up_nobody_who_writes_and_the_log_ends
         assert store.log_size() < size
 
 
-def test_a_collector_puts_its_log_into_the_file_by_itself_and_says_how_long_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpointer, "WAKE_S", 0.02)
-    monkeypatch.setattr(checkpointer, "EACH_BYTES", 2**20)
+@pytest.mark.usefixtures("often")
+def test_a_collector_puts_its_log_into_the_file_by_itself_and_says_how_long_it_is(tmp_path):
     app = app_of(tmp_path)
     with opened(app) as client:
         assert stored(client, [0]) == {"stored"}
         file = tmp_path / "gradcanary.db"
-        eventually(lambda: file.stat().st_size > len(BODY))
+        eventually(partial(_is_over, file, KEPT))
         found = samples(client)
         assert 0 < found["gradcanary_store_log_bytes",] < found["gradcanary_store_bytes",]
         assert found["gradcanary_loop_lag_seconds", "checkpointer"] < 60
 
 
-def test_a_checkpoint_that_fails_is_told_tried_again_and_fails_no_batch(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(checkpointer, "WAKE_S", 0.02)
-    monkeypatch.setattr(checkpointer, "EACH_BYTES", len(BODY))
+@pytest.mark.usefixtures("often")
+def test_a_checkpoint_that_fails_is_told_tried_again_and_fails_no_batch(tmp_path, caplog):
     with opened(app_of(tmp_path)) as client:
         file = tmp_path / "gradcanary.db"
         for number in range(6):
             assert stored(client, [number]) == {"stored"}
-            eventually(partial(_is_over, file, number * len(BODY)))
+            eventually(partial(_is_over, file, (number + 1) * KEPT))
         with limited(file.stat().st_size):  # the log is shorter
             assert stored(client, [6]) == {"stored"}
             eventually(lambda: "full" in checked(client))
@@ -194,3 +205,45 @@ def test_a_file_that_the_disk_did_not_keep_is_left_to_a_process_that_begins_anew
 
 def _fail(_descriptor):
     raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.usefixtures("seldom")
+def test_a_file_that_cannot_be_opened_for_now_ends_no_process(tmp_path, monkeypatch):
+    app, given_up, plain = app_of(tmp_path), [], os.open
+
+    def none_left(path, *rest):
+        if str(path).endswith(".db"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return plain(path, *rest)
+
+    with opened(app) as client:
+        store = app.state.database
+        store.when_lost = lambda: given_up.append(True)
+        assert stored(client, [0]) == {"stored"}
+        with monkeypatch.context() as patched:
+            patched.setattr(wal.os, "open", none_left)
+            with pytest.raises(RequestError, match="Too many open files") as refused:
+                store.checkpoint()
+        assert refused.value.status == 503
+        assert store.checkpoint()
+    assert not given_up
+
+
+@pytest.mark.usefixtures("often")
+def test_a_log_that_nobody_writes_on_is_put_into_the_file_once(tmp_path, monkeypatch):
+    app = app_of(tmp_path)
+    store, calls = app.state.database, Counter()
+    for name in ("checkpoint", "log_size"):
+        monkeypatch.setattr(store, name, partial(_counted, calls, name, getattr(store, name)))
+    with opened(app) as client:
+        for number in range(2):
+            assert stored(client, [number]) == {"stored"}
+            eventually(partial(_is_over, tmp_path / "gradcanary.db", (number + 1) * KEPT))
+            calls.clear()
+            eventually(lambda: calls["log_size"] > 10)
+            assert calls["checkpoint"] <= 1, "the last of what the first found"
+
+
+def _counted(calls, name, call):
+    calls[name] += 1
+    return call()

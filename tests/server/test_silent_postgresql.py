@@ -130,6 +130,41 @@ def test_an_answer_that_was_lost_is_not_waited_for_but_where_a_store_is_prepared
         connection.exec_driver_sql(f"SELECT pg_sleep({ANSWER_S + 0.7})")
 
 
+@pytest.fixture
+def through(db, postgres_server, muffle):
+    """A store that can fall silent."""
+    with contextlib.closing(Database(db.replace(f":{postgres_server.port}/", f":{muffle.port}/"))) as database:
+        yield database
+
+
+def test_a_moment_of_silence_cuts_nothing_after_it(through, muffle):
+    with through.write() as held:
+        muffle.fall_silent(cut=False)
+        with pytest.raises(DBAPIError), through.read():
+            pass
+        muffle.heal()
+        assert held.exec_driver_sql("SELECT 1").scalar_one() == 1
+        with through.read():
+            pass  # at once: somebody has heard of the server
+        muffle.fall_silent(cut=False)
+        with pytest.raises(DBAPIError), through.read():
+            pass
+        muffle.heal()
+        held.exec_driver_sql(f"SELECT pg_sleep({ANSWER_S + 0.5})")
+
+
+def test_a_store_that_is_prepared_is_not_left_for_one_look_without_an_answer(through, muffle):
+    with through.set_up() as connection, ThreadPoolExecutor(1) as pool:
+        working = pool.submit(connection.exec_driver_sql, f"SELECT pg_sleep({3 * ANSWER_S + 1})")
+        before = muffle.taken
+        muffle.fall_silent(cut=False)
+        eventually(lambda: muffle.taken > before)  # it looks whether anybody is there, and gives up before the next one
+        with pytest.raises(DBAPIError), through.read():
+            pass
+        muffle.heal()
+        working.result(60)
+
+
 def test_who_waits_for_the_tokens_does_not_try_in_turn(database, monkeypatch):
     reads = Counter()
     read = database.read

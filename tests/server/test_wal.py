@@ -117,6 +117,18 @@ def test_who_writes_waits_for_the_disk_with_the_whole_commit_in_it(store, disk):
     assert b"told 2" in disk.kept[1]
 
 
+def test_who_asks_how_long_the_log_is_waits_for_no_disk(store, disk):
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(write, store, 1)
+        assert disk.begun.acquire(timeout=30)
+        try:
+            assert pool.submit(store.log_size).result(30) > 0
+            assert not writing.done()
+        finally:
+            disk.go.release()
+        writing.result(30)
+
+
 def read(store):
     with store.read() as connection:
         return connection.execute(select(func.count()).select_from(fold_state)).scalar_one()
