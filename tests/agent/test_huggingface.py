@@ -43,8 +43,8 @@ def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
     "Hugging Face Trainer",
     late="short last windows, and the first one where `watch()` was given nothing",
     caveat="loss, lr and total norm are those that it logs. The step is its own, also after "
-    "`resume_from_checkpoint`; a `watch()` after `TrainingArguments(run_name=)` takes that name, under `gradcanary run` not: "
-    "that names the run for all ranks before one begins, by its `--run NAME`",
+    "`resume_from_checkpoint`; a `watch()` after `TrainingArguments(run_name=)` takes that name, under "
+    "`gradcanary run` not: that names the run for all ranks before one begins, by its `--run NAME`",
 )
 @pytest.mark.parametrize("given", ["nothing", "model", "launcher"])
 def test_the_trainer(collector: Recorded, loops: ModuleType, tmp_path: Path, given: str) -> None:
