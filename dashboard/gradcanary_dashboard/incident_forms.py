@@ -29,7 +29,6 @@ def dialog() -> html.Div:
             html.Dialog(body, id="incident-dialog", **parts.attributes(aria_labelledby="dialog-title")),
             html.P(id="said", role="status"),
             dcc.Store(id="asked"),
-            dcc.Store(id="done"),
         ]
     )
 
@@ -46,7 +45,7 @@ def ack(incident: Mapping[str, Any], *, is_signed_in: bool) -> list[Any]:
         note("asked-note", "restarting with a lower learning rate"),
         _send(forms.button("Ack", "ack-send", icon="check", tone="main")),
         *(_baseline() if incident["rule"] in OF_A_BASELINE else []),
-        forms.answer("dialog-answer"),
+        *_answers(),
     ]
 
 
@@ -61,7 +60,7 @@ def silence(incident: Mapping[str, Any], *, is_signed_in: bool) -> list[Any]:
         *who("asked-by", is_signed_in=is_signed_in),
         note("asked-note", "maintenance of the data loader"),
         _send(forms.button("Silence", "silence-send", icon="hush", tone="main")),
-        forms.answer("dialog-answer"),
+        *_answers(),
     ]
 
 
@@ -70,7 +69,7 @@ def unsilence(incident: Mapping[str, Any], silences: Sequence[Mapping[str, Any]]
     listed = silence_forms.ending(silences) if silences else html.P("No silence hides it any more.")
     words = "What is still true is told once a silence is over."
     head = _head("Unsilence", incident)
-    return [*head, html.P(words, className="dim"), listed, _send(), forms.answer("dialog-answer")]
+    return [*head, html.P(words, className="dim"), listed, _send(), *_answers()]
 
 
 def move(silence: Mapping[str, Any]) -> list[Any]:
@@ -81,7 +80,7 @@ def move(silence: Mapping[str, Any]) -> list[Any]:
         html.P(["It ends ", parts.moment(silence["until"]), ". From now on it shall last:"], className="dim"),
         silence_forms.span(),
         _send(forms.button("Save", "move-send", icon="check", tone="main")),
-        forms.answer("dialog-answer"),
+        *_answers(),
     ]
 
 
@@ -112,6 +111,13 @@ def note(name: str, example: str) -> html.Label:
     # Chromium would ask its maker for a dictionary.
     field = dcc.Textarea(id=name, maxLength=2_000, rows=2, placeholder=example, spellCheck=False)
     return forms.field("Note, for those who read it later", field)
+
+
+def _answers() -> list[Any]:
+    """Return where answers go. All of it comes with the form: of a button that is put beside an output that was there
+    Dash asks at once what its click does, and disables it until that is answered.
+    """
+    return [forms.answer("dialog-answer"), dcc.Store(id="done")]
 
 
 def _send(*buttons: html.Button) -> html.Div:

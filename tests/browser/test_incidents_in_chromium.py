@@ -67,7 +67,6 @@ def test_woken_up_one_acks_silences_and_learns_a_new_baseline(
 
     dialog = ask(page, "ack", number)
     expect(dialog.get_by_label("Your name")).to_be_focused()
-    page.wait_for_timeout(500)  # Dash may lose what comes as it puts a form there; nobody is as quick as that
     page.keyboard.press("Enter")
     expect(dialog).to_contain_text("Say who you are")
     dialog.get_by_label("Note").fill("half a")
