@@ -7,7 +7,7 @@ from typing import Any, cast
 from dash import Dash, Input, Output, State, ctx, dcc
 from dash.exceptions import PreventUpdate
 
-from gradcanary_dashboard import endpoint_words, forms, settings_frame
+from gradcanary_dashboard import endpoint_pages, endpoint_words, forms, settings_frame
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.errors import DashboardError
 from gradcanary_dashboard.settings_frame import answered
@@ -95,7 +95,7 @@ def _register_change(app: Dash, collector: Collector) -> None:
 
 def _register_removal(app: Dash, collector: Collector) -> None:
     outputs = {
-        "url": Output("url", "pathname", allow_duplicate=True),
+        "url": Output(f"{endpoint_pages.ONE}-leaving", "pathname"),
         "answer": Output("endpoint-answer", "children", allow_duplicate=True),
     }
 

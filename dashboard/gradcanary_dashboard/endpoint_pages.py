@@ -75,6 +75,7 @@ def frame_of_one(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[
         parts.card("deliveries", drawing.slot("endpoint-log", contents.get("endpoint-log")), title="What was sent"),
         dcc.Store(id=endpoint_words.SENT_AGAIN),
         dcc.Location(id=f"{ONE}-url", refresh=False),
+        settings_frame.leaving(ONE),
         parts.heart(ONE, contents.get("shown")),
     ]
 

@@ -29,7 +29,7 @@ def _register_words(app: Dash, collector: Collector) -> None:
     fields = [State(name, "value") for name in ("run-name", "run-tags", "run-note")]
     outputs = {
         "answer": Output("run-saved", "children"),
-        "url": Output("url", "pathname", allow_duplicate=True),
+        "url": Output(f"{run_settings_page.PAGE}-leaving", "pathname", allow_duplicate=True),
     }
 
     @changing(app, outputs, Input("run-save-do", "n_clicks"), *fields, PATH)
@@ -73,7 +73,7 @@ def _register_place(app: Dash, collector: Collector) -> None:
 def _register_end(app: Dash, collector: Collector) -> None:
     outputs = {
         "answer": Output("run-deleted", "children"),
-        "url": Output("url", "pathname", allow_duplicate=True),
+        "url": Output(f"{run_settings_page.PAGE}-leaving", "pathname", allow_duplicate=True),
     }
 
     @changing(app, outputs, Input("run-delete-do", "n_clicks"), State("run-delete-name", "value"), PATH)

@@ -29,6 +29,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         html.H1(run),
         *settings_frame.controls(PAGE, contents, _words(contents), _place(contents), _end(run)),
         dcc.Location(id=f"{PAGE}-url", refresh=False),
+        settings_frame.leaving(PAGE),
         parts.heart(PAGE, contents.get("shown")),
     ]
 

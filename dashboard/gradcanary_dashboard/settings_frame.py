@@ -62,6 +62,15 @@ def controls(page: str, contents: Mapping[str, Any], *children: Component) -> li
     ]
 
 
+def leaving(page: str) -> dcc.Location:
+    """Return what a button's answer leads to another page by: ``pathname`` of ``<page>-leaving``.
+
+    Not the frame's own ``url``: Dash asks at once what a button does that it puts beside an output that was there
+    before it, and the button is disabled until that is answered.
+    """
+    return dcc.Location(id=f"{page}-leaving", refresh="callback-nav")
+
+
 def row(*children: Component) -> html.Div:
     """Return fields or buttons beside each other, below each other where it is narrow."""
     return html.Div(list(children), className="form-row")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import scenes
 from collectors import Collector
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Request, expect
 from receivers import Receiver, status
 from streams import Session
 
@@ -244,7 +244,6 @@ def test_a_run_is_renamed_and_deleted(place: Place, visit: Callable[..., Page]) 
     rows = page.locator(".sizes tbody tr")
     expect(rows.locator(".name")).to_contain_text(["lora-fell", "lora-quiet"])
     rows.filter(has_text="lora-quiet").get_by_role("link", name="Edit or delete").click()
-    page.wait_for_load_state("networkidle")  # Dash may lose a click that comes as it puts the page there
 
     page.get_by_label("Name").first.fill("lora/quiet")
     page.get_by_label("Name").first.press("Enter")
@@ -272,6 +271,38 @@ def test_a_run_is_renamed_and_deleted(place: Place, visit: Callable[..., Page]) 
     page.wait_for_url(f"{place.url}/settings/retention")
     expect(rows).to_have_count(1)
     assert place.api.get("/api/v1/runs/lora-calm").status_code == 404
+
+
+def test_nothing_asks_what_a_click_does_before_there_is_one(place: Place, visit: Callable[..., Page]) -> None:
+    """Dash asks it at once where an output was there before its button, and the button is disabled meanwhile."""
+    endpoint = place.made("endpoints", url=f"http://127.0.0.1:{place.receiver.port}/early", name="early")
+    page = visit("/settings")
+    asked: list[str] = []
+
+    def hear(request: Request) -> None:
+        if "_dash-update-component" in request.url:
+            body = request.post_data_json
+            asked.extend(each["id"] for each in body["inputs"] if each["property"] == "n_clicks")
+
+    page.on("request", hear)
+    entry(page, "early").get_by_role("link").click()
+    expect(page.get_by_role("button", name="Send a test message")).to_be_visible()
+    page.go_back()
+    for link in ("Rules", "Silences", "Tokens", "Retention"):
+        page.get_by_role("link", name=link, exact=True).click()
+        expect(page.locator(".sections [aria-current]")).to_have_text(link)
+    page.get_by_role("link", name="Edit or delete").first.click()
+    expect(page.get_by_role("button", name="Save")).to_be_enabled()
+    page.goto(f"{place.url}/incidents/1")
+    page.locator("button[data-do=ack]").first.click()
+    expect(page.locator("#ack-send")).to_be_enabled()
+    page.wait_for_load_state("networkidle")
+    assert asked == []
+
+    page.locator("#ack-send").click()
+    expect(page.locator("#said")).not_to_be_empty()
+    assert asked == ["ack-send"]
+    place.api.delete(f"/api/v1/endpoints/{endpoint['id']}")
 
 
 def test_rules_are_shown_with_what_they_would_have_sent(place: Place, visit: Callable[..., Page]) -> None:
