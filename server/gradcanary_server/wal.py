@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from gradcanary_server.frames import HEADER, INDEX, Chain, Extent, extent
+from gradcanary_server.frames import HEADER, INDEX, MOVED, Chain, Extent, extent
 
 RENEW_EACH_S = 2.0
 """How often a disk that fails is tried: each time the whole log is written."""
@@ -99,6 +99,15 @@ class WriteAheadLog:
         assert self._database is not None  # noqa: S101 -- whoever calls has opened it
         _flush_file(self._database)
 
+    def put_again(self) -> None:
+        """Have whoever puts the log into the file next, or ends last, begin at its first frame; raises OSError.
+
+        SQLite counts what is there in the index, for all that have the store open, and whatever the disk kept of it.
+        """
+        with self._looking:
+            if (index := self._opened_index()) is not None:
+                os.pwrite(index, bytes(MOVED.stop - MOVED.start), MOVED.start)
+
     def size(self) -> int:
         """Return the bytes that were written since it began anew; its file may have room for more."""
         try:
@@ -168,14 +177,17 @@ class WriteAheadLog:
     def _extent(self) -> Extent:
         """Return how much of the log was committed, as SQLite knows it."""
         with self._looking:
-            if self._index is not None and not _leads_to(self._shared, self._index):
-                os.close(self._index)  # nobody has the old one open
-                self._index = None
-            if self._index is None:
-                if not (self._path.exists() and self._path.stat().st_size):
-                    return extent(b"")
-                self._index = os.open(self._shared, os.O_RDONLY)
-            return extent(os.pread(self._index, INDEX, 0))
+            index = self._opened_index()
+            return extent(b"" if index is None else os.pread(index, INDEX, 0))
+
+    def _opened_index(self) -> int | None:
+        """Return the index, opened where it is another one; None without a log."""
+        if self._index is not None and not _leads_to(self._shared, self._index):
+            os.close(self._index)  # nobody has the old one open
+            self._index = None
+        if self._index is None and self._path.exists() and self._path.stat().st_size:
+            self._index = os.open(self._shared, os.O_RDWR)
+        return self._index
 
     def _follow(self) -> None:
         """Open the log where it is another one: SQLite takes it away with the last connection, and makes a new one.
