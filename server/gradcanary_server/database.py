@@ -294,10 +294,15 @@ class Database:
 
     def _renew(self) -> None:
         """Make sure, before anything is added, that the disk has what is there."""
+        if self._wal is None:
+            return
         try:
-            if self._wal is not None and self._wal.renew():
+            if self._wal.renew():
                 logger.warning("The disk keeps again what is written, and what was in doubt is on it.")
         except LostError as error:
+            # A command beside this one would put it into the file as it ends, and nobody could open that any more.
+            with suppress(OSError):
+                self._wal.look_again()
             self.when_lost()
             raise busy(f"{LOST} ({error})") from error
         except OSError as error:

@@ -193,7 +193,7 @@ def test_a_disk_that_fails_heals_without_a_restart_and_one_that_loses_ends_the_p
 
 
 def test_who_gives_up_ends_others_before_itself_and_whatever_comes_of_that(monkeypatch):
-    """What the disk lost is found only after all that have the store open have ended."""
+    """They may have read what the disk lost."""
     ended = []
     monkeypatch.setattr("os._exit", ended.append)
 
