@@ -231,7 +231,7 @@ class Sender:
         """Send what is left and the end, again and again until the time given is over."""
         self._spill()
         if not self._outbox.backlog.is_empty:
-            self._outbox.backlog.end(self._greeting.body(), self._ending())
+            self._outbox.backlog.end(self._greeting.body(), self._ending(self._end))
         while not self._delivery.is_over and not self._is_said():
             wait_s = max(LAST_RETRY_S, self._delivery.asked_until - time.monotonic())
             # A collector that never answered is not waited for.
@@ -242,21 +242,21 @@ class Sender:
 
     def _is_said(self) -> bool:
         self._flush()
-        return self._says_end()
+        return self._says_end(self._ending(self._end))
 
-    def _says_end(self) -> bool:
+    def _says_end(self, ending: bytes) -> bool:
         if self._outbox.is_untold and self._greeting.was_said:
             self._tell_state()
-        return self._delivery.end(self._ending())
+        return self._delivery.end(ending)
 
-    def _ending(self) -> bytes:
-        return wire.dump(replace(self._end or FINISHED, last_step=self._step))
+    def _ending(self, end: wire.End | None) -> bytes:
+        return wire.dump(replace(end or FINISHED, last_step=self._step))
 
     def _move(self, line: Line) -> None:
         """End the session and begin the next one, where a process group was made in the middle of it.
 
         What it said of its place cannot be said differently, and what it sent was measured there. What the collector
-        does not take of it right now stays in a file.
+        does not take of it right now stays in a file. However the training ends, this one was over before.
         """
         if self._greeting.was_said or not self._outbox.is_empty:
             self._greeting.learn(self._observer, None)
@@ -264,8 +264,8 @@ class Sender:
                 pass
             if self._delivery.is_over:
                 self._outbox.clear()
-            elif not self._says_end():
-                self._keep()
+            elif not self._says_end(ending := self._ending(FINISHED)):
+                self._keep(ending)
         self._transport.close()
         self._take(line)
         if self._is_late():
@@ -276,13 +276,13 @@ class Sender:
         if self._delivery.is_over or self._end is None:
             self._outbox.clear()
         elif not self._outbox.is_empty or self._greeting.was_said:  # otherwise nothing happened, and nobody knows of it
-            self._keep()
+            self._keep(self._ending(self._end))
 
-    def _keep(self) -> None:
+    def _keep(self, ending: bytes) -> None:
         backlog = self._outbox.backlog
         self._outbox.settle()
         self._outbox.spill(self._greeting.body(), self._delivery.limits)
-        backlog.end(self._greeting.body(), self._ending())
+        backlog.end(self._greeting.body(), ending)
         file = backlog.left_in
         where = "" if file is None else shlex.quote(str(file))
         self.unsent = KEPT.format(steps=backlog.steps, file=where) if where else TOO_LATE

@@ -105,7 +105,10 @@ class Connection(http.client.HTTPConnection):
         An address that swallows what is sent to it, as where IPv6 is broken, leaves the others their share of the time.
         """
         error: OSError | None = None
-        addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        try:
+            addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except UnicodeError as why:  # of two dots in a row, for example: a typo is told like any other
+            raise OSError(f"{self.host} is no name of a machine ({why})") from why
         for tried, (family, kind, protocol, _, address) in enumerate(addresses):
             tries = len(addresses) - tried
             try:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
+from psycopg.waiting import Ready
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -43,16 +44,18 @@ class Line(psycopg.Connection[Any]):
 
     def _watched(self, gen: PQGen[Result]) -> PQGen[Result]:
         # psycopg looks up every 0.1 s while nothing arrives (it has to hear of Ctrl-C), and says that nothing did.
-        began = time.monotonic()
+        began, came = time.monotonic(), 0
         try:
             wanted = next(gen)
             while True:
                 ready = yield wanted
                 if not ready:
                     self._check(time.monotonic() - began)
+                came |= ready & Ready.R
                 wanted = gen.send(ready)
         except StopIteration as end:
-            self.contact.hear()
+            if came:  # there are some for which nothing goes to the server, as to turn autocommit on
+                self.contact.hear()
             result: Result = end.value
             return result
 

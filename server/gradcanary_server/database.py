@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -220,11 +220,14 @@ class Database:
 
     def _flush_file(self) -> None:
         """Wait for the disk with what was put into the file, while others write: SQLite does so while nobody does."""
+        if self._wal is None:
+            return
         try:
-            if self._wal is not None:
-                self._wal.flush_file()
+            self._wal.flush_file()
         except OSError as error:
-            # What was put there counts as done: only who opens the store after all others closed it does that anew.
+            # What was put there counts as done, for a command beside this one as well: it would end with the log gone.
+            with suppress(OSError):
+                self._wal.put_again()
             self.when_lost()
             raise self._unflushed(error) from error
 
@@ -291,10 +294,15 @@ class Database:
 
     def _renew(self) -> None:
         """Make sure, before anything is added, that the disk has what is there."""
+        if self._wal is None:
+            return
         try:
-            if self._wal is not None and self._wal.renew():
+            if self._wal.renew():
                 logger.warning("The disk keeps again what is written, and what was in doubt is on it.")
         except LostError as error:
+            # A command beside this one would put it into the file as it ends, and nobody could open that any more.
+            with suppress(OSError):
+                self._wal.look_again()
             self.when_lost()
             raise busy(f"{LOST} ({error})") from error
         except OSError as error:

@@ -20,6 +20,12 @@ HEADER = 32
 INDEX = 48
 """Bytes of the shared file's beginning, which tells of the log: https://www.sqlite.org/walformat.html#walidxfmt"""
 
+FOUND = slice(0, 96)
+"""Where it does so, twice: of zeros SQLite knows that they are wrong, and counts anew what is whole."""
+
+MOVED = slice(96, 100)
+"""Where that file counts the frames that are in the database file."""
+
 _MAGIC = {0x377F0682: "<u4", 0x377F0683: ">u4"}
 """In which order of bytes the sums read what they sum up."""
 

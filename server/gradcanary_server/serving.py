@@ -96,7 +96,7 @@ class Server(uvicorn.Server):
 def give_up(end_others: Callable[[], None]) -> NoReturn:
     """End this process where it is: to close the store in order would write what the disk may not have.
 
-    ``end_others`` ends processes of ours that have the store open: what it lost is found only after all have ended.
+    ``end_others`` ends processes of ours that have the store open: they may have read what it lost.
     """
     logger.critical("%s Ending, so that whatever keeps this service running does that.", outages.LOST)
     try:

@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from gradcanary_server.frames import HEADER, INDEX, Chain, Extent, extent
+from gradcanary_server.frames import FOUND, HEADER, INDEX, MOVED, Chain, Extent, extent
 
 RENEW_EACH_S = 2.0
 """How often a disk that fails is tried: each time the whole log is written."""
@@ -30,8 +30,8 @@ _flush = _flush_file = getattr(os, "fdatasync", os.fsync)  # macOS has the other
 
 
 class LostError(OSError):
-    """The disk gave up what nobody was told of yet, and whoever has the store open remembers it: only those who open it
-    anew, after all that have it open ended, find it as it is."""
+    """The disk gave up what nobody was told of yet, and whoever has the store open may have read it: only a process
+    that begins anew knows nothing of it."""
 
 
 class WriteAheadLog:
@@ -98,6 +98,20 @@ class WriteAheadLog:
         """Return when the database file, which is open, is on disk as it is; raises OSError."""
         assert self._database is not None  # noqa: S101 -- whoever calls has opened it
         _flush_file(self._database)
+
+    def put_again(self) -> None:
+        """Have whoever puts the log into the file next, or ends last, begin at its first frame; raises OSError.
+
+        SQLite counts what is there in the index, for all that have the store open, and whatever the disk kept of it.
+        """
+        self._forget(MOVED)
+
+    def look_again(self) -> None:
+        """Have whoever reads next, or ends last, see for himself how much of the log is whole; raises OSError.
+
+        To be called inside a transaction that may write and has not: one that goes on would write over what is there.
+        """
+        self._forget(FOUND)
 
     def size(self) -> int:
         """Return the bytes that were written since it began anew; its file may have room for more."""
@@ -168,14 +182,22 @@ class WriteAheadLog:
     def _extent(self) -> Extent:
         """Return how much of the log was committed, as SQLite knows it."""
         with self._looking:
-            if self._index is not None and not _leads_to(self._shared, self._index):
-                os.close(self._index)  # nobody has the old one open
-                self._index = None
-            if self._index is None:
-                if not (self._path.exists() and self._path.stat().st_size):
-                    return extent(b"")
-                self._index = os.open(self._shared, os.O_RDONLY)
-            return extent(os.pread(self._index, INDEX, 0))
+            index = self._opened_index()
+            return extent(b"" if index is None else os.pread(index, INDEX, 0))
+
+    def _forget(self, part: slice) -> None:
+        with self._looking:
+            if (index := self._opened_index()) is not None:
+                os.pwrite(index, bytes(part.stop - part.start), part.start)
+
+    def _opened_index(self) -> int | None:
+        """Return the index, opened where it is another one; None without a log."""
+        if self._index is not None and not _leads_to(self._shared, self._index):
+            os.close(self._index)  # nobody has the old one open
+            self._index = None
+        if self._index is None and self._path.exists() and self._path.stat().st_size:
+            self._index = os.open(self._shared, os.O_RDWR)
+        return self._index
 
     def _follow(self) -> None:
         """Open the log where it is another one: SQLite takes it away with the last connection, and makes a new one.

@@ -190,11 +190,16 @@ def test_a_rank_that_is_known_only_later_begins_a_session(group_of: Callable[...
             optimizer.step()
             optimizer.zero_grad()
 
-    with recording() as recorded, gradcanary.watch(model, optimizer, url=recorded.url, run="later"):
+    with (
+        recording() as recorded,
+        contextlib.suppress(RuntimeError),
+        gradcanary.watch(model, optimizer, url=recorded.url, run="later"),
+    ):
         train(range(2))
         until(lambda: recorded.hellos)
         group_of("fake", store=FakeStore(), rank=1, world_size=2)
         train(range(2, 5))
+        raise RuntimeError("it crashes")
     told = {(hello["rank"], hello["world_size"]): hello for hello in recorded.hellos}
     assert [*told] == [(0, 1), (1, 2)]
     assert [hello["first_step"] for hello in told.values()] == [0, 2]
@@ -202,7 +207,7 @@ def test_a_rank_that_is_known_only_later_begins_a_session(group_of: Callable[...
     assert first != second
     assert first.partition(".")[0] == second.partition(".")[0]
     assert recorded.steps() == [0, 1]
-    assert [(end["state"], end["last_step"]) for end in recorded.ends] == [("finished", 1), ("finished", 4)]
+    assert [(end["state"], end["last_step"]) for end in recorded.ends] == [("finished", 1), ("crashed", 4)]
 
 
 def test_ranks_of_a_group_that_is_made_late_are_one_launch(module_collector: Collector, tmp_path: Path) -> None:

@@ -163,6 +163,13 @@ def address_of(transport: Transport) -> Address:
     return socket.AF_INET, (transport._host, transport._port)
 
 
+def test_a_name_that_nothing_can_have_is_told_each_time() -> None:
+    transport = Transport("http://collector..lan:8600", None, "run", "session")
+    for _ in range(2):
+        with pytest.raises(UnreachableError, match=r"collector\.\.lan is no name of a machine"):
+            transport.send("POST", "/end", b"{}")
+
+
 def test_an_address_of_a_kind_that_the_kernel_has_not_is_passed_over(
     scheme: str, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from waiting import eventually
 
 from gradcanary import wire
 from gradcanary_server.app import create_app
+from gradcanary_server.serving import give_up
 from gradcanary_server.settings import Settings
 
 STREAM = streams.Stream(streams.healthy(4000, 40), streams.falling_loss(4000))
@@ -189,3 +190,17 @@ def test_a_disk_that_fails_heals_without_a_restart_and_one_that_loses_ends_the_p
     with asking(ill.start()) as client:
         answers = [post(client, seq, seq * 64, seq * 64 + 64).json()["status"] for seq in range(3)]
     assert answers == ["duplicate", "duplicate", "stored"]
+
+
+def test_who_gives_up_ends_others_before_itself_and_whatever_comes_of_that(monkeypatch):
+    """They may have read what the disk lost."""
+    ended = []
+    monkeypatch.setattr("os._exit", ended.append)
+
+    def end_others():
+        ended.append("others")
+        raise OSError("as it is on such a day")
+
+    with pytest.raises(OSError, match="such a day"):
+        give_up(end_others)
+    assert ended == ["others", os.EX_IOERR]

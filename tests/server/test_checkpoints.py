@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
+import sqlite3
 import threading
 from collections import Counter
 from functools import partial
@@ -201,6 +202,33 @@ def test_a_file_that_the_disk_did_not_keep_is_left_to_a_process_that_begins_anew
                 store.checkpoint()
         assert given_up
         assert stored(client, [1]) == {"stored"}
+
+
+@pytest.mark.usefixtures("seldom")
+def test_what_the_disk_lost_of_the_file_is_in_it_once_somebody_else_ends(tmp_path, monkeypatch):
+    """A command that has the store open takes the log away as it ends, whatever became of the collector."""
+    app, file, copy = app_of(tmp_path / "data"), tmp_path / "data" / "gradcanary.db", tmp_path / "copy"
+    with opened(app) as client:
+        store = app.state.database
+        assert stored(client, [0]) == {"stored"}
+        assert store.checkpoint()
+        before = file.read_bytes()
+        assert stored(client, [1]) == {"stored"}
+
+        def lose(descriptor):
+            file.write_bytes(before)
+            _fail(descriptor)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(wal, "_flush_file", lose)
+            with pytest.raises(RequestError, match="Input/output error"):
+                store.checkpoint()
+        with contextlib.closing(sqlite3.connect(file)) as beside:
+            assert beside.execute("PRAGMA wal_checkpoint").fetchone()[0] == 0
+        copy.mkdir()
+        shutil.copy(file, copy)
+    with opened(app_of(copy)) as client:
+        assert stored(client, [0, 1]) == {"duplicate"}
 
 
 def _fail(_descriptor):

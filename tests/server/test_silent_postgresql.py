@@ -18,7 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from waiting import eventually
 
 from gradcanary.transport import TIMEOUT_S
-from gradcanary_server import engines
+from gradcanary_server import contact, engines
 from gradcanary_server.contact import ANSWER_S
 from gradcanary_server.database import Database
 from gradcanary_server.errors import RequestError
@@ -151,6 +151,20 @@ def test_a_moment_of_silence_cuts_nothing_after_it(through, muffle):
             pass
         muffle.heal()
         held.exec_driver_sql(f"SELECT pg_sleep({ANSWER_S + 0.5})")
+
+
+def test_only_what_the_server_says_ends_its_silence(through, muffle, monkeypatch):
+    monkeypatch.setattr(contact, "AGAIN_S", 3600.0)
+    with through.write() as held, contextlib.closing(held.engine.raw_connection()) as other:
+        muffle.fall_silent(cut=False)
+        with pytest.raises(DBAPIError), through.read():
+            pass
+        before = muffle.taken
+        other.driver_connection.autocommit = True  # as each one of the pool begins that is asked whether it lives
+        with pytest.raises(DBAPIError, match="asked just now"), through.read():
+            pass
+        assert muffle.taken == before
+        muffle.heal()
 
 
 def test_a_store_that_is_prepared_is_not_left_for_one_look_without_an_answer(through, muffle):

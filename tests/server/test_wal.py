@@ -188,6 +188,24 @@ def test_what_the_disk_lost_is_not_built_upon(store, failing, tmp_path):
     assert found(failing.file) == {1, 4}
 
 
+def test_what_the_disk_lost_is_not_put_into_the_file_by_whoever_ends_last(store, failing, tmp_path):
+    """A command that has the store open does that as it ends, and asks only SQLite's index how long the log is."""
+    write(store, 1)
+    failing.fails = EIO
+    with pytest.raises(RequestError, match="Input/output error"):
+        write(store, 2)
+    with closing(sqlite3.connect(failing.file)) as beside:
+        assert beside.execute("SELECT count(*) FROM fold_state").fetchone() == (2,)
+        failing.fails = None
+        failing.forget()
+        with pytest.raises(RequestError, match="start the collector anew"):
+            write(store, 3)
+        assert beside.execute("PRAGMA wal_checkpoint").fetchone()[0] == 0
+    copy = tmp_path / "copy.db"
+    copy.write_bytes(failing.file.read_bytes())
+    assert found(copy) == {1}
+
+
 @pytest.mark.parametrize("make_room", [Database.reclaim, Database.checkpoint])
 def test_what_a_flush_did_not_keep_is_not_put_into_the_file_to_make_room(store, failing, make_room):
     write(store, 1)
