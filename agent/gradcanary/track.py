@@ -39,6 +39,7 @@ class Track:
         self._sentinel = Sentinel()
         self.resting = Resting(len(layers))
         self._pass = self.plain_pass = -1
+        self._first = 0
         self._open: set[int] = set()
         self._passes_before = 0
         self._clears_in_place: bool | None = None
@@ -84,6 +85,7 @@ class Track:
         if self._of.has_callbacks and not self._is_opened(number):
             return
         self.resting.keep(position)
+        self._first = position
         if is_outermost:
             self._enter_window(position, number)
         if not self._of.has_callbacks:
@@ -178,8 +180,18 @@ class Track:
             self.gauge.settle(window, is_expected=window.passes != self._passes_before and not self._open)
         if is_last and not window.stepped and self._of.is_sampled(self):
             self.gauge.sample(window, "accumulated", window.loss_scale)
-        if self._sentinel.layer is not None:
-            self._sentinel.mark(self._sentinel.layer, self.gauge.gradient(self._sentinel.layer))
+        self._mark()
+
+    def _mark(self) -> None:
+        """Remember what a pass left. A layer that took no part in it, as the head of another task, tells nothing of
+        the next one: then it is the one that this pass began with."""
+        layer = self._sentinel.layer
+        if layer is None:
+            return
+        gradient = self.gauge.gradient(layer)
+        if gradient is None and (other := self.gauge.gradient(self._first)) is not None:
+            layer, gradient = self._first, other
+        self._sentinel.mark(layer, gradient)
 
     # -- windows and steps ---------------------------------------------------------------------------------------
 
