@@ -120,7 +120,9 @@ def _seen(
 def _measured(
     layers: Sequence[int], gradients: dict[int, Tensor], number: int, wishes: Wishes, failed: Failed
 ) -> Measured:
-    zeros, nonfinite, wide = (_wished(layers, gradients, each) for each in (wishes.zeros, wishes.nonfinite, wishes.wide))
+    zeros, nonfinite, wide = (
+        _wished(layers, gradients, each) for each in (wishes.zeros, wishes.nonfinite, wishes.wide)
+    )
     if number % ZEROS_EACH == 0:
         zeros = gradients.keys()
     return measure(gradients, zeros, nonfinite, wide, failed)

@@ -3,10 +3,10 @@
 python tests/benchmarks/agent_overhead.py [--rounds 8] [--pairs 12]      (pip install --group benchmarks)
 Two equal trainings in one process, one of them watched, a step of each in turns (``pairs.py``); torch has one thread.
 A round is so many pairs of steps for each way to watch, few for those that cost 30 times as much. The agent's
-default is that after its first 1,000 steps: with the interval N that it settles for (``settling.py``) a step costs what
-one costs that is not sampled, which is measured with hooks as they are by then, and 1/N of what ``every=1`` adds to that,
-round by round. The collector that takes the agent's batches and the service of wandb are processes of their own and are
-not counted.
+default is that after its first 1,000 steps: with the interval N that it settles for (``settling.py``) a step costs
+what one costs that is not sampled, which is measured with hooks as they are by then, and 1/N of what ``every=1`` adds
+to that, round by round. The collector that takes the agent's batches and the service of wandb are processes of their
+own and are not counted.
 Exit status 1 where a target is missed by the median.
 """
 

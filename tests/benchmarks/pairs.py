@@ -1,10 +1,10 @@
 """What watching adds to a step on the CPU, told to a fraction of a per cent: two equal trainings in one process, one of
 them watched, a step of each in turns. Imported, not run.
 
-A turn of some steps beside a turn of others differs by a sixth, as the machine does; of two steps that follow each other
-what the machine does is the same. Each is timed by the CPU clock of the training's thread, which all of its work is in
-where torch has one thread; what every other thread of the process takes meanwhile is counted wholly for the watched one.
-One of two equal trainings may lie in better memory, so they change their parts each round.
+A turn of some steps beside a turn of others differs by a sixth, as the machine does; two steps that follow each other
+meet the same machine. Each is timed by the CPU clock of the training's thread, where all of its work is done while
+torch has one thread; what all other threads of the process take meanwhile is counted wholly for the watched one. One
+of two equal trainings may lie in better memory, so they change their parts each round.
 """
 
 import time
