@@ -1,4 +1,4 @@
-"""Small gradients of one shape, side by side in one tensor: a kernel takes hardly longer over all of them than over one.
+"""Small gradients of one shape, side by side in one tensor: a kernel takes hardly longer over all than over one.
 
 On a CPU most of what a small gradient takes is the calls into torch, three of which are made for each; hundreds of
 layers, as of a LoRA, are measured in a quarter of the time once they are copied together.

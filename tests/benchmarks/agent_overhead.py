@@ -1,6 +1,6 @@
 """What watching costs a training on the CPU: the agent beside nothing, wandb, Lightning's norms and ``.item()`` hooks.
 
-python tests/benchmarks/agent_overhead.py [--rounds 8] [--pairs 12]      (pip install --group benchmarks)
+python tests/benchmarks/agent_overhead.py [--rounds 8] [--pairs 10]      (pip install --group benchmarks)
 Two equal trainings in one process, one of them watched, a step of each in turns (``pairs.py``); torch has one thread.
 A round is so many pairs of steps for each way to watch, few for those that cost 30 times as much. The agent's
 default is that after its first 1,000 steps: with the interval N that it settles for (``settling.py``) a step costs
@@ -29,7 +29,7 @@ from watchers import EVERY_STEP, NOTHING, UNSAMPLED, WANDB, Ways, all_ways  # no
 
 DEFAULT = "gradcanary, default after 1,000 steps"
 AT_EVERY_STEP, CHEAPER_THAN_WANDB = 1.03, 10.0
-CLOSE, DEAR_PART = (NOTHING, UNSAMPLED, EVERY_STEP), 6
+CLOSE, DEAR_PART = (NOTHING, UNSAMPLED, EVERY_STEP), 5
 """Ways that have to be told from nothing; of the others one pair in so many is enough."""
 
 
@@ -87,7 +87,7 @@ def main() -> int:
     """Measure both trainings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--pairs", type=int, default=10)
     arguments = parser.parse_args()
     alone()
     are_met = []
