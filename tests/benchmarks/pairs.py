@@ -19,8 +19,8 @@ from gradcanary import tap
 
 Begin = Callable[[Loop], AbstractContextManager[object]]
 
-WARM_UP = 2
-"""Steps of each before any counts: hooks rest after the second."""
+WARM_UP = 5
+"""Steps of each before any counts: by then the session has begun, and steps that are not sampled are dozed through."""
 
 
 def paired(loops: tuple[Loop, Loop], begin: Begin, pairs: int) -> tuple[float, float]:
