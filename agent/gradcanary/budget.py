@@ -2,8 +2,8 @@
 
 A look is a stretch of steps at one interval, cut so that the price of a sample is spread over the steps that it stands
 for. After one that was over the budget the interval becomes the next one, but not where that would save next to
-nothing: what each step costs, sampled or not, no interval makes cheaper. Where that alone is over half of the budget,
-hooks of layers rest between samples from then on, before anything else is tried.
+nothing: what each step costs, sampled or not, no interval makes cheaper. Where that alone is over a quarter of the
+budget, hooks of layers rest between samples from then on, before anything else is tried.
 
 The interval goes back once the share at the finer one, as projected, would have been half of the budget at most, look
 after look: a share is judged too high by what else the machine did, and a training changes. Each time that this turned
@@ -34,6 +34,10 @@ SAVES = 0.1
 
 ROOM = 0.5
 """Of the budget, that the projected share of a finer interval may take."""
+
+RESTS = 0.25
+"""Of the budget, that what each step costs may take before hooks rest: less is not worth that a layer without a
+gradient is told of one sample later."""
 
 PATIENCE = 4
 """Looks in a row that have to agree before the interval becomes finer."""
@@ -89,7 +93,7 @@ def paced(pace: Pace, look: Look, budget: float) -> Pace:
     """Return the pace after a look; ``budget`` is the share that the agent may take."""
     place = INTERVALS.index(pace.every)
     sampling = look.share - look.lasting
-    if look.lasting > ROOM * budget and not pace.rests:
+    if look.lasting > RESTS * budget and not pace.rests:
         return replace(pace, calm=0, rests=True)
     if look.share > budget:
         wider = INTERVALS[min(place + 1, len(INTERVALS) - 1)]

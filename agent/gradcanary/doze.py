@@ -140,6 +140,7 @@ class Doze:
         window.counts[position] = window.counts[position] or 1
         if not calls.is_noted:
             window.begun = True
+            self._track.first = position
             window.passes += 1
             window.losses += calls.take()[0]
 

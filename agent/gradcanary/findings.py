@@ -46,11 +46,13 @@ class Findings:
     def add(self, sample: Sample, failed: Failed) -> None:
         """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
         numbers, scale = read(sample.measured, failed), scale_of(sample.scale)
-        norms = {place: value / scale for place, value in numbers.norm.items()}
+        norms, largest = numbers.norm, numbers.absmax
+        if scale != 1:
+            norms, largest = ({place: value / scale for place, value in each.items()} for each in (norms, largest))
         self.phase = "post_clip" if "post_clip" in (self.phase, sample.phase) else sample.phase
         self.joint += norms.values() if sample.is_joint else ()
         self.norm.update({sample.layers[place]: value for place, value in norms.items()})
-        self.absmax.update({sample.layers[place]: value / scale for place, value in numbers.absmax.items()})
+        self.absmax.update({sample.layers[place]: value for place, value in largest.items()})
         self.zeros.update({sample.layers[place]: value for place, value in numbers.zeros.items()})
         self.nonfinite.update({sample.layers[place]: value for place, value in numbers.nonfinite.items()})
         self.own_faults += [sample.layers[place] for place in not_finite(sample.own, failed)]

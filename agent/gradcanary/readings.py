@@ -109,6 +109,8 @@ class Reader:
         self._low = max(LOW, absmax_below or 0.0)
         self._skipped_total = 0
         self._watched: dict[int, int] = {}
+        self._roots_of: wire.LayerSet | None = None
+        self._roots: list[float] = []
         self._effective = Effective(None)
         self._clips = Clips()
         self.wishes = Wishes()
@@ -169,6 +171,7 @@ class Reader:
         states = found.states
         absmax, norm = (array("f", [math.nan]) * len(states) for _ in range(2))
         bad: dict[int, float] = {}
+        norms = found.norm
         for layer, largest in found.absmax.items():
             if not math.isfinite(largest):
                 states[layer] = NONFINITE
@@ -177,7 +180,8 @@ class Reader:
             if largest == 0:
                 states[layer] = ZERO
             absmax[layer] = value = min(largest, FLOAT32_MAX)
-            norm[layer] = _norm(found.norm[layer], value)
+            # What nearly all are is told here: a call for each of hundreds of layers is most of what a record takes.
+            norm[layer] = each if value <= (each := norms[layer]) <= FLOAT32_MAX else _norm(each, value)
         row.states, row.accumulators = bytes(states), self._accumulators(record, found, bad)
         row.columns["absmax"] = Column(found.phase, None, absmax)
         row.columns["norm"] = Column(found.phase, None, norm)
@@ -211,12 +215,16 @@ class Reader:
     def _next_wishes(
         self, absmax: array[float], norm: array[float], states: bytearray, layer_set: wire.LayerSet
     ) -> Wishes:
-        measured = [layer for layer, state in enumerate(states) if state == MEASURED]
-        strength = {i: norm[i] / math.sqrt(max(layer_set.layers[i].local_numel, 1)) for i in measured}
+        if self._roots_of is not layer_set:
+            self._roots_of = layer_set
+            self._roots = [math.sqrt(max(layer.local_numel, 1)) for layer in layer_set.layers]
+        roots, (low, high) = self._roots, NARROW
+        measured = [(i, norm[i]) for i, state in enumerate(states) if state == MEASURED]
+        strength = {i: value / roots[i] for i, value in measured}
         return Wishes(
-            zeros=frozenset(i for i, state in enumerate(states) if state == ZERO or absmax[i] < self._low),
+            zeros=frozenset([i for i, value in enumerate(absmax) if value < self._low]),  # not where it is no number
             nonfinite=frozenset(self._watched),
-            wide=frozenset(i for i in measured if not NARROW[0] < norm[i] < NARROW[1]),
+            wide=frozenset([i for i, value in measured if not low < value < high]),
             probe=max(strength, key=strength.__getitem__, default=None),
         )
 

@@ -120,10 +120,17 @@ def _seen(
 def _measured(
     layers: Sequence[int], gradients: dict[int, Tensor], number: int, wishes: Wishes, failed: Failed
 ) -> Measured:
-    zeros = [place for place in gradients if number % ZEROS_EACH == 0 or layers[place] in wishes.zeros]
-    nonfinite = [place for place in gradients if layers[place] in wishes.nonfinite]
-    wide = {place for place in gradients if layers[place] in wishes.wide}
+    zeros, nonfinite, wide = (
+        _wished(layers, gradients, each) for each in (wishes.zeros, wishes.nonfinite, wishes.wide)
+    )
+    if number % ZEROS_EACH == 0:
+        zeros = gradients.keys()
     return measure(gradients, zeros, nonfinite, wide, failed)
+
+
+def _wished(layers: Sequence[int], gradients: Mapping[int, Tensor], wished: Collection[int]) -> Collection[int]:
+    """Return the positions of the layers that are wished for and have a gradient."""
+    return {place for place in gradients if layers[place] in wished} if wished else ()
 
 
 def _sums(gradients: Mapping[int, Tensor], fired: Sequence[int] | None, number: int) -> dict[int, Tensor]:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class Track:
-    """Follows the layers of one optimizer, which go by position; ``gauge`` measures them.
+    """Follows the layers of one optimizer, which go by position; ``gauge`` measures them, ``first`` is the one that the
+    last pass began with.
 
     The hooks count, look at identities and launch kernels. None of them reads a tensor's value, waits, or returns
     anything.
@@ -39,6 +40,7 @@ class Track:
         self._sentinel = Sentinel()
         self.resting = Resting(len(layers))
         self._pass = self.plain_pass = -1
+        self.first = 0
         self._open: set[int] = set()
         self._passes_before = 0
         self._clears_in_place: bool | None = None
@@ -84,6 +86,7 @@ class Track:
         if self._of.has_callbacks and not self._is_opened(number):
             return
         self.resting.keep(position)
+        self.first = position
         if is_outermost:
             self._enter_window(position, number)
         if not self._of.has_callbacks:
@@ -178,8 +181,16 @@ class Track:
             self.gauge.settle(window, is_expected=window.passes != self._passes_before and not self._open)
         if is_last and not window.stepped and self._of.is_sampled(self):
             self.gauge.sample(window, "accumulated", window.loss_scale)
+        self._mark()
+
+    def _mark(self) -> None:
+        """Remember what a pass left. A layer that took no part in it, as the head of another task, tells nothing of
+        the next one: then it is the one that this pass began with."""
         if self._sentinel.layer is not None:
-            self._sentinel.mark(self._sentinel.layer, self.gauge.gradient(self._sentinel.layer))
+            gradient = self.gauge.gradient(self._sentinel.layer)
+            if gradient is None and (other := self.gauge.gradient(self.first)) is not None:
+                self._sentinel.layer, gradient = self.first, other
+            self._sentinel.mark(self._sentinel.layer, gradient)
 
     # -- windows and steps ---------------------------------------------------------------------------------------
 
@@ -253,8 +264,9 @@ class Track:
         return is_foreseen and self.resting.is_learned and not is_watched and self._clears_in_place is False
 
     def is_cleared(self) -> bool:
-        """Say whether the gradient that tells of the others is gone."""
-        return self._sentinel.layer is not None and self.gauge.gradient(self._sentinel.layer) is None
+        """Say whether the gradient that tells of the others is gone, and that which the last pass began with."""
+        layer = self._sentinel.layer
+        return layer is not None and self.gauge.gradient(layer) is None and self.gauge.gradient(self.first) is None
 
     def look_again(self, *, is_new: bool) -> None:
         """After a doze go on with the window that is open, or with a new one.
@@ -265,9 +277,8 @@ class Track:
             self.renew_window(was_sampled=False)
             return
         self.window.steps_before = self._of.steps_taken
-        layer = self._sentinel.layer
-        if layer is not None and (gradient := self.gauge.gradient(layer)) is not None:
-            self._sentinel.mark(layer, gradient)
+        if not self.is_cleared():
+            self._mark()
 
     def is_lost(self) -> bool:
         """Say whether a window had its step while hooks rested, and of those awake none was called: others would be."""

@@ -49,11 +49,11 @@ def test_what_every_step_costs_is_no_reason_to_sample_less() -> None:
     assert intervals(*[(0.03, 0.02)] * 4) == [10, 10, 100, 100]
 
 
-def test_hooks_rest_once_what_every_step_costs_takes_half_of_the_budget() -> None:
+def test_hooks_rest_once_what_every_step_costs_takes_a_quarter_of_the_budget() -> None:
     """Before a wider interval is tried, which that may make needless; and for good, or the next look would end it."""
     paces = [Pace(10)]
-    for step in (0.0049, 0.0051, 0.0001, 0.0):
-        paces.append(paced(paces[-1], look(10, 0.06, step), BUDGET))
+    for step in (0.0024, 0.0026, 0.0001, 0.0):
+        paces.append(paced(paces[-1], look(paces[-1].every, 0.08, step), BUDGET))
     assert [pace.rests for pace in paces] == [False, False, True, True, True]
     assert [pace.every for pace in paces] == [10, 100, 100, 100, 100]
     assert not paced(Pace(1), look(1, 0.5, 0.5), BUDGET).rests

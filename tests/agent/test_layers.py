@@ -274,6 +274,26 @@ def test_layers_that_are_unfrozen_and_added_later(collector: Recorded) -> None:
     assert len(collector.sets()) == 2
 
 
+@pytest.mark.parametrize("passes", [2, 3])
+def test_windows_of_one_head_or_another_are_whole(collector: Recorded, passes: int) -> None:
+    """The layer by which windows are told apart takes no part in some; what a loop skips is told all the same."""
+    trunk, heads = nn.Linear(4, 4), nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    model = nn.ModuleList([trunk, heads])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="heads"):
+        for step, head in enumerate([0, 0, 1, 1, 2, 0, 2, 1, 0]):
+            for _ in range(passes):
+                heads[head](trunk(torch.randn(2, 4))).square().mean().backward()
+            if step != 7:
+                optimizer.step()
+            optimizer.zero_grad()
+    assert collector.steps() == [*range(9)]
+    assert set(collector.per_step("micro_steps")) == {passes}
+    assert collector.per_step("skipped") == [0] * 7 + [2, 0]
+    assert collector.states()[4]["1.0.weight"] == "no_gradient"
+    assert collector.states()[4]["1.2.weight"] == "measured"
+
+
 def test_a_second_optimizer_that_is_found_later(collector: Recorded) -> None:
     """Its layers come before those known, so that two parameters of one shape share a place."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

@@ -1,6 +1,7 @@
 """The numbers of a sample against float64, at the edges of float32, and what a record is read as."""
 
 import math
+import random
 import struct
 import weakref
 
@@ -103,6 +104,27 @@ def test_norm_and_absmax_are_those_of_float64(given_gradients: list[tuple[torch.
         assert numbers.zeros[i] == int((tensor == 0).sum())
         assert numbers.nonfinite[i] == 0
     assert set(numbers.absmax) == set(numbers.norm) == set(finite)
+
+
+@given(DTYPES, st.integers(1, 300), st.integers(2, 5), st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_small_gradients_of_one_shape_have_the_same_bits_as_alone(
+    dtype: torch.dtype, elements: int, layers: int, draws: random.Random
+) -> None:
+    """They are measured together; whatever one of them holds, the others are as they were."""
+    gradients = {}
+    for layer in range(layers):
+        generator = torch.Generator().manual_seed(draws.randrange(2**32))
+        gradient = torch.randn(elements, 2, generator=generator).mul_(10.0 ** draws.randint(-30, 30)).to(dtype)
+        gradient.view(-1)[draws.randrange(2 * elements)] = draws.choice([0.0, -0.0, 1.0, math.nan, math.inf, -math.inf])
+        gradients[layer] = gradient.T if draws.random() < 0.2 else gradient
+    zeros, bad = ({layer for layer in gradients if draws.random() < 0.5} for _ in range(2))
+    wide = {layer for layer in gradients if draws.random() < 0.2}
+    together = read(measure(gradients, zeros, bad, wide))
+    for layer, gradient in gradients.items():
+        alone = read(measure({layer: gradient}, zeros & {layer}, bad & {layer}, wide & {layer}))
+        for found, expected in zip(vars(together).values(), vars(alone).values(), strict=True):
+            assert repr(found.get(layer)) == repr(expected.get(layer))
 
 
 @given(st.lists(FLOATS | st.sampled_from([math.nan, math.inf, -math.inf]), min_size=1, max_size=20), DTYPES)

@@ -1,21 +1,19 @@
 """What watching costs a training on the CPU: the agent beside nothing, wandb, Lightning's norms and ``.item()`` hooks.
 
-python tests/benchmarks/agent_overhead.py [--rounds 7] [--steps 3]      (pip install --group benchmarks)
-A round is one turn for each way to watch, with a turn of nothing before and after it: a ratio is that of a turn to the
-mean of those two. The agent's default is that after its first 1,000 steps: with the interval N that it settles for
-(``settling.py``) a step costs what one costs that is not sampled, which is a turn of its own, with hooks as they are by
-then, and 1/N of what ``every=1`` adds to that, round by round. CPU time is that of the whole process, all threads
-included, over the steps of a turn but its first two; the collector that takes the agent's batches and the service of
-wandb are processes of their own and are not counted.
+python tests/benchmarks/agent_overhead.py [--rounds 8] [--pairs 10]      (pip install --group benchmarks)
+Two equal trainings in one process, one of them watched, a step of each in turns (``pairs.py``); torch has one thread.
+A round is so many pairs of steps for each way to watch, few for those that cost 30 times as much. The agent's
+default is that after its first 1,000 steps: with the interval N that it settles for (``settling.py``) a step costs
+what one costs that is not sampled, which is measured with hooks as they are by then, and 1/N of what ``every=1`` adds
+to that, round by round. The collector that takes the agent's batches and the service of wandb are processes of their
+own and are not counted.
 Exit status 1 where a target is missed by the median.
 """
 
 import argparse
 import statistics
 import tempfile
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import ratios
@@ -23,13 +21,16 @@ import ratios
 ratios.need("torch", "wandb", "lightning", "psutil")
 
 import torch  # noqa: E402 -- once it is known to be there
+from pairs import alone, paired  # noqa: E402 -- likewise
 from servers import collector  # noqa: E402 -- likewise
-from settling import AT_DEFAULT, Settled, settle, turn  # noqa: E402 -- likewise
+from settling import AT_DEFAULT, Settled, settle  # noqa: E402 -- likewise
 from trainings import Gpt, Loop, Lora  # noqa: E402 -- likewise
 from watchers import EVERY_STEP, NOTHING, UNSAMPLED, WANDB, Ways, all_ways  # noqa: E402 -- likewise
 
 DEFAULT = "gradcanary, default after 1,000 steps"
 AT_EVERY_STEP, CHEAPER_THAN_WANDB = 1.03, 10.0
+CLOSE, DEAR_PART = (NOTHING, UNSAMPLED, EVERY_STEP), 5
+"""Ways that have to be told from nothing; of the others one pair in so many is enough."""
 
 
 @dataclass
@@ -45,26 +46,22 @@ class Cost:
         return statistics.median(self.ratios) - 1
 
 
-def measure(loop: Loop, ways: Ways, rounds: int, steps: int) -> dict[str, Cost]:
+def measure(loops: tuple[Loop, Loop], ways: Ways, rounds: int, pairs: int) -> dict[str, Cost]:
     """Return what each way costs."""
     costs = {way: Cost() for way in ways}
     for way in ways:
-        turn(loop, partial(ways[way], loop), 1)  # imports, first connections, caches of torch: not measured
+        paired(loops, ways[way], 1)  # imports, first connections, caches of torch: not measured
     for number in range(rounds):
-        before = turn(loop, nullcontext, steps)
-        others = [way for way in ways if way != NOTHING]
-        for way in others if number % 2 else reversed(others):
-            used, after = turn(loop, partial(ways[way], loop), steps), turn(loop, nullcontext, steps)
+        for way in ways if number % 4 < 2 else reversed(ways):
+            used, ratio = paired(loops, ways[way], pairs if way in CLOSE else max(pairs // DEAR_PART, 1))
             costs[way].cpu_s.append(used)
-            costs[way].ratios.append(2 * used / (before + after))
-            costs[NOTHING].cpu_s.append(after)
-            costs[NOTHING].ratios.append(after / before)
-            before = after
+            costs[way].ratios.append(ratio)
+        loops = loops[::-1]
     return costs
 
 
 def of_default(costs: dict[str, Cost], settled: Settled) -> Cost:
-    """Return what a step of the default costs, from the turns of those that are sampled and those that are not."""
+    """Return what a step of the default costs, from those that are sampled and those that are not."""
     sampled, others = costs[EVERY_STEP], costs[UNSAMPLED]
     return Cost(settled.default(sampled.cpu_s, others.cpu_s), settled.default(sampled.ratios, others.ratios))
 
@@ -89,24 +86,23 @@ def show(costs: dict[str, Cost]) -> bool:
 def main() -> int:
     """Measure both trainings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ratios.ROUNDS)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=10)
     arguments = parser.parse_args()
+    alone()
     are_met = []
     for kind in (Gpt, Lora):
-        loop = Loop(kind)
-        elements = sum(map(torch.numel, loop.trained))
-        print(f"\n{kind.__name__}: {elements:,} parameters in {len(loop.trained)} tensors")
-        print(
-            f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {arguments.rounds} rounds\n", flush=True
-        )
+        loops = Loop(kind), Loop(kind)
+        trained = loops[0].trained
+        print(f"\n{kind.__name__}: {sum(map(torch.numel, trained)):,} parameters in {len(trained)} tensors")
+        print(f"torch {torch.__version__}, {arguments.rounds} rounds of {arguments.pairs} pairs\n", flush=True)
         with (
             tempfile.TemporaryDirectory(prefix="gradcanary-cost-") as folder,
             collector(Path(folder) / "data") as receiver,
         ):
-            settled = settle(loop, receiver.url)
+            settled = settle(loops[0], receiver.url)
             with all_ways(receiver.url, settled) as ways:
-                costs = measure(loop, ways, arguments.rounds, arguments.steps)
+                costs = measure(loops, ways, arguments.rounds, arguments.pairs)
         rest = "some hooks at rest" if settled.rests else "no hook at rest"
         print(f"N = {settled.every}, {rest}; own share {settled.share:.2%}\n", flush=True)
         costs = {DEFAULT: of_default(costs, settled), **costs}
