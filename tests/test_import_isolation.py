@@ -51,6 +51,11 @@ def test_server_and_dashboard_know_only_wire_and_remedies(package: str, stranger
     assert not {stranger, "torch"} & roots_of(loaded_by(IMPORT_ALL.format(package=package)))
 
 
+def test_the_collector_brings_what_numpy_imports_late() -> None:
+    late = "before = set(sys.modules); numpy.unique([1]); print(*set(sys.modules) - before)"
+    assert not loaded_by(f"import sys, numpy, gradcanary_server.app; {late}"), "in the middle of somebody's answer"
+
+
 def imported_from_agent(package: str) -> set[str]:
     """Return the modules of the agent that the sources of a package name."""
     found: set[str] = set()

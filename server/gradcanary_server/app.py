@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+import numpy.ma  # noqa: F401 -- np.unique does at its first call: 20 ms in the middle of somebody's first answer
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException

@@ -125,7 +125,11 @@ def observe(
 
 
 def _milli_decades(levels: NDArray[np.float64]) -> NDArray[np.int16]:
-    return np.clip(np.round(levels * 1000), LOWEST, -LOWEST).astype(np.int16)
+    found = levels * 1000
+    np.rint(found, out=found)
+    np.maximum(found, LOWEST, out=found)
+    np.minimum(found, -LOWEST, out=found)
+    return found.astype(np.int16)
 
 
 def _close(baselines: Baselines, layers: NDArray[np.int64], length: int) -> int:

@@ -78,7 +78,7 @@ def decode(batch: wire.Batch) -> Columns:
     check_int(batch.dropped_steps, "dropped_steps", 0, MAX_STEP)
     state = _state_plane(batch.state, len(steps))
     width = state.shape[1]
-    values, phases = _stats(batch.blocks, steps, state)
+    values, phases = _stats(batch.blocks, batch.steps, steps, state)
     _check_accumulators(batch.accumulators, width if len(steps) else LIMITS.max_layers)
     return Columns(
         layer_set=batch.layer_set,
@@ -128,8 +128,9 @@ def _state_plane(text: str, steps: int) -> NDArray[np.uint8]:
 
 
 def _stats(
-    blocks: tuple[wire.Block, ...], steps: NDArray[np.int64], state: NDArray[np.uint8]
+    blocks: tuple[wire.Block, ...], told: tuple[int, ...], steps: NDArray[np.int64], state: NDArray[np.uint8]
 ) -> tuple[dict[str, NDArray[np.float32]], dict[str, NDArray[np.uint8]]]:
+    """Return the planes of values and the phases of each stat; ``steps`` are those ``told`` by the batch, checked."""
     values: dict[str, NDArray[np.float32]] = {}
     phases: dict[str, NDArray[np.uint8]] = {}
     sent: dict[str, NDArray[np.bool_]] = {}
@@ -137,7 +138,7 @@ def _stats(
     for number, block in enumerate(blocks):
         field = f"blocks.{number}"
         _check_kind(block, field)
-        rows = _rows(block, steps, f"{field}.steps")
+        rows = np.arange(len(steps)) if block.steps == told else _rows(block, steps, f"{field}.steps")
         columns = _layers(block, state.shape[1], f"{field}.layers")
         points += len(rows) * len(columns)
         if points > LIMITS.max_points:

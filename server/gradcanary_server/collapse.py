@@ -58,6 +58,9 @@ def reached(
 ) -> tuple[list[Mask], Mask]:
     """Tell for each of these decades where :func:`common` is so far, which takes no sorting; and where it is known."""
     counted, rank, is_known = _counted(moment, alive, told, baseline, view)
+    if fall.size and fall.max() < min(decades):  # false where one is NaN: nearly always none fell so far
+        is_far = np.broadcast_to(np.count_nonzero(counted, axis=-1) <= rank, rank.shape)
+        return [is_far] * len(decades), is_known
     falls = np.where(counted, fall, np.inf)
     return [np.count_nonzero(falls < each, axis=-1) <= rank for each in decades], is_known
 
@@ -66,13 +69,19 @@ def _counted(
     moment: Planes, alive: Mask, told: Mask, baseline: Floats, view: LayerRules
 ) -> tuple[Mask, NDArray[np.int64], Mask]:
     """Return which layers a common fall is told of, the rank of the one it is, and whether there is one."""
-    heard = alive & moment.seen & (baseline > view.enter_level) & (told | ~moment.zero)
-    counted = heard & ~moment.zero
+    heard = alive & (baseline > view.enter_level)  # the same at all steps, where all layers have been alive
+    if moment.zero.any() or not moment.seen.all():
+        heard = heard & moment.seen & (told | ~moment.zero)
+        counted = heard & ~moment.zero
+    else:
+        counted = heard
     number = np.count_nonzero(counted, axis=-1)
     rank = np.where(number > FEW, np.maximum(1, (COMMON_QUANTILE * (number - 1)).astype(np.int64)), 0)
     living = np.count_nonzero(alive, axis=-1)
     known = 2 * np.count_nonzero(alive & ~np.isnan(baseline), axis=-1) >= living
-    return counted, rank, known & (living > 0) & heard.any(axis=-1)
+    steps = moment.seen.shape[:-1]
+    is_known = np.broadcast_to(known & (living > 0) & heard.any(axis=-1), steps)
+    return counted, np.broadcast_to(rank, steps), is_known
 
 
 def by_fall(moment: Planes, view: LayerRules, fall: Floats, shared: Floats, told: Mask, baseline: Floats) -> Votes:

@@ -5,9 +5,9 @@ that much less. Whatever is given comes back to the last byte: text that would n
 version kept all of it.
 """
 
-import re
 import struct
 
+import numpy as np
 import pybase64
 
 _MARK = b"\x01"
@@ -16,7 +16,7 @@ _MARK = b"\x01"
 _LEAST = 256
 """Characters of a text between quotes that are worth to be cut out."""
 
-_TEXT = re.compile(rb'"([A-Za-z0-9+/]{%d,}={0,2})"' % _LEAST)
+_QUOTE = ord('"')  # found by numpy, and told to be base64 by who decodes it: an expression takes ten times as long
 
 _COUNT = struct.Struct("<I")
 _CUT = struct.Struct("<III")
@@ -26,8 +26,7 @@ _CUT = struct.Struct("<III")
 def kept(raw: bytes) -> bytes:
     """Return a body as the log keeps it."""
     cuts, texts, columns, done, length = [], [], [], 0, 0
-    for found in _TEXT.finditer(raw):
-        begin, end = found.span(1)
+    for begin, end in _texts(raw):
         if (column := _column(raw[begin:end])) is not None:
             texts.append(raw[done:begin])
             length += begin - done
@@ -56,6 +55,13 @@ def restored(body: bytes) -> bytes:
     return b"".join([*found, body[text + done : rest]])
 
 
+def _texts(raw: bytes) -> list[tuple[int, int]]:
+    """Return where long texts between two quotes begin and end, strings of JSON among them."""
+    quotes = np.flatnonzero(np.frombuffer(raw, np.uint8) == _QUOTE)
+    long = np.flatnonzero(np.diff(quotes) > _LEAST)
+    return list(zip((quotes[long] + 1).tolist(), quotes[long + 1].tolist(), strict=True))
+
+
 def _column(text: bytes) -> bytes | None:
     """Return the bytes that a text stands for, None where these do not stand for this very text."""
     try:
@@ -66,4 +72,4 @@ def _column(text: bytes) -> bytes | None:
 
 
 def _is_one(column: bytes) -> bool:
-    return column[:1] == column[-1:] and column.count(column[:1]) == len(column)
+    return column[:1] == column[-1:] and column == column[:1] * len(column)
