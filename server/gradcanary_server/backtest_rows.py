@@ -16,7 +16,8 @@ from sqlalchemy import Connection, delete, func, select, update
 
 from gradcanary_server import rules_json
 from gradcanary_server.backtest import Count
-from gradcanary_server.database import Record, insert_new
+from gradcanary_server.database import Record
+from gradcanary_server.rows import insert_new
 from gradcanary_server.rules import Rules
 from gradcanary_server.schema import backtest
 

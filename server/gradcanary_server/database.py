@@ -1,4 +1,5 @@
-"""Transactions on the store, and every difference between SQL dialects (how to connect: engines; what fails: outages).
+"""Transactions on the store, and what SQL dialects differ in (how to connect: engines; one statement: rows; what fails:
+outages).
 
 SQLite: WAL, on disk before anybody is told of a commit (:mod:`gradcanary_server.wal`), one writer at a time, readers on
 their own connections. PostgreSQL: readers see one snapshot, writers wait for each other at the rows they lock; the
@@ -11,27 +12,23 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Row, Table, Update, bindparam, text, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import DBAPIError
 
+from gradcanary_server import revisions
 from gradcanary_server.door import Door
 from gradcanary_server.engines import (
     BUSY_S,
     CHECKPOINT_PAGES,
     begin_sqlite,
     check_file,
+    check_server,
     claimed,
     left_alone,
     open_engine,
@@ -49,8 +46,6 @@ Record = Row[Any]
 SET_UP_S = 120
 """How long a collector that starts waits for another one that migrates."""
 
-OLDEST_POSTGRESQL = 15
-
 _RECLAIM_S = 0.03
 """In which nobody else writes while room is given back."""
 
@@ -67,11 +62,6 @@ _NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precisi
 _SNAPSHOT: dict[str, dict[str, Any]] = {
     "sqlite": {},
     "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
-}
-
-_INSERT: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
-    "sqlite": sqlite.insert,
-    "postgresql": postgresql.insert,
 }
 
 _SET_UP_LOCK, _TIDY_LOCK = int.from_bytes(b"gradcnry", "big"), int.from_bytes(b"gradtidy", "big")
@@ -165,14 +155,10 @@ class Database:
 
         Raises StoreError, also where there is no store to be reached.
         """
-        config = _migrations()
         self._check()
         try:
             with self.set_up() as connection:
-                before = revision(connection)
-                config.attributes["connection"] = connection
-                command.upgrade(config, "head")
-                return before, str(revision(connection))
+                return revisions.upgrade(connection)
         except CommandError as error:
             raise StoreError(
                 f"The database was written by a newer gradcanary ({error}): upgrade this one, or use another database."
@@ -272,7 +258,7 @@ class Database:
         try:
             with self.read() as connection:
                 if self._dialect == "postgresql":
-                    _check_server(connection)
+                    check_server(connection)
         except DBAPIError as error:
             raise StoreError(
                 f"The database cannot be reached ({_reason(error)}): see that it runs, and that --db is right."
@@ -323,58 +309,6 @@ class Database:
             yield
         finally:
             self._writer.release()
-
-
-def revision(connection: Connection) -> str | None:
-    """Return the revision of the tables, None where there are none."""
-    return MigrationContext.configure(connection).get_current_revision()
-
-
-@lru_cache(maxsize=1)
-def newest_revision() -> str:
-    """Return the revision that this version works with."""
-    return str(ScriptDirectory.from_config(_migrations()).get_current_head())
-
-
-def _migrations() -> Config:
-    config = Config()
-    config.set_main_option("script_location", "gradcanary_migrations:")
-    config.set_main_option("path_separator", "os")
-    return config
-
-
-def insert_new(connection: Connection, table: Table, values: Mapping[str, object]) -> bool:
-    """Insert a row unless there is one of its key; tell whether it is new.
-
-    Waits for another transaction that is inserting the same, which it then sees.
-    """
-    row = _INSERT[connection.dialect.name](table).values(**values).on_conflict_do_nothing()
-    return connection.execute(row.returning(*table.primary_key)).first() is not None
-
-
-def change(connection: Connection, table: Table, key: Mapping[str, object], values: Mapping[str, object]) -> int:
-    """Set columns of the rows that a key names; return how many rows there are."""
-    named = {f"at_{column}": value for column, value in key.items()}
-    return connection.execute(_change(table, tuple(key)), {**named, **values}).rowcount
-
-
-@lru_cache(maxsize=64)
-def _change(table: Table, key: tuple[str, ...]) -> Update:
-    # Made once: to put statements together anew for each batch took longer than to carry them out.
-    return update(table).where(*(table.c[column] == bindparam(f"at_{column}") for column in key))
-
-
-def _check_server(connection: Connection) -> None:
-    version = connection.exec_driver_sql("SHOW server_version").scalar_one()
-    number = connection.exec_driver_sql("SHOW server_version_num").scalar_one()
-    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
-    if int(number) < OLDEST_POSTGRESQL * 10_000:
-        raise StoreError(f"PostgreSQL {version} is too old: this version needs {OLDEST_POSTGRESQL} or newer.")
-    if encoding != "UTF8":
-        raise StoreError(
-            f"The database has the encoding {encoding}: make one with CREATE DATABASE ... TEMPLATE template0 "
-            "ENCODING 'UTF8'."
-        )
 
 
 def _reason(error: Exception) -> str:

@@ -14,8 +14,9 @@ from dataclasses import replace
 from sqlalchemy import Connection, Select, Table, and_, delete, exists, func, select, tuple_, update
 
 from gradcanary_server import incidents, run_names, tiles
-from gradcanary_server.database import Record, insert_new
+from gradcanary_server.database import Record
 from gradcanary_server.errors import RequestError, unknown_run
+from gradcanary_server.rows import insert_new
 from gradcanary_server.schema import (
     HEAVY,
     deleted_session,

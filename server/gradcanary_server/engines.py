@@ -29,6 +29,8 @@ CLAIM_S = 3.0
 CHECKED_BYTES = 2**30
 """Of an SQLite file that is read through before it is used, at 0.4 s of CPU a gigabyte: not of one that is larger."""
 
+OLDEST_POSTGRESQL = 15
+
 STATEMENT_S = 30
 """How long PostgreSQL works on a statement before it gives up."""
 
@@ -149,6 +151,20 @@ def check_file(engine: Engine) -> None:
         raise StoreError(
             f"{path} is damaged ({' '.join(found.split())}), and was left as it is: put a backup in its place, or "
             f"choose another folder with --data DIR. What can be read of it: sqlite3 {path} .recover"
+        )
+
+
+def check_server(connection: Connection) -> None:
+    """Raise StoreError where this version cannot use a PostgreSQL."""
+    version = connection.exec_driver_sql("SHOW server_version").scalar_one()
+    number = connection.exec_driver_sql("SHOW server_version_num").scalar_one()
+    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+    if int(number) < OLDEST_POSTGRESQL * 10_000:
+        raise StoreError(f"PostgreSQL {version} is too old: this version needs {OLDEST_POSTGRESQL} or newer.")
+    if encoding != "UTF8":
+        raise StoreError(
+            f"The database has the encoding {encoding}: make one with CREATE DATABASE ... TEMPLATE template0 "
+            "ENCODING 'UTF8'."
         )
 
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from gradcanary import wire
-from gradcanary_server.database import insert_new
 from gradcanary_server.errors import RequestError
 from gradcanary_server.observations import LayerFacts
+from gradcanary_server.rows import insert_new
 from gradcanary_server.schema import layer, layer_set, session
 
 _CACHED_SETS = 256

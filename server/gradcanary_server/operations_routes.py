@@ -11,10 +11,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from gradcanary_server.answer_shapes import answered
-from gradcanary_server.database import Database, newest_revision, revision
+from gradcanary_server.database import Database
 from gradcanary_server.gauges import Gauges
 from gradcanary_server.loops import Loop
 from gradcanary_server.outages import unavailable
+from gradcanary_server.revisions import newest_revision, revision
 from gradcanary_server.rules import Rules
 
 OK = "ok"

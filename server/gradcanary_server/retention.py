@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select, update
 
-from gradcanary_server.database import insert_new
+from gradcanary_server.rows import insert_new
 from gradcanary_server.schema import run, vigil
 
 DOUBT_S = 86_400.0

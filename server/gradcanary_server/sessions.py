@@ -15,11 +15,12 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from gradcanary import wire
 from gradcanary_server import absences, incidents, launches, layer_sets, layers, run_names
-from gradcanary_server.database import Record, change, insert_new
+from gradcanary_server.database import Record
 from gradcanary_server.deletion import check_deleted
 from gradcanary_server.errors import RequestError
 from gradcanary_server.leaps import is_ahead
 from gradcanary_server.requests import MAX_FACTS
+from gradcanary_server.rows import change, insert_new
 from gradcanary_server.schema import run, session
 
 SILENT = "silent"

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, select
 
-from gradcanary_server.database import change
 from gradcanary_server.nodes import FACTOR
 from gradcanary_server.packing import Arrays, lean, pack, unpack
+from gradcanary_server.rows import change
 from gradcanary_server.schema import chain, tile
 
 ROWS = 256

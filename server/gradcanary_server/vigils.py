@@ -6,8 +6,9 @@ an outage of them or of the database, a full disk or a machine that slept, liste
 
 from sqlalchemy import Connection, select, update
 
-from gradcanary_server.database import Database, insert_new
+from gradcanary_server.database import Database
 from gradcanary_server.life import Vigil
+from gradcanary_server.rows import insert_new
 from gradcanary_server.schema import vigil
 
 BEAT_S = 15.0

@@ -1,6 +1,7 @@
 """A damaged file, a disk that is full or read-only, a clock that jumps: what a collector on SQLite says and keeps."""
 
 import os
+import signal
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -164,6 +165,29 @@ def ill(tmp_path):
     collector.kill()
 
 
+def player_of(collector):
+    """Return the process that plays runs again for a collector, None where there is none."""
+    for each in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_one = b"backtest_worker" in (each / "cmdline").read_bytes()
+            if is_one and fields_of(each)[1] == str(collector.process.pid):
+                return int(each.name)
+    return None
+
+
+def is_over(process):
+    """Tell whether a process has ended: one that nobody asks for its status is still there, as a name."""
+    try:
+        return fields_of(Path(f"/proc/{process}"))[0] == "Z"
+    except OSError:
+        return True
+
+
+def fields_of(process):
+    """Return what Linux says of a process behind its name: its state, its parent, and more."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
+
+
 def asking(collector):
     return httpx.Client(base_url=collector.url, headers={"Content-Type": "application/json"}, timeout=60)
 
@@ -180,11 +204,19 @@ def test_a_disk_that_fails_heals_without_a_restart_and_one_that_loses_ends_the_p
         disk.unlink()
         eventually(lambda: post(client, 1, 64, 128).status_code == 200)
         assert client.get("/readyz").json()["checks"]["database"] == "ok"
+        client.get("/api/v1/rules/backtest").raise_for_status()
+        player = eventually(lambda: player_of(ill))
+        os.kill(player, signal.SIGSTOP)  # as long as it lives it has the store open
         disk.write_text("lose")
         with suppress(httpx.HTTPError):  # it may end before the last answer
             while asked_to_come_back(post(client, 2, 128, 192)):
                 pass
     assert ill.process.wait(60) == os.EX_IOERR
+    try:
+        eventually(lambda: is_over(player), 30)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(player, signal.SIGKILL)
     assert any("What was acknowledged is there." in line for line in ill.output)
     disk.unlink()
     with asking(ill.start()) as client:

@@ -14,10 +14,11 @@ from frail import Frail, die, mortal
 from sqlalchemy import MetaData, func, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
-from gradcanary_server.database import Database, newest_revision
+from gradcanary_server.database import Database
 from gradcanary_server.errors import StoreError
 from gradcanary_server.layer_sets import KnownSets
 from gradcanary_server.observations import LayerFacts
+from gradcanary_server.revisions import newest_revision
 from gradcanary_server.schema import endpoint, fold_state, launch, layer_set, metadata, metric, session
 
 OF_THE_OLDER_VERSION = {

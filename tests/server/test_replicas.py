@@ -104,10 +104,12 @@ class Killer:
             self._dead = None
 
 
-def whose(collectors, port):
-    """Return the collector from whose port a request came, and comes still."""
+def whose(collectors, receiver, port):
+    """Return the collector from whose port a request to a receiver came, and comes still."""
+    # By both ends: another connection of this machine may have the same port, to somebody else.
+    ends = [f"0100007F:{each:04X}" for each in (port, receiver.port)]
     rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines())
-    [inode] = [row[9] for row in rows if row[1] == f"0100007F:{port:04X}"]
+    [inode] = [row[9] for row in rows if row[1:3] == ends]
     for collector in collectors:
         for descriptor in Path(f"/proc/{collector.process.pid}/fd").iterdir():
             if str(descriptor.readlink()) == f"socket:[{inode}]":
@@ -157,7 +159,7 @@ def test_two_that_are_killed_in_turn_equal_one_that_is_left_alone(start, postgre
     killer.restore()
     client.send_batches(stream, WELL_AT)
     [first] = faulty.wait(1)
-    dead = whose(both, first.port)
+    dead = whose(both, faulty, first.port)
     dead.kill()
     [alive] = [each for each in both if each is not dead]
     faulty.wait(2)  # what the dead one had claimed is sent by the other

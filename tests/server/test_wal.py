@@ -3,6 +3,8 @@
 import errno
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -360,6 +362,25 @@ def test_one_descriptor_is_kept_until_there_is_another_log(log, monkeypatch):
         written.flush()
     assert flushed == [old, old, old, file.stat().st_ino], "the old one once more, for what it may say of the disk"
     written.close()
+
+
+def test_to_close_a_store_gives_back_no_lock_that_others_of_this_process_have(store, tmp_path):
+    """Linux takes all of a process on a file with the first descriptor of it that is closed."""
+    write(store, 1)
+    store.checkpoint()
+    file = tmp_path / "gradcanary.db"
+    with closing(sqlite3.connect(file)) as other:
+        assert other.execute("SELECT run_id FROM fold_state").fetchall() == [(1,)]
+        store.close()
+        assert "locked" in with_the_log_taken_away(file), "by another process, from under one that has it open"
+    assert with_the_log_taken_away(file) == "delete"
+
+
+def with_the_log_taken_away(file):
+    """Return what SQLite says to somebody who wants no log beside a file any more."""
+    program = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1], 0).execute('PRAGMA journal_mode=DELETE'))"
+    said = subprocess.run([sys.executable, "-ISc", program, file], capture_output=True, text=True, check=False)
+    return (said.stdout or said.stderr).strip(" (),'\n")
 
 
 @pytest.mark.parametrize("said", [0, 1])
