@@ -31,7 +31,7 @@ def await_figures(page: Page) -> None:
     page.wait_for_selector("main h1:visible")
     until(
         page,
-        "Array.from(document.querySelectorAll('.dash-graph')).every("
+        "Array.from(document.querySelectorAll('[data-figure]')).every("
         "(graph) => graph.closest('[hidden]') || graph.querySelector('.main-svg'))",
     )
 
