@@ -29,7 +29,7 @@ PACKED_FROM = 1_000
 MOST = 64
 """Packed files that are remembered; a page needs twelve."""
 
-_ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parent / "assets"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Bundle:
     @classmethod
     def of(cls, ending: str, media_type: str) -> Bundle:
         """Return all of ours with this ending, in the order of their names."""
-        found = sorted(each for each in _ASSETS.glob(f"*.{ending}") if each.name != PLOTLY)
+        found = sorted(each for each in ASSETS.glob(f"*.{ending}") if each.name != PLOTLY)
         body = b"\n".join(each.read_bytes() for each in found)
         return cls(f"/assets/pages-{blake2b(body, digest_size=8).hexdigest()}.{ending}", body, media_type)
 

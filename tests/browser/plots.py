@@ -11,6 +11,7 @@ IMAGE = "#heatmap .heatmaplayer image"
 def open_run(open_page: Callable[..., Page], url: str, path: str) -> Page:
     page = open_page(f"{url}/runs/{path}")
     page.wait_for_selector(IMAGE)
+    page.wait_for_selector("#trend .main-svg", state="attached")
     return page
 
 
