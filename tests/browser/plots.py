@@ -33,7 +33,7 @@ def await_figures(page: Page) -> None:
     until(
         page,
         "Array.from(document.querySelectorAll('[data-figure]')).every("
-        "(graph) => graph.closest('[hidden]') || graph.querySelector('.main-svg'))",
+        "(graph) => !graph.getClientRects().length || graph.querySelector('.main-svg'))",
     )
 
 
