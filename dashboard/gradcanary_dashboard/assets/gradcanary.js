@@ -205,12 +205,17 @@
   // Who chooses something asks at once; Dash, which takes a while to hear of it, and the next beat get that answer.
   function askOnce(path, search, shown) {
     const words = [path, search, shown].join("\n");
-    if (!latest || latest.words !== words) {
+    if (!latest || latest.words !== words || (latest.taken && !isBeingFilled(latest))) {
       const asked = { words, answer: askWhole(path, search, shown) };
       asked.answer.catch(() => forget(asked));
       latest = asked;
     }
     return latest;
+  }
+
+  // Until Dash has put an answer into the page, that page still says what it had.
+  function isBeingFilled(asked) {
+    return Boolean(asked.taken) && performance.now() - asked.taken < LONGEST_MS;
   }
 
   function forget(asked) {
@@ -237,6 +242,7 @@
     const shown = heart.dataset.shown || "";
     due = began + BEAT_MS;
     const asked = askOnce(pathname, search, shown);
+    if (isBeingFilled(asked)) return;
     asked.answer.then((answer) => {
       due = Math.max(due, began + Math.min(LONGEST_MS, 1.5 * (performance.now() - began)));
       // The reader may be on another page by now, that of another run, too.
@@ -252,7 +258,8 @@
     const [search, shown] = [chosen || "", held || ""];
     const asked = askOnce(path, search, shown);
     const answer = await asked.answer.catch(() => null);
-    forget(asked);
+    if (answer) asked.taken = performance.now();
+    else forget(asked);
     // Nothing is new, or the reader has left meanwhile, for another run of the same kind of page, too.
     const isHere = () => window.location.pathname === path && document.getElementById(answer.page + "-heart");
     if (!answer || !isHere() || !outputs.some(({ id }) => id === answer.page + "-heart")) throw window.dash_clientside.PreventUpdate;
