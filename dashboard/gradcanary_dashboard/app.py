@@ -14,11 +14,8 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gradcanary_dashboard import callbacks, client, csv_files, news, on_demand, pages, shell
+from gradcanary_dashboard import callbacks, client, csv_files, files, news, on_demand, pages, shell
 from gradcanary_dashboard.client import Collector
-
-KEPT = "private, max-age=31536000, immutable"
-"""Of a file whose address changes when it does: browsers ask once. Not public: a proxy would show it to strangers."""
 
 MAX_BODY = 2**20
 """Bytes that a page says of itself; a few thousand are usual."""
@@ -40,6 +37,7 @@ def mount(
 
 
 def _mount(server: FastAPI, collector: Collector) -> Dash:
+    files.register(server)
     news.register(server, collector)
     on_demand.register(server, collector)
     csv_files.register(server, collector)
@@ -51,7 +49,7 @@ def _mount(server: FastAPI, collector: Collector) -> Dash:
         update_title=None,  # type: ignore[arg-type]  # None, its documented way to leave the title alone
         serve_locally=True,
         index_string=shell.INDEX,
-        assets_ignore=shell.PLOTLY,
+        assets_ignore=".*",  # they are in our own document, as two files
         suppress_callback_exceptions=True,
         add_log_handler=False,
     )
@@ -76,8 +74,7 @@ class Documents:
 
     def __init__(self, app: ASGIApp, policy: str) -> None:
         self.app = app
-        # What is kept for a year is worth more of an effort than an answer: a tenth of the bytes of a first visit.
-        self.files = GZipMiddleware(app, minimum_size=1000, compresslevel=6)
+        self.files = files.Packed(app)
         self.policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,8 +96,6 @@ class Documents:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                if message["status"] == 200 and _is_fingerprinted(scope):
-                    headers["cache-control"] = KEPT
                 if headers.get("content-type", "").startswith("text/html"):
                     headers.setdefault("content-security-policy", self.policy)
                     headers.setdefault("x-content-type-options", "nosniff")
@@ -152,13 +147,6 @@ def _is_small(headers: Headers, method: str) -> bool:
 def _is_file(scope: Scope) -> bool:
     """Tell whether a file is asked for: one of ours or of Dash's."""
     return str(scope["path"]).startswith(("/assets/", "/_dash-component-suites/"))
-
-
-def _is_fingerprinted(scope: Scope) -> bool:
-    """Tell whether an address is that of a file of ours as it is now: with the time of its change, or its version."""
-    query: bytes = scope["query_string"]
-    has_time = scope["path"].startswith("/assets/") and query.startswith(b"m=")
-    return has_time or scope["path"] == f"/assets/{shell.PLOTLY}"
 
 
 def _is_own(headers: Headers) -> bool:

@@ -19,15 +19,6 @@ from gradcanary_dashboard.view import View
 Figure: TypeAlias = dict[str, Any]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-CONFIG: Any = {
-    "displayModeBar": False,
-    "displaylogo": False,
-    "plotlyServerURL": "",
-    "doubleClick": "autosize",
-    "responsive": True,
-}
-"""No button that sends a chart to a cloud, no link to the maker; a double click shows the whole run again."""
-
 MARGIN = {"l": 92, "r": 16, "t": 20, "b": 42}
 TICK_PX = 24
 LINE = 34

@@ -8,7 +8,6 @@ from typing import Literal
 from dash import ClientsideFunction, Dash, Input, Output, State
 
 from gradcanary_dashboard import (
-    compare_figures,
     endpoint_actions,
     first_start,
     incident_callbacks,
@@ -21,7 +20,6 @@ from gradcanary_dashboard import (
 from gradcanary_dashboard.client import Collector, asking_once
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.pages import PAGES, Page
-from gradcanary_dashboard.stats import STATS
 from gradcanary_dashboard.threads import Contents, threaded
 
 
@@ -86,21 +84,6 @@ def _register_browser(app: Dash) -> None:
         register_callback: Callable[..., None] = app.clientside_callback
         register_callback(ClientsideFunction("gradcanary", function), *arguments, prevent_initial_call=at_click)
 
-    figures = {
-        "run": ("heatmap", "trend"),
-        "layer": tuple(f"stat-{stat}" for stat in STATS),
-        "compare": tuple(compare_figures.FIGURES),
-    }
-    for page, drawn in figures.items():
-        zooms = [Input(figure, "relayoutData") for figure in drawn]
-        browser("zoom", Output(f"{page}-url", "search"), *zooms, at_click=True)
-    browser(
-        "choose",
-        Output("run-url", "search", allow_duplicate=True),
-        Input("heatmap", "clickData"),
-        State("heatmap", "figure"),
-        at_click=True,
-    )
     browser("show_choices", Output("rows", "value"), Input("run-url", "search"))
     browser("show_axis", Input("layer-url", "search"))
     again = Output("rows", "value", allow_duplicate=True)

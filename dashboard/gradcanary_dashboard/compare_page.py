@@ -43,7 +43,7 @@ SLOTS = {
     "differences-tally": "children",
     "differences-csv": "href",
     "differences-rest": "children",
-    **dict.fromkeys(FIGURES, "figure"),
+    **dict.fromkeys(FIGURES, parts.FIGURE),
     **{f"compare-option-{stat}": "hidden" for stat in STATS},
 }
 """Id and property of everything that a refresh fills."""

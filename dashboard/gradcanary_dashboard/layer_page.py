@@ -45,7 +45,7 @@ SLOTS = {
     "siblings": layer_table.ROWS,
     "siblings-tally": "children",
     "layer-notes": "children",
-    **{f"stat-{stat}": "figure" for stat in STATS},
+    **{f"stat-{stat}": parts.FIGURE for stat in STATS},
     **{f"note-{stat}": "children" for stat in STATS},
     **{f"shown-{stat}": "hidden" for stat in STATS},
 }

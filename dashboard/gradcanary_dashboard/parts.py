@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import orjson
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gradcanary_dashboard import axes
 from gradcanary_dashboard.verdict import Verdict
 
 Children: TypeAlias = str | Component | Sequence[str | Component] | None
 
 ICONS = {"quiet": "check", "waiting": "dots", "information": "info", "warning": "warning", "critical": "critical"}
+FIGURE = "data-figure"
+"""The attribute that holds a figure, as JSON: ``assets/figures.js`` draws it."""
+
 RUN_STATES = {"live": "pulse", "stale": "clock", "silent": "muted", "finished": "flag", "crashed": "critical"}
 
 
@@ -107,10 +110,10 @@ def graph(
     ``more`` can be taken along beside its picture. Of one that is shown after it was hidden the ``height`` has to be
     given: Plotly fits it into what is around it then, and that would be nothing.
     """
-    empty = {"data": [], "layout": {"height": 200}}
-    config: Any = axes.CONFIG if zooms_back else {**axes.CONFIG, "doubleClick": False}
     room = {} if height is None else {"height": height}
-    drawn = dcc.Graph(id=name, figure=figure or empty, config=config, clear_on_unhover=True, style=room)
+    written = orjson.dumps(figure or {"data": [], "layout": {"height": 200}}, option=orjson.OPT_NON_STR_KEYS).decode()
+    held = attributes(data_figure=written, data_still=None if zooms_back else "1")
+    drawn = html.Div(id=name, style=room, **held)
     saved = attributes(data_share="picture", aria_label=f"Save as a picture: {words}")
     save = html.Button(icon("save"), type="button", className="save", title="Save as PNG", **saved)
     return html.Figure(

@@ -9,10 +9,7 @@ from typing import Any
 
 from dash import Dash, dcc, html
 
-from gradcanary_dashboard import incident_forms, parts
-
-PLOTLY = "plotly-cartesian-4.1.1.min.js"
-"""The part of Plotly that draws on two axes: a third of the whole."""
+from gradcanary_dashboard import files, incident_forms, parts
 
 # Set before the first paint, or a dark page would flash white.
 _THEME = """<script>
@@ -24,8 +21,7 @@ _THEME = """<script>
 })();
 </script>"""
 
-# Dash loads all of Plotly, from the address in a variable, once it meets a figure and there is none: it gets another
-# address, and pages with figures do not wait until then.
+# Pages with figures do not wait until there is one (``assets/figures.js``).
 INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -38,22 +34,25 @@ THEME
 <script>
 (function () {
   var plotly = "/assets/PLOTLY";
-  Object.defineProperty(window, "_dashPlotlyJSURL", { get: function () { return plotly; }, set: function () {} });
+  document.documentElement.dataset.plotly = plotly;
   var hasFigures = /^\\/(runs\\/|compare)/.test(location.pathname);
   var early = document.createElement(hasFigures ? "script" : "link");
-  if (hasFigures) early.src = plotly;
+  if (hasFigures) Object.assign(early, { id: "plotly", src: plotly, onerror: function () { early.remove(); } });
   else Object.assign(early, { rel: "prefetch", href: plotly });
   document.head.appendChild(early);
 })();
 </script>
 {%css%}
+<link rel="stylesheet" href="SHEETS">
 </head>
 <body>
 {%app_entry%}
-<footer>{%config%}{%scripts%}{%renderer%}</footer>
+<footer>{%config%}<script src="SCRIPTS"></script>{%scripts%}{%renderer%}</footer>
 </body>
-</html>""".replace("PLOTLY", PLOTLY).replace("THEME", _THEME)
-
+</html>""".replace("THEME", _THEME)
+INDEX = (
+    INDEX.replace("SHEETS", files.SHEETS.path).replace("SCRIPTS", files.SCRIPTS.path).replace("PLOTLY", files.PLOTLY)
+)
 
 NOWHERE = """<!DOCTYPE html>
 <html lang="en">

@@ -11,6 +11,7 @@ IMAGE = "#heatmap .heatmaplayer image"
 def open_run(open_page: Callable[..., Page], url: str, path: str) -> Page:
     page = open_page(f"{url}/runs/{path}")
     page.wait_for_selector(IMAGE)
+    page.wait_for_selector("#trend .main-svg", state="attached")
     return page
 
 
@@ -31,8 +32,8 @@ def await_figures(page: Page) -> None:
     page.wait_for_selector("main h1:visible")
     until(
         page,
-        "Array.from(document.querySelectorAll('.dash-graph')).every("
-        "(graph) => graph.closest('[hidden]') || graph.querySelector('.main-svg'))",
+        "Array.from(document.querySelectorAll('[data-figure]')).every("
+        "(graph) => !graph.getClientRects().length || graph.querySelector('.main-svg'))",
     )
 
 

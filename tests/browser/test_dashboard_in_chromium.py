@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import scenes
 from playwright.sync_api import Page, Response, expect
-from plots import await_figures
+from plots import await_figures, until
 
-from gradcanary_dashboard.shell import PLOTLY
+from gradcanary_dashboard.files import PLOTLY
 
 RUN = "lora-fell"
 IMAGE = "#heatmap .heatmaplayer image"
@@ -142,6 +142,7 @@ def test_the_value_of_a_cell_can_be_read(shared: Any, open_page: Callable[..., P
 def test_a_deep_link_shows_its_steps_and_its_incident(shared: Any, open_page: Callable[..., Page]) -> None:
     number = shared.get("/api/v1/incidents", run=RUN).json()["incidents"][0]["id"]
     page = open_run(open_page, shared.url, f"?incident={number}&from=200&to=300")
+    until(page, "document.querySelectorAll(':is(#heatmap, #trend, #loss) .js-plotly-plot').length === 3")
     ranges = page.evaluate(
         "['heatmap', 'trend', 'loss'].map((id) => document.querySelector(`#${id} .js-plotly-plot`).layout.xaxis.range)"
     )

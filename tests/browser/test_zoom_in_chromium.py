@@ -1,13 +1,14 @@
 """Zoom to the very step, by mouse, finger and key, while steps arrive."""
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import scenes
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from plots import IMAGE, drag, meta, open_run, place, point, query, steps_in_sight, until
 
 RUN = "lora-collapse"
@@ -23,7 +24,9 @@ def test_dragging_on_the_heatmap_zooms_to_the_very_step(shared: Any, open_page: 
     assert meta(page)["width"] == 1
     first, last = int(query(page)["from"]), int(query(page)["to"])
     assert 340 <= first <= 360 < 480 <= last <= 500
-    assert steps_in_sight(page) == steps_in_sight(page, "trend") == [first - 0.5, last + 0.5]
+    assert steps_in_sight(page) == [first - 0.5, last + 0.5]
+    ranged = "range => '' + document.querySelector('#trend .js-plotly-plot').layout.xaxis.range === '' + range"
+    until(page, ranged, arg=[first - 0.5, last + 0.5])
     drag(page, "trend", 0.5, 0.52)
     until(page, "document.querySelector('#heatmap .js-plotly-plot').layout.meta.steps.length < 6")
     first = int(query(page)["from"])
@@ -42,6 +45,33 @@ def test_dragging_on_the_heatmap_zooms_to_the_very_step(shared: Any, open_page: 
     expect(page.locator(".reset")).to_be_hidden()
     expect(page.locator("#run-zoom-note")).to_contain_text("2 steps per column")
     assert query(page) == {}
+
+
+def test_a_zoom_asks_once_and_metrics_wait_for_the_heatmap(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, RUN)
+    page.wait_for_selector("#trend .main-svg")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("response", lambda answer: asked.append("answer to " + answer.url))
+
+    def dawdle(route: Route) -> None:
+        time.sleep(1)  # metrics would be asked for meanwhile
+        route.continue_()
+
+    page.route(lambda url: "/_news" in url and "from%3D" in url, dawdle)
+    page.evaluate("""() => {
+        const plot = document.querySelector("#heatmap .js-plotly-plot");
+        window.drawn = [];
+        plot.on("plotly_afterplot", () => { window.drawn.push(plot.layout.meta.width); });
+    }""")
+    drag(page, "heatmap", 0.5, 0.7)
+    expect(page.locator("#run-zoom-note")).to_have_text("single steps")
+    page.locator("#loss").scroll_into_view_if_needed()
+    until(page, "document.querySelector('#loss .js-plotly-plot').layout.xaxis.range[0] > 300")
+    assert page.evaluate("window.drawn") == [2, 1], "where the mouse led, and what the collector says of it"
+    first, second, *_ = [each for each in asked if "from%3D" in each]
+    assert "/_news" in first
+    assert second == f"answer to {first}", "metrics wait for the heatmap"
 
 
 def test_keys_zoom_as_well_as_a_mouse(shared: Any, open_page: Callable[..., Page]) -> None:

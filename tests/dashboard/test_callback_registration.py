@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 from gradcanary_dashboard import silences_page, threads, tokens_page
 from gradcanary_dashboard.app import create_app, mount
 from gradcanary_dashboard.endpoint_words import SENT_AGAIN
+from gradcanary_dashboard.files import PLOTLY
 from gradcanary_dashboard.pages import PAGES
-from gradcanary_dashboard.shell import PLOTLY
 from gradcanary_dashboard.threads import changing, threaded
 
 ASSETS = Path(threads.__file__).parent / "assets"

@@ -19,7 +19,9 @@
 
   function go(changes) {
     const wanted = search(changes);
-    if (wanted !== window.location.search) window.dash_clientside.set_props(page() + "-url", { search: wanted });
+    if (wanted === window.location.search) return;
+    window.gradcanary.askAhead(wanted);
+    window.dash_clientside.set_props(page() + "-url", { search: wanted });
   }
 
   // Another page, without loading the document anew.

@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const { go, page, search } = window.gradcanary;
+  const { go, page } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -67,19 +67,6 @@
     const last = change["xaxis.range[1]"];
     if (first !== undefined && last !== undefined) return within(window.gradcanary.step(first), window.gradcanary.step(last));
     return change["xaxis.autorange"] ? { from: null, to: null } : null;
-  }
-
-  function zoom() {
-    const context = window.dash_clientside.callback_context;
-    const changes = zoomed((context.triggered[0] || {}).value || {});
-    const wanted = changes && search(changes);
-    return wanted === null || wanted === window.location.search ? window.dash_clientside.no_update : wanted;
-  }
-
-  function choose(click, figure) {
-    const point = click && click.points && click.points[0];
-    const name = point && figure.layout.meta && figure.layout.meta.layers[point.y];
-    return name === undefined || !name ? window.dash_clientside.no_update : search({ layer: name });
   }
 
   // The controls follow the address (back, forward), the field never while one types.
@@ -213,11 +200,37 @@
     });
   }
 
+  let latest = null; // the question that was asked last, in its words, and the answer to come
+
+  // Who chooses something asks at once; Dash, which takes a while to hear of it, and the next beat get that answer.
+  function askOnce(path, search, shown) {
+    const words = [path, search, shown].join("\n");
+    if (!latest || latest.words !== words || (latest.taken && !isBeingFilled(latest))) {
+      const asked = { words, answer: askWhole(path, search, shown) };
+      asked.answer.catch(() => forget(asked));
+      latest = asked;
+    }
+    return latest;
+  }
+
+  // Until Dash has put an answer into the page, that page still says what it had.
+  function isBeingFilled(asked) {
+    return Boolean(asked.taken) && performance.now() - asked.taken < LONGEST_MS;
+  }
+
+  function forget(asked) {
+    if (latest === asked) latest = null;
+  }
+
+  function askAhead(search) {
+    const heart = document.querySelector(".heart");
+    if (heart) askOnce(window.location.pathname, search, heart.dataset.shown || "");
+  }
+
   const BEAT_MS = 1000;
   const LONGEST_MS = 5000;
 
   let due = 0; // when this page asks next
-  let brought = null; // what a beat was answered, and what it had asked
 
   // While an answer is awaited nobody asks again, and then not for half as long as it took: a slow collector gets fewer
   // questions, not a queue of them.
@@ -228,12 +241,14 @@
     const { pathname, search } = window.location;
     const shown = heart.dataset.shown || "";
     due = began + BEAT_MS;
-    askWhole(pathname, search, shown).then((answer) => {
+    const asked = askOnce(pathname, search, shown);
+    if (isBeingFilled(asked)) return;
+    asked.answer.then((answer) => {
       due = Math.max(due, began + Math.min(LONGEST_MS, 1.5 * (performance.now() - began)));
       // The reader may be on another page by now, that of another run, too.
-      if (!answer || !heart.isConnected || window.location.pathname !== pathname) return;
-      brought = { asked: [pathname, search, shown].join("\n"), answer: answer };
-      window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
+      const isWanted = answer && heart.isConnected && window.location.pathname === pathname;
+      if (!isWanted) forget(asked);
+      else if (latest === asked) window.dash_clientside.set_props(heart.id, { "data-news": Date.now() });
     }, () => { /* the banner says so */ });
   }
 
@@ -241,14 +256,18 @@
   async function refresh(news, chosen, held, path) {
     const outputs = window.dash_clientside.callback_context.outputs_list;
     const [search, shown] = [chosen || "", held || ""];
-    const isBrought = brought && brought.asked === [path, search, shown].join("\n");
-    const asked = isBrought ? brought.answer : askWhole(path, search, shown).catch(() => null);
-    brought = null;
-    const answer = await asked;
+    const asked = askOnce(path, search, shown);
+    const answer = await asked.answer.catch(() => null);
+    if (answer) asked.taken = performance.now();
+    else forget(asked);
     // Nothing is new, or the reader has left meanwhile, for another run of the same kind of page, too.
-    const isHere = window.location.pathname === path && answer && document.getElementById(answer.page + "-heart");
-    if (!isHere || !outputs.some(({ id }) => id === answer.page + "-heart")) throw window.dash_clientside.PreventUpdate;
-    return outputs.map(({ id }) => (id in answer.slots ? answer.slots[id] : window.dash_clientside.no_update));
+    const isHere = () => window.location.pathname === path && document.getElementById(answer.page + "-heart");
+    if (!answer || !isHere() || !outputs.some(({ id }) => id === answer.page + "-heart")) throw window.dash_clientside.PreventUpdate;
+    const figures = outputs.filter(({ id, property }) => property === "data-figure" && id in answer.slots);
+    const texts = await window.gradcanary.drawFirst(Object.fromEntries(figures.map(({ id }) => [id, answer.slots[id]])));
+    if (!isHere()) throw window.dash_clientside.PreventUpdate;
+    const filled = { ...answer.slots, ...texts };
+    return outputs.map(({ id }) => (id in filled ? filled[id] : window.dash_clientside.no_update));
   }
 
   // Whoever comes back to a tab sees what is now, and not what was until the next second.
@@ -354,12 +373,12 @@
     if (!kept) root.dataset.theme = system.matches ? "dark" : "light";
   });
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { zoomed, copied });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { zoomed, copied, askAhead });
 
   setInterval(wordTimes, 500);
   setInterval(beat, BEAT_MS / 10);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    gradcanary: { zoom, choose, refresh, show_choices: showChoices, show_axis: showAxis, title: setTitle },
+    gradcanary: { refresh, show_choices: showChoices, show_axis: showAxis, title: setTitle },
   });
 })();

@@ -7,12 +7,12 @@
   const FEW = 12; // more lines than these get a field to find some
   const AGAIN_MS = 2000; // after a question that nobody answered
   const SHOWN = 60; // entries of a legend at a time
-  const CONFIG = { displayModeBar: false, displaylogo: false, plotlyServerURL: "", doubleClick: "autosize", responsive: true };
 
   const cards = new Map(); // key -> { element, plot, legend, note, found, of, sought }
   const inSight = new Set();
   let told = { panels: [] };
   let text = null;
+  let filled = {}; // what the page was filled with last, and the query of that
   let box = null; // the element that holds the cards
   let sent = 0;
 
@@ -80,6 +80,15 @@
     return told.run + "|" + told.revision + "|" + window.location.search;
   }
 
+  // What is looked at comes first: the heatmap of an address, then its metrics.
+  function isFilled() {
+    const heart = document.querySelector(".heart");
+    const shown = heart && heart.dataset.shown;
+    if (!shown) return false;
+    if (shown !== filled.shown) filled = { shown, chosen: JSON.parse(shown).chosen };
+    return filled.chosen === window.location.search;
+  }
+
   function load() {
     const now = wanted();
     ask(Array.from(inSight).filter((key) => cards.has(key) && cards.get(key).of !== now && cards.get(key).asked !== now));
@@ -92,7 +101,7 @@
   }
 
   function ask(missing) {
-    if (!missing.length || !window.Plotly || !box || !box.isConnected) return;
+    if (!missing.length || !window.Plotly || !box || !box.isConnected || !isFilled()) return;
     const now = wanted();
     const of = { run: told.run, search: window.location.search };
     const query = new URLSearchParams(of);
@@ -117,18 +126,10 @@
     Object.assign(card, { of, number, found: panel });
     card.table.href = "/_csv/metrics?" + new URLSearchParams({ ...question, key: panel.key });
     delete card.plot.dataset.says;
-    const isFirst = !card.plot._fullLayout;
-    window.Plotly.react(card.plot, panel.figure.data, panel.figure.layout, CONFIG).then(() => {
-      if (isFirst) card.plot.on("plotly_relayout", zoomed);
-    });
+    window.gradcanary.react(card.plot, panel.figure);
     card.note.dataset.last = "1";
     card.note.textContent = [card.words, panel.last].filter(Boolean).join(" · ");
     drawLegend(card);
-  }
-
-  function zoomed(change) {
-    const wanted = window.gradcanary.zoomed(change);
-    if (wanted) window.gradcanary.go(wanted);
   }
 
   // ---- legends

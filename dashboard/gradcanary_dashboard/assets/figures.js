@@ -1,0 +1,160 @@
+/* Figures: what they show is JSON in an attribute of their place, drawn by Plotly without Dash, which drew each one twice
+   as it came, once more with what it had shown before at each zoom, and compared all of its cells with each other. */
+(function () {
+  "use strict";
+
+  const { go } = window.gradcanary;
+  const root = document.documentElement;
+  const NEAR_PX = 200; // out of sight by no more than this is in sight
+  const CALM_MS = 500; // what is out of sight is drawn by then, busy as the page may be
+  const AGAIN_MS = 2000; // after Plotly did not come
+  const CONFIG = { displayModeBar: false, displaylogo: false, plotlyServerURL: "", doubleClick: "autosize" };
+
+  const told = new WeakMap(); // place -> the attribute that is drawn in it, or is to be
+  const waiting = new Map(); // place -> its figure, to be drawn
+  let coming = null;
+
+  // ---- Plotly: pages that open with figures load it at once, others once there is one
+
+  function plotly() {
+    if (window.Plotly) return Promise.resolve(window.Plotly);
+    coming = coming || new Promise((resolve, reject) => {
+      const known = document.getElementById("plotly");
+      const script = known || Object.assign(document.createElement("script"), { id: "plotly", src: root.dataset.plotly });
+      script.addEventListener("load", () => resolve(window.Plotly));
+      script.addEventListener("error", () => {
+        script.remove();
+        coming = null;
+        setTimeout(reject, AGAIN_MS);
+      });
+      if (!known) document.head.append(script);
+    });
+    return coming;
+  }
+
+  // ---- drawing
+
+  // Draws a figure into an element; what a drag or a double click on it means is in the address.
+  function react(plot, figure, config = {}) {
+    const isFirst = !plot._fullLayout;
+    return window.Plotly.react(plot, figure.data, figure.layout, { ...CONFIG, ...config }).then(() => {
+      if (!isFirst) return;
+      widths.observe(plot);
+      plot.on("plotly_relayout", zoom);
+      plot.on("plotly_click", (click) => choose(plot, click.points[0]));
+    });
+  }
+
+  function zoom(change) {
+    const wanted = window.gradcanary.zoomed(change);
+    if (wanted) go(wanted);
+  }
+
+  function choose(plot, point) {
+    const { layers } = plot.layout.meta || {};
+    if (point && layers && layers[point.y]) go({ layer: layers[point.y] });
+  }
+
+  // What was hidden has no width, and what a narrower window holds another one.
+  const widths = new ResizeObserver((entries) => {
+    for (const { target, contentRect: { width } } of entries) {
+      if (waiting.has(target.parentElement)) drawSoon();
+      const drawn = target._fullLayout;
+      if (drawn && width && Math.round(width) !== Math.round(drawn.width)) window.Plotly.Plots.resize(target).catch(() => { /* hidden again */ });
+    }
+  });
+
+  function plotOf(place) {
+    if (!place.firstElementChild) {
+      const plot = place.appendChild(window.gradcanary.element("div", { class: "plot" }));
+      widths.observe(plot);
+    }
+    return place.firstElementChild;
+  }
+
+  function isShown(place) {
+    return place.isConnected && place.getClientRects().length > 0;
+  }
+
+  function isInSight(place) {
+    const { top, bottom } = place.getBoundingClientRect();
+    return top < window.innerHeight + NEAR_PX && bottom > -NEAR_PX;
+  }
+
+  function draw(place) {
+    const figure = waiting.get(place);
+    waiting.delete(place);
+    return react(plotOf(place), figure, place.dataset.still ? { doubleClick: false } : {});
+  }
+
+  // One at a time, those in sight first, and between two of them whatever else there is to do: an answer, a click.
+  let soon = false;
+
+  function drawNext() {
+    soon = false;
+    for (const place of waiting.keys()) if (!place.isConnected) waiting.delete(place);
+    const shown = Array.from(waiting.keys()).filter(isShown);
+    const next = shown.find(isInSight) || shown[0];
+    if (!next) return;
+    draw(next);
+    drawSoon();
+  }
+
+  function drawSoon() {
+    if (soon) return;
+    soon = true;
+    const isUrgent = Array.from(waiting.keys()).some((place) => isShown(place) && isInSight(place));
+    const later = isUrgent || !window.requestIdleCallback ? setTimeout : (act) => requestIdleCallback(act, { timeout: CALM_MS });
+    plotly().then(() => later(drawNext), () => {
+      soon = false;
+      drawSoon();
+    });
+  }
+
+  function want(place) {
+    const text = place.dataset.figure;
+    if (told.get(place) === text) return;
+    told.set(place, text);
+    waiting.set(place, JSON.parse(text));
+    plotOf(place);
+    // The first one before whatever else Dash has to do for a page that opens.
+    if (!soon && window.Plotly && isShown(place) && isInSight(place)) draw(place);
+    drawSoon();
+  }
+
+  new MutationObserver((changes) => {
+    for (const { type, target, addedNodes } of changes) {
+      if (type === "attributes") want(target);
+      for (const node of addedNodes) {
+        if (node.nodeType !== Node.ELEMENT_NODE || node.namespaceURI !== root.namespaceURI) continue;
+        if (node.matches("[data-figure]")) want(node);
+        node.querySelectorAll("[data-figure]").forEach(want);
+      }
+    }
+  }).observe(root, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-figure"] });
+
+  // ---- what comes with an answer: the first one in sight is drawn before Dash hears of the rest
+
+  function painted() {
+    return new Promise((resolve) => {
+      requestAnimationFrame(() => setTimeout(resolve));
+      setTimeout(resolve, 100); // a tab in the background paints nothing
+    });
+  }
+
+  // Returns the attributes of figures, by their places' ids, once the one that is looked at shows what they say.
+  async function drawFirst(figures) {
+    const texts = Object.fromEntries(Object.entries(figures).map(([id, figure]) => [id, JSON.stringify(figure)]));
+    const places = Object.keys(figures).map((id) => document.getElementById(id)).filter((place) => place && isShown(place));
+    const first = places.find(isInSight);
+    if (first && window.Plotly && first.dataset.figure !== texts[first.id]) {
+      told.set(first, texts[first.id]);
+      waiting.set(first, figures[first.id]);
+      draw(first);
+      await painted();
+    }
+    return texts;
+  }
+
+  window.gradcanary = Object.assign(window.gradcanary || {}, { react, drawFirst });
+})();

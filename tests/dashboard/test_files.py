@@ -1,0 +1,44 @@
+"""Files of the pages: few, packed, and packed once."""
+
+import asyncio
+import gzip
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from gradcanary_dashboard import files
+
+PACKS = {"accept-encoding": "gzip"}
+
+
+def test_a_file_that_browsers_keep_is_made_once() -> None:
+    asked: list[str] = []
+
+    async def answer(request: Request) -> Response:
+        await asyncio.sleep(0)
+        asked.append(request.url.path)
+        kept = {"cache-control": "public, max-age=31536000"} if "kept" in request.url.path else {}
+        status = 404 if "missing" in request.url.path else 200
+        return Response(b"x" * 5_000, status, media_type="text/javascript", headers=kept)
+
+    served = Starlette(routes=[Route("/{name}", answer)])
+    client = TestClient(files.Packed(served))
+    for path in ("/kept.js", "/other.js", "/missing-kept.js"):
+        first, second = (client.get(path, headers=PACKS) for _ in range(2))
+        assert first.content == second.content == b"x" * 5_000
+        assert dict(first.headers) == dict(second.headers)
+        assert ("content-encoding" in first.headers) == (path == "/kept.js")
+    assert asked == ["/kept.js", *["/other.js"] * 2, *["/missing-kept.js"] * 2]
+    plain = client.get("/kept.js", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.headers["cache-control"] == files.KEPT
+
+
+def test_all_scripts_and_sheets_are_two_files() -> None:
+    for bundle, last in ((files.SCRIPTS, "sharing.js"), (files.SHEETS, "touch.css")):
+        written = (files.ASSETS / last).read_bytes()
+        assert bundle.body.endswith(written)
+        assert len(gzip.compress(bundle.body)) < 40_000
