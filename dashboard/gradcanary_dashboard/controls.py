@@ -126,13 +126,17 @@ def _stats(contents: Mapping[str, Any]) -> html.Select:
     return html.Select(options, **parts.attributes(data_key="stat", aria_label="Stat"))
 
 
-def smoothing() -> html.Div:
-    """Return how far the metrics are smoothed; the heatmap and the layer's curve never are."""
+def of_metrics() -> html.Div:
+    """Return the axis of the metrics, and how far they are smoothed; the heatmap and the layer's curve never are."""
+    named = {"auto": "axis as values need it", "log": "log axis", "linear": "linear axis"}
+    scales = [html.Option(told, value=_sent("y", scale)) for scale, told in named.items()]
+    note = "As values need it: a log axis for those that reach over more than a decade, none of them 0 or less"
+    scale = html.Select(scales, title=note, **parts.attributes(data_key="y", aria_label="Axis of metrics"))
     words = {"0": "as measured", **{weight: f"smoothed, {weight}" for weight in WEIGHTS[1:]}}
     options = [html.Option(told, value=_sent("smooth", weight)) for weight, told in words.items()]
     title = "An exponential moving average; its weight of what was before"
     chosen = html.Select(options, title=title, **parts.attributes(data_key="smooth", aria_label="Smoothing of metrics"))
-    return html.Div([html.Span("Metrics"), chosen], className="choices smoothing")
+    return html.Div([html.Span("Metrics"), scale, chosen], className="choices of-metrics")
 
 
 def _group(key: str, options: Mapping[str, str]) -> html.Div:

@@ -83,7 +83,11 @@ def of_panel(collector: Collector, stack: ExitStack, run: str, key: str, view: V
     if panel is None:
         raise NotFoundError(f"The run {run} has no metric {key}.")
     is_rate = panel.key == panels.RATES
-    tags = ["{}"] if is_rate else [json.dumps(each.tags) for each in panel.chosen(view)]
+    tags = (
+        ["{}"]
+        if is_rate
+        else [json.dumps(each.tags) for each in panel.chosen(view) or panel.series[: panels.USUAL_LINES]]
+    )
     asked = {"name": panel.asked, "tags": tags, **run_data.bounds(view)}
     what = "learning-rate" if is_rate else panel.names[0]
     return file_name(run, what, view), stack.enter_context(collector.download(run, "metrics.csv", **asked))

@@ -20,6 +20,8 @@ FADE = "22"
 
 HOLE_FILL = palette.NO_DATA + "50"
 
+FEW_DECADES = 1.6
+
 DOTTED = 40
 """Up to so many samples each is a dot: at full zoom one sees which steps were sampled."""
 
@@ -93,12 +95,23 @@ def _plot(
 def log_plot(
     found: Sequence[Curve], span: axes.Span, height: int, levels: Sequence[float] = ()
 ) -> tuple[dict[str, Any], float, float]:
-    """Return the layout of curves on a log axis, a height near its top, and the floor, on which exact zeros are."""
+    """Return the layout of curves on a log axis, a height near its top, and the floor, for what has no logarithm."""
     floor, top = _log_range(found, levels)
-    yaxis = {"type": "log", "range": [math.log10(floor), math.log10(top)], "dtick": _decades_per_tick(floor, top)}
+    yaxis = {"type": "log", "range": [math.log10(floor), math.log10(top)], "dtick": _ticks(floor, top)}
     drawn = axes.layout(span, height, {**yaxis, "exponentformat": "power"})
-    drawn["annotations"] = _zero_label(floor) if _has_zeros(found) else []
+    drawn["annotations"] = [_floor_label(found, floor)] if _is_cut(found) else []
     return drawn, top / 1.3, floor
+
+
+def plotted(
+    found: Sequence[Curve], span: axes.Span, height: int, yaxis: Mapping[str, Any], *, is_log: bool
+) -> tuple[dict[str, Any], float, list[Curve]]:
+    """Return the layout of curves on a log or a linear axis, a height near its top, and the curves as drawn there."""
+    if not is_log:
+        return axes.layout(span, height, yaxis), max(map(top_of, found)), list(found)
+    drawn, top, floor = log_plot(found, span, height)
+    drawn["yaxis"].update(yaxis)
+    return drawn, top, [above(curve, floor) for curve in found]
 
 
 def top_of(curve: Curve) -> float:
@@ -107,23 +120,27 @@ def top_of(curve: Curve) -> float:
 
 
 def _log_range(found: Sequence[Curve], levels: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the axis: half a decade of room on both sides, every level in sight."""
+    """Return the ends of the axis: room on both sides, for the names of levels too, every level in sight."""
     known = np.concatenate([*(curve.low for curve in found), *(curve.high for curve in found), levels])
     positive = known[np.isfinite(known) & (known > 0)]
     low, high = (float(positive.min()), float(positive.max())) if positive.size else (1e-2, 1.0)
-    return 10 ** (math.log10(low) - (1.0 if _has_zeros(found) else 0.4)), 10 ** (math.log10(high) + 0.4)
+    room = 0.4 if len(levels) else min(0.4, 0.1 + 0.1 * math.log10(high / low))
+    return 10 ** (math.log10(low) - (1.0 if _is_cut(found) else room)), 10 ** (math.log10(high) + room)
 
 
-def _has_zeros(found: Sequence[Curve]) -> bool:
-    return any(bool((curve.low == 0).any()) for curve in found)
+def _is_cut(found: Sequence[Curve]) -> bool:
+    """Whether some of it is on the floor: it has no logarithm."""
+    return any(bool((curve.low <= 0).any()) for curve in found)
 
 
-def _decades_per_tick(floor: float, top: float) -> int:
-    return max(1, math.ceil((math.log10(top) - math.log10(floor)) / 6))
+def _ticks(floor: float, top: float) -> int | str:
+    """Return how far labels are apart, in decades; where there are fewer than two of these, also at 2 and 5 of each."""
+    decades = math.log10(top / floor)
+    return "D2" if decades < FEW_DECADES else max(1, math.ceil(decades / 6))
 
 
 def above(curve: Curve, floor: float) -> Curve:
-    """Return the curve with exact zeros drawn on the floor of the log axis."""
+    """Return the curve with what has no logarithm, exact zeros, drawn on the floor of the log axis."""
     low, mean, high = (np.maximum(values, floor) for values in (curve.low, curve.mean, curve.high))
     return replace(curve, low=low, mean=mean, high=high)
 
@@ -220,6 +237,7 @@ def _below(enter: float, floor: float) -> dict[str, Any]:
     return {"type": "rect", **sides, "fillcolor": palette.RED + "10", "line": {"width": 0}, "layer": "below"}
 
 
-def _zero_label(floor: float) -> list[dict[str, Any]]:
+def _floor_label(found: Sequence[Curve], floor: float) -> dict[str, Any]:
+    words = "0 or less" if any(bool((curve.low < 0).any()) for curve in found) else "exact 0"
     place = {"xref": "paper", "x": 0, "xanchor": "left", "xshift": 4, "y": math.log10(floor), "yanchor": "bottom"}
-    return [{"text": "exact 0", **place, "showarrow": False}]
+    return {"text": words, **place, "showarrow": False}

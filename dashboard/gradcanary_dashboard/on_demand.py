@@ -85,7 +85,8 @@ def _questions(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel
     some: list[Panel] = []
     for panel in wanted:
         if len(panel.series) > panels.USUAL_LINES and panel.key != panels.RATES:
-            tags = [json.dumps(each.tags) for each in panel.chosen(view)]
+            # Where every line is switched off the figure needs no answer, and one needs a question.
+            tags = [json.dumps(each.tags) for each in panel.chosen(view) or panel.series[:1]]
             yield [panel], {"name": panel.names, "tags": tags}
             continue
         if sum(_asked(each) for each in [*some, panel]) > MOST_SERIES:

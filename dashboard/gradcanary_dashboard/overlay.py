@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gradcanary_dashboard import axes, curves, marks, palette, units
+from gradcanary_dashboard import axes, curves, marks, palette, scales, units
 from gradcanary_dashboard.curve import Curve
 from gradcanary_dashboard.history import Hole
 from gradcanary_dashboard.marks import Events
@@ -29,9 +29,6 @@ COST_HEIGHT = 170
 LABEL_PX = 13
 NEAR = 0.04
 """Ends of lines closer than this part of the axis have their labels below each other."""
-
-SPREAD = 10.0
-"""Values that reach further apart, largest by smallest, are drawn on a log axis: a first step may take minutes."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def of_cost(strands: Sequence[Strand], span: axes.Span, unit: Unit, nothing: str
     if not strands:
         return _nothing(span, COST_HEIGHT, nothing, axis)
     told = [replace(strand, curve=strand.curve.scaled(unit.size)) for strand in strands]
-    if unit.name and _is_wide(told):
+    if scales.is_log([strand.curve for strand in told]):
         drawn, floor, top = _log(told, span, COST_HEIGHT, [])
     else:
         drawn, floor, top = _linear(told, span, COST_HEIGHT, from_zero=False)
@@ -221,9 +218,3 @@ def _nothing(span: axes.Span, height: int, text: str, axis: str) -> axes.Figure:
 def _largest(strands: Sequence[Strand]) -> float:
     """Return the largest of what is usual in each run."""
     return max((strand.curve.usual for strand in strands), default=0.0)
-
-
-def _is_wide(strands: Sequence[Strand]) -> bool:
-    known = np.concatenate([each for strand in strands for each in (strand.curve.low, strand.curve.high)])
-    known = known[np.isfinite(known)]
-    return bool(known.size and known.min() > 0 and known.max() > SPREAD * known.min())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from gradcanary_dashboard import axes, curves, marks, palette, rates, units, wording
+from gradcanary_dashboard import axes, curves, marks, palette, rates, scales, units, wording
 from gradcanary_dashboard.curve import Curve
 from gradcanary_dashboard.units import Unit
 from gradcanary_dashboard.view import View
@@ -113,9 +113,16 @@ class Panel:
         tags = sorted({tag for each in self.series for tag in each.tags})
         return f"{wording.plural(len(self.series), 'line')} by {', '.join(tags)}"
 
+    @property
+    def none(self) -> str:
+        """What an address names where no line of the figure is to be drawn: no line of it has this id."""
+        return Series(self.key, {}, None).ident
+
     def chosen(self, view: View) -> list[Series]:
-        """Return the lines to draw: those that the address names, else the first ones."""
+        """Return the lines to draw: those that the address names, be it none, else the first ones."""
         named = [each for each in self.series if each.ident in view.lines]
+        if not named and self.none in view.lines:
+            return []
         return named[:MOST_LINES] or list(self.series[:USUAL_LINES])
 
 
@@ -150,20 +157,23 @@ def draw(panel: Panel, answer: Mapping[str, Any], span: axes.Span, events: marks
     if panel.key == RATES:
         found = rates.read(answer, events)
         known = rates.groups({"name": each.name, "tags": each.tags} for each in panel.series)
-        figure = rates.figure(found, span, events)
-        return {"key": panel.key, "figure": figure, "legend": rates.legend(found, known), "of": len(known), "last": ""}
+        figure = rates.figure(found, span, events, is_log=view.y != "linear")
+        own = {"legend": rates.legend(found, known), "of": len(known), "last": "", "scale": ""}
+        return {"key": panel.key, "figure": figure, **own}
     chosen = panel.chosen(view)
     pens = {each.ident: _pen(place, len(chosen)) for place, each in enumerate(chosen)}
     read = _curves(panel, answer, events)
     drawn = [(each, read[each.ident]) for each in chosen if each.ident in read]
-    figure = _figure(panel, drawn, pens, span, events, float(view.smooth))
+    figure = _figure(panel, drawn, pens, span, events, view)
     is_one = len(panel.series) == 1
     return {
         "key": panel.key,
         "figure": figure,
         "legend": [] if is_one else [_entry(panel, each, pens) for each in panel.series[:LISTED]],
         "of": len(panel.series),
+        "none": panel.none,
         "last": f"last {panel.kind.told(panel.series[0].last)}" if is_one and panel.series[0].last is not None else "",
+        "scale": scales.words([curve for _, curve in drawn], view.y),
     }
 
 
@@ -202,26 +212,28 @@ def _figure(
     pens: Mapping[str, Mapping[str, str]],
     span: axes.Span,
     events: marks.Events,
-    weight: float,
+    view: View,
 ) -> axes.Figure:
+    if not pens:
+        return axes.nothing(span, panel.kind.height, "Every line is switched off: choose some below.")
     if not drawn:
         return axes.nothing(span, panel.kind.height, f"{panel.kind.title}: nothing was logged in these steps.")
     unit = panel.kind.unit(max(curve.usual for _, curve in drawn))
     suffix = {"ticksuffix": f" {unit.name}"} if unit.name else {}
-    layout = axes.layout(span, panel.kind.height, {**suffix, **panel.kind.axis})
+    scaled, weight = [curve.scaled(unit.size) for _, curve in drawn], float(view.smooth)
+    averages = [curve.smoothed(weight) for curve in scaled] if weight else []
+    yaxis, is_log = {**suffix, **panel.kind.axis}, scales.is_log(scaled, view.y)
+    layout, top, shown = curves.plotted([*scaled, *averages], span, panel.kind.height, yaxis, is_log=is_log)
     layout["hovermode"] = "x" if len(drawn) == 1 else "closest"
-    shown = {series.ident: curve.scaled(unit.size) for series, curve in drawn}
     traces: list[dict[str, Any]] = []
-    for series, curve in drawn:
-        pen, line = pens[series.ident], shown[series.ident]
+    for place, (series, curve) in enumerate(drawn):
+        pen, line = pens[series.ident], shown[place]
         traces += curves.envelope(line, pen["colour"]) if len(drawn) <= ENVELOPES and not weight else []
         traces.append(_line(panel, series, line, curve, pen))
         if weight:
             traces[-1]["opacity"] = FAINT
-            traces.append(curves.smooth(line.smoothed(weight), pen["colour"], pen["dash"]))
-    top = max(map(curves.top_of, shown.values()))
-    for curve in shown.values():
-        traces += curves.crosses(curve, top)
+            traces.append(curves.smooth(shown[len(drawn) + place], pen["colour"], pen["dash"]))
+        traces += curves.crosses(line, top)
     pointed = marks.draw(layout, events, span, palette.RED, curves.HOLE_FILL)
     return {"data": [*span.placed(traces), *marks.pointers(pointed, span, top)], "layout": layout}
 

@@ -71,13 +71,13 @@ def read(answer: Mapping[str, Any], events: marks.Events) -> list[Rate]:
     return list(found.values())
 
 
-def figure(rates: Sequence[Rate], span: axes.Span, events: marks.Events) -> axes.Figure:
-    """Return them on a log axis."""
+def figure(rates: Sequence[Rate], span: axes.Span, events: marks.Events, *, is_log: bool = True) -> axes.Figure:
+    """Return them, on a log axis unless a reader wants another: a schedule goes through decades."""
     if not rates:
         return axes.nothing(span, HEIGHT, "No learning rate has been logged in these steps.")
-    drawn, top, floor = curves.log_plot([rate.curve for rate in rates], span, HEIGHT)
+    drawn, top, shown = curves.plotted([rate.curve for rate in rates], span, HEIGHT, {}, is_log=is_log)
     pointed = marks.draw(drawn, events, span, palette.RED, curves.HOLE_FILL)
-    lines = span.placed([_line(rate, floor) for rate in rates])
+    lines = span.placed([_line(*each) for each in zip(rates, shown, strict=True)])
     return {"data": [*lines, *marks.pointers(pointed, span, top)], "layout": drawn}
 
 
@@ -91,6 +91,6 @@ def legend(rates: Sequence[Rate], known: Sequence[int]) -> list[dict[str, Any]]:
     return [*named, *left]
 
 
-def _line(rate: Rate, floor: float) -> dict[str, Any]:
-    line = curves.line(curves.above(rate.curve, floor), rate.curve, rate.colour)
+def _line(rate: Rate, shown: Curve) -> dict[str, Any]:
+    line = curves.line(shown, rate.curve, rate.colour)
     return {**line, "meta": rate.ident, "hovertemplate": f"{rate.name}<br>{line['hovertemplate']}"}

@@ -200,7 +200,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 title=html.Span(contents.get("trend-title", "Layer"), id="trend-title"),
                 aside=html.Span(contents.get("trend-note"), id="trend-note"),
             ),
-            controls.smoothing(),
+            controls.of_metrics(),
             html.Div(id="panels", className="panels", **{"data-panels": contents.get("panels")}),
             html.Div(contents.get("notes"), id="notes", className="notes"),
         ],

@@ -14,8 +14,9 @@ MAX_STEP = 2**53
 VALUES = ("min", "mean", "max")
 ORDERS = ("model", "worst", "block")
 AXES = ("step", "time")
+SCALES = ("auto", "log", "linear")
 WEIGHTS = ("0", "0.6", "0.9", "0.99")
-CHOICES = {"stat": tuple(STATS), "value": VALUES, "order": ORDERS, "x": AXES, "smooth": WEIGHTS}
+CHOICES = {"stat": tuple(STATS), "value": VALUES, "order": ORDERS, "x": AXES, "y": SCALES, "smooth": WEIGHTS}
 """What a parameter may be; the first is meant where the address is silent."""
 
 _ID = re.compile("[0-9a-f]{10}")
@@ -26,7 +27,8 @@ class View:
     """The layer of the trend, the steps in sight (both inclusive), the incident the reader came for, the heatmap.
 
     ``rows`` is the regular expression that chooses the heatmap's rows, as typed; ``lines`` are the ids of the lines
-    that are drawn of metrics with many, ``smooth`` the weight of what was before in their moving average.
+    that are drawn of metrics with many, ``smooth`` the weight of what was before in their moving average, ``y`` their
+    axis of values.
     """
 
     layer: str | None = None
@@ -38,6 +40,7 @@ class View:
     value: str = CHOICES["value"][0]
     order: str = CHOICES["order"][0]
     x: str = CHOICES["x"][0]
+    y: str = CHOICES["y"][0]
     lines: tuple[str, ...] = ()
     smooth: str = CHOICES["smooth"][0]
 

@@ -96,6 +96,21 @@ def test_a_choice_and_a_narrower_window_leave_figures_as_high_as_they_are(
     assert page.evaluate(drawn) == high > 200
 
 
+def test_metrics_have_a_log_axis_by_choice(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, RUN)
+    page.locator("#loss").scroll_into_view_if_needed()
+    axis = "document.querySelector('#loss .js-plotly-plot')?.layout?.yaxis.type === "
+    until(page, f"{axis} 'linear'")
+    choice = page.get_by_role("combobox", name="Axis of metrics")
+    choice.select_option(label="log axis")
+    until(page, f"{axis} 'log'")
+    expect(page).to_have_url(f"{shared.url}/runs/{RUN}?y=log")
+    expect(page.locator(".panel[data-key=loss] .aside").first).to_contain_text("log axis · last")
+    page.go_back()
+    until(page, f"{axis} 'linear'")
+    expect(choice).to_have_value("")
+
+
 def test_metrics_are_smoothed_by_choice(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url, RUN)
     page.locator("#loss").scroll_into_view_if_needed()

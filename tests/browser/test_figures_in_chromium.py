@@ -128,6 +128,13 @@ def test_each_set_of_tags_is_a_line_that_can_be_chosen(logged: Any, open_page: C
     assert lines(copied, load) == ["host=node-027"]
     await_panel(copied, score)
     assert len(lines(copied, score)) == 5
+    # Off is off: not what an address that says nothing of it would draw.
+    panel.locator("button.line").click()
+    expect(panel.locator(".annotation-text")).to_contain_text("switched off")
+    assert lines(page, load) == []
+    panel.locator("button.line").click()
+    until(page, f"document.querySelector('#{load} .plot').data.filter((trace) => trace.meta).length === 1")
+    assert lines(page, load) == ["host=node-027"]
     hostile = key_of(page, "onerror")
     await_panel(page, hostile)
     point(page, hostile, 100)
@@ -210,6 +217,11 @@ def test_a_finger_points_in_all_figures_on_a_phone(logged: Any, phone: Page) -> 
     wide = ".card.accumulators, .card.accumulators table, .card.accumulators dl"
     for cut in phone.locator(wide).all():
         assert cut.evaluate("element => element.scrollWidth - element.clientWidth") <= 1
+    tops = "Array.from(document.querySelectorAll('.dtypes dd'), (one) => one.getBoundingClientRect().top)"
+    for width in (390, 800, 1280, 1440):
+        phone.set_viewport_size({"width": width, "height": 844})
+        line = phone.evaluate(tops)
+        assert (len(line), len(set(line))) == (5, 1), f"K wraps at {width} pixels"
 
 
 def test_what_is_shown_can_be_taken_along(shared: Any, open_page: Callable[..., Page]) -> None:

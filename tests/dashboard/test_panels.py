@@ -169,3 +169,55 @@ def test_a_moving_average_begins_anew_behind_a_hole_and_is_off_by_default() -> N
     assert "opacity" not in lines(drawn([metric("loss")], None, values))[0]
     assert search(parse("?smooth=0.9")) == "?smooth=0.9"
     assert search(parse("?smooth=2")) == ""
+
+
+def yaxis(values: list[float], query: str = "") -> tuple[str, str, list[str]]:
+    """Return the type of a loss's axis, what is told of it, and the words on it."""
+    found = drawn([metric("loss")], parse(query), values)
+    layout = found["figure"]["layout"]
+    return (
+        layout["yaxis"].get("type", "linear"),
+        found["scale"],
+        [each["text"] for each in layout.get("annotations", ())],
+    )
+
+
+@given(st.lists(st.floats(1e-12, 1e12), min_size=20, max_size=20))
+def test_values_that_span_decades_are_on_a_log_axis_unless_somebody_chose(values: list[float]) -> None:
+    is_wide = max(values) > 10 * min(values)
+    assert yaxis(values)[:2] == (("log", "log axis") if is_wide else ("linear", ""))
+    assert yaxis(values, "?y=log")[:2] == ("log", "log axis")
+    assert yaxis(values, "?y=linear")[:2] == ("linear", "")
+    low, high = drawn([metric("loss")], parse("?y=log"), values)["figure"]["layout"]["yaxis"]["range"]
+    assert 10**low <= min(values)
+    assert max(values) <= 10**high
+
+
+@pytest.mark.parametrize(("least", "words"), [(0.0, "exact 0"), (-3.0, "0 or less")])
+def test_what_has_no_logarithm_stays_in_sight(least: float, words: str) -> None:
+    values = [least, *[10.0 ** (place - 9) for place in range(19)]]
+    assert yaxis(values) == ("linear", "", [])
+    assert yaxis(values, "?y=log") == ("log", "log axis, what is not above 0 on its floor", [words])
+    found = drawn([metric("loss")], parse("?y=log&smooth=0.9"), values)
+    [line] = lines(found)
+    floor = 10 ** found["figure"]["layout"]["yaxis"]["range"][0]
+    assert read(line["y"])[0] == pytest.approx(floor)
+    assert line["customdata"][0][1] == f"{least:g}"
+
+
+def test_where_nothing_is_above_zero_a_log_axis_is_refused() -> None:
+    assert yaxis([-1.0] * 20, "?y=log") == ("linear", "linear: nothing is above 0", [])
+    assert search(parse("?y=log")) == "?y=log"
+    assert search(parse("?y=auto")) == ""
+
+
+def test_lines_that_are_all_switched_off_stay_off() -> None:
+    hosts = [metric("load", host=f"n{number}") for number in range(3)]
+    (panel,) = panels.of(hosts)
+    view = parse(f"?lines={panel.none},0123456789")
+    found = drawn(hosts, view)
+    assert found["none"] == panel.none
+    assert lines(found) == []
+    assert "switched off" in found["figure"]["layout"]["annotations"][0]["text"]
+    assert [entry["drawn"] for entry in found["legend"]] == [False] * 3
+    assert len(lines(drawn(hosts, parse(f"?lines={panel.none},{panel.series[1].ident}")))) == 1

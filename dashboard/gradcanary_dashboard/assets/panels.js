@@ -128,7 +128,7 @@
     delete card.plot.dataset.says;
     window.gradcanary.react(card.plot, panel.figure);
     card.note.dataset.last = "1";
-    card.note.textContent = [card.words, panel.last].filter(Boolean).join(" · ");
+    card.note.textContent = [card.words, panel.scale, panel.last].filter(Boolean).join(" · ");
     drawLegend(card);
   }
 
@@ -184,12 +184,14 @@
     return element("button", { type: "button", class: "line", "data-line": line.id, "aria-pressed": String(line.drawn), title }, swatch, name, last);
   }
 
-  // What is drawn is in the address: an id of ten digits each, of all panels.
+  // What is drawn is in the address: an id of ten digits each, of all panels. Of one whose last line is switched off it
+  // says so: an address that is silent of a panel means its first lines.
   function choose(card, id, isOnly) {
     const mine = card.found.legend;
     const drawn = mine.filter((line) => line.drawn).map((line) => line.id);
     const now = isOnly ? [id] : drawn.includes(id) ? drawn.filter((each) => each !== id) : [...drawn, id];
-    const all = new Set(mine.map((line) => line.id));
+    if (!now.length) now.push(card.found.none);
+    const all = new Set([card.found.none, ...mine.map((line) => line.id)]);
     const query = new URLSearchParams(window.location.search);
     const others = (query.get("lines") || "").split(",").filter((each) => each && !all.has(each));
     window.gradcanary.go({ lines: [...others, ...now].join(",") });
