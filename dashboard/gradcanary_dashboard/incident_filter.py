@@ -11,13 +11,14 @@ STATES = {"": "open and resolved", "open": "open", "resolved": "resolved"}
 CHOICES = {"": "every severity", **{each: each for each in reversed(SEVERITIES)}}
 """Of a severity, in words."""
 
+PLACE_DIGITS = 11
 MAX_TEXT = 100
 """Characters of a part of a run's name, or of a rule's."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """``run`` is a part of a run's name; ``before`` the incident that a page of older ones goes on after."""
+    """``run`` is a part of a run's name; ``before`` is where the list goes on, as the page before it was told."""
 
     state: str = ""
     severity: str = ""
@@ -45,7 +46,7 @@ def parse(search: str | None) -> Filter:
         severity=given["severity"] if given["severity"] in CHOICES else "",
         rule=given["rule"][:MAX_TEXT],
         run=given["run"][:MAX_TEXT],
-        before=int(before) if before.isascii() and before.isdigit() and len(before) < 10 else None,
+        before=int(before) if before.isascii() and before.isdigit() and len(before) <= PLACE_DIGITS else None,
     )
 
 
