@@ -9,10 +9,9 @@ from typing import Any
 
 from gradcanary_dashboard.client import Answer, Collector
 from gradcanary_dashboard.incident_filter import Filter
-from gradcanary_dashboard.wording import OF_THE_CLOCK, SEVERITIES
 
-OPEN, OLD = 100, 50
-"""Open incidents of a page, and resolved ones."""
+FIRST: Mapping[str, Mapping[str, Any]] = {"open": {"sort": "worst", "limit": 100}, "resolved": {"limit": 50}}
+"""How many incidents of a state a page has, and which come first: of resolved ones the newest."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Chapter:
 def load(collector: Collector, chosen: Filter) -> list[Chapter]:
     """Return the open incidents, then the resolved ones; of later pages of the history these alone."""
     answers = _answers(collector, chosen)
-    return [Chapter(state, _ordered(state, answer.body), answer.body["next"]) for state, answer in answers.items()]
+    return [Chapter(state, answer.body["incidents"], answer.body["next"]) for state, answer in answers.items()]
 
 
 def version(collector: Collector, chosen: Filter) -> str:
@@ -42,29 +41,15 @@ def rules(collector: Collector) -> list[str]:
     return [name for name, rule in found.items() if isinstance(rule, dict) and "enabled" in rule]
 
 
-def worst_first(incidents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def worst(collector: Collector, **query: str | int | None) -> Answer:
     """Return what is open first, then what runs ended on, the worst of each first, what layers did before what is late,
-    then the newest."""
-    newest = sorted(incidents, key=lambda each: -each["id"])
-    return sorted(newest, key=_place)
-
-
-def _place(incident: Mapping[str, Any]) -> tuple[int, int, bool]:
-    if incident["state"] != "open" and incident["resolution"] != "run_finished":
-        return 2, 0, False
-    is_late = incident["rule"] in OF_THE_CLOCK
-    return int(incident["state"] != "open"), -SEVERITIES.index(incident["severity"]), is_late
-
-
-def _ordered(state: str, found: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    incidents: Sequence[Mapping[str, Any]] = found["incidents"]
-    return worst_first(incidents) if state == "open" else incidents
+    then the newest. The collector puts them in this order: of more than one answer holds the first are the worst."""
+    return collector.incidents(sort="worst", **query)
 
 
 def _answers(collector: Collector, chosen: Filter) -> dict[str, Answer]:
     states = {"": ("open", "resolved"), "open": ("open",), "resolved": ("resolved",)}[chosen.state]
     if chosen.before is not None:
         states = states[-1:]
-    limits = {"open": OPEN, "resolved": OLD}
     asked = {**chosen.asked(), "before": chosen.before}
-    return {state: collector.incidents(state=state, limit=limits[state], **asked) for state in states}
+    return {state: collector.incidents(state=state, **FIRST[state], **asked) for state in states}

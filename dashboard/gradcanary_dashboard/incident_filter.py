@@ -11,13 +11,16 @@ STATES = {"": "open and resolved", "open": "open", "resolved": "resolved"}
 CHOICES = {"": "every severity", **{each: each for each in reversed(SEVERITIES)}}
 """Of a severity, in words."""
 
+LAST_PLACE = 13 * 2**31 - 1
+"""Of a list, as the collector counts them: what is behind it is refused."""
+
 MAX_TEXT = 100
 """Characters of a part of a run's name, or of a rule's."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """``run`` is a part of a run's name; ``before`` the incident that a page of older ones goes on after."""
+    """``run`` is a part of a run's name; ``before`` is where the list goes on, as the page before it was told."""
 
     state: str = ""
     severity: str = ""
@@ -39,13 +42,12 @@ def parse(search: str | None) -> Filter:
     """Return the filter of a query string; what cannot be read counts as absent."""
     query = parse_qs((search or "").removeprefix("?"))
     given = {key: query.get(key, [""])[0].strip() for key in ("state", "severity", "rule", "run", "before")}
-    before = given["before"]
     return Filter(
         state=given["state"] if given["state"] in STATES else "",
         severity=given["severity"] if given["severity"] in CHOICES else "",
         rule=given["rule"][:MAX_TEXT],
         run=given["run"][:MAX_TEXT],
-        before=int(before) if before.isascii() and before.isdigit() and len(before) < 10 else None,
+        before=_place(given["before"]),
     )
 
 
@@ -53,3 +55,8 @@ def url(chosen: Filter) -> str:
     """Return the address of the list under a filter."""
     given = {key: value for key, value in vars(chosen).items() if value not in ("", None)}
     return f"/incidents?{urlencode(given)}" if given else "/incidents"
+
+
+def _place(text: str) -> int | None:
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(LAST_PLACE))
+    return int(text) if is_number and int(text) <= LAST_PLACE else None

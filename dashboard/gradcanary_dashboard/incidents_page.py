@@ -19,6 +19,8 @@ SLOTS = {"incidents-csv": "href", "incidents-listed": DRAWN, "incidents-rules": 
 """Id and property of everything that a refresh fills."""
 
 TITLES = {"open": "Open", "resolved": "History"}
+FIRST = {"open": ("the worst", "The worst", "Further"), "resolved": ("the newest", "Newest", "Older")}
+"""What the first page of a state has, the way to it and the way on."""
 
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
@@ -97,29 +99,30 @@ def _section(chapter: Chapter, chosen: Filter) -> list[html.Section]:
     if not chapter.incidents:
         return []
     count = wording.integer(len(chapter.incidents))
-    first = "" if chosen.before is None else "older, "
-    tally = f"{first}{count}" if chapter.next is None else f"{first}the newest {count}"
+    if chosen.before is not None:
+        count = f"{FIRST[chapter.state][2].lower()}, {count}"
+    tally = count if chapter.next is None or chosen.before is not None else f"{FIRST[chapter.state][0]} {count}"
     state = TITLES[chapter.state]
     head = html.Div([html.H2(state), html.Span(tally, className="aside")], className="head")
     return [html.Section([head, *map(row, chapter.incidents), *_paging(chapter, chosen)], className="chapter")]
 
 
 def _paging(chapter: Chapter, chosen: Filter) -> list[html.Nav]:
-    """Return the ways to older and to the newest ones; ``state`` says which, where there are open ones, too."""
-    links = []
+    """Return the way on and the way back to the first ones; ``state`` says which, where there are open ones, too."""
+    links, (_, first, on) = [], FIRST[chapter.state]
     if chosen.before is not None:
-        links.append(dcc.Link("Newest", href=incident_filter.url(replace(chosen, before=None)), className="do"))
+        links.append(dcc.Link(first, href=incident_filter.url(replace(chosen, before=None)), className="do"))
     if chapter.next is not None:
-        older = replace(chosen, state=chapter.state, before=chapter.next)
-        links.append(dcc.Link("Older", href=incident_filter.url(older), className="do"))
+        following = replace(chosen, state=chapter.state, before=chapter.next)
+        links.append(dcc.Link(on, href=incident_filter.url(following), className="do"))
     words = f"Pages of {TITLES[chapter.state].lower()}"
     return [html.Nav(links, className="paging", **parts.attributes(aria_label=words))] if links else []
 
 
 def _none(chosen: Filter, url: str) -> html.P | html.Div:
     if chosen.before is not None:
-        newest = dcc.Link("See the newest", href=incident_filter.url(replace(chosen, before=None)))
-        return html.P(["There is no older one. ", newest], className="dim")
+        newest = dcc.Link("See the first", href=incident_filter.url(replace(chosen, before=None)))
+        return html.P(["There is none behind these. ", newest], className="dim")
     if not chosen.is_set:
         words: list[Any] = [
             "A rule opens one when layers stop learning. ",

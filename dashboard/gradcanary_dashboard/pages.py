@@ -96,13 +96,13 @@ def is_page(pathname: str) -> bool:
 def runs_version(collector: Collector, _arguments: Arguments | None = None, search: str = "") -> str:
     """Return what changes when the list of runs does."""
     listed = collector.runs(**listing.parse(search).question())
-    parts = listed.version, collector.incidents(state="open").version, silent_endpoints.version(collector)
+    parts = listed.version, incident_data.worst(collector, state="open").version, silent_endpoints.version(collector)
     return " ".join((*parts, *(() if listed.body["runs"] else (first_start.version(collector.demo().body),))))
 
 
 def _load_runs(collector: Collector, _arguments: Arguments, search: str) -> Contents:
     chosen = listing.parse(search)
-    listed, opened = collector.runs(**chosen.question()).body, collector.incidents(state="open").body
+    listed, opened = collector.runs(**chosen.question()).body, incident_data.worst(collector, state="open").body
     found, unheard, first = listed["runs"], silent_endpoints.load(collector), None
     if not found and chosen.is_everything and not collector.runs(archived="true", limit=1).body["runs"]:
         asks_token, demo = collector.as_reader, collector.demo().body
@@ -138,7 +138,7 @@ def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown) -> b
     if shown.get("incidents") is None:
         return True
     # A message is on its way: deliveries move on without a new revision of the run.
-    return bool(collector.incidents(run=arguments["run"]).version == shown["incidents"])
+    return bool(incident_data.worst(collector, run=arguments["run"]).version == shown["incidents"])
 
 
 def _ask_compare(collector: Collector, _arguments: Arguments, search: str, shown: Shown) -> Contents:

@@ -131,9 +131,9 @@ def load_incidents(
     collector: Collector, run: str, named: int | None, detailed: int = DETAILED_INCIDENTS
 ) -> tuple[list[Mapping[str, Any]], str]:
     """Return the run's incidents and their version: the named, then open ones, worst first; the first few in full."""
-    listed = collector.incidents(run=run)
-    ranked = incident_data.worst_first(listed.body["incidents"])
-    ranked.sort(key=lambda incident: incident["id"] != named)  # whoever came for one does not look for it
+    listed = incident_data.worst(collector, run=run)
+    # Whoever came for one does not look for it.
+    ranked = sorted(listed.body["incidents"], key=lambda incident: incident["id"] != named)
     found = [
         collector.incident(incident["id"]).body if place < detailed or incident["id"] == named else incident
         for place, incident in enumerate(ranked)

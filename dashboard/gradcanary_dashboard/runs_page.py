@@ -9,7 +9,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gradcanary_dashboard import incident_data, palette, parts, silent_endpoints, wording
+from gradcanary_dashboard import palette, parts, silent_endpoints, wording
 from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.listing import MAX_TEXT, PER_PAGE, SORTS, STATES, Listing
 from gradcanary_dashboard.sparkline import HEIGHT, WIDTH, sparkline
@@ -122,7 +122,7 @@ def _pages(listing: Listing, following: str | None) -> list[html.Nav]:
 
 
 def _banner(page: Mapping[str, Any]) -> list[html.Section]:
-    opened = incident_data.worst_first([each for each in page["incidents"] if each["severity"] != "information"])
+    opened = [each for each in page["incidents"] if each["severity"] != "information"]
     if not opened:
         return []
     worst = opened[0]["severity"]

@@ -53,15 +53,15 @@ def load(
     *,
     is_brief: bool = False,
 ) -> list[Dossier]:
-    """Return the dossiers of those of these incidents that exist, newest first.
+    """Return the dossiers of those of these incidents that exist, in this order.
 
     ``hidden`` members are left out as if they were none, but for a sentence that counts them. ``is_brief``: where
     nothing in it depends on the layers that are no members they are left out: they are most of what there is to read.
     """
     query = select(incident, run_names.CALLED.label("run"), run.c.step, run.c.framework, run.c.facts)
     query = query.join(run, run.c.run_id == incident.c.run_id).where(incident.c.incident_id.in_(incident_ids))
-    rows = connection.execute(query.order_by(incident.c.incident_id.desc())).mappings().all()
-    found = [_File(row, incident_rows.members(connection, row["incident_id"])) for row in rows]
+    rows = {row["incident_id"]: row for row in connection.execute(query).mappings()}
+    found = [_File(rows[each], incident_rows.members(connection, each)) for each in incident_ids if each in rows]
     wanted = {each.run_id for each in found if not is_brief or hidden or each.is_wide}
     layers = {run_id: _layers(connection, run_id) for run_id in wanted}
     return [_dossier(connection, each, layers.get(each.run_id) or _members(connection, each), hidden) for each in found]

@@ -3,53 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
-from pydantic import BeforeValidator
-from sqlalchemy import ColumnElement, Connection, func, select, update
+from sqlalchemy import ColumnElement, Connection, select, update
 
 from gradcanary import wire
-from gradcanary_server import access, bodies, dossiers, incident_views, incidents, runs, sessions, silences, tags
+from gradcanary_server import (
+    access,
+    bodies,
+    dossiers,
+    incident_choice,
+    incident_views,
+    incidents,
+    sessions,
+    silences,
+    tags,
+)
 from gradcanary_server.answer_shapes import answered
 from gradcanary_server.database import Database
-from gradcanary_server.errors import RequestError, invalid
+from gradcanary_server.errors import RequestError
+from gradcanary_server.incident_choice import MAX_PLACE, Choice
 from gradcanary_server.incident_shapes import IncidentInFull, IncidentList
-from gradcanary_server.observations import Severity
 from gradcanary_server.requests import Reader, check_text
-from gradcanary_server.rules import NAMES
 from gradcanary_server.run_names import IS_THERE
-from gradcanary_server.run_shapes import one_of
 from gradcanary_server.schema import MAX_ID, incident, run
 
 PAGE = 100
-"""Incidents of one answer at most, newest first."""
+"""Incidents of one answer at most."""
 
 router = APIRouter(prefix="/api/v1")
-
-
-def _dated(text: object) -> object:
-    """Return what is to be a time, unless it is a number: by its size that would be seconds or milliseconds."""
-    try:
-        float(str(text))
-    except ValueError:
-        return text
-    raise ValueError("it is a time such as 2030-01-31T12:00:00Z")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which incidents a list shows: of a run by its name, or of those with a part in their names; each may be left."""
-
-    run: str | None = None
-    named: Annotated[str, Query(max_length=100)] = ""
-    state: Literal["open", "resolved"] | None = None
-    severity: Severity | None = None
-    rule: Annotated[str | None, one_of(*NAMES)] = None
-    since: Annotated[datetime, BeforeValidator(_dated)] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,25 +56,23 @@ _ACK = Reader(Acknowledgement)
 def list_incidents(
     request: Request,
     wanted: Annotated[Choice, Depends()],
-    before: Annotated[int, Query(ge=0, le=MAX_ID)] = MAX_ID,
+    before: Annotated[int | None, Query(ge=0, le=MAX_PLACE)] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
 ) -> Response:
-    """Answer incidents, newest first; ``next`` is the ``before`` of the following page."""
-    if wanted.rule is not None and wanted.rule not in NAMES:
-        raise invalid(f"A rule is one of {', '.join(NAMES)}; leave it away for all.", "rule")
+    """Answer incidents, newest or worst first; ``next`` is the ``before`` of the following page."""
     database: Database = request.app.state.database
     with database.read() as connection:
-        ids = _matching(connection, wanted, before, limit + 1)
-        shown, quiet = ids[:limit], silences.in_force(connection, database.now(connection))
+        found = incident_choice.page(connection, wanted, before, limit)
+        shown, quiet = found.ids, silences.in_force(connection, database.now(connection))
 
         def build() -> IncidentList:
             told = incident_views.told(connection, shown)
             url = request.app.state.settings.public_url
-            found = dossiers.load(connection, shown, is_brief=True)
-            listed = [incident_views.brief(each, url, quiet, told[each.id]) for each in found]
-            return {"incidents": listed, "next": shown[-1] if len(ids) > limit else None}
+            held = dossiers.load(connection, shown, is_brief=True)
+            listed = [incident_views.brief(each, url, quiet, told[each.id]) for each in held]
+            return {"incidents": listed, "next": found.next}
 
-        return tags.answer(request, [len(ids), *incident_views.depends(connection, shown, quiet)], build)
+        return tags.answer(request, [found.next, shown, *incident_views.depends(connection, shown, quiet)], build)
 
 
 @router.get("/incidents/{number}", response_model=None, responses=answered("incident"))
@@ -140,27 +123,6 @@ def _run_of(connection: Connection, number: int) -> int:
     if run_id is None:
         raise RequestError(404, "unknown_incident", f"There is no incident {number} here.", "incident")
     return int(run_id)
-
-
-def _matching(connection: Connection, wanted: Choice, before: int, limit: int) -> list[int]:
-    """Return the ids of so many that are meant, newest first."""
-    query = select(incident.c.incident_id).join(run, run.c.run_id == incident.c.run_id)
-    query = query.where(incident.c.incident_id < before, IS_THERE)
-    if wanted.run is not None:
-        query = query.where(incident.c.run_id == runs.find(connection, wanted.run).run_id)
-    if wanted.named:
-        named = func.lower(run.c.name).contains(wanted.named.lower(), autoescape=True)
-        query = query.where(named)
-    if wanted.since is not None:
-        query = query.where(incident.c.opened >= _utc(wanted.since).timestamp())
-    for column in (incident.c.state, incident.c.severity, incident.c.rule):
-        value = getattr(wanted, column.name)
-        query = query if value is None else query.where(column == value)
-    return list(connection.scalars(query.order_by(incident.c.incident_id.desc()).limit(limit)))
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
 def _is(number: int) -> ColumnElement[bool]:

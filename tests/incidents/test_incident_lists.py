@@ -92,6 +92,46 @@ def test_incidents_are_chosen_by_all_that_a_page_offers(desk):
         assert (refused.status_code, refused.json()["error"]["field"]) == (422, field)
 
 
+def test_the_worst_of_any_number_come_first_over_all_pages(desk):
+    """On a page, and not of a page: the store sorts, and a page goes on where the one before it ended."""
+    severities = ("information", "warning", "critical")
+    made = [(number, severities[number % 3], "silent" if number % 4 == 0 else "collapse") for number in range(1, 31)]
+    for number, severity, rule in made:
+        desk.add_run(number + 1, f"run-{number}")
+        desk.record(number + 1, fired(None, rule=rule, severity=severity))
+    for number in (3, 6, 9, 12):
+        desk.record(number + 1, resolved(None, rule=made[number - 1][2]))
+    for number in (5, 10, 15):
+        desk.write(lambda connection, now, of=number + 1: incidents.close_run(connection, of, 900, now, "run_finished"))
+
+    def place(of):
+        number, severity, rule = of
+        return -severities.index(severity), rule == "silent", -number
+
+    over, ended = (3, 6, 9, 12), (5, 10, 15)
+    opened = [each for each in made if each[0] not in (*over, *ended)]
+    expected = [
+        *(each[0] for each in sorted(opened, key=place)),
+        *(each[0] for each in sorted((made[number - 1] for number in ended), key=place)),
+        *sorted(over, reverse=True),
+    ]
+    found, before = [], {}
+    while True:
+        ids, following = desk.listed(sort="worst", limit=4, **before)
+        found += ids
+        if following is None:
+            break
+        before = {"before": following}
+    assert found == expected
+    assert desk.listed(sort="worst", state="open", limit=100) == (expected[: len(opened)], None)
+
+    ids, following = desk.listed(sort="worst", state="open", limit=4)
+    desk.record(ids[-1] + 1, resolved(None, rule=made[ids[-1] - 1][2]))
+    assert desk.listed(sort="worst", state="open", limit=4, before=following)[0] == expected[4:8], "one was over"
+    refused = desk.api.get("/api/v1/incidents", params={"sort": "best"})
+    assert (refused.status_code, refused.json()["error"]["field"]) == (422, "sort")
+
+
 def test_a_list_says_of_each_what_it_says_by_itself_and_reads_less(desk):
     """Of causes that are looked for in all layers of a run, and of those that are not."""
     desk.record(1, *(fired(number) for number in range(0, 300, 2)))
