@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from gradcanary_dashboard import axes, overlay, wording
+from gradcanary_dashboard import axes, curve, overlay, wording
 from gradcanary_dashboard.compare_data import COSTS, CompareData
 from gradcanary_dashboard.compare_view import ALIGNS, CompareView
 from gradcanary_dashboard.marks import Events
@@ -90,3 +90,10 @@ def _axis(wanted: CompareView) -> str:
 
 def bucket(data: CompareData) -> int:
     return max((int(run.series["bucket_steps"]) for run in data.runs if run.series), default=1)
+
+
+def is_of_samples(data: CompareData) -> bool:
+    """Whether each point of the chosen layer is one sample, as far apart in every run."""
+    drawn = [(run.series, Events.of(run.run, ())) for run in data.runs if run.series]
+    is_even = len({int(series["bucket_steps"]) for series, _ in drawn}) == 1
+    return is_even and all(curve.is_of_samples(*each) for each in drawn)

@@ -97,7 +97,12 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         "compare-layer": _layer(data, wanted),
         "compare-legend": _legend(data),
         "compare-reset": not wanted.view.is_zoomed,
-        "compare-zoom-note": controls.zoom_note(replace(wanted.view, x="step"), compare_figures.bucket(data), "point"),
+        "compare-zoom-note": controls.zoom_note(
+            replace(wanted.view, x="step"),
+            compare_figures.bucket(data),
+            "point",
+            is_of_samples=compare_figures.is_of_samples(data),
+        ),
         **compare_figures.drawn(data, wanted),
         **difference_rows.listed(data, wanted),
         **_offered(data, wanted),

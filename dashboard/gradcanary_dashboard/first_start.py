@@ -67,7 +67,7 @@ def version(demo: Demo) -> str:
 
 def register(app: Dash, collector: Collector) -> None:
     """Start the demo at a click; how it goes is told by the refresh that follows."""
-    outputs = {"said": Output("demo-said", "children"), "news": Output("runs-heart", "data-news")}
+    outputs = {"said": Output("demo-said", "children")}
 
     @changing(app, outputs, Input("demo-start", "n_clicks"), State("url", "pathname"))
     def start(clicks: int | None, _pathname: str | None) -> Contents:
@@ -77,7 +77,7 @@ def register(app: Dash, collector: Collector) -> None:
             collector.change("POST", "/demo")
         except DashboardError as error:
             return {"said": forms.wrong(str(error))}
-        return {"news": f"demo {clicks}"}
+        return {}
 
 
 def _demo(demo: Demo) -> list[Component]:

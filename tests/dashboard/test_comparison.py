@@ -268,3 +268,26 @@ def test_the_page_fills_all_of_its_slots() -> None:
     contents = compare_page.fill(replace(data, found=Differences(partly={"x<b>": (0,)})), CompareView(("AAA", "BBB")))
     assert set(contents) == {*compare_page.SLOTS}
     assert "x<b>" in text_of(contents["differences-rest"])
+
+
+@pytest.mark.parametrize(
+    ("intervals", "counts", "words"),
+    [
+        ((10, 10), (1, 1), "each sample (every 10th step)"),
+        ((10, 10), (1, 2), "10 steps per point"),
+        ((10, 1), (1, 1), "10 steps per point"),  # of the other run these are ten of its steps
+        ((1, 1), (1, 1), "single steps"),
+    ],
+)
+def test_a_point_that_is_one_sample_is_said_to_be_that(
+    intervals: tuple[int, int], counts: tuple[int, int], words: str
+) -> None:
+    runs = []
+    for letter, every, count in zip("AB", intervals, counts, strict=True):
+        found = compared(letter, {"loss": [1.0] * 4})
+        line = {**curve([1.0] * 4, [1.0] * 4, [1.0] * 4), "count": column([count] * 4, "int32")}
+        series = series_answer(line, range(0, 40, 10), bucket_steps=max(intervals))
+        told = {**found.run, "sessions": [session(1, 0, 39, every=every)]}
+        runs.append(replace(found, run=told, series=series))
+    view = CompareView(("AAA", "BBB"), View(from_step=0, to_step=39))
+    assert compare_page.fill(CompareData(runs, [], common=(0, 39)), view)["compare-zoom-note"] == [words]
