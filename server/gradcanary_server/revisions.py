@@ -17,7 +17,7 @@ def revision(connection: Connection) -> str | None:
 @lru_cache(maxsize=1)
 def newest_revision() -> str:
     """Return the revision that this version works with."""
-    return str(ScriptDirectory.from_config(_migrations()).get_current_head())
+    return str(ScriptDirectory.from_config(config()).get_current_head())
 
 
 def upgrade(connection: Connection) -> tuple[str | None, str]:
@@ -25,15 +25,16 @@ def upgrade(connection: Connection) -> tuple[str | None, str]:
 
     Raises Alembic's CommandError where a newer version wrote them.
     """
-    config = _migrations()
-    config.attributes["connection"] = connection
+    settings = config()
+    settings.attributes["connection"] = connection
     before = revision(connection)
-    command.upgrade(config, "head")
+    command.upgrade(settings, "head")
     return before, str(revision(connection))
 
 
-def _migrations() -> Config:
-    config = Config()
-    config.set_main_option("script_location", "gradcanary_migrations:")
-    config.set_main_option("path_separator", "os")
-    return config
+def config() -> Config:
+    """Return where Alembic finds the migrations."""
+    settings = Config()
+    settings.set_main_option("script_location", "gradcanary_migrations:")
+    settings.set_main_option("path_separator", "os")
+    return settings

@@ -14,8 +14,7 @@ from sqlalchemy import MetaData, insert, select, text
 from streams import Stream, collapsed, falling_loss
 
 from gradcanary import wire
-from gradcanary_server import attempts, deliveries, dossiers, incident_views, log_bodies, runs
-from gradcanary_server import database as databases
+from gradcanary_server import attempts, deliveries, dossiers, incident_views, log_bodies, revisions, runs
 from gradcanary_server.database import Database
 from gradcanary_server.pace import Pace
 from gradcanary_server.schema import batch, chain, endpoint, incident, layer_set, metadata, session, tile
@@ -26,7 +25,7 @@ LATER = 4e9
 
 def before_the_last() -> str:
     """The revision before the newest one."""
-    script = ScriptDirectory.from_config(databases._migrations())
+    script = ScriptDirectory.from_config(revisions.config())
     return str(script.get_revision("head").down_revision)
 
 
@@ -69,7 +68,7 @@ def transplant(store, url, revision, monkeypatch):
                 assert all(row["body"].startswith(b"{") for row in rows), "as it came"
             if rows:
                 writing.execute(insert(known.tables[table.name]), rows)
-        assert databases.revision(writing) == revision
+        assert revisions.revision(writing) == revision
     older.close()
 
 
