@@ -114,7 +114,7 @@ class Collector:
         return self._get(f"{path}/{part}" if part else path, **query)
 
     def incidents(self, **query: str | int | Sequence[str] | None) -> Answer:
-        """Return incidents without their layers and deliveries, newest first."""
+        """Return incidents without their layers and deliveries; newest first, or as ``sort`` says."""
         return self._get("/incidents", **query)
 
     def incident(self, number: int) -> Answer:

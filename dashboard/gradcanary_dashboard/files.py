@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -63,7 +62,7 @@ class Packed:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._known: OrderedDict[str, tuple[Message, bytes]] = OrderedDict()
+        self._known: dict[str, tuple[Message, bytes]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for a file."""
@@ -97,7 +96,7 @@ class Packed:
     def _remember(self, path: str, start: Message, body: bytes) -> None:
         self._known[path] = start, body
         if len(self._known) > MOST:
-            self._known.popitem(last=False)
+            del self._known[next(iter(self._known))]
 
 
 def _is_ours(path: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from gradcanary_dashboard import incident_data, loss_words
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.clock import Clock
-from gradcanary_dashboard.errors import RefusedError
+from gradcanary_dashboard.errors import NotFoundError, RefusedError
 from gradcanary_dashboard.layers import Layer, choose
 from gradcanary_dashboard.view import View
 
@@ -133,12 +133,24 @@ def load_incidents(
     """Return the run's incidents and their version: the named, then open ones, worst first; the first few in full."""
     listed = incident_data.worst(collector, run=run)
     # Whoever came for one does not look for it.
-    ranked = sorted(listed.body["incidents"], key=lambda incident: incident["id"] != named)
+    ranked = sorted(_with(named, collector, listed.body), key=lambda incident: incident["id"] != named)
     found = [
         collector.incident(incident["id"]).body if place < detailed or incident["id"] == named else incident
         for place, incident in enumerate(ranked)
     ]
     return found, listed.version
+
+
+def _with(named: int | None, collector: Collector, listed: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the incidents of a run that are listed, and the named one where it is behind so many."""
+    incidents: list[Mapping[str, Any]] = listed["incidents"]
+    if named is None or listed["next"] is None or any(each["id"] == named for each in incidents):
+        return incidents
+    try:
+        behind = collector.incident(named).body
+    except NotFoundError:
+        return incidents
+    return [behind, *incidents] if behind["run"] == incidents[0]["run"] else incidents
 
 
 def _first_member(incidents: list[Mapping[str, Any]], named: int | None) -> int | None:

@@ -21,12 +21,13 @@
     coming = coming || new Promise((resolve, reject) => {
       const known = document.getElementById("plotly");
       const script = known || Object.assign(document.createElement("script"), { id: "plotly", src: root.dataset.plotly });
-      script.addEventListener("load", () => resolve(window.Plotly));
-      script.addEventListener("error", () => {
+      const fail = () => {
         script.remove();
         coming = null;
         setTimeout(reject, AGAIN_MS);
-      });
+      };
+      script.addEventListener("load", () => (window.Plotly ? resolve(window.Plotly) : fail())); // a proxy's page is none
+      script.addEventListener("error", fail);
       if (!known) document.head.append(script);
     });
     return coming;
@@ -84,7 +85,11 @@
   function draw(place) {
     const figure = waiting.get(place);
     waiting.delete(place);
-    return react(plotOf(place), figure, place.dataset.still ? { doubleClick: false } : {});
+    try {
+      react(plotOf(place), figure, place.dataset.still ? { doubleClick: false } : {});
+    } catch (error) {
+      console.error(error); // one that cannot be drawn keeps no other waiting
+    }
   }
 
   // One at a time, those in sight first, and between two of them whatever else there is to do: an answer, a click.
@@ -113,7 +118,7 @@
 
   function want(place) {
     const text = place.dataset.figure;
-    if (told.get(place) === text) return;
+    if (!text || told.get(place) === text) return;
     told.set(place, text);
     waiting.set(place, JSON.parse(text));
     plotOf(place);
@@ -142,12 +147,14 @@
     });
   }
 
-  // Returns the attributes of figures, by their places' ids, once the one that is looked at shows what they say.
-  async function drawFirst(figures) {
+  // Returns the attributes of figures, by their places' ids, once the one that is looked at shows what they say. What was
+  // drawn before Dash had it, and it then left away for another choice, is again as the page says.
+  async function drawFirst(figures, isLatest) {
+    for (const place of document.querySelectorAll("[data-figure]")) if (!(place.id in figures)) want(place);
     const texts = Object.fromEntries(Object.entries(figures).map(([id, figure]) => [id, JSON.stringify(figure)]));
     const places = Object.keys(figures).map((id) => document.getElementById(id)).filter((place) => place && isShown(place));
     const first = places.find(isInSight);
-    if (first && window.Plotly && first.dataset.figure !== texts[first.id]) {
+    if (isLatest && first && window.Plotly && told.get(first) !== texts[first.id]) {
       told.set(first, texts[first.id]);
       waiting.set(first, figures[first.id]);
       draw(first);
