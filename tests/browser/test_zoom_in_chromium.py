@@ -113,6 +113,29 @@ def test_a_zoom_of_a_layer_page_is_kept_while_steps_arrive(shared: Any, open_pag
     expect(page.locator("#siblings a").first).to_be_focused()
 
 
+BACK_AS_IT_IS_DRAWN = """() => {
+    const plot = document.querySelector("#heatmap .js-plotly-plot");
+    const before = String(plot.layout.xaxis.range);
+    const look = () => (String(plot.layout.xaxis.range) === before ? setTimeout(look) : history.back());
+    const paint = window.requestAnimationFrame;
+    window.requestAnimationFrame = () => 0; // as slow as it may be
+    setTimeout(() => { window.requestAnimationFrame = paint; }, 300);
+    window.gradcanary.go({ from: 100, to: 300 });
+    look();
+}"""
+
+
+def test_a_zoom_that_is_taken_back_as_it_is_drawn_leaves_nothing(shared: Any, open_page: Callable[..., Page]) -> None:
+    """The page got a new picture before Dash had it, and Dash never took it."""
+    page = open_run(open_page, shared.url, RUN)
+    whole = steps_in_sight(page)
+    for _ in range(5):
+        page.evaluate(BACK_AS_IT_IS_DRAWN)
+        until(page, "location.search === ''")
+        range_of = "'' + document.querySelector('#heatmap .js-plotly-plot').layout.xaxis.range"
+        until(page, f"whole => {range_of} === '' + whole", arg=whole)
+
+
 def test_whoever_uses_keys_stays_in_place_while_steps_arrive(shared: Any, open_page: Callable[..., Page]) -> None:
     session = scenes.send(shared.url, "growing-run", scenes.quiet(steps=160, blocks=4))
     page = open_run(open_page, shared.url, "growing-run")
