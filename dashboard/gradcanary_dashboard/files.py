@@ -91,6 +91,7 @@ class Packed:
         # What Dash keeps for a year has its version in its address.
         if start["status"] == HTTPStatus.OK and (_is_ours(scope["path"]) or YEAR in headers.get("cache-control", "")):
             headers["cache-control"] = KEPT
+            headers.add_vary_header("Accept-Encoding")
         return start, b"".join(pieces)
 
     def _remember(self, path: str, start: Message, body: bytes) -> None:
@@ -113,7 +114,8 @@ def _packed(start: Message, body: bytes) -> tuple[Message, bytes]:
     headers = MutableHeaders(raw=list(start["headers"]))
     headers["content-encoding"] = "gzip"
     headers["content-length"] = str(len(packed))
-    headers.add_vary_header("Accept-Encoding")
+    for name in ("accept-ranges", "etag", "last-modified"):  # they are of the bytes as they are on disk
+        del headers[name]
     return {**start, "headers": headers.raw}, packed
 
 

@@ -12,7 +12,8 @@ CHOICES = {"": "every severity", **{each: each for each in reversed(SEVERITIES)}
 """Of a severity, in words."""
 
 LAST_PLACE = 13 * 2**31 - 1
-"""Of a list, as the collector counts them: what is behind it is refused."""
+LAST_NEWEST = 2**31 - 1
+"""Of the list of the worst, and of those with the newest first, as the collector counts them: it refuses others."""
 
 MAX_TEXT = 100
 """Characters of a part of a run's name, or of a rule's."""
@@ -47,7 +48,7 @@ def parse(search: str | None) -> Filter:
         severity=given["severity"] if given["severity"] in CHOICES else "",
         rule=given["rule"][:MAX_TEXT],
         run=given["run"][:MAX_TEXT],
-        before=_place(given["before"]),
+        before=_place(given["before"], LAST_PLACE if given["state"] == "open" else LAST_NEWEST),
     )
 
 
@@ -57,6 +58,6 @@ def url(chosen: Filter) -> str:
     return f"/incidents?{urlencode(given)}" if given else "/incidents"
 
 
-def _place(text: str) -> int | None:
-    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(LAST_PLACE))
-    return int(text) if is_number and int(text) <= LAST_PLACE else None
+def _place(text: str, last: int) -> int | None:
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(last))
+    return int(text) if is_number and int(text) <= last else None

@@ -65,12 +65,15 @@ def page(connection: Connection, wanted: Choice, before: int | None, limit: int)
     """Return so many incidents that are meant, those behind ``before`` where it is given.
 
     Where a list goes on is a place in it, and not an incident that has it: one that gets worse or is over moves by
-    itself alone. Raises RequestError 422 for a rule that is none, 404 for a run that is not known.
+    itself alone. Raises RequestError 422 for a rule that is none, and for a place that only the other order has; 404
+    for a run that is not known.
     """
     query = _meant(connection, wanted)
     if wanted.sort == "newest":
+        if before is not None and before > MAX_ID:
+            raise invalid(f"A list of the newest goes on at 0 to {MAX_ID}; is this a place of sort=worst?", "before")
         query = query.order_by(incident.c.incident_id.desc())
-        query = query if before is None else query.where(incident.c.incident_id < min(before, MAX_ID))
+        query = query if before is None else query.where(incident.c.incident_id < before)
     else:
         place, newest_first = _place(), MAX_ID - incident.c.incident_id
         query = query.order_by(place, newest_first)

@@ -2,6 +2,7 @@
 
 import json
 import string
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -25,6 +26,7 @@ from gradcanary_dashboard import (
 from gradcanary_dashboard.incident_data import Chapter
 from gradcanary_dashboard.incident_filter import Filter
 from gradcanary_dashboard.view import View, parse
+from gradcanary_server import incident_choice, schema
 from gradcanary_server.expressions import Expression
 
 URL = "http://collector:8787"
@@ -60,19 +62,29 @@ def full(**changes: Any) -> dict[str, Any]:
         severity=st.sampled_from(list(incident_filter.SEVERITIES)),
         rule=st.text(string.ascii_lowercase + "_", max_size=20),
         run=TEXTS.map(str.strip),
-        before=st.none() | st.integers(0, incident_filter.LAST_PLACE),
-    )
+    ),
+    st.none() | st.integers(0, incident_filter.LAST_PLACE),
 )
-def test_a_filter_is_its_address(chosen: Filter) -> None:
+def test_a_filter_is_its_address(chosen: Filter, place: int | None) -> None:
+    has_place = place is None or place <= incident_filter.LAST_NEWEST or chosen.state == "open"
+    chosen = replace(chosen, before=place if has_place else None)
     path, _, search = incident_filter.url(chosen).partition("?")
     assert incident_filter.parse(search) == chosen
     assert pages.find(path) == (pages.INCIDENTS, {})
 
 
-@pytest.mark.parametrize("search", [None, "?", "?state=x&severity=y&before=-1", "?before=1e3", "?before=27917287424"])
+UNREADABLE = "?state=x&severity=y&before=-1", "?before=1e3", "?state=open&before=27917287424", "?before=2147483648"
+
+
+@pytest.mark.parametrize("search", [None, "?", *UNREADABLE])
 def test_what_cannot_be_read_leaves_nothing_out(search: str | None) -> None:
-    assert not incident_filter.parse(search).is_set
-    assert incident_filter.parse(search).before is None
+    chosen = incident_filter.parse(search)
+    assert chosen == Filter(state=chosen.state)
+
+
+def test_a_list_goes_on_wherever_the_collector_has_a_place() -> None:
+    assert incident_choice.MAX_PLACE == incident_filter.LAST_PLACE
+    assert schema.MAX_ID == incident_filter.LAST_NEWEST
 
 
 @pytest.mark.parametrize("path", ["/incidents/31", "/incidents/31/"])

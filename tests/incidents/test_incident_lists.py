@@ -7,6 +7,9 @@ from sqlalchemy import event, insert, update
 from starlette.testclient import TestClient
 from stores import Store
 
+from gradcanary_dashboard import run_data
+from gradcanary_dashboard.client import Answer
+from gradcanary_dashboard.errors import NotFoundError
 from gradcanary_server import attempts, deliveries, endpoints, incidents, sessions, silences
 from gradcanary_server.app import create_app
 from gradcanary_server.pace import Pace
@@ -87,6 +90,8 @@ def test_incidents_are_chosen_by_all_that_a_page_offers(desk):
         ({"named": "x" * 101}, "named"),
         ({"limit": 101}, "limit"),
         ({"before": -1}, "before"),
+        ({"before": 2**31}, "before"),
+        ({"before": 13 * 2**31, "sort": "worst"}, "before"),
     ):
         refused = desk.api.get("/api/v1/incidents", params=query)
         assert (refused.status_code, refused.json()["error"]["field"]) == (422, field)
@@ -130,6 +135,41 @@ def test_the_worst_of_any_number_come_first_over_all_pages(desk):
     assert desk.listed(sort="worst", state="open", limit=4, before=following)[0] == expected[4:8], "one was over"
     refused = desk.api.get("/api/v1/incidents", params={"sort": "best"})
     assert (refused.status_code, refused.json()["error"]["field"]) == (422, "sort")
+
+
+class Reader:
+    """What a page asks of its collector, answered by a desk."""
+
+    def __init__(self, desk):
+        self.api = desk.api
+
+    def incidents(self, **query):
+        return Answer(self.api.get("/api/v1/incidents", params=query).json(), "1")
+
+    def incident(self, number):
+        answer = self.api.get(f"/api/v1/incidents/{number}")
+        if answer.status_code == 404:
+            raise NotFoundError("it is gone")
+        return Answer(answer.json(), "1")
+
+
+def test_the_page_of_a_run_has_the_incident_somebody_came_for_behind_however_many(desk):
+    desk.add_run(2, "other")
+    for number in range(102):
+        desk.record(2 if number == 0 else 1, fired(None, rule="nonfinite"))
+        desk.record(2 if number == 0 else 1, resolved(None, rule="nonfinite"))
+        desk.store.database.ahead_s += Pace().reopen_s + 1  # or it would be the same incident again
+
+    def shown(number):
+        found, _ = run_data.load_incidents(Reader(desk), "sdxl", number)
+        return [each["id"] for each in found]
+
+    newest = list(range(102, 2, -1))
+    assert shown(None) == newest
+    assert shown(2) == [2, *newest], "of the run, and behind a hundred"
+    assert shown(50) == [50, *(each for each in newest if each != 50)]
+    assert shown(1) == newest, "another run's"
+    assert shown(1_000) == newest, "there is none"
 
 
 def test_a_list_says_of_each_what_it_says_by_itself_and_reads_less(desk):

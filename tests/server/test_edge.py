@@ -229,6 +229,7 @@ BEYOND_A_SCHEMA = {
 
 OF_A_FORM = {
     "GET /api/v1/runs": "after",
+    "GET /api/v1/incidents": "before",
     "GET /api/v1/endpoints/{number}/deliveries": "before",
     "GET /api/v1/runs/{run}/metrics": "tags",
     "GET /api/v1/runs/{run}/metrics.csv": "tags",

@@ -17,11 +17,13 @@
     return document.querySelector(".heart").id.replace(/-heart$/, "");
   }
 
+  // Returns whether the address is another one since.
   function go(changes) {
     const wanted = search(changes);
-    if (wanted === window.location.search) return;
+    if (wanted === window.location.search) return false;
     window.gradcanary.askAhead(wanted);
     window.dash_clientside.set_props(page() + "-url", { search: wanted });
+    return true;
   }
 
   // Another page, without loading the document anew.

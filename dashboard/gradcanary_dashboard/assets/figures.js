@@ -12,6 +12,7 @@
 
   const told = new WeakMap(); // place -> the attribute that is drawn in it, or is to be
   const waiting = new Map(); // place -> its figure, to be drawn
+  const ranges = new WeakMap(); // plot -> the ends of its axis of steps, as its figure has them
   let coming = null;
 
   // ---- Plotly: pages that open with figures load it at once, others once there is one
@@ -38,17 +39,20 @@
   // Draws a figure into an element; what a drag or a double click on it means is in the address.
   function react(plot, figure, config = {}) {
     const isFirst = !plot._fullLayout;
+    const { range = [] } = figure.layout.xaxis || {}; // of one with nothing in it there is none
+    ranges.set(plot, [...range]); // Plotly writes into its own
     return window.Plotly.react(plot, figure.data, figure.layout, { ...CONFIG, ...config }).then(() => {
       if (!isFirst) return;
       widths.observe(plot);
-      plot.on("plotly_relayout", zoom);
+      plot.on("plotly_relayout", (change) => zoom(plot, change));
       plot.on("plotly_click", (click) => choose(plot, click.points[0]));
     });
   }
 
-  function zoom(change) {
+  // A drag over all of the steps in sight asks for what is there: the axis is as it was.
+  function zoom(plot, change) {
     const wanted = window.gradcanary.zoomed(change);
-    if (wanted) go(wanted);
+    if (wanted && !go(wanted)) window.Plotly.relayout(plot, { "xaxis.range": [...ranges.get(plot)] });
   }
 
   function choose(plot, point) {
@@ -163,5 +167,5 @@
     return texts;
   }
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { react, drawFirst });
+  window.gradcanary = Object.assign(window.gradcanary || {}, { plotly, react, drawFirst });
 })();

@@ -13,8 +13,13 @@
     return element("button", { type: "button", class: "draw", "data-layer": name, ...words }, icon);
   }
 
+  // A name that is too long for its column goes on behind a dot.
+  function parted(name) {
+    return name.split(/(?<=\.)/).flatMap((part) => [part, element("wbr")]);
+  }
+
   function newRow(name, hasButtons) {
-    const link = element("a", { class: "layer", title: name }, name);
+    const link = element("a", { class: "layer", title: name }, ...parted(name));
     const first = element("td", { class: "name", role: "cell" }, ...(hasButtons ? [drawButton(name), link] : [link]));
     const others = CELLS.map((kind) => element("td", { class: kind, role: "cell" }));
     return element("tr", { role: "row", "data-name": name }, first, ...others);

@@ -101,7 +101,11 @@
   }
 
   function ask(missing) {
-    if (!missing.length || !window.Plotly || !box || !box.isConnected || !isFilled()) return;
+    if (!missing.length || !box || !box.isConnected || !isFilled()) return;
+    if (!window.Plotly) {
+      window.gradcanary.plotly().then(load, () => { /* asked for again at the next load */ });
+      return;
+    }
     const now = wanted();
     const of = { run: told.run, search: window.location.search };
     const query = new URLSearchParams(of);
