@@ -19,6 +19,9 @@ RETRY_S = (1.0, 60.0)
 REFUSED = (401, 403, 426)
 """Answers that only a person changes."""
 
+MOST_SPACING_S = 10.0
+"""Between two batches, whatever the collector asks for: what it knows of a training would be too old."""
+
 LIMITS = wire.Limits(max_body=4 * 2**20, max_points=1_000_000, max_layers=20_000)
 """Until the collector has told its own."""
 
@@ -56,6 +59,7 @@ class Delivery:
         meanwhile: str,
     ) -> None:
         self.limits = LIMITS
+        self.spacing_s = 0.0
         self.is_refused = False
         self.is_deleted = False
         self.is_there = False
@@ -192,6 +196,7 @@ class Delivery:
         self.is_barred = False
         self.failures = 0
         self.limits = reply.limits
+        self.spacing_s = min(max(0.0, reply.spacing_s), MOST_SPACING_S)  # a NaN is 0
         self._heard(reply)
         return True
 

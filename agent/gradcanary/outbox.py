@@ -54,6 +54,11 @@ class Outbox:
         return not is_new or any(row.states is not None for row, _ in self._rows)
 
     @property
+    def is_behind(self) -> bool:
+        """Whether there is a whole batch, or more."""
+        return self._parcel is not None or not self.backlog.is_empty or len(self._rows) >= self._max_steps
+
+    @property
     def lost(self) -> int:
         return self._unplaced + sum(lost for _, lost in self._rows) + self.backlog.lost
 

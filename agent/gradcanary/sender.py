@@ -195,8 +195,9 @@ class Sender:
             return
         now = time.monotonic()
         is_new = not self._greeting.was_said
-        is_waited_for = is_new or self._outbox.is_waited_for or now - self._flushed_at >= QUIET_S
-        if now >= self._delivery.retry_at and is_waited_for:
+        rest_s = max(self._delivery.spacing_s, 0.0 if self._outbox.is_waited_for else QUIET_S)
+        is_due = is_new or now - self._flushed_at >= rest_s
+        if now >= self._delivery.retry_at and is_due:
             self._flushed_at = now
             self._flush()
         self._spill()
@@ -215,6 +216,8 @@ class Sender:
                 self._read_records()
                 self._spill()
                 self._beat()
+                if self._delivery.spacing_s and self._end is None and not self._outbox.is_behind:
+                    return  # what came meanwhile waits for its turn
 
     def _is_late(self) -> bool:
         """Say whether the training's process waits for the end, and longer than it wants to."""

@@ -203,12 +203,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to every accepted request; ``status`` is stored, duplicate or ok."""
+    """The answer to every accepted request; ``status`` is stored, duplicate or ok.
+
+    ``spacing_s`` is how many seconds shall lie between two batches of a session at least: a collector that is busy
+    asks for fewer, larger ones.
+    """
 
     status: str
     next_seq: int
     limits: Limits
     incidents: tuple[Brief, ...]
+    spacing_s: float = 0.0
 
 
 def dump(message: object) -> bytes:
@@ -230,6 +235,7 @@ def _reply(body: Mapping[str, Any]) -> Reply:
         next_seq=int(body["next_seq"]),
         limits=Limits(**{key: int(body["limits"][key]) for key in ("max_body", "max_points", "max_layers")}),
         incidents=tuple(map(_brief, body["incidents"])),
+        spacing_s=float(body.get("spacing_s", 0.0)),
     )
 
 

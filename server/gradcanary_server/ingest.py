@@ -31,6 +31,7 @@ from gradcanary_server import (
     spark,
 )
 from gradcanary_server.batches import Columns
+from gradcanary_server.cadence import Cadence
 from gradcanary_server.database import Database, Record
 from gradcanary_server.encoding import encode
 from gradcanary_server.errors import RequestError, invalid
@@ -69,6 +70,7 @@ class Ingest:
         self.began: float | None = None
         """Since when this collector listens, by the database's clock: its first request, or when that was set."""
         self._pulse = Pulse()
+        self.cadence = Cadence()
 
     def hello(self, run_name: str, session_id: str, raw: bytes, sent: float | None = None) -> wire.Reply:
         """Store a hello, the first or a fuller one; ``sent`` is the time at which it was, by the sender's clock."""
@@ -237,7 +239,7 @@ class Ingest:
 
     def _reply(self, connection: Connection, run_id: int, status: str, next_seq: int) -> wire.Reply:
         briefs = incidents.open_briefs(connection, run_id, self._public_url)
-        return wire.Reply(status, next_seq, LIMITS, briefs)
+        return wire.Reply(status, next_seq, LIMITS, briefs, self.cadence.answered())
 
 
 def _is_known(connection: Connection, row: Record, seq: int, digest: bytes) -> bool:

@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import Literal, Self
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from gradcanary_server.errors import RequestError
 
@@ -27,7 +27,12 @@ SECONDS = Histogram(
 ATTEMPTS = Counter(
     "gradcanary_delivery_attempts", "Attempts to deliver a message: delivered, failed.", ["outcome"], registry=None
 )
-METERS = (BATCHES, POINTS, SECONDS, ATTEMPTS)
+SPACING = Gauge(
+    "gradcanary_ingest_spacing_seconds",
+    "What trainings are asked to leave between two batches, 0: the half second of their own.",
+    registry=None,
+)
+METERS = (BATCHES, POINTS, SECONDS, ATTEMPTS, SPACING)
 
 for outcome in ("stored", "duplicate", "refused", "failed"):
     BATCHES.labels(outcome)  # there from the start, at 0: the first one is a rise

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,33 @@ def test_a_refused_batch_is_set_aside_and_counted(status, capsys):
         assert collector.seqs()[0] == 1
         assert collector.of("batches")[-1].body["dropped_steps"] == lost
     assert capsys.readouterr().err.count("Other bytes.") == 1
+
+
+def test_a_collector_that_is_busy_hears_less_often_and_nothing_less():
+    with collector_that(lambda _: Says(200, reply(spacing_s=0.4))) as collector:
+        trained(collector.url, *(1,) * 150, pause=lambda: time.sleep(0.01))  # there is always more to be sent
+        assert collector.steps() == list(range(150))
+        sent = [told.at for told in collector.of("batches")][:-1]  # the last one is not waited for
+        assert len(sent) > 2
+        assert min(later - earlier for earlier, later in pairwise(sent)) > 0.35
+
+
+@pytest.mark.parametrize("wish", [float("nan"), -1.0, 0])
+def test_a_wish_that_is_none_holds_up_nothing(wish):
+    steps = iter((5, 10, 15))
+    with collector_that(lambda _: Says(200, reply(spacing_s=wish))) as collector:
+
+        def heard() -> None:
+            count = next(steps)
+            until(lambda: len(collector.steps()) >= count - 1)  # the last one may still be under way
+
+        trained(collector.url, 5, 5, 5, pause=heard)
+
+
+def test_no_wish_holds_up_the_end():
+    with collector_that(lambda _: Says(200, reply(spacing_s=1e9))) as collector:
+        trained(collector.url, 5, 5, pause=lambda: until(lambda: collector.of("batches")))
+        assert collector.steps() == list(range(10)), "in the seconds that a close waits for"
 
 
 def test_410_stops(capsys):

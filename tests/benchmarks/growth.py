@@ -64,18 +64,18 @@ def measure(
         with servers.collector(data, None if server is None else url) as collector:
             before, session = size(url), streams.Session(collector.url)
             session.put_hello(series.stream.hello()).raise_for_status()
-            session.post_batch(0, series.body(0, is_first=True)).raise_for_status()
+            session.post_batch(0, series.body(0, 1, is_first=True).raw).raise_for_status()
             measured = range(max(1, batches - (of_last or batches)), batches)
             for seq in range(1, measured.start):
-                session.post_batch(seq, series.body(seq, is_first=False)).raise_for_status()
+                session.post_batch(seq, series.body(seq, 1, is_first=False).raw).raise_for_status()
             begun, acks_ms = taken(url, collector, server), []
             for seq in measured:
                 began = time.perf_counter()
-                session.post_batch(seq, series.body(seq, is_first=False)).raise_for_status()
+                session.post_batch(seq, series.body(seq, 1, is_first=False).raw).raise_for_status()
                 acks_ms.append((time.perf_counter() - began) * 1e3)
             cpu_s, written = (now - then for now, then in zip(taken(url, collector, server), begun, strict=True))
             session.post("/end", wire.End("finished", None, None)).raise_for_status()
-            room = (size(url) - before) / (series.points * batches)
+            room = (size(url) - before) / (series.body(0, 1, is_first=True).points * batches)
     quick, usual, slow = (f"{each:.1f}" for each in statistics.quantiles(acks_ms, n=4))
     each = f"{cpu_s / len(measured) * 1e3:.1f} ms | {written / len(measured) / 1e3:.0f} kB"
     print(f"| {what} | {usual} ms ({quick} to {slow}) | {each} | {room:.1f} |", flush=True)

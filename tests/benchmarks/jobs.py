@@ -27,7 +27,10 @@ import streams  # noqa: E402 -- found through the path above
 from gradcanary import wire  # noqa: E402 -- likewise
 
 STEPS, EACH_S = 5, 0.5
-"""Ten steps a second in a batch each half second, as the agent sends them."""
+"""Ten steps a second in a batch each half second, as the agent sends them. A collector may ask for fewer batches."""
+
+TOGETHER = (1, 2, 4)
+"""How many of these half seconds go into a batch, by what it asks for, and how long it took over the last one."""
 
 AFTER_S = 0.2
 """After so long the next one begins: a first batch costs as much as ten others."""
@@ -45,10 +48,12 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 @dataclass
 class Acks:
-    """Of each batch the seconds from when it was due to its acknowledgement, and to when it was posted."""
+    """Of each batch the seconds from when it was due to its acknowledgement, and to when it was posted; and those that
+    this asked to be left before the next one."""
 
     ack_s: list[float] = field(default_factory=list)
     late_s: list[float] = field(default_factory=list)
+    spacing_s: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     points: int = 0
     cpu_s: float = 0.0
@@ -123,12 +128,16 @@ class _Trainings:
             for launch in itertools.count():
                 first = 0 if launch else self._series.place(number, count)
                 await self._greet(connection, number, launch, first)
-                for seq in range(self._batches):
-                    body = self._series.body(first + seq, is_first=seq == 0)
-                    await self._post(connection, _path(number, launch, f"/batches/{seq}"), body, due)
-                    due += EACH_S
-                    if self._stopping.is_set():
+                place, together = 0, TOGETHER[0]
+                for seq in itertools.count():
+                    body = self._series.body(first + place, together, is_first=seq == 0)
+                    spacing_s = await self._post(connection, _path(number, launch, f"/batches/{seq}"), body, due)
+                    place += together
+                    if self._stopping.is_set() or place + TOGETHER[-1] > self._batches:
                         break
+                    together = _together(max(spacing_s, time.perf_counter() - due))
+                    due += together * EACH_S
+                due += EACH_S
                 end = wire.dump(wire.End("finished", None, None))
                 await connection.ask("POST", _path(number, launch, "/end"), end)
                 if self._stopping.is_set():
@@ -137,22 +146,29 @@ class _Trainings:
         except (OSError, EOFError, RuntimeError) as error:
             self._acks.problems.append(f"{run_name(number)}: {error!r}")
 
-    async def _post(self, connection: "Connection", path: str, body: bytes, due: float) -> None:
+    async def _post(self, connection: "Connection", path: str, body: "Body", due: float) -> float:
+        """Return how many seconds the collector wants to be left before the next one."""
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         posted = time.perf_counter()
         is_over = self._stopping.is_set()  # each asks for its end, too, from then on, which is twice as much to do
-        await connection.ask("POST", path, body)
-        if is_over:
-            return
-        self._acks.ack_s.append(time.perf_counter() - due)
-        self._acks.late_s.append(posted - due)
-        self._acks.points += self._series.points
+        spacing_s = wire.load_reply(await connection.ask("POST", path, body.raw)).spacing_s
+        if not is_over:
+            self._acks.ack_s.append(time.perf_counter() - due)
+            self._acks.late_s.append(posted - due)
+            self._acks.spacing_s.append(spacing_s)
+            self._acks.points += body.points
+        return spacing_s
 
     async def _greet(self, connection: "Connection", number: int, launch: int, first: int) -> None:
         hello = self._series.stream.hello(launch=f"launch-{launch}", first_step=first * STEPS)
         await connection.ask(
             "PUT", _path(number, launch), gzip.compress(wire.dump(hello)), "Content-Encoding: gzip\r\n"
         )
+
+
+def _together(seconds: float) -> int:
+    """Return how many half seconds go into a batch, as an agent sends all that has come in so many seconds."""
+    return max(each for each in TOGETHER if each == TOGETHER[0] or each * EACH_S <= seconds)
 
 
 def run_name(number: int) -> str:
@@ -164,35 +180,47 @@ def _path(number: int, launch: int, rest: str = "") -> str:
     return f"/api/v1/runs/{run_name(number)}/sessions/session-{launch}{rest}"
 
 
+@dataclass(frozen=True)
+class Body:
+    """A batch as it is sent, and how many points are in it."""
+
+    raw: bytes
+    points: int
+
+
 class Series:
     """The bodies of a healthy training: absmax and norm, with mantissas as random as those of a real one."""
 
     def __init__(self, layers: int, batches: int) -> None:
         random = np.random.default_rng(0)
         self._places = math.ceil(TILE / STEPS)
-        self.points = 2 * STEPS * layers
-        steps = (self._places + batches) * STEPS
+        self._layers = layers
+        steps = (self._places + batches + TOGETHER[-1]) * STEPS
         level = 10 ** random.uniform(-3, -1.5, layers)
         absmax = np.float32(level * 10 ** random.normal(0, 0.1, (steps, layers)))
         self._norm = np.float32(absmax * random.uniform(3, 9, absmax.shape))
         self.stream = streams.Stream(absmax, loss=streams.falling_loss(steps))
-        self._bodies = [self._made(place, is_first=False) for place in range(self._places + batches)]
-        self._firsts = [self._made(place, is_first=True) for place in range(self._places)]
+        self._bodies = {
+            together: [self._made(place, together, is_first=False) for place in range(self._places + batches)]
+            for together in TOGETHER
+        }
+        self._firsts = [self._made(place, TOGETHER[0], is_first=True) for place in range(self._places)]
 
     def place(self, number: int, count: int) -> int:
         """Return with which batch one of so many trainings begins."""
         return number * self._places // count
 
-    def body(self, place: int, *, is_first: bool) -> bytes:
-        return self._firsts[place] if is_first else self._bodies[place]
+    def body(self, place: int, together: int, *, is_first: bool) -> Body:
+        return self._firsts[place] if is_first else self._bodies[together][place]
 
-    def _made(self, place: int, *, is_first: bool) -> bytes:
+    def _made(self, place: int, together: int, *, is_first: bool) -> Body:
         """Return a batch of healthy steps: ``nonfinite`` is sent only when there is something to count."""
-        begin, end = place * STEPS, (place + 1) * STEPS
+        begin, end = place * STEPS, (place + together) * STEPS
         plain = self.stream.batch(begin, end, change_records=is_first)
         absmax, norm, _ = plain.blocks
         norm = replace(norm, values=wire.column("f", self._norm[begin:end].ravel().tolist()))
-        return wire.dump(replace(plain, blocks=(absmax, norm)))
+        raw = wire.dump(replace(plain, blocks=(absmax, norm)))
+        return Body(raw, 2 * (end - begin) * self._layers)
 
 
 class Connection:

@@ -1,11 +1,11 @@
 """A team's collector: a hundred trainings post to it while ten people look on. Acknowledgements, CPU, memory, disk.
 
 python tests/benchmarks/team.py [--jobs 100] [--layers 500] [--seconds 300] [--tabs 10] [--database postgresql]
-Each training has ten steps a second, all sampled, absmax and norm, in a batch each half second. They begin one after
-the other; what is measured comes when all are there. An acknowledgement counts from the moment at which its batch was
-due. Every other tab shows the list of runs, the others a run each, and each asks once a second (tabs.py). CPU, memory
-and writes are those of the collector and of PostgreSQL, each by itself; who posts and who looks is counted apart. Exit
-status 1 where a target is missed.
+Each training has ten steps a second, all sampled, absmax and norm, in a batch each half second, or as seldom as the
+collector asks for, which agents heed. They begin one after the other; what is measured comes when all are there. An
+acknowledgement counts from the moment at which its batch was due. Every other tab shows the list of runs, the others a
+run each, and each asks once a second (tabs.py). CPU, memory and writes are those of the collector and of PostgreSQL,
+each by itself; who posts and who looks is counted apart. Exit status 1 where a target is missed.
 """
 
 import argparse
@@ -121,6 +121,7 @@ def show(acks: jobs.Acks, answers_s: Sequence[float], meter: Meter, seconds: flo
     print(f"| acknowledged | {len(acks.ack_s) / seconds:.0f} batches a second, {acks.points / seconds:,.0f} points |")
     print(f"| acknowledgement: median, p99, longest | {_spread(acks.ack_s)} |")
     print(f"| posted after it was due: median, p99, longest | {_spread(acks.late_s)} |")
+    print(f"| asked to be left between two batches: median, p99, longest | {_spread(acks.spacing_s)} |")
     if answers_s:
         print(f"| refresh of a tab, of {len(answers_s) / seconds:.1f} a second | {_spread(answers_s)} |")
     for name, cores in meter.cores().items():

@@ -1,0 +1,82 @@
+"""How often trainings are asked to send, by what a collector has to do; and that a collector asks for it."""
+
+import streams
+from hypothesis import example, given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from gradcanary import wire
+from gradcanary_server.app import create_app
+from gradcanary_server.cadence import IDLE, SPACINGS_S, WINDOW_S, Cadence
+from gradcanary_server.settings import Settings
+
+
+class Team:
+    """Trainings that send as they are asked to, and a collector's clocks."""
+
+    def __init__(self, trainings, each_ms, others=0.0):
+        self.trainings, self.each_s, self.others = trainings, each_ms / 1e3, others
+        self.now = self.used = self.asked_s = 0.0
+        self.cadence = Cadence(lambda: self.now, lambda: self.used)
+
+    def share(self):
+        """Of one core."""
+        return self.others + self.trainings * self.each_s / max(self.asked_s, 0.5)
+
+    def run(self, windows):
+        """Return what was asked for, window by window."""
+        asked = []
+        for _ in range(windows):
+            begun = self.now
+            while self.now - begun <= WINDOW_S:
+                self.now += max(self.asked_s, 0.5)
+                self.used += max(self.asked_s, 0.5) * self.share()
+                for _ in range(self.trainings):
+                    last = self.cadence.answered()
+                self.asked_s = last
+            asked.append(self.asked_s)
+        return asked
+
+
+def test_a_team_that_keeps_a_collector_busy_is_asked_for_fewer_batches_until_it_does_not():
+    assert Team(50, 4.0).run(3) == [0.0] * 3
+    assert Team(100, 5.0).run(4) == [1.0] * 4
+    assert Team(200, 5.0).run(4) == [1.0, 2.0, 2.0, 2.0]
+
+
+def test_where_few_train_it_is_not_they_who_keep_it_busy():
+    assert Team(10, 1.0, others=0.95).run(3) == [0.0] * 3
+    assert Team(30, 1.0, others=0.95).run(2) == [1.0, 2.0]
+
+
+def test_those_that_are_left_send_as_they_like_again():
+    team = Team(200, 5.0)
+    assert team.run(2) == [1.0, 2.0]
+    team.trainings = 70
+    assert team.run(3) == [1.0, 1.0, 1.0], "twice as many would be busy again"
+    team.trainings = 20
+    assert team.run(2) == [0.0, 0.0]
+
+
+@given(st.integers(1, 400), st.floats(0.1, 20), st.floats(0, 0.6))
+@example(141, 2.49, 0.0)
+def test_it_settles(trainings, each_ms, others):
+    team = Team(trainings, each_ms, others)
+    *_, before, last = team.run(5)
+    assert before == last
+    assert last == 0.0 or team.share() >= IDLE
+    assert last in SPACINGS_S
+
+
+def test_the_answer_to_a_batch_asks_for_it_and_operators_see_it(new_store_url, tmp_path):
+    app, now = create_app(Settings(tmp_path, new_store_url())), [0.0]
+    app.state.ingest.cadence = Cadence(lambda: now[0], lambda: now[0] * 0.9)
+    stream, session = streams.Stream(streams.healthy(300, 4)), "/api/v1/runs/sdxl/sessions/s"
+    with TestClient(app, base_url="http://localhost", headers={"content-type": "application/json"}) as client:
+        asked = [client.put(session, content=wire.dump(stream.hello())).json()["spacing_s"]]
+        for step in range(300):
+            now[0] += 0.02  # as often as 25 trainings do
+            body = wire.dump(stream.batch(step, step + 1, change_records=step == 0))
+            asked.append(client.post(f"{session}/batches/{step}", content=body).json()["spacing_s"])
+        assert sorted(set(asked)) == [0.0, 1.0]
+        assert "gradcanary_ingest_spacing_seconds 1.0" in client.get("/metrics").text
