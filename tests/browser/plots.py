@@ -53,12 +53,16 @@ def place(page: Page, figure: str, across: float, down: float) -> tuple[float, f
     return box["x"] + across * box["width"], box["y"] + down * box["height"]
 
 
-def drag(page: Page, figure: str, begin: float, end: float) -> None:
-    address = page.url
+def draw_over(page: Page, figure: str, begin: float, end: float) -> None:
     page.mouse.move(*place(page, figure, begin, 0.5))
     page.mouse.down()
     page.mouse.move(*place(page, figure, end, 0.5), steps=5)
     page.mouse.up()
+
+
+def drag(page: Page, figure: str, begin: float, end: float) -> None:
+    address = page.url
+    draw_over(page, figure, begin, end)
     until(page, "address => window.location.href !== address", arg=address)
 
 

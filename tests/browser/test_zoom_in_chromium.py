@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scenes
 from playwright.sync_api import Page, Route, expect
-from plots import IMAGE, drag, meta, open_run, place, point, query, steps_in_sight, until
+from plots import IMAGE, drag, draw_over, meta, open_run, place, point, query, steps_in_sight, until
 
 RUN = "lora-collapse"
 LAYER = "blocks.4.attn.q.lora_A.weight"
@@ -134,6 +134,17 @@ def test_a_zoom_that_is_taken_back_as_it_is_drawn_leaves_nothing(shared: Any, op
         until(page, "location.search === ''")
         range_of = "'' + document.querySelector('#heatmap .js-plotly-plot').layout.xaxis.range"
         until(page, f"whole => {range_of} === '' + whole", arg=whole)
+
+
+@pytest.mark.parametrize("figure", ["heatmap", "trend"])
+def test_a_drag_over_all_that_is_in_sight_leaves_it(figure: str, shared: Any, open_page: Callable[..., Page]) -> None:
+    """Nothing is asked for then, so nothing would put the figure back."""
+    page = open_run(open_page, shared.url, f"{RUN}?from=100&to=103")
+    plot = f"document.querySelector('#{figure} .js-plotly-plot')"
+    page.evaluate(f"{plot}.on('plotly_relayout', () => {{ document.title = 'dragged'; }})")
+    draw_over(page, figure, 0.05, 0.95)
+    until(page, f"document.title === 'dragged' && '' + {plot}.layout.xaxis.range === '99.5,103.5'")
+    assert query(page) == {"from": "100", "to": "103"}
 
 
 def test_whoever_uses_keys_stays_in_place_while_steps_arrive(shared: Any, open_page: Callable[..., Page]) -> None:
