@@ -19,7 +19,7 @@ SPACINGS_S = (0.0, 1.0, 2.0)
 OWN_S = 0.5
 """Between two batches of an agent that is not asked for anything."""
 
-BUSY, IDLE = 0.7, 0.3
+BUSY, IDLE = 0.6, 0.25
 """Of one core, which is what Python's threads have together: over the one to the next spacing, under the other back.
 Back is up to twice as much work, and must not be busy again."""
 

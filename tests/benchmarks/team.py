@@ -105,8 +105,9 @@ class Meter:
         while not self._stopping.wait(1):
             for name, processes in self._groups.items():
                 # Of what is shared, as PostgreSQL's buffers are, each process has its part.
-                now = sum(each.memory_full_info().pss for each in processes())
-                self.memory[name] = max(self.memory[name], now)
+                with contextlib.suppress(psutil.NoSuchProcess):  # PostgreSQL's come and go
+                    now = sum(each.memory_full_info().pss for each in processes())
+                    self.memory[name] = max(self.memory[name], now)
 
     def _cpu(self) -> dict[str, float]:
         return {name: servers.cpu_of(processes()) for name, processes in self._groups.items()}
