@@ -15,7 +15,7 @@
 
   // A name that is too long for its column goes on behind a dot.
   function parted(name) {
-    return name.split(/(?<=\.)/).flatMap((part) => [part, element("wbr")]);
+    return name.split(/(?<=\.)/).flatMap((part) => [part, element("wbr", {})]);
   }
 
   function newRow(name, hasButtons) {
