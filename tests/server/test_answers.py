@@ -65,6 +65,7 @@ def test_a_reply_tells_limits_and_next_seq(ready, stream):
         "next_seq": 2,
         "limits": {"max_body": 4 * 2**20, "max_points": 1_000_000, "max_layers": 20_000},
         "incidents": [],
+        "spacing_s": 0.0,
     }
     assert wire.load_reply(reply.content).next_seq == 2
 

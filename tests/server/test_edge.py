@@ -146,7 +146,8 @@ BOUNDS = {
     "/api/v1/runs/ill/export.csv?": STEPS,
     "/api/v1/runs/ill/metrics.csv?": STEPS,
     "/api/v1/runs?": {"limit": (1, 1_000)},
-    "/api/v1/incidents?": {"limit": (1, 100), "before": (0, 13 * 2**31 - 1)},
+    "/api/v1/incidents?": {"limit": (1, 100)},
+    "/api/v1/incidents?sort=worst": {"before": (0, 13 * 2**31 - 1)},
     "/api/v1/storage?": {"limit": (1, 1_000)},
     "/api/v1/audit?": {"before": (0, 2**31 - 1)},
 }
