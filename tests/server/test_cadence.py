@@ -53,7 +53,7 @@ def test_those_that_are_left_send_as_they_like_again():
     team = Team(200, 5.0)
     assert team.run(2) == [1.0, 2.0]
     team.trainings = 70
-    assert team.run(3) == [1.0, 1.0, 1.0], "twice as many would be busy again"
+    assert team.run(4)[1:] == [1.0, 1.0, 1.0], "twice as many would be busy again"
     team.trainings = 20
     assert team.run(2) == [0.0, 0.0]
 
