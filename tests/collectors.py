@@ -3,7 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import blank_stores
@@ -76,6 +77,16 @@ class Collector:
     def kill(self) -> int:
         """End it as ``kill -9`` does."""
         return self._end(signal.SIGKILL)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let it stand still while the block lasts: connections come about, and nobody answers."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def _end(self, signal_number: int) -> int:
         assert self.process is not None

@@ -63,14 +63,14 @@ NOWHERE = """<!DOCTYPE html>
 <title>No such page · gradcanary</title>
 <link rel="icon" type="image/svg+xml" href="/assets/icon.svg">
 THEME
-<link rel="stylesheet" href="/assets/gradcanary.css">
+<link rel="stylesheet" href="SHEETS">
 </head>
 <body>
 <main>
 <div class="empty"><h1>No such page</h1><p>Nothing is at this address.</p><p><a href="/">See all runs</a></p></div>
 </main>
 </body>
-</html>""".replace("THEME", _THEME)
+</html>""".replace("THEME", _THEME).replace("SHEETS", files.SHEETS.path)
 """What whoever looks for a page is told where there is none."""
 
 WAYS = (("Runs", "/"), ("Incidents", "/incidents"), ("Compare", "/compare"), ("Settings", "/settings"))

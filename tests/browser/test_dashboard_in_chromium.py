@@ -281,6 +281,51 @@ def test_the_page_says_when_the_collector_is_gone_and_goes_on_when_it_is_back(
     expect(page.locator("#outage")).to_be_empty()
 
 
+def test_a_page_that_is_asked_for_while_the_server_is_away_is_there_when_it_is_back(
+    watched: Any, open_page: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = open_page(watched.url)
+    link = page.locator(".run h2 a", has_text=RUN)
+    expect(link).to_be_visible()
+    watched.kill()
+    link.click()
+    expect(page.locator("#offline")).to_be_visible()
+    watched.start()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("layers collapsed")
+    expect(page.locator("#offline")).to_be_hidden()
+    page.wait_for_selector(IMAGE)
+    complaints.clear()
+
+
+def test_a_page_that_loads_as_the_server_goes_away_is_filled_when_it_is_back(
+    watched: Any, open_page: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = open_page(watched.url)
+    page.route("**/_dash-update-component*", lambda route: route.abort())
+    page.goto(f"{watched.url}/runs/{RUN}")
+    expect(page.locator("#offline")).to_be_visible()
+    page.unroute("**/_dash-update-component*")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("layers collapsed")
+    expect(page.locator("#offline")).to_be_hidden()
+    complaints.clear()
+
+
+def test_a_server_that_hangs_is_one_that_is_gone(
+    watched: Any, open_page: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = open_run(open_page, watched.url)
+    page.evaluate(
+        """() => {
+            const timeout = AbortSignal.timeout.bind(AbortSignal);
+            AbortSignal.timeout = (ms) => timeout(ms / 20); // what takes twenty seconds takes one
+        }"""
+    )
+    with watched.stopped():
+        expect(page.locator("#offline")).to_be_visible()
+    expect(page.locator("#offline")).to_be_hidden()
+    complaints.clear()
+
+
 def test_the_page_says_when_its_own_server_is_gone(
     watched: Any, open_page: Callable[..., Page], complaints: list[str]
 ) -> None:

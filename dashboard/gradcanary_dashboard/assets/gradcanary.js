@@ -102,6 +102,9 @@
 
   // ---- the dashboard's own server: asked each second; when it is gone, nobody but the browser can say so
 
+  const PATIENCE_MS = 20000; // who does not answer in that time is not there: a machine that hangs, a tunnel that is cut
+  const AGAIN_MS = 1000; // a page that did not open is asked for again
+
   let awaited = 0;
 
   function showLink(connected) {
@@ -116,10 +119,21 @@
     awaited -= 1;
   }
 
+  // A change may take its time, a test message ten seconds.
+  function isQuestion({ method = "GET" }) {
+    return method === "GET";
+  }
+
+  // The question of Dash that a page is opened by.
+  function isOpening({ body }) {
+    return typeof body === "string" && body.includes('"output":"..main.children');
+  }
+
   const plainFetch = window.fetch;
-  window.fetch = function (...request) {
-    awaited += 1;
-    return plainFetch.apply(this, request).then(
+
+  function ask(resource, options) {
+    const limit = isQuestion(options) || isOpening(options) ? { signal: AbortSignal.timeout(PATIENCE_MS) } : {};
+    return plainFetch(resource, { ...limit, ...options }).then(
       (response) => {
         // The visit has ended, here or elsewhere.
         if (response.status === 401) {
@@ -127,11 +141,30 @@
           window.location.assign("/sign-in?next=" + encodeURIComponent(here));
         }
         showLink(response.status < 500);
-        response.clone().arrayBuffer().then(answered, answered);
         return response;
       },
-      (error) => { showLink(false); answered(); throw error; },
+      (error) => { showLink(false); throw error; },
     );
+  }
+
+  // Dash asks for a page once, and nobody else would. Until the reader goes elsewhere.
+  async function open(resource, options) {
+    const { href } = window.location;
+    for (;;) {
+      const response = await ask(resource, options).catch((error) => error);
+      const isThere = response instanceof Response && ![502, 503, 504].includes(response.status);
+      if (isThere) return response;
+      await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+      if (window.location.href !== href) throw response;
+    }
+  }
+
+  window.fetch = function (resource, options = {}) {
+    if (!isQuestion(options) && !isOpening(options)) return ask(resource, options);
+    awaited += 1;
+    const asked = isOpening(options) ? open(resource, options) : ask(resource, options);
+    asked.then((response) => response.clone().arrayBuffer()).then(answered, answered);
+    return asked;
   };
 
   function askNews(path, search, shown) {

@@ -115,13 +115,22 @@
     }
     const number = ++sent;
     fetch("/_panels?" + query, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : Promise.reject(answer))).then(({ panels }) => {
-      for (const panel of panels) show(panel, now, number, of);
+      for (const panel of panels) draw(panel, now, number, of);
     }).catch(() => {
       for (const key of missing) if (cards.has(key)) cards.get(key).plot.dataset.says = "The collector does not answer; asked again soon.";
       setTimeout(() => {
         for (const key of missing) if (cards.has(key)) cards.get(key).asked = null;
       }, AGAIN_MS);
     });
+  }
+
+  function draw(panel, of, number, question) {
+    if (question.run !== told.run) return; // the reader has gone on to another one
+    try {
+      show(panel, of, number, question);
+    } catch (error) {
+      console.error(error); // one that cannot be drawn keeps no other waiting
+    }
   }
 
   function show(panel, of, number, question) {

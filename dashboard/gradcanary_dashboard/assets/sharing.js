@@ -24,7 +24,8 @@
 
   function share(button) {
     const word = button.querySelector(".word");
-    const before = word.textContent;
+    const before = word.dataset.before || word.textContent; // it may say "Copied" still
+    word.dataset.before = before;
     window.gradcanary.copied(address()).then((done) => { word.textContent = done ? "Copied" : "Copy the address bar"; });
     setTimeout(() => { word.textContent = before; }, 1800);
   }
