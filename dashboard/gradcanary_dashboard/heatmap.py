@@ -27,12 +27,14 @@ BLOCK_BORDERS = 64
 SEPARATOR = "rgba(27,31,36,0.45)"
 
 
-def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None, events: marks.Events) -> axes.Figure:
+def figure(
+    answer: Mapping[str, Any], span: axes.Span, selected: int | None, events: marks.Events, worst: Sequence[int] = ()
+) -> axes.Figure:
     """Return the heatmap; ``layout.meta`` holds what the page needs to name a cell under the pointer.
 
-    A row that several layers share leads to the first of them, by its number.
+    A row that several layers share leads to the first of them in ``worst``, by its number.
     """
-    rows: Sequence[Mapping[str, Any]] = answer["rows"]
+    rows = _ranked(answer["rows"], worst)
     stat = STATS[answer["stat"]]
     bucket = max(1, int(answer["bucket_steps"]))
     steps, cells = regular(decode(answer["steps"]), decode(answer["cells"]), bucket)
@@ -54,6 +56,12 @@ def figure(answer: Mapping[str, Any], span: axes.Span, selected: int | None, eve
         "events": marked,
     }
     return {"data": [_trace(placed, bucket, scale)], "layout": drawn}
+
+
+def _ranked(rows: Sequence[Mapping[str, Any]], worst: Sequence[int]) -> list[Mapping[str, Any]]:
+    """Return the rows, each with its worst layer first: who clicks what is red wants to see that."""
+    place = {layer: number for number, layer in enumerate(worst)}
+    return [{**row, "layers": sorted(row["layers"], key=lambda each: place.get(each, len(place)))} for row in rows]
 
 
 def _layout(rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None) -> dict[str, Any]:

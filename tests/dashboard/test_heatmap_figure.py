@@ -27,9 +27,11 @@ CELLS = arrays.arrays(
 ABSMAX = STATS["absmax"]
 
 
-def figure_of(answer: dict[str, Any], selected: int | None = None, holes: Sequence[Hole] = ()) -> axes.Figure:
+def figure_of(
+    answer: dict[str, Any], selected: int | None = None, holes: Sequence[Hole] = (), worst: Sequence[int] = ()
+) -> axes.Figure:
     span = axes.Span.of("run", View(), decode(answer["steps"]), 32)
-    return heatmap.figure(answer, span, selected, Events(answer["marks"], holes=holes))
+    return heatmap.figure(answer, span, selected, Events(answer["marks"], holes=holes), worst)
 
 
 def colour_at(scale: palette.Scale, code: int) -> str:
@@ -133,12 +135,16 @@ def test_columns_survive_both_ways(values: np.ndarray) -> None:
     assert encode(values)["bdata"] == column(values)["data"]
 
 
-def test_a_row_of_several_layers_leads_to_its_first() -> None:
+def test_a_row_of_several_layers_leads_to_its_worst() -> None:
+    """It is as red as that one; the first may be well."""
     answer = heatmap_answer(rows=2, columns=2)
     answer["rows"][1] = {"layers": [1, 2], "name": "blocks.0.1 … blocks.0.2 (2 layers)", "block": "blocks.0"}
-    meta = figure_of(answer, selected=2)["layout"]["meta"]
-    assert meta["layers"] == ["blocks.0.0", "1"]
-    assert meta["names"][1].endswith("(2 layers)")
+    for worst, leads_to in (((2, 0, 1), "2"), ((0, 1, 2), "1"), ((), "1")):
+        meta = figure_of(answer, selected=2, worst=worst)["layout"]["meta"]
+        assert meta["layers"] == ["blocks.0.0", leads_to]
+        assert meta["numbers"][1][0] == int(leads_to), "of its page, too"
+        assert meta["chosen"] == 1
+        assert meta["names"][1].endswith("(2 layers)")
 
 
 def test_without_a_threshold_darker_is_more_and_a_good_zero_is_white() -> None:
