@@ -14,8 +14,8 @@ from gradcanary_dashboard.view import run_url
 
 HEADS = ("Run", "State", "Steps", "Layers", "Firing", "Accumulators", "Loss", "Step time", "Peak memory", "Incidents")
 HINTS = {
-    "Loss": "At the end of the steps that all runs have; least, over them; last, of the run",
-    "Step time": "Median over the steps that all runs have",
+    "Loss": "Median of the last points of the steps that all runs have; least, over them; last, of the run",
+    "Step time": "Median over the steps that all runs have; of more than 600, over the means of as many stretches",
     "Peak memory": "Largest over the steps that all runs have",
     "Accumulators": "The dtype that gradients are summed in, as their values show, else as stored",
 }

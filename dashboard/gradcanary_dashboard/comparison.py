@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gradcanary_dashboard import wording
+from gradcanary_dashboard import loss_words, wording
 from gradcanary_dashboard.compare_data import Compared
 from gradcanary_dashboard.curve import Curve
 from gradcanary_dashboard.history import Steps
@@ -27,8 +27,9 @@ SAME = 0.005
 class Numbers:
     """A run in numbers; None is what nobody knows.
 
-    ``step_time_s`` (median), ``peak_memory_bytes`` (largest), ``loss_there`` (at the last of them) and ``loss_least``
-    are of the steps that all runs have, so that each is held against the same steps; ``loss_last`` is the run's own.
+    ``step_time_s`` (median of what is drawn: of steps, or of the means of some), ``peak_memory_bytes`` (largest),
+    ``loss_there`` (at their end) and ``loss_least`` are of the steps that all runs have, so that each is held against
+    the same steps; ``loss_last`` is the run's own.
     """
 
     letter: str
@@ -199,10 +200,14 @@ def _part(now: float | None, before: float | None) -> float | None:
 
 
 def _end(losses: Curve | None) -> float | None:
-    """Return the mean of the last bucket; NaN where one of it was not finite: what was before is not its end."""
+    """Return the median of the last buckets' means, as the page of a run does: a single batch is noise.
+
+    NaN where one of the last bucket was not finite: what was before is not its end. Of a few points it is the last.
+    """
     if losses is None:
         return None
-    return math.nan if losses.nonfinite[-1] else float(losses.mean[-1])
+    last = 1 if len(losses.mean) < loss_words.FEWEST else loss_words.last_points(losses.mean)
+    return math.nan if losses.nonfinite[-1] else float(np.nanmedian(losses.mean[-last:]))
 
 
 def _least_of(losses: Curve | None) -> float | None:

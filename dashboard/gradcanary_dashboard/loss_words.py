@@ -57,7 +57,7 @@ def level(answer: Mapping[str, Any] | None) -> Level | None:
     values = _known(answer)
     if answer is None or len(values) < FEWEST:
         return None
-    few = _few(values)
+    few = last_points(values)
     # Some buckets have no value: what is logged now and then has its points far apart.
     steps = decode(answer["steps"])[_has_value(answer)][-few:]
     return Level(float(np.median(values[-few:])), int(steps[-1] - steps[0]) + int(answer["bucket_steps"]))
@@ -104,7 +104,7 @@ def _ahead(answer: Mapping[str, Any] | None) -> Before | None:
     values = _known(answer)
     if answer is None or len(values) < FEWEST:
         return None
-    few = _few(values)
+    few = last_points(values)
     steps = decode(answer["steps"])[_has_value(answer)]
     lead = max(LEAD_STEPS, LEAD * float(steps[-1]))
     begin = max(0, min(int(np.searchsorted(steps, steps[-1] - lead)), len(values)) - few)
@@ -158,7 +158,8 @@ def _known(answer: Mapping[str, Any] | None) -> Floats:
     return mean
 
 
-def _few(values: Floats) -> int:
+def last_points(values: Floats) -> int:
+    """Return of how many of its last points a loss has its level."""
     return max(FEWEST, round(PART * len(values)))
 
 

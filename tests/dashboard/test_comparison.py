@@ -128,6 +128,11 @@ def test_numbers_are_of_the_steps_in_common() -> None:
     assert (nothing.step_time_s, nothing.peak_memory_bytes, nothing.loss_there) == (None, None, None)
 
 
+def test_a_loss_ends_where_its_last_points_are_and_not_its_last_batch() -> None:
+    noisy = [*(5.0 - 0.04 * step for step in range(100)), *(1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.02, 1.9)]
+    assert comparison.read(compared("A", {"loss": noisy}), (0, 107)).loss_there == pytest.approx(1.01)
+
+
 def test_a_loss_that_ends_as_nan_does_not_end_at_what_was_before() -> None:
     ended = compared("A", {"loss": [3.0, 2.0, 1.5]})
     ended.metrics["metrics"][0]["nonfinite"] = column([0, 0, 7], "int32")  # of a bucket of several steps
