@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -227,8 +227,9 @@ def latencies(browser: Browser, url: str, growth: Growth) -> list[float]:
 def step_aside() -> None:
     """Let Chromium take no CPU that others want, the tabs that it opens later neither."""
     for each in psutil.Process().children(recursive=True):
-        if "chrom" in each.name():
-            each.nice(19)
+        with suppress(psutil.NoSuchProcess):  # some live for seconds
+            if "chrom" in each.name():
+                each.nice(19)
 
 
 def cost(browser: Browser, server: servers.Server, growth: Growth, tabs: int) -> None:
