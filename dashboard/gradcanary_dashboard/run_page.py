@@ -52,7 +52,7 @@ SLOTS = {
     "csv": "href",
     "trend-csv": "href",
     "layers-csv": "href",
-    "accumulators": "children",
+    "accumulators": drawing.DRAWN,
     "accumulators-tally": "children",
     "incidents": drawing.DRAWN,
     "incident-tally": "children",
@@ -115,7 +115,9 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "panels": panels.listed(panels.of(data.run["metrics"]), run, data.run["revision"]),
         "csv": sharing.csv_url(run, view),
         "layers-csv": sharing.csv_url(run, view, "layers"),
-        "accumulators": [*accumulators.card(sums, data.run["framework"], view.rows), *accumulators.facts(data.run)],
+        "accumulators": drawing.drawn(
+            [*accumulators.card(sums, data.run["framework"], view.rows), *accumulators.facts(data.run)]
+        ),
         "accumulators-tally": accumulators.tally(sums),
         "incidents": drawing.drawn(incident_cards.panel(data.incidents, view)),
         "incident-tally": incident_cards.tally(data.incidents),
@@ -220,10 +222,9 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
             parts.card("incidents", incidents, title="Incidents", aside=tally),
             parts.card(
                 "accumulators",
-                *(contents.get("accumulators") or []),
+                drawing.slot("accumulators", contents.get("accumulators")),
                 title="Accumulators",
                 aside=html.Span(contents.get("accumulators-tally"), id="accumulators-tally"),
-                slot="accumulators",
             ),
             layer_table.table("layer-rows", contents, "Layers, worst first", _layers_csv(contents), draws=True),
         ],

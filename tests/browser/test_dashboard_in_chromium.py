@@ -9,6 +9,7 @@ import pytest
 import scenes
 from playwright.sync_api import Page, Response, expect
 from plots import await_figures, until
+from streams import Session
 
 from gradcanary_dashboard.files import PLOTLY
 
@@ -293,3 +294,28 @@ def test_the_page_says_when_its_own_server_is_gone(
     page.locator(".crumbs").get_by_role("link", name="Runs").click()
     expect(page.locator(".run h2 a")).to_have_count(3)
     complaints.clear()
+
+
+def test_what_is_open_beside_a_run_that_goes_on_stays_open(shared: Any, open_page: Callable[..., Page]) -> None:
+    stream = scenes.quiet(steps=120, blocks=2)
+    session = Session(shared.url, run="summed-up")
+    session.put_hello(stream.hello()).raise_for_status()
+    first, *further = (scenes.with_every_stat(batch, len(stream.names)) for batch in stream.batches(40))
+    session.post_batch(0, first).raise_for_status()
+    page = open_run(open_page, shared.url, run="summed-up")
+    card = page.locator(".card.accumulators")
+    more = card.locator("summary", has_text="6 more kinds of layers")
+    more.click()
+    expect(card.locator(".kinds").nth(1)).to_be_visible()
+    for seq, batch in enumerate(further, start=1):
+        before = card.locator(".kinds").first.inner_text()
+        session.post_batch(seq, batch).raise_for_status()
+        expect(card.locator(".kinds").first).not_to_have_text(before, use_inner_text=True)
+        expect(card.locator(".kinds").nth(1)).to_be_visible()
+        expect(more).to_be_focused()
+    kind = card.locator("button.kind").first
+    name = kind.inner_text()
+    kind.press("Enter")
+    expect(page.locator("#rows")).not_to_have_value("")
+    expect(card.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(card.get_by_role("button", name=name, exact=True)).to_be_focused()

@@ -358,7 +358,7 @@
   new MutationObserver(() => {
     if (!focused || focused.element.isConnected || document.activeElement !== document.body) return;
     const slot = document.getElementById(focused.slot);
-    const again = slot && Array.from(slot.querySelectorAll("a, button")).find((one) => nameOf(one) === focused.name);
+    const again = slot && Array.from(slot.querySelectorAll("a, button, summary")).find((one) => nameOf(one) === focused.name);
     if (again) again.focus({ preventScroll: true });
   }).observe(document.documentElement, { childList: true, subtree: true });
 
