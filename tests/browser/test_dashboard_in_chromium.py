@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -294,6 +295,17 @@ def test_the_page_says_when_its_own_server_is_gone(
     page.locator(".crumbs").get_by_role("link", name="Runs").click()
     expect(page.locator(".run h2 a")).to_have_count(3)
     complaints.clear()
+
+
+@pytest.mark.parametrize(("path", "times"), [("/", ".run time"), (f"/runs/{RUN}", ".tiles time")])
+def test_how_long_ago_something_was_has_its_exact_time(
+    shared: Any, open_page: Callable[..., Page], path: str, times: str
+) -> None:
+    when = open_page(shared.url + path).locator(times).first
+    expect(when).to_have_text(re.compile(r"^(just now|\d+ (s|min|h|days) ago)$"))
+    told = str(when.get_attribute("title"))
+    assert datetime.fromisoformat(told.replace("Z", "+00:00")).tzinfo is not None
+    assert told == when.get_attribute("datetime")
 
 
 def test_what_is_open_beside_a_run_that_goes_on_stays_open(shared: Any, open_page: Callable[..., Page]) -> None:
