@@ -151,12 +151,16 @@ def _group(group: Group, rows: str | None) -> html.Section:
             *rest,
         ],
         className="sums",
+        **parts.attributes(data_key=f"{group.declared} {group.stored} {group.effective} {group.weights} {group.k}"),
     )
 
 
 def _grid(kinds: Sequence[Kind], columns: Sequence[tuple[str, str]], rows: str | None) -> html.Table:
     heads = [html.Th("layers", scope="col"), *(html.Th(name, scope="col", title=words) for name, words in columns)]
-    lines = [html.Tr([_name(kind, rows), *_cells(kind)[: len(columns)]]) for kind in kinds]
+    lines = [
+        html.Tr([_name(kind, rows), *_cells(kind)[: len(columns)]], **parts.attributes(data_key=kind.pattern))
+        for kind in kinds
+    ]
     return html.Table([html.Thead(html.Tr(heads)), html.Tbody(lines)], className="kinds")
 
 

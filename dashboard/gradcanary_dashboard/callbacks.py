@@ -85,6 +85,7 @@ def _register_browser(app: Dash) -> None:
         register_callback(ClientsideFunction("gradcanary", function), *arguments, prevent_initial_call=at_click)
 
     browser("show_choices", Output("rows", "value"), Input("run-url", "search"))
+    browser("show_sought", Output("metrics", "value"), Input("run-url", "search"))
     browser("show_axis", Input("layer-url", "search"))
     again = Output("rows", "value", allow_duplicate=True)
     browser("show_choices", again, Input("compare-url", "search"), at_click="initial_duplicate")

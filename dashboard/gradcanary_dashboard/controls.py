@@ -11,11 +11,14 @@ from gradcanary_dashboard import parts, wording
 from gradcanary_dashboard.clock import Clock
 from gradcanary_dashboard.layers import Layer
 from gradcanary_dashboard.stats import STATS, Stat
-from gradcanary_dashboard.view import CHOICES, WEIGHTS, View
+from gradcanary_dashboard.view import CHOICES, MAX_SOUGHT, WEIGHTS, View
 
 VALUES = {"min": "min", "mean": "mean", "max": "max"}
 AXES = {"step": "steps", "time": "time"}
 ORDERS = {"model": "model order", "worst": "worst first", "block": "by block"}
+
+FEW_METRICS = 12
+"""More metrics than these have a field to find some."""
 
 ALWAYS = ("absmax", "norm", "nonfinite")
 TOLD_BY = {"weight_norm": "update_ratio", "norm_ratio": "accumulation_error"}
@@ -126,8 +129,9 @@ def _stats(contents: Mapping[str, Any]) -> html.Select:
     return html.Select(options, **parts.attributes(data_key="stat", aria_label="Stat"))
 
 
-def of_metrics() -> html.Div:
-    """Return the axis of the metrics, and how far they are smoothed; the heatmap and the layer's curve never are."""
+def of_metrics(contents: Mapping[str, Any]) -> html.Div:
+    """Return the axis of the metrics, how far they are smoothed (the heatmap and the layer's curve never are), and the
+    field that finds some of many."""
     named = {"auto": "axis as values need it", "log": "log axis", "linear": "linear axis"}
     scales = [html.Option(told, value=_sent("y", scale)) for scale, told in named.items()]
     note = "As values need it: a log axis for those that reach over more than a decade, none of them 0 or less"
@@ -136,7 +140,22 @@ def of_metrics() -> html.Div:
     options = [html.Option(told, value=_sent("smooth", weight)) for weight, told in words.items()]
     title = "An exponential moving average; its weight of what was before"
     chosen = html.Select(options, title=title, **parts.attributes(data_key="smooth", aria_label="Smoothing of metrics"))
-    return html.Div([html.Span("Metrics"), scale, chosen], className="choices of-metrics")
+    return html.Div([html.Span("Metrics"), scale, chosen, _sought(contents)], className="choices of-metrics")
+
+
+def _sought(contents: Mapping[str, Any]) -> html.Div:
+    field = dcc.Input(
+        id="metrics",
+        type="search",
+        placeholder="find metrics: clip_score",
+        maxLength=MAX_SOUGHT,
+        autoComplete="off",
+        spellCheck=False,
+    )
+    label = html.Label("Metrics whose name has in it", htmlFor="metrics", className="unseen")
+    tally = html.Span(contents.get("metrics-tally"), id="metrics-tally", **parts.attributes(aria_live="polite"))
+    is_hidden = contents.get("metrics-found", True)
+    return html.Div([label, field, tally], id="metrics-found", className="field", hidden=is_hidden)
 
 
 def _group(key: str, options: Mapping[str, str]) -> html.Div:

@@ -138,18 +138,39 @@ def of(metrics: Iterable[Mapping[str, Any]]) -> list[Panel]:
     return [_panel(name, found[name]) for name in (*own, *others)]
 
 
-def listed(panels: Sequence[Panel], run: str, revision: int) -> str:
+def listed(panels: Sequence[Panel], run: str, revision: int, sought: str | None = None) -> str:
     """Return what the browser makes the cards of, as JSON; their figures it asks for when they come into sight.
 
-    With a new ``revision`` of the run it asks for those in sight once more.
+    Of those with ``sought`` in their name, as many as a page draws. With a new ``revision`` of the run it asks for
+    those in sight once more.
     """
+    found = _matching(panels, sought)
     cards = [
         {"key": panel.key, "title": panel.kind.title, "words": panel.words, "height": panel.kind.height}
-        for panel in panels[:MOST_PANELS]
+        for panel in found[:MOST_PANELS]
     ]
-    more = max(0, len(panels) - MOST_PANELS)
-    told = {"run": run, "revision": revision, "panels": cards, "more": more}
+    told = {"run": run, "revision": revision, "panels": cards, "more": _more(found, sought)}
     return json.dumps(told, separators=(",", ":"))
+
+
+def tally(panels: Sequence[Panel], sought: str | None) -> str:
+    """Return ``130 metrics, of which 100 are drawn``, or ``12 of 130 metrics`` of those that were sought."""
+    found, total = len(_matching(panels, sought)), wording.plural(len(panels), "metric")
+    words = f"{wording.integer(found)} of {total}" if sought else total
+    return f"{words}, of which {MOST_PANELS} are drawn" if found > MOST_PANELS else words
+
+
+def _matching(panels: Sequence[Panel], sought: str | None) -> list[Panel]:
+    part = (sought or "").strip().casefold()
+    return [panel for panel in panels if any(part in name.casefold() for name in (panel.kind.title, *panel.names))]
+
+
+def _more(found: Sequence[Panel], sought: str | None) -> str:
+    """Return what is said below the cards where there are more, or where nothing was found."""
+    if sought and not found:
+        return f"No metric has \N{LEFT DOUBLE QUOTATION MARK}{sought}\N{RIGHT DOUBLE QUOTATION MARK} in its name."
+    more = len(found) - MOST_PANELS
+    return f"{wording.plural(more, 'more metric')} can be found by a part of the name." if more > 0 else ""
 
 
 def draw(panel: Panel, answer: Mapping[str, Any], span: axes.Span, events: marks.Events, view: View) -> dict[str, Any]:

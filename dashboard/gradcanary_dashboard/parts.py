@@ -47,14 +47,13 @@ def moment(when: str | None, before: str = "") -> html.Span | str:
     return html.Span([before, html.Time(when, dateTime=when, title=when)])
 
 
-def card(
-    name: str, *children: str | Component, title: Children, aside: Children = None, slot: str | None = None
-) -> html.Section:
+def card(name: str, *children: str | Component, title: Children, aside: Children = None) -> html.Section:
     """Return a titled section; ``name`` is the prefix of its ids."""
     heading = html.H2(title, id=f"{name}-title")
     head = html.Div([heading, html.Div(aside, className="aside")] if aside is not None else heading, className="head")
-    body = html.Div(list(children), id=slot) if slot else html.Div(list(children))
-    return html.Section([head, body], className=f"card {name}", **attributes(aria_labelledby=f"{name}-title"))
+    return html.Section(
+        [head, html.Div(list(children))], className=f"card {name}", **attributes(aria_labelledby=f"{name}-title")
+    )
 
 
 def code(text: str, shown: Children = None) -> html.Div:

@@ -49,10 +49,12 @@ SLOTS = {
     "trend-title": "children",
     "trend-note": "children",
     "panels": "data-panels",
+    "metrics-found": "hidden",
+    "metrics-tally": "children",
     "csv": "href",
     "trend-csv": "href",
     "layers-csv": "href",
-    "accumulators": "children",
+    "accumulators": drawing.DRAWN,
     "accumulators-tally": "children",
     "incidents": drawing.DRAWN,
     "incident-tally": "children",
@@ -113,10 +115,12 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
             view, data.heatmap["bucket_steps"], "column", clock, is_of_samples=_is_of_samples(data, events)
         ),
         "run-reset": not view.is_zoomed,
-        "panels": panels.listed(panels.of(data.run["metrics"]), run, data.run["revision"]),
+        **_metrics(data, view),
         "csv": sharing.csv_url(run, view),
         "layers-csv": sharing.csv_url(run, view, "layers"),
-        "accumulators": [*accumulators.card(sums, data.run["framework"], view.rows), *accumulators.facts(data.run)],
+        "accumulators": drawing.drawn(
+            [*accumulators.card(sums, data.run["framework"], view.rows), *accumulators.facts(data.run)]
+        ),
         "accumulators-tally": accumulators.tally(sums),
         "incidents": drawing.drawn(incident_cards.panel(data.incidents, view)),
         "incident-tally": incident_cards.tally(data.incidents),
@@ -147,6 +151,15 @@ def _tally(data: RunData, listed: list[layers.Layer], shown: int) -> str:
 
 def _unmatched(span: axes.Span, view: View) -> axes.Figure:
     return axes.nothing(span, heatmap.HEIGHT[0], f"No layer has a name that {view.rows} matches.")
+
+
+def _metrics(data: RunData, view: View) -> dict[str, Any]:
+    found = panels.of(data.run["metrics"])
+    return {
+        "panels": panels.listed(found, data.run["run"], data.run["revision"], view.metrics),
+        "metrics-found": len(found) <= controls.FEW_METRICS and view.metrics is None,
+        "metrics-tally": panels.tally(found, view.metrics),
+    }
 
 
 def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[str, Any]:
@@ -201,7 +214,7 @@ def _figures(contents: Mapping[str, Any]) -> html.Div:
                 title=html.Span(contents.get("trend-title", "Layer"), id="trend-title"),
                 aside=html.Span(contents.get("trend-note"), id="trend-note"),
             ),
-            controls.of_metrics(),
+            controls.of_metrics(contents),
             html.Div(id="panels", className="panels", **{"data-panels": contents.get("panels")}),
             html.Div(contents.get("notes"), id="notes", className="notes"),
         ],
@@ -221,10 +234,9 @@ def _aside(contents: Mapping[str, Any]) -> html.Div:
             parts.card("incidents", incidents, title="Incidents", aside=tally),
             parts.card(
                 "accumulators",
-                *(contents.get("accumulators") or []),
+                drawing.slot("accumulators", contents.get("accumulators")),
                 title="Accumulators",
                 aside=html.Span(contents.get("accumulators-tally"), id="accumulators-tally"),
-                slot="accumulators",
             ),
             layer_table.table("layer-rows", contents, "Layers, worst first", _layers_csv(contents), draws=True),
         ],

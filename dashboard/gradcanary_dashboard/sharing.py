@@ -20,7 +20,7 @@ def of_run(run: str, contents: Mapping[str, Any], *more: Component) -> html.Div:
     versus = dcc.Link(
         [parts.icon("compare"), "Compare with ..."], href=compare_url(CompareView((run,))), className="do"
     )
-    words = "The address of what you see: steps, axis, rows, layer and lines"
+    words = "The address of what you see: steps, axis, rows, layer, metrics and lines"
     return row(versus, copy_link(words), table, *more)
 
 

@@ -19,6 +19,9 @@ WEIGHTS = ("0", "0.6", "0.9", "0.99")
 CHOICES = {"stat": tuple(STATS), "value": VALUES, "order": ORDERS, "x": AXES, "y": SCALES, "smooth": WEIGHTS}
 """What a parameter may be; the first is meant where the address is silent."""
 
+MAX_SOUGHT = 200
+"""Characters of a part of a metric's name."""
+
 _ID = re.compile("[0-9a-f]{10}")
 
 
@@ -26,9 +29,9 @@ _ID = re.compile("[0-9a-f]{10}")
 class View:
     """The layer of the trend, the steps in sight (both inclusive), the incident the reader came for, the heatmap.
 
-    ``rows`` is the regular expression that chooses the heatmap's rows, as typed; ``lines`` are the ids of the lines
-    that are drawn of metrics with many, ``smooth`` the weight of what was before in their moving average, ``y`` their
-    axis of values.
+    ``rows`` is the regular expression that chooses the heatmap's rows, as typed, ``metrics`` a part of the names of the
+    metrics to draw; ``lines`` are the ids of the lines that are drawn of metrics with many, ``smooth`` the weight of
+    what was before in their moving average, ``y`` their axis of values.
     """
 
     layer: str | None = None
@@ -36,6 +39,7 @@ class View:
     to_step: int | None = None
     incident: int | None = None
     rows: str | None = None
+    metrics: str | None = None
     stat: str = CHOICES["stat"][0]
     value: str = CHOICES["value"][0]
     order: str = CHOICES["order"][0]
@@ -63,7 +67,9 @@ def parse(text: str | None) -> View:
     chosen = {key: _choice(query, key) for key in CHOICES}
     lines = tuple(filter(_ID.fullmatch, (_text(query, "lines") or "").split(",")))
     layer, incident, rows = _text(query, "layer"), _number(query, "incident"), _text(query, "rows")
-    return View(layer, first, last, incident, rows, lines=lines, **chosen)
+    metrics = _text(query, "metrics")
+    metrics = metrics if metrics is not None and len(metrics) <= MAX_SOUGHT else None
+    return View(layer, first, last, incident, rows, metrics, lines=lines, **chosen)
 
 
 def run_url(run: str, view: View | None = None) -> str:
@@ -86,6 +92,7 @@ def search(view: View) -> str:
         "to": view.to_step,
         "incident": view.incident,
         "rows": view.rows,
+        "metrics": view.metrics,
         "lines": ",".join(view.lines) or None,
         **{key: None if getattr(view, key) == allowed[0] else getattr(view, key) for key, allowed in CHOICES.items()},
     }

@@ -3,10 +3,29 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+import scenes
+from looks import faults
 from playwright.sync_api import Page, expect
 from plots import IMAGE, drag, meta, open_run, query, rows, until
+from streams import Session
 
 RUN = "lora-collapse"
+SUITE = "evaluated"
+
+
+@pytest.fixture(scope="module")
+def evaluated(shared: Any) -> tuple[Session, Any]:
+    """A run that goes on, with a loss, a learning rate and 130 scores; its session, and what it sends next."""
+    stream = scenes.quiet(steps=80, blocks=2)
+    session = Session(shared.url, run=SUITE)
+    session.put_hello(stream.hello()).raise_for_status()
+    first, further = (
+        scenes.costing(batch, **{f"eval/score_{number:03}": 0.5 for number in range(130)})
+        for batch in stream.batches(40)
+    )
+    session.post_batch(0, first).raise_for_status()
+    return session, further
 
 
 def test_rows_can_be_chosen_ordered_and_valued(shared: Any, open_page: Callable[..., Page]) -> None:
@@ -120,3 +139,51 @@ def test_metrics_are_smoothed_by_choice(shared: Any, open_page: Callable[..., Pa
     page.reload()
     expect(page.get_by_role("combobox", name="Smoothing of metrics")).to_have_value("0.9")
     until(page, "document.querySelector('#loss .js-plotly-plot')?.data?.some((trace) => trace.opacity < 1)")
+
+
+def test_any_of_very_many_metrics_is_found_by_a_part_of_its_name(
+    shared: Any, evaluated: tuple[Session, Any], open_page: Callable[..., Page]
+) -> None:
+    session, further = evaluated
+    page = open_run(open_page, shared.url, SUITE)
+    cards = page.locator(".panel h2")
+    expect(page.locator("#metrics-tally")).to_have_text("132 metrics, of which 100 are drawn")
+    expect(page.locator(".panel", has_text="eval/score_129")).to_have_count(0)
+    field = page.get_by_role("searchbox", name="Metrics whose name has in it")
+    field.press_sequentially("SCORE_12")
+    expect(cards).to_have_text([f"eval/score_12{digit}" for digit in range(10)])
+    expect(page.locator("#metrics-tally")).to_have_text("10 of 132 metrics")
+    assert query(page) == {"metrics": "SCORE_12"}
+    step = page.locator(".tile .value").first.inner_text()
+    session.post_batch(1, further).raise_for_status()
+    expect(page.locator(".tile .value").first).not_to_have_text(step)
+    expect(field).to_be_focused()
+    page.keyboard.type("9")
+    expect(cards).to_have_text(["eval/score_129"])
+    expect(page.locator(".panel .main-svg").first).to_be_attached()
+    copied = open_page(page.url)
+    expect(copied.locator(".panel h2")).to_have_text(["eval/score_129"])
+    expect(copied.locator("#metrics")).to_have_value("SCORE_129")
+    expect(copied.locator(".panel .main-svg").first).to_be_attached()
+    with copied.expect_download() as taken:
+        copied.locator(".panel a.save").press("Enter")
+    assert taken.value.path().read_text().splitlines()[0].endswith("eval/score_129")
+    copied.locator("#metrics").fill("<b>")
+    expect(copied.locator("#panels")).to_have_text("No metric has “<b>” in its name.")
+    expect(copied.locator("#metrics")).to_be_focused()
+    page.go_back()
+    expect(cards).to_have_count(10)
+
+
+def test_where_metrics_are_few_nobody_is_asked_which(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, RUN)
+    expect(page.get_by_role("combobox", name="Axis of metrics")).to_be_visible()
+    expect(page.locator("#metrics")).to_be_hidden()
+
+
+def test_the_field_of_metrics_looks_as_it_should(
+    shared: Any, evaluated: tuple[Session, Any], open_page: Callable[..., Page]
+) -> None:
+    page = open_run(open_page, shared.url, f"{SUITE}?metrics=score_00")
+    expect(page.locator("#metrics")).to_be_visible()
+    assert faults(page) == []

@@ -3,12 +3,14 @@
 import re
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
 import scenes
 from playwright.sync_api import Page, Response, expect
 from plots import await_figures, until
+from streams import Session
 
 from gradcanary_dashboard.files import PLOTLY
 
@@ -338,3 +340,39 @@ def test_the_page_says_when_its_own_server_is_gone(
     page.locator(".crumbs").get_by_role("link", name="Runs").click()
     expect(page.locator(".run h2 a")).to_have_count(3)
     complaints.clear()
+
+
+@pytest.mark.parametrize(("path", "times"), [("/", ".run time"), (f"/runs/{RUN}", ".tiles time")])
+def test_how_long_ago_something_was_has_its_exact_time(
+    shared: Any, open_page: Callable[..., Page], path: str, times: str
+) -> None:
+    when = open_page(shared.url + path).locator(times).first
+    expect(when).to_have_text(re.compile(r"^(just now|\d+ (s|min|h|days) ago)$"))
+    told = str(when.get_attribute("title"))
+    assert datetime.fromisoformat(told.replace("Z", "+00:00")).tzinfo is not None
+    assert told == when.get_attribute("datetime")
+
+
+def test_what_is_open_beside_a_run_that_goes_on_stays_open(shared: Any, open_page: Callable[..., Page]) -> None:
+    stream = scenes.quiet(steps=120, blocks=2)
+    session = Session(shared.url, run="summed-up")
+    session.put_hello(stream.hello()).raise_for_status()
+    first, *further = (scenes.with_every_stat(batch, len(stream.names)) for batch in stream.batches(40))
+    session.post_batch(0, first).raise_for_status()
+    page = open_run(open_page, shared.url, run="summed-up")
+    card = page.locator(".card.accumulators")
+    more = card.locator("summary", has_text="6 more kinds of layers")
+    more.click()
+    expect(card.locator(".kinds").nth(1)).to_be_visible()
+    for seq, batch in enumerate(further, start=1):
+        before = card.locator(".kinds").first.inner_text()
+        session.post_batch(seq, batch).raise_for_status()
+        expect(card.locator(".kinds").first).not_to_have_text(before, use_inner_text=True)
+        expect(card.locator(".kinds").nth(1)).to_be_visible()
+        expect(more).to_be_focused()
+    kind = card.locator("button.kind").first
+    name = kind.inner_text()
+    kind.press("Enter")
+    expect(page.locator("#rows")).not_to_have_value("")
+    expect(card.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(card.get_by_role("button", name=name, exact=True)).to_be_focused()

@@ -9,7 +9,7 @@ import pytest
 import scenes
 from collectors import Collector
 from looks import faults
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 from receivers import Receiver, status
 
 RUN, HUSHED, QUIET, PAIR = "lora-fell", "lora-hushed", "lora-quiet", ("lora-bf16", "lora-fp32")
@@ -68,3 +68,15 @@ def fill(api: httpx.Client, url: str, receiver: Receiver) -> None:
 def test_a_page_is_there_for_everybody(lived_in: str, open_page: Callable[..., Page], path: str) -> None:
     page = open_page(lived_in + path)
     assert faults(page) == []
+
+
+@pytest.mark.parametrize("asked", ["ack", "silence"])
+def test_a_dialog_about_an_incident_is_there_for_everybody(
+    lived_in: str, open_page: Callable[..., Page], asked: str
+) -> None:
+    page = open_page(f"{lived_in}/incidents/{ARGUMENTS['incident']}")
+    page.locator(f"[data-do={asked}]").first.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("Your name")).to_be_visible()
+    assert faults(page) == []
+    expect(dialog.get_by_label("Your name")).to_be_visible()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scenes
-from PIL import Image
+from PIL import Image, ImageColor
 from playwright.sync_api import Page, Route, expect
 from plots import IMAGE, drag, meta, open_run, place, point, query, steps_in_sight, until
 
@@ -261,6 +261,26 @@ def test_what_is_shown_can_be_taken_along(shared: Any, open_page: Callable[..., 
     assert meta(copied) == meta(page)
     href = page.get_by_role("link", name="Compare with").get_attribute("href")
     assert href == "/compare?run=lora-collapse"
+
+
+@pytest.mark.parametrize(("figure", "name"), [("trend", "absmax-trend"), ("loss", "loss")])
+def test_curves_and_metrics_are_saved_as_pictures(
+    shared: Any, open_page: Callable[..., Page], figure: str, name: str
+) -> None:
+    page = open_run(open_page, shared.url, "lora-collapse?from=300&to=340")
+    await_panel(page, figure)
+    held = page.locator("figure.plotted", has=page.locator(f"#{figure}"))
+    held.hover()
+    with page.expect_download() as drawn:
+        held.get_by_role("button", name="Save as a picture").click()
+    assert drawn.value.suggested_filename == f"lora-collapse-{name}-300-340.png"
+    plot = held.locator(".js-plotly-plot")
+    width = plot.evaluate("(one) => one.clientWidth")
+    pen = plot.evaluate("(one) => one.data.map((trace) => trace.line?.color).findLast((colour) => /^#/.test(colour))")
+    with Image.open(drawn.value.path()) as picture:
+        assert (picture.format, picture.width) == ("PNG", 2 * width)
+        found = picture.convert("RGB").getcolors(2**24)
+    assert ImageColor.getrgb(pen) in {colour for count, colour in found if count > width}, "the line goes across"
 
 
 def test_a_figure_that_is_not_there_yet_says_so_in_its_room(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradcanary_dashboard import pages
-from gradcanary_dashboard.view import CHOICES, View, layer_url, parse, run_url
+from gradcanary_dashboard.view import CHOICES, MAX_SOUGHT, View, layer_url, parse, run_url
 
 RUNS = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=100).filter(lambda t: t[0] != ".")
 STEPS = st.none() | st.integers(0, 2**53 - 1)
@@ -18,11 +18,12 @@ TEXTS = st.none() | st.text(min_size=1, max_size=60).filter(lambda t: t.isprinta
 CHOSEN = st.fixed_dictionaries({key: st.sampled_from(allowed) for key, allowed in CHOICES.items()})
 
 
-@given(RUNS, TEXTS, TEXTS, STEPS, STEPS, STEPS, CHOSEN)
+@given(RUNS, TEXTS, TEXTS, TEXTS, STEPS, STEPS, STEPS, CHOSEN)
 def test_an_address_says_the_same_when_it_is_read_again(
     run: str,
     layer: str | None,
     rows: str | None,
+    metrics: str | None,
     first: int | None,
     last: int | None,
     incident: int | None,
@@ -30,7 +31,7 @@ def test_an_address_says_the_same_when_it_is_read_again(
 ) -> None:
     if first is not None and last is not None:
         first, last = sorted((first, last))
-    view = View(layer, first, last, incident, rows, **chosen)
+    view = View(layer, first, last, incident, rows, metrics=metrics, **chosen)
     address = urlsplit(run_url(run, view))
     assert parse("?" + address.query) == view
     assert pages.find(address.path) == (pages.RUN, {"run": run})
@@ -66,6 +67,7 @@ def test_no_query_is_refused(search: str) -> None:
         "?incident=x",
         "?layer=",
         "?stat=x&value=y&order=z",
+        f"?metrics={'m' * (MAX_SOUGHT + 1)}",
     ],
 )
 def test_what_cannot_be_read_counts_as_absent(search: str | None) -> None:

@@ -47,12 +47,32 @@ def test_only_what_was_logged_has_a_figure_in_a_steady_order() -> None:
     assert found[1].asked == ["lr0", "lr1"]
     listed = json.loads(panels.listed(found, "run", 3))
     assert [card["title"] for card in listed["panels"]] == [panel.kind.title for panel in found]
-    assert (listed["run"], listed["revision"], listed["more"]) == ("run", 3, 0)
+    assert (listed["run"], listed["revision"], listed["more"]) == ("run", 3, "")
 
 
 def test_of_very_many_metrics_some_are_drawn_and_the_rest_is_counted() -> None:
-    listed = json.loads(panels.listed(panels.of([metric(f"m{number}") for number in range(130)]), "run", 1))
-    assert (len(listed["panels"]), listed["more"]) == (panels.MOST_PANELS, 30)
+    found = panels.of([metric(f"m{number}") for number in range(130)])
+    listed = json.loads(panels.listed(found, "run", 1))
+    more = "30 more metrics can be found by a part of the name."
+    assert (len(listed["panels"]), listed["more"]) == (panels.MOST_PANELS, more)
+    assert panels.tally(found, None) == "130 metrics, of which 100 are drawn"
+    assert panels.tally(found, "m") == "130 of 130 metrics, of which 100 are drawn"
+
+
+def test_metrics_are_found_by_a_part_of_their_name_or_their_title() -> None:
+    found = panels.of([metric(name) for name in ("peak_memory_bytes", "lr0", "lr1", "CLIP_score", "loss", "clip_a")])
+
+    def titles(sought: str | None) -> list[str]:
+        return [each["title"] for each in json.loads(panels.listed(found, "run", 1, sought))["panels"]]
+
+    assert titles("clip_") == ["CLIP_score", "clip_a"]
+    assert titles("LR1") == titles("learning") == ["Learning rate"]
+    assert titles(" bytes ") == titles("Peak") == ["Peak memory"]
+    assert len(titles(None)) == len(titles(" ")) == 5
+    assert titles("(") == []
+    none = json.loads(panels.listed(found, "run", 1, "("))
+    assert none["more"] == "No metric has \N{LEFT DOUBLE QUOTATION MARK}(\N{RIGHT DOUBLE QUOTATION MARK} in its name."
+    assert panels.tally(found, "clip") == "2 of 5 metrics"
 
 
 def test_each_set_of_tags_is_a_line_of_its_own() -> None:

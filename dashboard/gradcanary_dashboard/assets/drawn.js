@@ -64,12 +64,15 @@
   const shown = new WeakMap(); // slot -> its attribute, drawn
 
   function drawWhatIsNew() {
+    const focused = document.activeElement;
     for (const slot of document.querySelectorAll("[data-drawn]")) {
       const trees = slot.dataset.drawn;
       if (shown.get(slot) === trees) continue;
       shown.set(slot, trees);
       draw(slot, JSON.parse(trees || "[]"));
     }
+    // What moves to another place loses the focus on the way.
+    if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   }
 
   const watched = { childList: true, subtree: true, attributes: true, attributeFilter: ["data-drawn"] };

@@ -77,11 +77,22 @@
     }
   }
 
+  // Each is named by what it says in the address.
+  const FIELDS = ["rows", "metrics"];
+
+  function typedInto(name) {
+    const field = document.getElementById(name);
+    const wanted = new URLSearchParams(window.location.search).get(name) || "";
+    return document.activeElement === field || field.value === wanted ? window.dash_clientside.no_update : wanted;
+  }
+
   function showChoices() {
     showAxis();
-    const field = document.getElementById("rows");
-    const wanted = new URLSearchParams(window.location.search).get("rows") || "";
-    return document.activeElement === field || field.value === wanted ? window.dash_clientside.no_update : wanted;
+    return typedInto("rows");
+  }
+
+  function showSought() {
+    return typedInto("metrics");
   }
 
   // The way one is on; a run's page is reached from the list of runs.
@@ -353,12 +364,12 @@
     else if (button.dataset.copy) copy(button);
   });
 
-  let typing = null;
-  const expression = () => go({ rows: document.getElementById("rows").value });
+  const typing = new Map(); // the name of a field -> what sends it once nobody types on
 
-  document.addEventListener("input", (event) => {
-    clearTimeout(typing);
-    if (event.target.id === "rows") typing = setTimeout(expression, 400);
+  document.addEventListener("input", ({ target: field }) => {
+    if (!FIELDS.includes(field.id)) return;
+    clearTimeout(typing.get(field.id));
+    typing.set(field.id, setTimeout(() => field.isConnected && go({ [field.id]: field.value }), 400));
   });
 
   document.addEventListener("change", (event) => {
@@ -391,7 +402,7 @@
   new MutationObserver(() => {
     if (!focused || focused.element.isConnected || document.activeElement !== document.body) return;
     const slot = document.getElementById(focused.slot);
-    const again = slot && Array.from(slot.querySelectorAll("a, button")).find((one) => nameOf(one) === focused.name);
+    const again = slot && Array.from(slot.querySelectorAll("a, button, summary")).find((one) => nameOf(one) === focused.name);
     if (again) again.focus({ preventScroll: true });
   }).observe(document.documentElement, { childList: true, subtree: true });
 
@@ -412,6 +423,6 @@
   setInterval(beat, BEAT_MS / 10);
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    gradcanary: { refresh, show_choices: showChoices, show_axis: showAxis, title: setTitle },
+    gradcanary: { refresh, show_choices: showChoices, show_sought: showSought, show_axis: showAxis, title: setTitle },
   });
 })();

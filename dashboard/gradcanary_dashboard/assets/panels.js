@@ -71,7 +71,7 @@
     }
     let more = box.querySelector(":scope > .more");
     if (told.more && !more) more = box.appendChild(element("p", { class: "dim more" }));
-    if (more) more.textContent = told.more ? `${told.more} more metrics are not drawn here.` : "";
+    if (more) more.textContent = told.more;
   }
 
   // ---- figures
