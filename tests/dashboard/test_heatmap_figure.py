@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from api_answers import column, heatmap_answer
+from api_answers import column, heatmap_answer, layer
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -27,9 +27,14 @@ CELLS = arrays.arrays(
 ABSMAX = STATS["absmax"]
 
 
-def figure_of(answer: dict[str, Any], selected: int | None = None, holes: Sequence[Hole] = ()) -> axes.Figure:
+def figure_of(
+    answer: dict[str, Any],
+    selected: int | None = None,
+    holes: Sequence[Hole] = (),
+    layers: Sequence[dict[str, Any]] = (),
+) -> axes.Figure:
     span = axes.Span.of("run", View(), decode(answer["steps"]), 32)
-    return heatmap.figure(answer, span, selected, Events(answer["marks"], holes=holes))
+    return heatmap.figure(answer, span, selected, Events(answer["marks"], holes=holes), layers)
 
 
 def colour_at(scale: palette.Scale, code: int) -> str:
@@ -133,10 +138,22 @@ def test_columns_survive_both_ways(values: np.ndarray) -> None:
     assert encode(values)["bdata"] == column(values)["data"]
 
 
-def test_a_row_of_several_layers_leads_to_its_first() -> None:
+def test_a_row_of_several_layers_leads_to_the_worst_of_them() -> None:
+    """Its cells show the least of all: whoever clicks a red one must not see a healthy curve."""
     answer = heatmap_answer(rows=2, columns=2)
-    answer["rows"][1] = {"layers": [1, 2], "name": "blocks.0.1 … blocks.0.2 (2 layers)", "block": "blocks.0"}
-    meta = figure_of(answer, selected=2)["layout"]["meta"]
+    answer["rows"][1] = {"layers": [1, 2, 3], "name": "blocks.1 … blocks.3 (3 layers)", "block": "blocks.0"}
+    listed = [layer(0), layer(1), layer(2, rules={"collapse": "firing"}), layer(3, absmax=1e-6)]
+    meta = figure_of(answer, selected=2, layers=listed)["layout"]["meta"]
+    assert meta["layers"] == ["blocks.0.0", "blocks.2.lora_A"]
+    assert meta["names"][1] == "blocks.2.lora_A and 2 other layers"
+    assert meta["numbers"] == [[0], [2, 1, 3]]
+    assert meta["chosen"] == 1
+
+
+def test_a_row_of_layers_that_came_after_the_table_leads_to_its_first() -> None:
+    answer = heatmap_answer(rows=2, columns=2)
+    answer["rows"][1] = {"layers": [1, 2], "name": "blocks.1 … blocks.2 (2 layers)", "block": "blocks.0"}
+    meta = figure_of(answer, layers=[layer(0)])["layout"]["meta"]
     assert meta["layers"] == ["blocks.0.0", "1"]
     assert meta["names"][1].endswith("(2 layers)")
 
