@@ -19,12 +19,17 @@ POINTS = 600
 COSTS = ("loss", "step_time_s", "peak_memory_bytes")
 """The metrics that are drawn below each other, of those without tags: what is tagged is never averaged."""
 
+TIMED_STEPS = 2_000
+"""Steps in common whose times are asked for one by one, the last: a median of means would count what a slow step in
+each of them takes."""
+
 
 @dataclass(frozen=True)
 class Compared:
     """What the collector says of one of the runs; ``steps`` and every step drawn are counted from ``origin``.
 
-    ``series`` is None where the run has no layer of the chosen name.
+    ``series`` is None where the run has no layer of the chosen name; ``times`` are those of the last steps in common,
+    one by one.
     """
 
     letter: str
@@ -34,6 +39,7 @@ class Compared:
     steps: Steps | None
     incidents: Sequence[Mapping[str, Any]] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    times: Mapping[str, Any] = field(default_factory=dict)
     series: Mapping[str, Any] | None = None
 
     @property
@@ -83,7 +89,8 @@ def load(collector: Collector, wanted: CompareView, shown: str | None) -> Compar
         return data
     data = _with_differences(collector, replace(data, common=_common(runs, wanted)), wanted)
     data = replace(data, layer=_choose(data, wanted.view.layer, shown))
-    return replace(data, runs=[_drawn(collector, run, data.layer, wanted) for run in runs])
+    timed = [replace(run, times=_times(collector, run, data.common)) for run in runs]
+    return replace(data, runs=[_drawn(collector, run, data.layer, wanted) for run in timed])
 
 
 def _version(collector: Collector, run: str) -> str:
@@ -156,6 +163,16 @@ def _choose(data: CompareData, named: str | None, shown: str | None) -> str | No
     if data.found.rows:
         return data.found.rows[0].name
     return next((str(worst_first(run.layers)[0]["name"]) for run in data.runs if run.layers), None)
+
+
+def _times(collector: Collector, run: Compared, common: Steps | None) -> Mapping[str, Any]:
+    """Return how long each of the last steps in common took."""
+    if common is None:
+        return {}
+    first, last = max(common[0], common[1] - TIMED_STEPS + 1) + run.origin, common[1] + run.origin
+    asked: dict[str, str | int] = {"name": COSTS[1], "tags": "{}", "points": TIMED_STEPS, "from": first, "to": last}
+    body: Mapping[str, Any] = collector.run(run.name, "metrics", **asked).body
+    return body
 
 
 def _drawn(collector: Collector, run: Compared, layer: str | None, wanted: CompareView) -> Compared:

@@ -8,14 +8,14 @@ from typing import Any
 from dash import dcc, html
 
 from gradcanary_dashboard import comparison, parts, wording
-from gradcanary_dashboard.compare_data import Compared, CompareData
+from gradcanary_dashboard.compare_data import TIMED_STEPS, Compared, CompareData
 from gradcanary_dashboard.compare_view import CompareView, compare_url
 from gradcanary_dashboard.view import run_url
 
 HEADS = ("Run", "State", "Steps", "Layers", "Firing", "Accumulators", "Loss", "Step time", "Peak memory", "Incidents")
 HINTS = {
     "Loss": "Median of the last points of the steps that all runs have; least, over them; last, of the run",
-    "Step time": "Median over the steps that all runs have; of more than 600, over the means of as many stretches",
+    "Step time": f"Median of single steps: the last {wording.integer(TIMED_STEPS)}, at most, that all runs have",
     "Peak memory": "Largest over the steps that all runs have",
     "Accumulators": "The dtype that gradients are summed in, as their values show, else as stored",
 }

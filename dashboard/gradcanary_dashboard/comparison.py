@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +28,9 @@ SAME = 0.005
 class Numbers:
     """A run in numbers; None is what nobody knows.
 
-    ``step_time_s`` (median of what is drawn: of steps, or of the means of some), ``peak_memory_bytes`` (largest),
-    ``loss_there`` (at their end) and ``loss_least`` are of the steps that all runs have, so that each is held against
-    the same steps; ``loss_last`` is the run's own.
+    ``step_time_s`` (median of single steps, the last of them), ``peak_memory_bytes`` (largest), ``loss_there`` (median
+    of the last points) and ``loss_least`` are of the steps that all runs have, so that each is held against the same
+    steps; ``loss_last`` is the run's own.
     """
 
     letter: str
@@ -53,8 +54,8 @@ class Numbers:
 
 def read(run: Compared, common: Steps | None) -> Numbers:
     """Return a run in numbers."""
-    losses = _within(run, "loss", common)
-    times, most = _within(run, "step_time_s", common), _within(run, "peak_memory_bytes", common)
+    losses, most = (_within(run.metrics, run.origin, name, common) for name in ("loss", "peak_memory_bytes"))
+    times = _within(run.times, run.origin, "step_time_s", common)
     last = next((each["last"] for each in run.run["metrics"] if each["name"] == "loss" and not each["tags"]), None)
     return Numbers(
         letter=run.letter,
@@ -200,14 +201,14 @@ def _part(now: float | None, before: float | None) -> float | None:
 
 
 def _end(losses: Curve | None) -> float | None:
-    """Return the median of the last buckets' means, as the page of a run does: a single batch is noise.
-
-    NaN where one of the last bucket was not finite: what was before is not its end. Of a few points it is the last.
-    """
+    """Return the median of the last points, of few the last one; NaN where that was not finite: what was before is not
+    its end."""
     if losses is None:
         return None
-    last = 1 if len(losses.mean) < loss_words.FEWEST else loss_words.last_points(losses.mean)
-    return math.nan if losses.nonfinite[-1] else float(np.nanmedian(losses.mean[-last:]))
+    if losses.nonfinite[-1]:
+        return math.nan
+    found = loss_words.end(losses.mean[np.isfinite(losses.mean)])
+    return float(losses.mean[-1]) if found is None else found
 
 
 def _least_of(losses: Curve | None) -> float | None:
@@ -215,13 +216,13 @@ def _least_of(losses: Curve | None) -> float | None:
     return float(known.min()) if known.size else None
 
 
-def _within(run: Compared, name: str, common: Steps | None) -> Curve | None:
+def _within(answer: Mapping[str, Any], origin: int, name: str, common: Steps | None) -> Curve | None:
     """Return the buckets of a metric whose middle is among the steps in common; None where nothing is in them."""
-    found = next((each for each in run.metrics.get("metrics", ()) if each["name"] == name and not each["tags"]), None)
+    found = next((each for each in answer.get("metrics", ()) if each["name"] == name and not each["tags"]), None)
     if found is None or common is None:
         return None
-    curve = Curve.read(run.metrics, found, Events()).known()
-    middle = curve.middle - run.origin
+    curve = Curve.read(answer, found, Events()).known()
+    middle = curve.middle - origin
     there = (middle >= common[0]) & (middle <= common[1])
     if not there.any():
         return None

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gradcanary_dashboard import axes, marks, palette, wording
 from gradcanary_dashboard.columns import decode, encode
+from gradcanary_dashboard.layers import Layer, worst_first
 from gradcanary_dashboard.stats import STATS, Stat
 
 NO_DATA = -32768
@@ -28,13 +29,17 @@ SEPARATOR = "rgba(27,31,36,0.45)"
 
 
 def figure(
-    answer: Mapping[str, Any], span: axes.Span, selected: int | None, events: marks.Events, worst: Sequence[int] = ()
+    answer: Mapping[str, Any],
+    span: axes.Span,
+    selected: int | None,
+    events: marks.Events,
+    layers: Sequence[Layer] = (),
 ) -> axes.Figure:
     """Return the heatmap; ``layout.meta`` holds what the page needs to name a cell under the pointer.
 
-    A row that several layers share leads to the first of them in ``worst``, by its number.
+    A row that several layers share leads to the worst of them, as the run's table of ``layers`` has them.
     """
-    rows = _ranked(answer["rows"], worst)
+    rows: Sequence[Mapping[str, Any]] = answer["rows"]
     stat = STATS[answer["stat"]]
     bucket = max(1, int(answer["bucket_steps"]))
     steps, cells = regular(decode(answer["steps"]), decode(answer["cells"]), bucket)
@@ -47,7 +52,8 @@ def figure(
     value = stat.name if bucket <= events.every else answer["value"]
     placed = _placed(steps, bucket, codes, scale, span)
     drawn["meta"] = {
-        **_named(rows, steps, bucket, events.every),
+        **_led(rows, layers),
+        **_named(steps, bucket, events.every),
         **_worded(scale),
         **_clocked(span, placed),
         "chosen": chosen,
@@ -56,12 +62,6 @@ def figure(
         "events": marked,
     }
     return {"data": [_trace(placed, bucket, scale)], "layout": drawn}
-
-
-def _ranked(rows: Sequence[Mapping[str, Any]], worst: Sequence[int]) -> list[Mapping[str, Any]]:
-    """Return the rows, each with its worst layer first: who clicks what is red wants to see that."""
-    place = {layer: number for number, layer in enumerate(worst)}
-    return [{**row, "layers": sorted(row["layers"], key=lambda each: place.get(each, len(place)))} for row in rows]
 
 
 def _layout(rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None) -> dict[str, Any]:
@@ -112,12 +112,42 @@ def _clocked(span: axes.Span, placed: Placed) -> dict[str, Any]:
     return {"clock": span.clock.knots(), "edges": placed.x.tolist(), "columns": list(placed.columns)}
 
 
-def _named(rows: Sequence[Mapping[str, Any]], steps: axes.Floats, bucket: int, every: int) -> dict[str, Any]:
-    """Return what names a cell by its row and column, and how exactly its value is told."""
+@dataclass(frozen=True)
+class Lead:
+    """What a row is called, the layer that it leads to, by name or number, and the numbers of all, that one first."""
+
+    name: str
+    layer: str
+    numbers: Sequence[int]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], known: Mapping[int, Layer]) -> Lead:
+        """Return where a row leads: cells show the least of its layers, which is seldom the first one's."""
+        numbers: Sequence[int] = row["layers"]
+        if len(numbers) == 1:
+            return cls(row["name"], row["name"], numbers)
+        ranked = worst_first([known[number] for number in numbers if number in known])
+        if not ranked:
+            return cls(row["name"], str(numbers[0]), numbers)
+        name, worst = str(ranked[0]["name"]), ranked[0]["layer"]
+        others = [number for number in numbers if number != worst]
+        return cls(f"{name} and {wording.plural(len(others), 'other layer')}", name, [worst, *others])
+
+
+def _led(rows: Sequence[Mapping[str, Any]], layers: Sequence[Layer]) -> dict[str, Any]:
+    """Return what names a row, and where it leads."""
+    known = {layer["layer"]: layer for layer in layers}
+    leads = [Lead.of(row, known) for row in rows]
     return {
-        "names": [row["name"] for row in rows],
-        "layers": [row["name"] if len(row["layers"]) == 1 else str(row["layers"][0]) for row in rows],
-        "numbers": [row["layers"] for row in rows],
+        "names": [lead.name for lead in leads],
+        "layers": [lead.layer for lead in leads],
+        "numbers": [lead.numbers for lead in leads],
+    }
+
+
+def _named(steps: axes.Floats, bucket: int, every: int) -> dict[str, Any]:
+    """Return what names a cell by its column, and how exactly its value is told."""
+    return {
         "first": float(steps[0]),
         "bucket": bucket,
         "steps": axes.steps_text(steps, bucket, every),

@@ -52,15 +52,20 @@ class Level:
     steps: int
 
 
+def end(values: Floats) -> float | None:
+    """Return the median of the last of some values; None where they are too few."""
+    return float(np.median(values[-_few(values) :])) if len(values) >= FEWEST else None
+
+
 def level(answer: Mapping[str, Any] | None) -> Level | None:
     """Return where the loss is at the end of an answer; None where that has too few points."""
     values = _known(answer)
-    if answer is None or len(values) < FEWEST:
+    found = end(values)
+    if answer is None or found is None:
         return None
-    few = last_points(values)
     # Some buckets have no value: what is logged now and then has its points far apart.
-    steps = decode(answer["steps"])[_has_value(answer)][-few:]
-    return Level(float(np.median(values[-few:])), int(steps[-1] - steps[0]) + int(answer["bucket_steps"]))
+    steps = decode(answer["steps"])[_has_value(answer)][-_few(values) :]
+    return Level(found, int(steps[-1] - steps[0]) + int(answer["bucket_steps"]))
 
 
 def words(before: Mapping[str, Any] | None, since: Mapping[str, Any] | None) -> str | None:
@@ -104,7 +109,7 @@ def _ahead(answer: Mapping[str, Any] | None) -> Before | None:
     values = _known(answer)
     if answer is None or len(values) < FEWEST:
         return None
-    few = last_points(values)
+    few = _few(values)
     steps = decode(answer["steps"])[_has_value(answer)]
     lead = max(LEAD_STEPS, LEAD * float(steps[-1]))
     begin = max(0, min(int(np.searchsorted(steps, steps[-1] - lead)), len(values)) - few)
@@ -158,8 +163,7 @@ def _known(answer: Mapping[str, Any] | None) -> Floats:
     return mean
 
 
-def last_points(values: Floats) -> int:
-    """Return of how many of its last points a loss has its level."""
+def _few(values: Floats) -> int:
     return max(FEWEST, round(PART * len(values)))
 
 

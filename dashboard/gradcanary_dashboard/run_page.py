@@ -99,8 +99,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
     clock = run_data.clock(view, data.heatmap)
     span = axes.Span.of(run, view, decode(data.heatmap["steps"]), data.heatmap["bucket_steps"]).timed(clock)
     events = Events.of(data.run, data.heatmap["marks"])
-    worst = [layer["layer"] for layer in layers.worst_first(data.layers)]
-    drawn = heatmap.figure(data.heatmap, span, data.layer["layer"] if data.layer else None, events, worst)
+    drawn = heatmap.figure(data.heatmap, span, data.layer["layer"] if data.layer else None, events, data.layers)
     listed, sums = _matching(data, view), accumulators.groups(data.layers)
     rows = layers.worst_first(listed)[: layers.MAX_ROWS]
     return {

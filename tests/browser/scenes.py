@@ -88,6 +88,17 @@ def pair(url: str, first: str, other: str, *, steps: int = 240) -> tuple[Session
     )
 
 
+def evaluating(url: str, run: str, *, steps: int, step_time_s: float) -> None:
+    """Post a run in which every tenth step takes 2 s, the others as long as is said."""
+    session, stream = Session(url, run=run, session=f"session-of-{run}"), quiet(steps, blocks=1)
+    session.put_hello(stream.hello()).raise_for_status()
+    for seq, batch in enumerate(stream.batches(500)):
+        took = [2.0 if step % 10 == 0 else step_time_s for step in batch.steps]
+        metric = wire.Metric("step_time_s", (), batch.steps, wire.column("d", took))
+        session.post_batch(seq, replace(batch, metrics=(*batch.metrics, metric))).raise_for_status()
+    session.end(last_step=steps - 1).raise_for_status()
+
+
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 

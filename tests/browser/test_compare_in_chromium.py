@@ -83,6 +83,16 @@ def test_two_runs_are_chosen_and_held_against_each_other(
     expect(page.locator("#differences-rest li")).to_have_text([scenes.HOSTILE])
 
 
+def test_a_step_takes_as_long_as_most_of_them(shared: Any, open_page: Callable[..., Page]) -> None:
+    """Each of 600 buckets has a slow step in it: a median of their means would say 380 ms."""
+    runs = {"slow-tenths": 0.2, "slower-tenths": 0.22}
+    for run, step_time_s in runs.items():
+        scenes.evaluating(shared.url, run, steps=6_000, step_time_s=step_time_s)
+    page = open_page(f"{shared.url}/compare?run=" + "&run=".join(runs))
+    times = page.locator(".compared-runs [data-head='Step time']")
+    expect(times).to_have_text(["200 ms", "220 ms+10.0 %"])
+
+
 def test_a_comparison_is_looked_through_and_its_link_shows_the_same(
     shared: Any, pair: object, open_page: Callable[..., Page]
 ) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import scenes
 from playwright.sync_api import Page, Response, expect
-from plots import await_figures, until
-from streams import Session
+from plots import await_figures, place, until
+from streams import Session, Stream, collapsed
 
 from gradcanary_dashboard.files import PLOTLY
 
@@ -104,6 +104,18 @@ def test_a_run_page_tells_what_happened(shared: Any, open_page: Callable[..., Pa
         expect(page.locator(f"#{figure} .scatterlayer .trace").first).to_be_attached()
     assert page.locator("main").count() == 1
     assert page.locator("h1").count() == 1
+
+
+def test_a_red_row_that_layers_share_leads_to_the_one_that_fell(shared: Any, open_page: Callable[..., Page]) -> None:
+    fallen = 301  # the second of its row
+    stream = Stream(collapsed(steps=120, layers=402, which=[fallen], at=60))
+    scenes.send(shared.url, "many-layers", stream, ended=True)
+    page = open_run(open_page, shared.url, "?layer=0", run="many-layers")
+    click_row(page, fallen // 2)
+    expect(page.locator("#trend-title")).to_have_text(stream.names[fallen])
+    expect(page.locator("#readout")).to_contain_text(f"{stream.names[fallen]} and 1 other layer")
+    page.mouse.dblclick(*place(page, "heatmap", 0.5, (fallen // 2 + 0.5) / 201))
+    expect(page.locator(".crumbs .here")).to_have_text(stream.names[fallen])
 
 
 def test_a_page_loads_only_a_third_of_plotly(shared: Any, open_page: Callable[..., Page]) -> None:

@@ -136,15 +136,28 @@ def test_a_zoom_that_is_taken_back_as_it_is_drawn_leaves_nothing(shared: Any, op
         until(page, f"whole => {range_of} === '' + whole", arg=whole)
 
 
+@pytest.mark.parametrize(("begin", "end"), [(0.05, 0.95), (0, 1), (0.01, 1.05)])
 @pytest.mark.parametrize("figure", ["heatmap", "trend"])
-def test_a_drag_over_all_that_is_in_sight_leaves_it(figure: str, shared: Any, open_page: Callable[..., Page]) -> None:
+def test_a_drag_over_all_that_is_in_sight_leaves_it(
+    figure: str, begin: float, end: float, shared: Any, open_page: Callable[..., Page]
+) -> None:
     """Nothing is asked for then, so nothing would put the figure back."""
     page = open_run(open_page, shared.url, f"{RUN}?from=100&to=103")
     plot = f"document.querySelector('#{figure} .js-plotly-plot')"
     page.evaluate(f"{plot}.on('plotly_relayout', () => {{ document.title = 'dragged'; }})")
-    draw_over(page, figure, 0.05, 0.95)
+    draw_over(page, figure, begin, end)
     until(page, f"document.title === 'dragged' && '' + {plot}.layout.xaxis.range === '99.5,103.5'")
     assert query(page) == {"from": "100", "to": "103"}
+
+
+@pytest.mark.parametrize(("begin", "end", "steps"), [(0.6, 1.05, ("102", "103")), (0.4, -0.02, ("100", "101"))])
+@pytest.mark.parametrize("choice", ["", "&x=time"])
+def test_a_drag_past_an_end_shows_no_step_that_was_not_in_sight(
+    choice: str, begin: float, end: float, steps: tuple[str, str], shared: Any, open_page: Callable[..., Page]
+) -> None:
+    page = open_run(open_page, shared.url, f"{RUN}?from=100&to=103{choice}")
+    drag(page, "heatmap", begin, end)
+    assert (query(page)["from"], query(page)["to"]) == steps
 
 
 def test_whoever_uses_keys_stays_in_place_while_steps_arrive(shared: Any, open_page: Callable[..., Page]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from api_answers import column, heatmap_answer
+from api_answers import column, heatmap_answer, layer
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -28,10 +28,13 @@ ABSMAX = STATS["absmax"]
 
 
 def figure_of(
-    answer: dict[str, Any], selected: int | None = None, holes: Sequence[Hole] = (), worst: Sequence[int] = ()
+    answer: dict[str, Any],
+    selected: int | None = None,
+    holes: Sequence[Hole] = (),
+    layers: Sequence[dict[str, Any]] = (),
 ) -> axes.Figure:
     span = axes.Span.of("run", View(), decode(answer["steps"]), 32)
-    return heatmap.figure(answer, span, selected, Events(answer["marks"], holes=holes), worst)
+    return heatmap.figure(answer, span, selected, Events(answer["marks"], holes=holes), layers)
 
 
 def colour_at(scale: palette.Scale, code: int) -> str:
@@ -135,16 +138,24 @@ def test_columns_survive_both_ways(values: np.ndarray) -> None:
     assert encode(values)["bdata"] == column(values)["data"]
 
 
-def test_a_row_of_several_layers_leads_to_its_worst() -> None:
-    """It is as red as that one; the first may be well."""
+def test_a_row_of_several_layers_leads_to_the_worst_of_them() -> None:
+    """Its cells show the least of all: whoever clicks a red one must not see a healthy curve."""
     answer = heatmap_answer(rows=2, columns=2)
-    answer["rows"][1] = {"layers": [1, 2], "name": "blocks.0.1 … blocks.0.2 (2 layers)", "block": "blocks.0"}
-    for worst, leads_to in (((2, 0, 1), "2"), ((0, 1, 2), "1"), ((), "1")):
-        meta = figure_of(answer, selected=2, worst=worst)["layout"]["meta"]
-        assert meta["layers"] == ["blocks.0.0", leads_to]
-        assert meta["numbers"][1][0] == int(leads_to), "of its page, too"
-        assert meta["chosen"] == 1
-        assert meta["names"][1].endswith("(2 layers)")
+    answer["rows"][1] = {"layers": [1, 2, 3], "name": "blocks.1 … blocks.3 (3 layers)", "block": "blocks.0"}
+    listed = [layer(0), layer(1), layer(2, rules={"collapse": "firing"}), layer(3, absmax=1e-6)]
+    meta = figure_of(answer, selected=2, layers=listed)["layout"]["meta"]
+    assert meta["layers"] == ["blocks.0.0", "blocks.2.lora_A"]
+    assert meta["names"][1] == "blocks.2.lora_A and 2 other layers"
+    assert meta["numbers"] == [[0], [2, 1, 3]]
+    assert meta["chosen"] == 1
+
+
+def test_a_row_of_layers_that_came_after_the_table_leads_to_its_first() -> None:
+    answer = heatmap_answer(rows=2, columns=2)
+    answer["rows"][1] = {"layers": [1, 2], "name": "blocks.1 … blocks.2 (2 layers)", "block": "blocks.0"}
+    meta = figure_of(answer, layers=[layer(0)])["layout"]["meta"]
+    assert meta["layers"] == ["blocks.0.0", "1"]
+    assert meta["names"][1].endswith("(2 layers)")
 
 
 def test_without_a_threshold_darker_is_more_and_a_good_zero_is_white() -> None:

@@ -59,11 +59,19 @@
     return within(from, from + width - 1);
   }
 
+  // An end of the axis lies between two steps; read back from a time it is a little beside.
+  const SLIVER = 0.05;
+
+  // The steps of which more than a sliver lies in a stretch of the axis; each has half a step on either side.
+  function touched(left, right) {
+    return within(left + SLIVER, Math.ceil(right - 0.5 - SLIVER));
+  }
+
   // What a drag or a double click on a figure means for the address; null: nothing.
   function zoomed(change) {
     const first = change["xaxis.range[0]"];
     const last = change["xaxis.range[1]"];
-    if (first !== undefined && last !== undefined) return within(window.gradcanary.step(first), window.gradcanary.step(last));
+    if (first !== undefined && last !== undefined) return touched(window.gradcanary.step(first), window.gradcanary.step(last));
     return change["xaxis.autorange"] ? { from: null, to: null } : null;
   }
 
