@@ -328,12 +328,14 @@ def test_a_server_that_hangs_is_one_that_is_gone(
     watched: Any, open_page: Callable[..., Page], complaints: list[str]
 ) -> None:
     page = open_run(open_page, watched.url)
-    page.evaluate(
-        """() => {
+    page.add_init_script(
+        """(() => {
             const timeout = AbortSignal.timeout.bind(AbortSignal);
-            AbortSignal.timeout = (ms) => timeout(ms / 20); // what takes twenty seconds takes one
-        }"""
+            AbortSignal.timeout = (ms) => timeout(ms / 4); // of twenty seconds
+        })()"""
     )
+    page.reload()
+    page.wait_for_selector(IMAGE)
     with watched.stopped():
         expect(page.locator("#offline")).to_be_visible()
     expect(page.locator("#offline")).to_be_hidden()
