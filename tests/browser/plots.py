@@ -27,6 +27,15 @@ def until(page: Page, what: str, arg: Any = None) -> None:
         waited_ms += 50
 
 
+def await_rest(page: Page, selector: str) -> None:
+    """Wait for an element to stay where it is: what comes above it moves it."""
+    top = "(selector) => document.querySelector(selector).getBoundingClientRect().top"
+    before, now = None, page.evaluate(top, selector)
+    while before != now:
+        page.wait_for_timeout(300)
+        before, now = now, page.evaluate(top, selector)
+
+
 def await_figures(page: Page) -> None:
     """Wait for the page's heading and all of its figures."""
     page.wait_for_selector("main h1:visible")

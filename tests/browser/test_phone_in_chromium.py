@@ -8,7 +8,7 @@ import addresses
 import pytest
 from looks import amiss, too_small_for_fingers
 from playwright.sync_api import CDPSession, Page, expect
-from plots import IMAGE, await_figures, place, query, until
+from plots import IMAGE, await_figures, await_rest, place, query, until
 from streams import Session, Stream, falling_loss, healthy
 
 RUN = "lora-collapse"
@@ -108,6 +108,7 @@ def test_fingers_go_along_a_figure_scroll_past_it_and_zoom(shared: Any, phone: P
     await_figures(phone)
     fingers = Fingers(phone)
     phone.locator("#heatmap").evaluate("(one) => one.scrollIntoView({ block: 'center' })")
+    await_rest(phone, "#heatmap")
     fingers.drag([place(phone, "heatmap", 0.2, 0.5)], [place(phone, "heatmap", 0.8, 0.5)])
     said = "Number((document.querySelector('#heatmap .crosshair span')?.textContent || '').replace(/[^0-9]/g, ''))"
     until(phone, f"Math.abs({said} - 560) < 30")
@@ -119,6 +120,7 @@ def test_fingers_go_along_a_figure_scroll_past_it_and_zoom(shared: Any, phone: P
     assert query(phone) == {}
 
     phone.locator("#heatmap").evaluate("(one) => one.scrollIntoView({ block: 'center' })")
+    await_rest(phone, "#heatmap")
     near = [place(phone, "heatmap", part, 0.5) for part in (0.4, 0.6)]
     far = [place(phone, "heatmap", part, 0.5) for part in (0.1, 0.9)]
     fingers.drag(near, near)

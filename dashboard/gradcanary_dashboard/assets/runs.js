@@ -50,6 +50,7 @@
       apply();
     }
     if (event.target.closest(".pages a")) window.scrollTo(0, 0);
+    if (event.target.closest("main a")) clearTimeout(typing); // what was typed before is not asked for after it
   });
 
   for (const moved of ["popstate", "_dashprivate_pushstate"]) window.addEventListener(moved, () => setTimeout(follow));
