@@ -17,7 +17,7 @@ import httpx
 import pytest
 import scenes
 from collectors import Collector
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Error, Page, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Error, Page, ViewportSize, expect
 
 expect.set_options(timeout=15_000)  # a page of ten figures takes its time on a machine that does other things
 
@@ -122,10 +122,13 @@ def desk(browser: Browser) -> Iterator[Page]:
     yield from tab(browser)
 
 
+POCKET: ViewportSize = {"width": 390, "height": 844}
+
+
 @pytest.fixture(scope="session")
 def pocket(browser: Browser) -> Iterator[Page]:
     """Likewise, the tab of a phone: narrow, and with fingers only."""
-    yield from tab(browser, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    yield from tab(browser, viewport=POCKET, has_touch=True, is_mobile=True)
 
 
 def tab(browser: Browser, **options: Any) -> Iterator[Page]:
@@ -213,6 +216,7 @@ def open_page(browser: Browser, desk: Page, heard: Heard) -> Iterator[Callable[.
 @pytest.fixture
 def phone(pocket: Page, heard: Heard) -> Page:
     """A phone; what it shows may not complain either."""
+    pocket.set_viewport_size(POCKET)  # another test may have made it wide
     return heard.listen(pocket)
 
 
