@@ -159,8 +159,10 @@ def following(
     if last is not None and is_leased(last.lease_until, now):
         return "waiting"  # how that ends decides what is to be said
     if last is not None and last.state == "pending":
-        is_old = now >= last.sealed + pace.interval_s or view is None
-        return Expire(last.key) if is_old else "waiting"
+        # Whoever sent it was killed before it was known whether it arrived: sent once more, it is.
+        is_unsure = last.lease_until is not None
+        is_old = now >= last.sealed + pace.interval_s and not is_unsure
+        return Expire(last.key) if is_old or view is None else "waiting"
     if view is None:
         return "waiting" if veils.is_owed(what, heard) else None
     what, hidden = view

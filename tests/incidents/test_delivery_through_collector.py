@@ -119,15 +119,23 @@ def test_a_run_that_fell_and_fell_silent_says_both(collector_factory, tmp_path):
     assert headline == "2 of 4 layers collapsed at step 240; nothing heard since step 399"
 
 
-def test_who_was_told_of_a_deleted_run_hears_the_end_and_nobody_sees_it(collector_factory, receiver_factory, tmp_path):
-    """Though the collector is killed there and then, and another run takes the name."""
-    receiver, rules = receiver_factory(), tmp_path / "rules.yaml"
+@pytest.mark.parametrize("is_known", [True, False], ids=["answered", "under_way"])
+def test_who_was_told_of_a_deleted_run_hears_the_end_and_nobody_sees_it(
+    collector_factory, receiver_factory, tmp_path, is_known
+):
+    """Though the collector is killed there and then, and another run takes the name.
+
+    What was under way is sent once more, though its interval is over when that may be: nobody knows that it arrived.
+    """
+    receiver, rules = receiver_factory(*[] if is_known else [hang]), tmp_path / "rules.yaml"
     rules.write_text("version: 1\npace: {wait_s: 0.1, interval_s: 5}\n")
     arguments = ("--webhook", receiver.url, "--rules", str(rules))
     collector = collector_factory(*arguments, env={"GRADCANARY_WEBHOOK_SECRET": SECRET})
     session = Session(collector.url)
     session.send(Stream(collapsed(AT + 40, 4, range(1), AT)))
     receiver.wait(1)
+    if is_known:
+        eventually(lambda: delivered(collector))
     assert session.client.delete(f"{collector.url}/api/v1/runs/run-1").status_code == 204
     assert session.client.delete(f"{collector.url}/api/v1/runs/run-1").status_code == 404
     collector.kill()
@@ -140,7 +148,10 @@ def test_who_was_told_of_a_deleted_run_hears_the_end_and_nobody_sees_it(collecto
     assert "\ngradcanary_runs 0.0\n" in collector.get("/metrics").text
     assert (session.heartbeat().status_code, session.put_hello(Stream(healthy(9, 4)).hello()).status_code) == (410, 410)
     Session(collector.url, session="another").send(Stream(healthy(10, 4)))
-    receiver.wait(2)
+    expected = ["opened"] * (1 if is_known else 2) + ["resolved"]
+    receiver.wait(len(expected))
+    assert [message.type for message in receiver.got] == [f"gradient.collapse.{kind}" for kind in expected]
+    assert len({message.id for message in receiver.got}) == 2
     told = receiver.verified(SECRET)[-1]["data"]
     assert (told["run"], told["resolution"], told["incident"]) == ("run-1", "run_deleted", 1)
     log = collector.get("/api/v1/endpoints/1/deliveries").json()["deliveries"]

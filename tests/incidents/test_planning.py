@@ -56,6 +56,7 @@ class World:
     sealed: dict[int, tuple[float, Seal, str]] = field(default_factory=dict)
     heard: list[Heard] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
+    tried: list[tuple[int, str]] = field(default_factory=list)
     pulse: Pulse = field(default_factory=Pulse)
     leaps: Leaps = ()
 
@@ -105,6 +106,7 @@ class World:
         if last is None or last.state != "pending" or last.next_attempt > now or is_leased(last.lease_until, now):
             return
         outcome = self.outcomes.pop() if self.outcomes else "taken"
+        self.tried.append((last.key.version, outcome))
         _, seal, state = self.sealed[last.key.version]
         if outcome != "refused":
             reopened = self.case.incident.reopened
@@ -114,7 +116,7 @@ class World:
             told = Told(arrived, seal.due.kind, seal.due.members, "critical", self.case.incident.reopened)
             self.sent[-1] = replace(last, state="delivered", lease_until=None, told=told)
         elif outcome == "refused":
-            self.sent[-1] = replace(last, next_attempt=now + retry_delay(1, HOUR / 2, 0.0))
+            self.sent[-1] = replace(last, next_attempt=now + retry_delay(1, HOUR / 2, 0.0), lease_until=None)
         else:  # its answer was lost, with the collector that waited for it
             self.sent[-1] = replace(last, lease_until=now + LEASE_S)
 
@@ -124,6 +126,7 @@ events = st.one_of(
     st.tuples(st.just("fire"), layers),
     st.tuples(st.just("resolve"), st.one_of(layers, st.just(list(range(LAYERS))))),
     st.tuples(st.just("set"), st.sampled_from([HOUR, -HOUR, 30.0, 7 * HOUR, -DAY, -DAY, -7 * HOUR, 12.0])),
+    st.tuples(st.just("away"), st.sampled_from([2 * ROUND_S, HOUR, DAY])),
     st.tuples(st.just("answer"), st.lists(st.sampled_from(["taken", "refused", "lost"]), max_size=4)),
 )
 pauses = st.sampled_from([0.0, 1.0, 11.0, ROUND_S, PACE.interval_s, 2 * HOUR, DAY])
@@ -140,12 +143,15 @@ stories = st.lists(st.tuples(events, pauses), min_size=2, max_size=25)
     ]
 )
 @example([(("fire", [0]), PACE.interval_s), (("resolve", [0]), 0.0), (("set", HOUR), ROUND_S)])
+@example([(("answer", ["lost"]), 0.0), (("fire", [0]), ROUND_S), (("away", HOUR), 0.0), (("resolve", [0]), 0.0)])
 def test_whatever_the_clock_is_set_to_messages_keep_their_distance_and_the_last_word_is_true(story):
     world = World()
     for (what, which), pause in story:
         if what == "set":
             world.look()
             world.set_s += which
+        elif what == "away":
+            world.time += which
         elif what == "answer":
             world.outcomes = list(which)
         elif what == "fire":
@@ -159,6 +165,8 @@ def test_whatever_the_clock_is_set_to_messages_keep_their_distance_and_the_last_
 
 
 def check(world):
+    for (version, outcome), (following_version, _) in itertools.pairwise([*world.tried, (None, "")]):
+        assert outcome != "lost" or following_version == version, "nobody knows whether it arrived: once more"
     taken = [each for each in world.heard if each.is_noted]
     assert len({each.version for each in taken}) == len(taken), "noted once"
     for before, after in itertools.pairwise(taken):
