@@ -283,6 +283,16 @@ def test_curves_and_metrics_are_saved_as_pictures(
     assert ImageColor.getrgb(pen) in {colour for count, colour in found if count > width}, "the line goes across"
 
 
+def test_the_picture_of_a_metric_has_its_name(logged: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, logged.url, f"{RUN}?from=100&to=200")
+    await_panel(page, key_of(page, "clip_score"))
+    held = page.locator(".panel", has=page.get_by_role("heading", name="clip_score", exact=True))
+    held.locator("figure").hover()
+    with page.expect_download() as drawn:
+        held.get_by_role("button", name="Save as a picture").click()
+    assert drawn.value.suggested_filename == f"{RUN}-clip_score-100-200.png"
+
+
 def test_a_figure_that_is_not_there_yet_says_so_in_its_room(
     shared: Any, open_page: Callable[..., Page], complaints: list[str]
 ) -> None:

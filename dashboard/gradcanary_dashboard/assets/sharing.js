@@ -110,7 +110,13 @@
       return { words: [names, ...(isStat ? [drawn.textContent, stat] : [what])], name: ["compare", ...runs.map(([, run]) => run), ...(isStat ? [drawn.textContent, stat] : [id.replace(/^compare-/, "")])] };
     }
     const [, , run, , layer] = window.location.pathname.split("/").map(decodeURIComponent);
-    return { words: [run, layer, what], name: [run, layer, id === "heatmap" || id === "trend" ? stat + "-" + id : id] };
+    return { words: [run, layer, what], name: [run, layer, plainly(id, stat, what)] };
+  }
+
+  // A metric's id is made of a hash: its name is what its heading says.
+  function plainly(id, stat, heading) {
+    if (id === "heatmap" || id === "trend") return stat + "-" + id;
+    return id.startsWith("metric-") ? heading : id;
   }
 
   async function picture(button) {
