@@ -11,13 +11,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, insert, select, update
 
 from gradcanary_server import addresses, signing
 from gradcanary_server.addresses import AddressError
 from gradcanary_server.errors import SettingsError
 from gradcanary_server.observations import Severity
-from gradcanary_server.schema import delivery, endpoint
+from gradcanary_server.schema import delivery, endpoint, incident
 from gradcanary_server.signing import SecretError
 
 GIVE_UP_S = 5 * 86_400.0
@@ -76,6 +76,8 @@ def ensure(connection: Connection, given: Given, secret: str | None, now: float)
         if given.kind == "webhook" and secret not in (None, known["secret"]):
             values |= rotated(known["secret"], secret or "", now)
         connection.execute(update(endpoint).where(_is(known["endpoint_id"])).values(**values))
+        if known["disabled"] is not None:
+            _reopen_untold_ends(connection, known["endpoint_id"])
         return None
     made = "" if given.kind == "apprise" else secret or signing.new_secret()
     connection.execute(insert(endpoint).values(url=given.url, name=given.name, secret=made, created=now, **values))
@@ -111,23 +113,25 @@ def succeeded(connection: Connection, endpoint_id: int, now: float) -> None:
 def failed(connection: Connection, endpoint_id: int, now: float, why: str, permanent: bool) -> None:
     """Count a failure from the first one on; disable the endpoint if it is permanent or lasted for five days.
 
-    It is tried each few hours: where nobody tried for a day, by the clock, the clock was set, or nobody was there.
+    It is tried each few hours while there is something to say: where nobody tried for a day, by the clock, there was
+    not, or the clock was set, and its failures begin anew.
     """
     mine = _is(endpoint_id)
-    before = connection.execute(select(endpoint.c.last_failure).where(mine)).scalar_one()
-    connection.execute(update(endpoint).where(mine).values(last_failure=now, last_error=why))
-    connection.execute(update(endpoint).where(mine, endpoint.c.failing_since.is_(None)).values(failing_since=now))
-    query = select(endpoint.c.failing_since, endpoint.c.disabled).where(mine)
-    since, disabled = connection.execute(query).one()
-    is_over = now - since >= GIVE_UP_S and before is not None and now - before < TRIED_S
-    if disabled is None and (permanent or is_over):
+    query = select(endpoint.c.failing_since, endpoint.c.last_failure, endpoint.c.disabled).where(mine)
+    since, before, disabled = connection.execute(query).one()
+    if since is None or before is None or now - before >= TRIED_S:
+        since = now
+    connection.execute(update(endpoint).where(mine).values(failing_since=since, last_failure=now, last_error=why))
+    if disabled is None and (permanent or now - since >= GIVE_UP_S):
         reason = why if permanent else f"no success for {GIVE_UP_S / 86_400:.0f} days; last: {why}"
         disable(connection, endpoint_id, now, reason, "failures")
 
 
 def enable(connection: Connection, known: RowMapping, now: float) -> None:
-    """Let an endpoint be told again: of what is open, not of what began and ended meanwhile."""
+    """Let an endpoint be told again: of what is open, and of the end of what it was told; not of what began and ended
+    meanwhile."""
     connection.execute(update(endpoint).where(_is(known["endpoint_id"])).values(**_enabled(known, now)))
+    _reopen_untold_ends(connection, known["endpoint_id"])
 
 
 def disable(connection: Connection, endpoint_id: int, now: float, why: str, by: By) -> None:
@@ -146,6 +150,17 @@ def signing_secrets(row: RowMapping, now: float) -> tuple[str, ...]:
     """Return what the messages to an endpoint are signed with, the newest first."""
     has_previous = row["previous_secret"] is not None and now < row["previous_until"]
     return (row["secret"], row["previous_secret"]) if has_previous else (row["secret"],)
+
+
+def _reopen_untold_ends(connection: Connection, endpoint_id: int) -> None:
+    """Have the deliverer look again at incidents of which an endpoint was told, and not that they are over."""
+    mine = (delivery.c.endpoint_id == endpoint_id, delivery.c.delivered.is_not(None))
+    last = delivery.alias()
+    of_last = (last.c.endpoint_id == endpoint_id, last.c.incident_id == delivery.c.incident_id)
+    newest = select(func.max(last.c.delivered)).where(*of_last).correlate(delivery).scalar_subquery()
+    no_end = select(delivery.c.incident_id).where(*mine, delivery.c.kind != "resolved", delivery.c.delivered == newest)
+    settled = (incident.c.settled.is_(True), incident.c.incident_id.in_(no_end))
+    connection.execute(update(incident).where(*settled).values(settled=False))
 
 
 def _enabled(known: RowMapping, now: float) -> dict[str, object]:

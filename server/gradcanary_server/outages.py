@@ -54,6 +54,7 @@ _LOCKED = "The database is locked by another writer."
 _READ_ONLY = "The database is read-only."
 _DAMAGED = "The database file is damaged: stop the collector, and put a backup in its place."
 _FULL = "The database cannot be written: its disk is full or failing."
+_UNOPENED = "The database file cannot be opened: its folder is away, or the collector has too many files open."
 UNFLUSHED = "The disk failed to keep what was written, so nothing is acknowledged: see to its room and health."
 LOST = "The disk lost what was not acknowledged yet: start the collector anew. What was acknowledged is there."
 _AWAY = "The database cannot be reached: it restarts, has no connection left, or its network is down."
@@ -88,6 +89,7 @@ _SAID_BY_SQLITE = {
     "readonly": _READ_ONLY,
     "malformed": _DAMAGED,
     "not a database": _DAMAGED,
+    "unable to open": _UNOPENED,
 }
 
 

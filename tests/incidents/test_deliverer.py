@@ -174,14 +174,34 @@ def fails(store, *, since_s, last_s):
         connection.execute(update(endpoint).values(failing_since=now - since_s, last_failure=now - last_s))
 
 
-def test_a_clock_that_is_set_by_five_days_disables_nobody(store, receiver_factory):
-    receiver = receiver_factory(status(500))
+def test_failures_of_five_days_ago_disable_nobody(store, receiver_factory, monkeypatch):
+    """Between them nothing was to be said, or the clock was set."""
+    monkeypatch.setattr("gradcanary_server.webhooks.FIRST_RETRY_S", 0.1)
+    receiver = receiver_factory(*[status(500)] * 3)
     listen(store, receiver)
     fails(store, since_s=endpoints.GIVE_UP_S + 60, last_s=endpoints.GIVE_UP_S)
     store.record(fired(0))
     with delivering(store, SLOW):
-        eventually(lambda: store.rows(select(attempt)))
+        receiver.wait(4)
+        eventually(lambda: store.rows(select(delivery.c.state))[0]["state"] == "delivered")
     assert store.rows(select(endpoint.c.disabled))[0]["disabled"] is None
+
+
+def test_who_is_enabled_again_hears_the_end_of_what_it_was_told(store, receiver_factory):
+    receiver = receiver_factory()
+    listen(store, receiver)
+    store.record(fired(0))
+    with delivering(store, QUICK):
+        receiver.wait(1)
+        eventually(lambda: store.rows(select(delivery.c.state))[0]["state"] == "delivered")
+        with store.database.write() as connection:
+            endpoints.disable_others(connection, [], store.database.now(connection))
+        store.record(resolved(0))
+        eventually(lambda: store.rows(select(incident.c.settled))[0]["settled"])
+        listen(store, receiver)
+        receiver.wait(2)
+        eventually(lambda: store.rows(select(incident.c.settled))[0]["settled"])
+    assert [message.type for message in receiver.got] == ["gradient.collapse.opened", "gradient.collapse.resolved"]
 
 
 def test_a_hanging_receiver_holds_up_nobody(store, receiver_factory, monkeypatch):

@@ -108,6 +108,7 @@ def test_the_services_fit_each_other(compose):
     assert gradcanary["secrets"] == list(compose["secrets"]) == ["db_password", *FILES]
     assert gradcanary["depends_on"]["db"]["condition"] == "service_healthy"
     assert "pg_isready" in db["healthcheck"]["test"]
+    assert [service["stop_grace_period"] for service in (db, gradcanary)] == ["1m30s", "30s"], "10 s are not enough"
     assert list(compose["volumes"]) == ["db"]
     assert db["volumes"][0].startswith("db:")
     [port] = gradcanary["ports"]

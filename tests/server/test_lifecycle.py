@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import streams
-from sqlalchemy import select
+from sqlalchemy import create_engine, select
 from sqlalchemy.exc import OperationalError
 
 from gradcanary_server.database import Database
@@ -229,6 +229,16 @@ def test_a_full_disk_asks_the_sender_to_come_back(tmp_path):
     answer = unavailable(full.value)
     assert (answer.status, answer.code) == (503, "unavailable")
     assert answer.retry_after_s >= 1
+
+
+def test_a_file_that_cannot_be_opened_now_asks_the_sender_to_come_back(tmp_path):
+    """As where too many files are open, which SQLite says in the same words."""
+    (tmp_path / "x.db").mkdir()
+    with pytest.raises(OperationalError) as shut:
+        create_engine(f"sqlite:///{tmp_path / 'x.db'}").connect()
+    answer = unavailable(shut.value)
+    assert (answer.status, answer.retry_after_s) == (503, 2)
+    assert "too many files" in answer.message
 
 
 def test_the_clock_is_the_databases(new_store_url):
