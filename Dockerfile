@@ -18,8 +18,9 @@ COPY --from=build /opt/gradcanary /opt/gradcanary
 ENV PATH=/opt/gradcanary/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001
 VOLUME /data
+# Another port is said to Docker, -p 9000:8787: what is in here asks this one.
 EXPOSE 8787
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --start-interval=1s \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8787/healthz', timeout=4)"]
+  CMD ["python", "-m", "gradcanary_server.health", "8787"]
 ENTRYPOINT ["gradcanary"]
 CMD ["up", "--host", "0.0.0.0", "--data", "/data"]

@@ -21,6 +21,8 @@ class Received:
     body: bytes
     port: int
     """Of the sender."""
+    is_taken: bool = True
+    """Unless it was answered that it was not."""
 
     @property
     def id(self):
@@ -79,7 +81,8 @@ class Handler(BaseHTTPRequestHandler):
         with receiver.arrived:
             answer = receiver.answers.pop(0) if receiver.answers else status(200)
             headers = {k.lower(): v for k, v in self.headers.items()}
-            receiver.got.append(Received(time.time(), headers, body, self.client_address[1]))
+            is_taken = getattr(answer, "code", 200) < 300
+            receiver.got.append(Received(time.time(), headers, body, self.client_address[1], is_taken))
             receiver.arrived.notify_all()
         answer(self)
 
@@ -95,6 +98,7 @@ def status(code, **headers) -> Answer:
         handler.send_header("Content-Length", "0")
         handler.end_headers()
 
+    answer.code = code
     return answer
 
 

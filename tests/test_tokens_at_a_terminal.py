@@ -8,6 +8,8 @@ import json
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 import time
 
 import httpx
@@ -193,6 +195,14 @@ def test_its_pages_ask_it_over_tls_as_whoever_reads_them(guarded, run, admin):
         assert client.get("/_news", params=news).status_code == 204
         news["shown"] = json.dumps({"version": "old"})
         assert client.get("/_news", params=news).status_code == 200
+
+
+def test_the_images_own_check_finds_it_behind_tls(guarded):
+    check = [sys.executable, "-m", "gradcanary_server.health", str(guarded.port)]
+    assert subprocess.run(check, capture_output=True).returncode == 0
+    with guarded.stopped():
+        said = subprocess.run(check, capture_output=True, text=True)
+    assert (said.returncode, said.stderr) == (1, "timed out; over TLS: timed out\n")
 
 
 def test_pages_of_their_own_ask_it_with_their_token(guarded, run, admin):

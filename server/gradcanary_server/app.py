@@ -19,6 +19,7 @@ from gradcanary_server import (
     ingest_routes,
     json_schemas,
     loops,
+    meters,
     openapi,
     operations_routes,
     operator_endpoints,
@@ -126,6 +127,7 @@ def _fill(app: FastAPI, settings: Settings) -> None:
     state.archive = Archive(log, tiles)
     state.storage = Storage(state.database)
     state.ingest = Ingest(state.database, state.rules, sets, log, settings.public_url)
+    meters.SPACING.set_function(lambda: state.ingest.cadence.asked())
     state.compactor = Compactor(state.database, log, tiles, state.ingest.settle, settings.raw_days)
     state.watchdog = Watchdog(state.database, state.archive, state.rules)
     state.backtests = Backtests(state.database, settings.db, state.rules)

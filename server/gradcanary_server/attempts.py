@@ -2,14 +2,18 @@
 
 A claim is compare-and-set on a fence, so that of two deliverers only one sends, and one that comes back late from a
 hang writes nothing.
+
+From its claim on a message is in doubt (``unsure``): its sender may be killed with the answer. An answer ends the
+doubt, and an attempt that certainly did not arrive leaves it as it was before.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, RowMapping, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, insert, select, update
 
 from gradcanary_server import endpoints
 from gradcanary_server.courier import Result
@@ -34,14 +38,13 @@ class Claim:
     number: int
     message: Message
     state: str = "pending"
+    unsure: float | None = None
+    """When an attempt before was made that may have arrived."""
 
 
 def claim(connection: Connection, key: Key, now: float) -> Claim | None:
     """Take the right to send a message for the length of a lease; None when another deliverer has it."""
-    taken = (
-        update(delivery).where(*is_key(key), *free(now)).values(fence=delivery.c.fence + 1, lease_until=now + LEASE_S)
-    )
-    return _claimed(connection, key, now) if connection.execute(taken).rowcount == 1 else None
+    return _claimed(connection, key, free(now), now)
 
 
 def reclaim(connection: Connection, key: Key, now: float) -> Claim:
@@ -58,11 +61,10 @@ def reclaim(connection: Connection, key: Key, now: float) -> Claim:
         raise RequestError(
             409, "endpoint_disabled", f"Endpoint {key.endpoint} is disabled: enable it first.", "delivery"
         )
-    leased = {"fence": delivery.c.fence + 1, "lease_until": now + LEASE_S}
-    taken = update(delivery).where(*is_key(key), is_unclaimed(now)).values(**leased)
-    if connection.execute(taken).rowcount != 1:
+    claimed = _claimed(connection, key, [is_unclaimed(now)], now)
+    if claimed is None:
         raise RequestError(409, "under_way", "It is being sent at this moment.", "delivery")
-    return _claimed(connection, key, now)
+    return claimed
 
 
 def message(row: RowMapping, number: str, body: bytes, now: float) -> Message:
@@ -72,17 +74,19 @@ def message(row: RowMapping, number: str, body: bytes, now: float) -> Message:
 
 
 def conclude(connection: Connection, claim: Claim, result: Result, took_ms: int, now: float, jitter: float) -> None:
-    """Record an attempt and what follows from it; writes nothing when the claim was lost meanwhile."""
+    """Record an attempt and what follows from it; writes nothing when the claim was lost meanwhile.
+
+    An endpoint that was disabled meanwhile may have taken the message all the same.
+    """
     endpoints.hold(connection, claim.key.endpoint)
     error = result if isinstance(result, TransportError) else None
     changes: dict[str, object] = {"attempts": claim.number, "lease_until": None}
     if error is None:
         changes |= _delivered(connection, claim, now)
-    elif claim.state == "pending":
-        failures = _failures(connection, claim) + 1
-        changes |= {"next_attempt": now + retry_delay(failures, error.retry_after_s, jitter)}
-    mine = (*is_key(claim.key), delivery.c.fence == claim.fence, delivery.c.state == claim.state)
-    if connection.execute(update(delivery).where(*mine).values(**changes)).rowcount != 1:
+    else:
+        changes |= _refused(connection, claim, error, now, jitter)
+    is_held = (delivery.c.fence == claim.fence, delivery.c.state.in_({claim.state, "disabled"}))
+    if connection.execute(update(delivery).where(*is_key(claim.key), *is_held).values(**changes)).rowcount != 1:
         return
     connection.execute(
         insert(attempt).values(
@@ -111,23 +115,50 @@ def _delivered(connection: Connection, claim: Claim, now: float) -> dict[str, ob
     if claim.state == "delivered":
         return {}
     if claim.state != "pending":
-        connection.execute(update(incident).where(incident.c.incident_id == claim.key.incident).values(settled=False))
-    return {"state": "delivered", "delivered": _arrived(connection, claim, now)}
+        _unsettle(connection, claim.key)
+    return {"state": "delivered", "delivered": _arriving(connection, claim.key, now), "unsure": None}
 
 
-def _arrived(connection: Connection, claim: Claim, now: float) -> float:
-    """Return when a message arrived: after all others of its incident, also by a clock that was set back meanwhile."""
-    mine = (delivery.c.incident_id == claim.key.incident, delivery.c.endpoint_id == claim.key.endpoint)
-    before = connection.execute(select(func.max(delivery.c.delivered)).where(*mine)).scalar_one()
-    return now if before is None or before < now else math.nextafter(before, math.inf)
+def _refused(
+    connection: Connection, claim: Claim, error: TransportError, now: float, jitter: float
+) -> dict[str, object]:
+    """Return the columns of a message that did not arrive, as far as anybody knows."""
+    if claim.state == "delivered":
+        return {}
+    changes: dict[str, object] = {} if error.is_unsure else {"unsure": claim.unsure}
+    if claim.state == "pending":
+        failures = _failures(connection, claim) + 1
+        changes |= {"next_attempt": now + retry_delay(failures, error.retry_after_s, jitter)}
+    elif error.is_unsure:
+        _unsettle(connection, claim.key)
+    return changes
 
 
-def _claimed(connection: Connection, key: Key, now: float) -> Claim:
+def _unsettle(connection: Connection, key: Key) -> None:
+    """Have the deliverer look at an incident again of which all was said."""
+    connection.execute(update(incident).where(incident.c.incident_id == key.incident).values(settled=False))
+
+
+def _arriving(connection: Connection, key: Key, now: float) -> float:
+    """Return now as the time of an arrival: after all others, also by a clock that was set back meanwhile."""
+    mine = (delivery.c.incident_id == key.incident, delivery.c.endpoint_id == key.endpoint)
+    query = select(func.max(delivery.c.delivered), func.max(delivery.c.unsure)).where(*mine)
+    before = max((each for each in connection.execute(query).one() if each is not None), default=-math.inf)
+    return now if before < now else math.nextafter(before, math.inf)
+
+
+def _claimed(connection: Connection, key: Key, on: Sequence[ColumnElement[bool]], now: float) -> Claim | None:
+    """Take the right to send a message that meets conditions, and return the claim; None where it does not."""
     query = select(delivery, *(column for column in endpoint.c if column.name != "endpoint_id"))
-    query = query.join(endpoint, endpoint.c.endpoint_id == delivery.c.endpoint_id).where(*is_key(key))
-    row = connection.execute(query).mappings().one()
+    query = query.join(endpoint, endpoint.c.endpoint_id == delivery.c.endpoint_id).where(*is_key(key), *on)
+    row = connection.execute(query.with_for_update(of=delivery)).mappings().one_or_none()
+    if row is None:
+        return None
+    doubt = {} if row["state"] == "delivered" else {"unsure": _arriving(connection, key, now)}
+    leased = {"fence": row["fence"] + 1, "lease_until": now + LEASE_S, **doubt}
+    connection.execute(update(delivery).where(*is_key(key)).values(**leased))
     sent = message(row, f"msg_{key.incident}_{key.version}", row["body"], now)
-    return Claim(key, row["fence"], row["attempts"] + 1, sent, row["state"])
+    return Claim(key, row["fence"] + 1, row["attempts"] + 1, sent, row["state"], row["unsure"])
 
 
 def _failures(connection: Connection, claim: Claim) -> int:

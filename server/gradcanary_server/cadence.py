@@ -11,8 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from gradcanary_server import meters
-
 SPACINGS_S = (0.0, 1.0, 2.0)
 """What a session is asked to leave between two batches, least busy first; 0 is the agent's own half second."""
 
@@ -45,10 +43,18 @@ class Cadence:
         """Count an answer, and return the seconds to ask for in it."""
         with self._lock:
             self._answers += 1
-            took_s = self._clock() - self._since
-            if took_s >= WINDOW_S:
-                self._judge(took_s)
-            return SPACINGS_S[self._level]
+            return self._asked()
+
+    def asked(self) -> float:
+        """Return the seconds that an answer would ask for now, also where nobody sends any more."""
+        with self._lock:
+            return self._asked()
+
+    def _asked(self) -> float:
+        took_s = self._clock() - self._since
+        if took_s >= WINDOW_S:
+            self._judge(took_s)
+        return SPACINGS_S[self._level]
 
     def _judge(self, took_s: float) -> None:
         used = self._used()
@@ -58,4 +64,3 @@ class Cadence:
         elif share < IDLE or trainings < FEW:
             self._level = max(self._level - 1, 0)
         self._since, self._before, self._answers = self._clock(), used, 0
-        meters.SPACING.set(SPACINGS_S[self._level])

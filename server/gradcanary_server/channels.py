@@ -97,7 +97,7 @@ async def notify(channel: Channel, body: bytes) -> None:
     try:
         await asyncio.wait_for(asyncio.wrap_future(answer), TIMEOUT_S)
     except asyncio.TimeoutError as error:
-        raise TransportError(f"no answer within {TIMEOUT_S:g} s") from error
+        raise TransportError(f"no answer within {TIMEOUT_S:g} s", is_unsure=True) from error
 
 
 def rendered(message: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -185,4 +185,5 @@ def _notify(channel: Channel, body: bytes) -> None:
     result = services.notify(text, title, notify_type=kind, body_format="text")
     if not result:
         said = "; ".join(entry.message for entry in result.logs()) or str(result.status.name).lower()
-        raise TransportError(masked(f"{channel.service}: {said}", channel.url))
+        # A part of it may have gone out: to one of several addresses, or but for the answer.
+        raise TransportError(masked(f"{channel.service}: {said}", channel.url), is_unsure=True)

@@ -53,7 +53,7 @@ class Courier:
             result = error
         except Exception as error:  # whatever it was, the message waits for its next attempt
             logger.exception("an attempt at message %s failed in an unforeseen way", message.id)
-            result = TransportError(type(error).__name__)
+            result = TransportError(type(error).__name__, is_unsure=True)
         return Outcome(result, round((time.perf_counter() - begun) * 1000))
 
     async def _send(self, client: httpx.AsyncClient, message: Message) -> int | None:

@@ -168,7 +168,10 @@ class Database:
 
     def log_size(self) -> int:
         """Return the bytes in SQLite's log, of which the file may have some already; PostgreSQL's is its own affair."""
-        return 0 if self._wal is None else self._wal.size()
+        try:
+            return 0 if self._wal is None else self._wal.size()
+        except OSError as error:
+            raise busy(f"The index of the database's log cannot be read ({error}).") from error
 
     def checkpoint(self) -> bool:
         """Put SQLite's log into the file, so that the next writer begins it anew; tell whether he can.

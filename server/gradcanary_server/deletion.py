@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqlalchemy import Connection, Select, Table, and_, delete, exists, func, select, tuple_, update
+from sqlalchemy import Connection, Select, Table, and_, delete, exists, func, or_, select, tuple_, update
 
 from gradcanary_server import incidents, run_names, tiles
 from gradcanary_server.database import Record
@@ -64,14 +64,15 @@ def delete_run(connection: Connection, name: str, now: float) -> None:
 def _is_owed(connection: Connection, row: Record, now: float) -> bool:
     """Close the incidents of a run for good; tell whether somebody who heard of one is to hear of that.
 
-    A message that nobody has begun to send is not sent any more.
+    A message that nobody can have taken is not sent any more.
     """
     incidents.end_run(connection, row.run_id, row.step or 0, now)
     mine = (incident.c.run_id == row.run_id, incident.c.settled.is_(False))
-    unsent = delivery.c.incident_id.in_(select(incident.c.incident_id).where(*mine)), delivery.c.fence == 0
-    connection.execute(update(delivery).where(*unsent, delivery.c.state == "pending").values(state="expired"))
-    tried = exists().where(delivery.c.incident_id == incident.c.incident_id, delivery.c.fence > 0)
-    connection.execute(update(incident).where(*mine, ~tried).values(settled=True))
+    may_know = or_(delivery.c.delivered.is_not(None), delivery.c.unsure.is_not(None))
+    waiting = delivery.c.incident_id.in_(select(incident.c.incident_id).where(*mine)), delivery.c.state == "pending"
+    connection.execute(update(delivery).where(*waiting, ~may_know).values(state="expired"))
+    heard = exists().where(delivery.c.incident_id == incident.c.incident_id, may_know)
+    connection.execute(update(incident).where(*mine, ~heard).values(settled=True))
     return connection.execute(select(incident.c.incident_id).where(*mine).limit(1)).first() is not None
 
 

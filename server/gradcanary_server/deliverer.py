@@ -144,7 +144,7 @@ class Deliverer(Loop):
             outcome = await self._courier.carry(client, claim.message)
         except asyncio.CancelledError:
             took_ms = round((time.perf_counter() - begun) * 1000)
-            outcome = Outcome(TransportError("the collector stopped before an answer came"), took_ms)
+            outcome = Outcome(TransportError("the collector stopped before an answer came", is_unsure=True), took_ms)
         finally:
             del self._in_flight[claim.key.endpoint]
         self._conclude(claim, outcome)

@@ -85,9 +85,10 @@ def carry_out(connection: Connection, step: Step, public_url: str, now: float) -
         unclaimed = (*is_key(step.key), delivery.c.state == "pending", is_unclaimed(now))
         connection.execute(update(delivery).where(*unclaimed).values(state="expired"))
     elif isinstance(step, Redate):
-        told = {} if step.delivered is None else {"delivered": step.delivered}
-        dated = update(delivery).where(*is_key(step.key))
-        connection.execute(dated.values(sealed=step.sealed, next_attempt=step.next_attempt, **told))
+        times = {"sealed": step.sealed, "next_attempt": step.next_attempt}
+        times |= {} if step.delivered is None else {"delivered": step.delivered}
+        times |= {} if step.unsure is None else {"unsure": step.unsure}
+        connection.execute(update(delivery).where(*is_key(step.key)).values(**times))
     else:
         connection.execute(update(incident).where(incident.c.incident_id == step.incident).values(settled=True))
 
@@ -109,14 +110,17 @@ def _by_target(connection: Connection) -> dict[tuple[int, int], list[Sent]]:
 
 
 def _sent(row: RowMapping) -> Sent:
-    told = Told(row["delivered"], row["kind"], row["told_ever"], row["told_severity"], row["told_reopened"])
+    def told(at: float) -> Told:
+        return Told(at, row["kind"], row["told_ever"], row["told_severity"], row["told_reopened"])
+
     return Sent(
         key=Key(row["incident_id"], row["endpoint_id"], row["version"]),
         state=row["state"],
         sealed=row["sealed"],
         next_attempt=row["next_attempt"],
         lease_until=row["lease_until"],
-        told=told if row["state"] == "delivered" else None,
+        told=told(row["delivered"]) if row["state"] == "delivered" else None,
+        unsure=None if row["unsure"] is None else told(row["unsure"]),
     )
 
 

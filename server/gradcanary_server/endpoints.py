@@ -153,13 +153,14 @@ def signing_secrets(row: RowMapping, now: float) -> tuple[str, ...]:
 
 
 def _reopen_untold_ends(connection: Connection, endpoint_id: int) -> None:
-    """Have the deliverer look again at incidents of which an endpoint was told, and not that they are over."""
-    mine = (delivery.c.endpoint_id == endpoint_id, delivery.c.delivered.is_not(None))
+    """Have the deliverer look again at incidents that an endpoint heard of, or may have, but not that they are over."""
     last = delivery.alias()
     of_last = (last.c.endpoint_id == endpoint_id, last.c.incident_id == delivery.c.incident_id)
     newest = select(func.max(last.c.delivered)).where(*of_last).correlate(delivery).scalar_subquery()
-    no_end = select(delivery.c.incident_id).where(*mine, delivery.c.kind != "resolved", delivery.c.delivered == newest)
-    settled = (incident.c.settled.is_(True), incident.c.incident_id.in_(no_end))
+    heard = func.coalesce(delivery.c.delivered, delivery.c.unsure)
+    no_end = (delivery.c.endpoint_id == endpoint_id, delivery.c.kind != "resolved", heard >= func.coalesce(newest, 0.0))
+    open_here = select(delivery.c.incident_id).where(*no_end)
+    settled = (incident.c.settled.is_(True), incident.c.incident_id.in_(open_here))
     connection.execute(update(incident).where(*settled).values(settled=False))
 
 

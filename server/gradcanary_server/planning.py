@@ -62,6 +62,7 @@ class Redate:
     sealed: float
     next_attempt: float
     delivered: float | None
+    unsure: float | None
 
 
 Step = Expire | Seal | Settle | Redate
@@ -70,7 +71,7 @@ Waiting = Literal["waiting"]
 
 @dataclass(frozen=True)
 class Sent:
-    """A message without its bytes; ``told`` is set once it was delivered."""
+    """A message without its bytes; ``told`` is set once it was delivered, ``unsure`` while it may have been."""
 
     key: Key
     state: str
@@ -78,6 +79,7 @@ class Sent:
     next_attempt: float
     lease_until: float | None
     told: Told | None
+    unsure: Told | None = None
 
 
 def aged(message: Sent, leaps: Leaps) -> Sent:
@@ -85,11 +87,16 @@ def aged(message: Sent, leaps: Leaps) -> Sent:
 
     But for its next attempt: a receiver that is asked sooner than was said then takes no harm.
     """
+
+    def then(told: Told | None) -> Told | None:
+        return None if told is None else replace(told, at=since(told.at, leaps))
+
     return replace(
         message,
         sealed=since(message.sealed, leaps),
         lease_until=None if message.lease_until is None else since(message.lease_until - LEASE_S, leaps) + LEASE_S,
-        told=None if message.told is None else replace(message.told, at=since(message.told.at, leaps)),
+        told=then(message.told),
+        unsure=then(message.unsure),
     )
 
 
@@ -110,7 +117,7 @@ def redated(sent: Sequence[Sent], now: float) -> list[Redate]:
     What was written last was so now at the latest: all that lies in the future goes back by as much. So a next attempt
     stays away from the last one, none is further ahead than one may be, and what arrived last has arrived just now.
     """
-    arrived = [each.told.at for each in sent if each.told is not None]
+    arrived = [told.at for each in sent for told in (each.told, each.unsure) if told is not None]
     newest = max([each.sealed for each in sent] + arrived, default=now)
     if not is_ahead(newest, now):
         return [_limited(each, now) for each in sent if each.next_attempt > _latest(now)]
@@ -124,8 +131,8 @@ def _latest(now: float) -> float:
 
 
 def _as_it_is(message: Sent) -> Redate:
-    told = None if message.told is None else message.told.at
-    return Redate(message.key, message.sealed, message.next_attempt, told)
+    told, unsure = (None if each is None else each.at for each in (message.told, message.unsure))
+    return Redate(message.key, message.sealed, message.next_attempt, told, unsure)
 
 
 def _limited(message: Sent, now: float) -> Redate:
@@ -139,8 +146,8 @@ def _set_back(message: Sent, back_s: float, told_s: float, now: float) -> Redate
         return moment - by_s if moment > now else moment
 
     retry = here(message.next_attempt, back_s)
-    told = None if message.told is None else here(message.told.at, told_s)
-    return Redate(message.key, here(message.sealed, back_s), now if retry > _latest(now) else retry, told)
+    told, unsure = (None if each is None else here(each.at, told_s) for each in (message.told, message.unsure))
+    return Redate(message.key, here(message.sealed, back_s), now if retry > _latest(now) else retry, told, unsure)
 
 
 def is_leased(lease_until: float | None, now: float) -> bool:
@@ -153,16 +160,12 @@ def following(
 ) -> Expire | Seal | Waiting | None:
     """Return the step for one endpoint; "waiting" while something is under way or due later, None when all is said."""
     last = sent[-1] if sent else None
-    # What arrived last, which is not the newest where an older message was sent once more.
-    heard = max((each.told for each in reversed(sent) if each.told is not None), key=lambda told: told.at, default=None)
+    heard = _heard(what, sent)
     view = veils.view(what, veil, heard)
     if last is not None and is_leased(last.lease_until, now):
         return "waiting"  # how that ends decides what is to be said
     if last is not None and last.state == "pending":
-        # Whoever sent it was killed before it was known whether it arrived: sent once more, it is.
-        is_unsure = last.lease_until is not None
-        is_old = now >= last.sealed + pace.interval_s and not is_unsure
-        return Expire(last.key) if is_old or view is None else "waiting"
+        return Expire(last.key) if now >= last.sealed + pace.interval_s or view is None else "waiting"
     if view is None:
         return "waiting" if veils.is_owed(what, heard) else None
     what, hidden = view
@@ -175,3 +178,15 @@ def following(
     held = last.next_attempt if last is not None and last.state == "expired" else 0.0
     key = Key(what.id, target.id, 1 if last is None else last.key.version + 1)
     return Seal(key, news, hidden) if now >= max(news.not_before, held) else "waiting"
+
+
+def _heard(what: Incident, sent: Sequence[Sent]) -> Told | None:
+    """Return what arrived last, which is not the newest message where an older one was sent once more.
+
+    What may have arrived is taken for heard where that makes something more to be said: whoever may have heard that an
+    incident began is owed its end.
+    """
+    heard = [each.told for each in reversed(sent) if each.told is not None]
+    if what.state == "resolved":
+        heard += [each.unsure for each in sent if each.unsure is not None and each.unsure.kind != "resolved"]
+    return max(heard, key=lambda told: told.at, default=None)

@@ -377,6 +377,7 @@ delivery = Table(
     Column("attempts", Integer, nullable=False, default=0),
     Column("lease_until", Double),
     Column("fence", Integer, nullable=False, default=0),
+    Column("unsure", Double),  # when it was last sent and may have arrived, though nobody knows that it did
 )
 
 attempt = Table(

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -28,6 +29,9 @@ SWITCH_S = 0.001
 """How long a thread that computes keeps the interpreter from others, a fifth of what Python has. A transaction asks for
 it back after each statement: while a tab's answer or a tile was made, batches waited three times as long.
 """
+
+OPEN_FILES = 65_536
+"""Files and connections at once, where the system lets it: each training and each open page holds a connection."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +66,7 @@ class Server(uvicorn.Server):
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until Ctrl-C or SIGTERM, by which it ends as it should."""
         allocation.keep()
+        _raise_limit()
         before = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         try:
@@ -103,6 +108,15 @@ def give_up(end_others: Callable[[], None]) -> NoReturn:
         end_others()
     finally:
         os._exit(os.EX_IOERR)
+
+
+def _raise_limit() -> None:
+    """Let this process have as many files and connections open as it may: a shell gives it 1,024, or on macOS 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a limit that it does not tell
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextlib.contextmanager

@@ -32,19 +32,36 @@ MAX_ANSWER = 4096
 
 DRAIN_S = 1.0
 GONE = 410
+GATEWAYS = (502, 504)
+"""What a gateway answers that had no answer itself (RFC 9110, 15.6): who is behind it may have taken the message."""
+
 FIRST_RETRY_S = 5.0
 LAST_RETRY_S = 4 * 3600.0
 JITTER = 0.2
 LONGEST_RETRY_S = LAST_RETRY_S * (1 + JITTER)
 
 
+_UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout)
+_NOTHING_SENT = (*_UNREACHED, httpx.InvalidURL, httpx.UnsupportedProtocol)
+
+
 class TransportError(CollectorError):
-    """An attempt that did not deliver; ``permanent`` means that this endpoint wants no message ever again."""
+    """An attempt that did not deliver; ``permanent`` means that this endpoint wants no message ever again.
+
+    ``is_unsure``: the message may have arrived all the same.
+    """
 
     def __init__(
-        self, message: str, permanent: bool = False, status: int | None = None, retry_after_s: float | None = None
+        self,
+        message: str,
+        permanent: bool = False,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+        *,
+        is_unsure: bool = False,
     ) -> None:
         super().__init__(message)
+        self.is_unsure = is_unsure
         self.permanent = permanent
         self.status = status
         self.retry_after_s = retry_after_s
@@ -91,9 +108,10 @@ async def post(client: httpx.AsyncClient, message: Message, moment: datetime, gu
     except UnknownHostError as error:
         raise TransportError(str(error)) from error
     except asyncio.TimeoutError as error:
-        raise TransportError(f"no answer within {TIMEOUT_S:g} s") from error
+        raise TransportError(f"no answer within {TIMEOUT_S:g} s", is_unsure=True) from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        raise TransportError(f"{type(error).__name__}: {error}") from error
+        is_unsure = not isinstance(error, _NOTHING_SENT)
+        raise TransportError(f"{type(error).__name__}: {error}", is_unsure=is_unsure) from error
 
 
 def signed(message: Message, moment: datetime) -> dict[str, str]:
@@ -125,7 +143,7 @@ async def _post(client: httpx.AsyncClient, message: Message, moment: datetime, g
     for request in await _requests(client, message, headers, guard):
         try:
             response = await client.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:  # nothing was sent: the next address may take it
+        except _UNREACHED as error:  # nothing was sent: the next address may take it
             unreached = error
             continue
         async with contextlib.aclosing(response):
@@ -158,7 +176,8 @@ async def _requests(
 async def _read(response: httpx.Response, moment: datetime) -> int:
     status = response.status_code
     if not response.is_success:
-        raise TransportError(_why(response), status == GONE, status, _retry_after(response, moment))
+        retry_after_s = _retry_after(response, moment)
+        raise TransportError(_why(response), status == GONE, status, retry_after_s, is_unsure=status in GATEWAYS)
     # The status was the answer. A little of the rest is read, so that the receiver is not cut off while it writes.
     with contextlib.suppress(httpx.HTTPError, asyncio.TimeoutError):
         await asyncio.wait_for(_drain(response), DRAIN_S)

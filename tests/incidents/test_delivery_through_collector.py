@@ -125,7 +125,7 @@ def test_who_was_told_of_a_deleted_run_hears_the_end_and_nobody_sees_it(
 ):
     """Though the collector is killed there and then, and another run takes the name.
 
-    What was under way is sent once more, though its interval is over when that may be: nobody knows that it arrived.
+    What was under way may have arrived, and nobody knows that: its end is told all the same.
     """
     receiver, rules = receiver_factory(*[] if is_known else [hang]), tmp_path / "rules.yaml"
     rules.write_text("version: 1\npace: {wait_s: 0.1, interval_s: 5}\n")
@@ -148,10 +148,8 @@ def test_who_was_told_of_a_deleted_run_hears_the_end_and_nobody_sees_it(
     assert "\ngradcanary_runs 0.0\n" in collector.get("/metrics").text
     assert (session.heartbeat().status_code, session.put_hello(Stream(healthy(9, 4)).hello()).status_code) == (410, 410)
     Session(collector.url, session="another").send(Stream(healthy(10, 4)))
-    expected = ["opened"] * (1 if is_known else 2) + ["resolved"]
-    receiver.wait(len(expected))
-    assert [message.type for message in receiver.got] == [f"gradient.collapse.{kind}" for kind in expected]
-    assert len({message.id for message in receiver.got}) == 2
+    receiver.wait(2)
+    assert [message.type for message in receiver.got] == ["gradient.collapse.opened", "gradient.collapse.resolved"]
     told = receiver.verified(SECRET)[-1]["data"]
     assert (told["run"], told["resolution"], told["incident"]) == ("run-1", "run_deleted", 1)
     log = collector.get("/api/v1/endpoints/1/deliveries").json()["deliveries"]

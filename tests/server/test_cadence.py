@@ -68,6 +68,16 @@ def test_it_settles(trainings, each_ms, others):
     assert last in SPACINGS_S
 
 
+def test_when_nobody_sends_any_more_nothing_is_asked_for():
+    team = Team(200, 5.0)
+    assert team.run(2) == [1.0, 2.0]
+    said = []
+    for _ in range(3):
+        team.now += WINDOW_S
+        said.append(team.cadence.asked())
+    assert said == [1.0, 0.0, 0.0]
+
+
 def test_the_answer_to_a_batch_asks_for_it_and_operators_see_it(new_store_url, tmp_path):
     app, now = create_app(Settings(tmp_path, new_store_url())), [0.0]
     app.state.ingest.cadence = Cadence(lambda: now[0], lambda: now[0] * 0.9)
@@ -80,3 +90,5 @@ def test_the_answer_to_a_batch_asks_for_it_and_operators_see_it(new_store_url, t
             asked.append(client.post(f"{session}/batches/{step}", content=body).json()["spacing_s"])
         assert sorted(set(asked)) == [0.0, 1.0]
         assert "gradcanary_ingest_spacing_seconds 1.0" in client.get("/metrics").text
+        now[0] += WINDOW_S
+        assert "gradcanary_ingest_spacing_seconds 0.0" in client.get("/metrics").text, "they are gone"

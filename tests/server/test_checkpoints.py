@@ -235,6 +235,10 @@ def _fail(_descriptor):
     raise OSError(errno.EIO, "Input/output error")
 
 
+def _no_descriptor(*_):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
 @pytest.mark.usefixtures("seldom")
 def test_a_file_that_cannot_be_opened_for_now_ends_no_process(tmp_path, monkeypatch):
     app, given_up, plain = app_of(tmp_path), [], os.open
@@ -255,6 +259,19 @@ def test_a_file_that_cannot_be_opened_for_now_ends_no_process(tmp_path, monkeypa
         assert refused.value.status == 503
         assert store.checkpoint()
     assert not given_up
+
+
+@pytest.mark.usefixtures("often")
+def test_a_log_that_cannot_be_looked_at_for_now_is_told_in_one_line(tmp_path, monkeypatch, caplog):
+    app = app_of(tmp_path)
+    with opened(app) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(wal.WriteAheadLog, "size", _no_descriptor)
+            eventually(lambda: "Too many open files" in checked(client))
+            assert "gradcanary_database_up 0.0" in client.get("/metrics").text
+        eventually(lambda: checked(client) == "ok")
+    told = [record for record in caplog.records if record.name == "gradcanary_server.checkpointer"]
+    assert [(record.levelname, record.exc_info) for record in told] == [("WARNING", None), ("INFO", None)]
 
 
 @pytest.mark.usefixtures("often")
