@@ -10,7 +10,7 @@ from email.utils import format_datetime
 
 import pytest
 import trustme
-from receivers import Receiver, babble, flood, hang, status, stutter, trickle
+from receivers import Receiver, babble, close_mid_answer, flood, hang, status, stutter, trickle
 
 from gradcanary_server import addresses, webhooks
 from gradcanary_server.addresses import AddressError, Guard
@@ -183,6 +183,20 @@ def test_of_a_body_without_end_little_is_read(receiver_factory, monkeypatch, ans
 
 def test_headers_without_end_are_an_error(receiver_factory):
     assert "RemoteProtocolError" in str(attempt(receiver_factory(babble).url).error)
+
+
+@pytest.mark.parametrize("answer", [hang, babble, close_mid_answer, status(502), status(504)])
+def test_what_ends_so_may_have_arrived(receiver_factory, monkeypatch, answer):
+    monkeypatch.setattr(webhooks, "TIMEOUT_S", 1.0)
+    assert attempt(receiver_factory(answer).url).error.is_unsure
+
+
+def test_what_ends_so_has_not_arrived(receiver_factory):
+    refused = [receiver_factory(status(code)).url for code in (302, 400, 410, 429, 500, 503)]
+    away = receiver_factory()
+    away.close()
+    ends = [attempt(url).error for url in (*refused, away.url, "http://nobody.invalid/", "http://169.254.169.254/")]
+    assert [end.is_unsure for end in ends] == [False] * len(ends), ends
 
 
 @pytest.mark.parametrize("code", [429, 503])

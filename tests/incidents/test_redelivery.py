@@ -14,6 +14,7 @@ from gradcanary_server.webhooks import TransportError
 PACE = Pace(wait_s=0.0, interval_s=900.0)
 FIRST = Key(1, 1, 1)
 NO = TransportError("answered 500", status=500)
+LATE = TransportError("no answer within 10 s", is_unsure=True)
 
 
 @pytest.fixture
@@ -138,6 +139,45 @@ def test_what_is_under_way_or_of_a_disabled_endpoint_is_not_sent(told):
     assert states(connection) == ["delivered"]
     with pytest.raises(RequestError, match="no such delivery"):
         attempts.reclaim(connection, Key(1, 1, 2), now + 4)
+
+
+@pytest.mark.parametrize("result", [200, LATE])
+def test_what_arrives_as_its_endpoint_is_disabled_is_followed_by_its_end(told, result):
+    connection, now = told
+    seal(connection, now)
+    claim = attempts.claim(connection, FIRST, now)
+    endpoints.disable(connection, 1, now + 1, "asked for", "api")
+    attempts.conclude(connection, claim, result, 5, now + 2, 0.0)
+    assert states(connection) == ["delivered" if result == 200 else "disabled"]
+    connection.execute(update(incident).values(state="resolved", resolved=now, resolution="recovered", settled=True))
+    endpoints.enable(connection, connection.execute(select(endpoint)).mappings().one(), now + 3)
+    [step] = seal(connection, now + 2 + PACE.interval_s)
+    assert (type(step), step.due.kind) == (Seal, "resolved")
+
+
+def test_a_second_try_that_certainly_failed_leaves_the_doubt_of_the_first(told):
+    connection, now = told
+    seal(connection, now)
+    send(connection, now, LATE)
+    again(connection, now + 10, NO)
+    connection.execute(update(incident).values(state="resolved", resolved=now, resolution="recovered"))
+    assert [type(step) for step in seal(connection, now + PACE.interval_s)] == [Expire]
+    [step] = seal(connection, now + PACE.interval_s)
+    assert (step.due.kind, step.key.version) == ("resolved", 2)
+
+
+def test_a_copy_that_may_have_come_after_the_end_is_followed_by_it_again(told):
+    connection, now = told
+    expire(connection, now)
+    seal(connection, now + PACE.interval_s)
+    send(connection, now + PACE.interval_s)
+    connection.execute(update(incident).values(state="resolved", resolved=now, resolution="recovered"))
+    seal(connection, now + 3 * PACE.interval_s)
+    send(connection, now + 3 * PACE.interval_s)
+    assert [type(step).__name__ for step in seal(connection, now + 4 * PACE.interval_s)] == ["Settle"]
+    again(connection, now + 5 * PACE.interval_s, LATE)
+    [step] = seal(connection, now + 6 * PACE.interval_s)
+    assert (step.due.kind, step.key.version) == ("resolved", 4)
 
 
 def test_who_asks_twice_and_comes_back_late_writes_nothing(told):

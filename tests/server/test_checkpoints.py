@@ -271,7 +271,7 @@ def test_a_log_that_cannot_be_looked_at_for_now_is_told_in_one_line(tmp_path, mo
             assert "gradcanary_database_up 0.0" in client.get("/metrics").text
         eventually(lambda: checked(client) == "ok")
     told = [record for record in caplog.records if record.name == "gradcanary_server.checkpointer"]
-    assert [(record.levelname, record.exc_info) for record in told] == [("WARNING", None), ("INFO", None)]
+    assert [(record.levelname, record.exc_info) for record in told] == [("WARNING", None)]
 
 
 @pytest.mark.usefixtures("often")
