@@ -166,6 +166,18 @@ def test_a_second_try_that_certainly_failed_leaves_the_doubt_of_the_first(told):
     assert (step.due.kind, step.key.version) == ("resolved", 2)
 
 
+def test_an_end_that_may_have_arrived_is_told_until_it_has(told):
+    connection, now = told
+    seal(connection, now)
+    send(connection, now)
+    connection.execute(update(incident).values(state="resolved", resolved=now, resolution="recovered"))
+    seal(connection, now + PACE.interval_s)
+    send(connection, now + PACE.interval_s, LATE)
+    assert [type(step) for step in seal(connection, now + 2 * PACE.interval_s)] == [Expire]
+    [step] = seal(connection, now + 2 * PACE.interval_s)
+    assert (step.due.kind, step.key.version) == ("resolved", 3)
+
+
 def test_a_copy_that_may_have_come_after_the_end_is_followed_by_it_again(told):
     connection, now = told
     expire(connection, now)
