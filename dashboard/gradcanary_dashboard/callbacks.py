@@ -55,7 +55,7 @@ def _register_opening(app: Dash, collector: Collector) -> None:
         except NotFoundError:
             return {"main": page.unknown(collector, arguments), "title": "Not found", "outage": None}
         except DashboardError as error:
-            return {"main": page.frame(arguments, {}), "title": title, "outage": shell.outage(str(error))}
+            return {"main": page.frame(arguments, {}), "title": title, "outage": shell.trouble(error)}
 
 
 def _register_refresh(app: Dash, page: Page) -> None:

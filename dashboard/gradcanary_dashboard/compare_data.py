@@ -181,7 +181,7 @@ def _drawn(collector: Collector, run: Compared, layer: str | None, wanted: Compa
     first = None if view.from_step is None else view.from_step + run.origin
     last = None if view.to_step is None else view.to_step + run.origin
     steps = {"from": first, "to": last, "points": POINTS}
-    metrics = collector.run(run.name, "metrics", name=COSTS, **steps).body
+    metrics = collector.run(run.name, "metrics", name=COSTS, tags="{}", **steps).body
     number = next((each["layer"] for each in run.layers if each["name"] == layer), None)
     if number is None:
         return replace(run, metrics=metrics)

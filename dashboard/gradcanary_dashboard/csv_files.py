@@ -16,7 +16,17 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 
-from gradcanary_dashboard import compare_data, incident_filter, incident_tables, layer_data, layers, panels, run_data
+from gradcanary_dashboard import (
+    compare_data,
+    incident_filter,
+    incident_tables,
+    layer_data,
+    layers,
+    listing,
+    panels,
+    run_data,
+    run_tables,
+)
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.compare_data import COSTS, Compared, CompareData
 from gradcanary_dashboard.compare_view import CompareView, parse_compare
@@ -61,6 +71,10 @@ def register(server: FastAPI, collector: Collector) -> None:
     @server.get("/_csv/differences", include_in_schema=False)
     async def compared_layers(search: str) -> Response:
         return await _answered(lambda _: of_differences(collector, parse_compare(search)))
+
+    @server.get("/_csv/runs", include_in_schema=False)
+    async def listed_runs(search: str = "") -> Response:
+        return await _answered(lambda _: run_tables.of_runs(collector, listing.parse(search)))
 
     @server.get("/_csv/incident", include_in_schema=False)
     async def members_of_incident(number: int) -> Response:

@@ -35,7 +35,8 @@ next, and this part of it."""
 
 def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
     """Return the step since which the incident of the verdict lasts, None where the loss has no part in it."""
-    standing = [each for each in incidents if each["state"] == "open" or is_unrecovered(each)]
+    known = list(incidents)
+    standing = [each for each in known if each["state"] == "open"] or [each for each in known if is_unrecovered(each)]
     if not standing:
         return None
     worst = max(standing, key=_says)

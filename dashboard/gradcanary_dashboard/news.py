@@ -73,7 +73,7 @@ def _healing(shown: Shown, ask: Callable[[], Contents]) -> Contents:
     try:
         contents = ask()
     except DashboardError as error:
-        return {"outage": shell.outage(str(error)), "shown": json.dumps({**shown, "down": True})}
+        return {"outage": shell.trouble(error), "shown": json.dumps({**shown, "down": True})}
     if contents:
         return {**contents, "outage": None}
     if not shown.get("down"):

@@ -9,7 +9,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gradcanary_dashboard import palette, parts, silent_endpoints, wording
+from gradcanary_dashboard import palette, parts, sharing, silent_endpoints, wording
 from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.listing import MAX_TEXT, PER_PAGE, SORTS, STATES, Listing
 from gradcanary_dashboard.sparkline import HEIGHT, WIDTH, sparkline
@@ -25,7 +25,7 @@ COLOURS = {
     "waiting": palette.GREY,
 }
 
-SLOTS = {"runs": "children", "runs-head": "className"}
+SLOTS = {"runs": "children", "runs-head": "className", "runs-csv": "href"}
 """Id and property of everything that a refresh fills."""
 
 HIDDEN, SHOWN = "runs-head hidden", "runs-head"
@@ -36,7 +36,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     return [
         dcc.Location(id="runs-url", refresh=False),
         html.Div(
-            [html.H1("Runs"), _choices(contents.get("listing", Listing()))],
+            [html.H1("Runs"), _choices(contents.get("listing", Listing())), _takeaway(contents)],
             id="runs-head",
             className=contents.get("runs-head", SHOWN),
         ),
@@ -60,11 +60,12 @@ def fill(
     ``following`` is the place of the next page. Above all stand the endpoints that no message reaches, ``silent``.
     """
     unheard = silent_endpoints.banner(silent)
+    contents = {"listing": listing, "runs-csv": sharing.runs_url(listing.url(after=None))}
     if first is not None:
-        return {"runs-head": HIDDEN, "runs": [*unheard, first], "listing": listing}
+        return {**contents, "runs-head": HIDDEN, "runs": [*unheard, first]}
     listed = html.Div([_card(run) for run in runs] or _nothing(listing), className="runs")
     shown = [*unheard, *_banner(opened), listed, *_pages(listing, following)]
-    return {"runs-head": SHOWN, "runs": shown, "listing": listing}
+    return {**contents, "runs-head": SHOWN, "runs": shown}
 
 
 def _choices(listing: Listing) -> html.Div:
@@ -95,6 +96,11 @@ def _choices(listing: Listing) -> html.Div:
         ],
         className="list-choices",
     )
+
+
+def _takeaway(contents: Mapping[str, Any]) -> html.A:
+    words = "Every run of the list, also those of the pages that follow"
+    return sharing.csv_link("runs-csv", contents.get("runs-csv", sharing.runs_url("/")), words)
 
 
 def _select(key: str, words: str, options: Sequence[tuple[str, str]], chosen: str) -> html.Select:

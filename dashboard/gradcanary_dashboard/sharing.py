@@ -84,6 +84,11 @@ def compared_url(wanted: CompareView, what: str) -> str:
     return f"/_csv/{what}?{urlencode({'search': compare_url(wanted).partition('?')[2]})}"
 
 
+def runs_url(listed: str) -> str:
+    """Return where the runs of a list are, by its address."""
+    return f"/_csv/runs?{urlencode({'search': listed.partition('?')[2]})}"
+
+
 def incidents_url(listed: str) -> str:
     """Return where the incidents of a list are, by its address."""
     return f"/_csv/incidents?{urlencode({'search': listed.partition('?')[2]})}"

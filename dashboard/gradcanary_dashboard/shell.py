@@ -10,6 +10,7 @@ from typing import Any
 from dash import Dash, dcc, html
 
 from gradcanary_dashboard import files, incident_forms, parts
+from gradcanary_dashboard.errors import DashboardError, UnreachableError
 
 # Set before the first paint, or a dark page would flash white.
 _THEME = """<script>
@@ -124,6 +125,9 @@ def _header(*, signs_in: bool) -> html.Header:
     return html.Header([brand, ways, html.Div(tools, className="tools")], className="top")
 
 
-def outage(message: str) -> list[Any]:
-    """Return the banner shown while the collector does not answer."""
-    return [parts.icon("warning"), f"{message} What you see is what it said last; this page goes on when it is back."]
+def trouble(error: DashboardError) -> list[Any]:
+    """Return the banner shown while the collector does not answer, or does not take what the page asks."""
+    if isinstance(error, UnreachableError):
+        words = f"{error} What you see is what it said last; this page goes on when it is back."
+        return [parts.icon("warning"), html.Span(words, className="away")]
+    return [parts.icon("warning"), f"This page cannot be filled: {error}"]

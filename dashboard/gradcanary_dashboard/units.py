@@ -28,5 +28,5 @@ def of_bytes(number: float) -> Unit:
 
 
 def of_seconds(number: float) -> Unit:
-    """Return s or ms."""
-    return Unit(1.0, "s") if number >= 1 else Unit(1e-3, "ms")
+    """Return s or ms, by what would be said: 999.9 ms is a second."""
+    return Unit(1.0, "s") if number >= 0.9995 else Unit(1e-3, "ms")

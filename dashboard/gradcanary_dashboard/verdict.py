@@ -20,20 +20,36 @@ class Verdict:
 def verdict(run: Mapping[str, Any]) -> Verdict:
     """Return what a person should know first about a run.
 
-    An open incident speaks first; then one that the run's end closed, for that is no recovery; else the run is quiet.
+    An open incident speaks first; then one that the run's end closed, for that is no recovery; else the run is quiet. A
+    crash is said in any case, and first beside what is no more than information.
     """
     if run["open_incidents"]:
         text = run["headline"] or wording.plural(len(run["open_incidents"]), "open incident")
         return Verdict(run["worst"] or "information", text[0].upper() + text[1:])
     if run["ended_on"] is not None:
-        text = run["headline"] or "ended on an incident"
-        return Verdict(run["ended_on"], text[0].upper() + text[1:])
+        return _ended(run)
     if not run["layers"] or run["step"] is None:
         return Verdict("waiting", "Waiting for the first step")
     if run["state"] == "crashed":
-        return Verdict("warning", f"The training crashed at step {wording.integer(run['step'])}")
+        return Verdict("warning", _crash(run))
     low = f", {wording.integer(run['low'])} of them low" if run["low"] else ""
     return Verdict("quiet", f"No open incident in {wording.plural(run['layers'], 'layer')}{low}")
+
+
+def _ended(run: Mapping[str, Any]) -> Verdict:
+    """Return what is said of a run that ended on an incident."""
+    text = run["headline"] or "ended on an incident"
+    if run["state"] != "crashed":
+        return Verdict(run["ended_on"], text[0].upper() + text[1:])
+    if run["ended_on"] == "information":
+        return Verdict("warning", f"{_crash(run)}; {text}")
+    crash = _crash(run)
+    return Verdict(run["ended_on"], f"{text[0].upper()}{text[1:]}; {crash[0].lower()}{crash[1:]}")
+
+
+def _crash(run: Mapping[str, Any]) -> str:
+    where = "" if run["step"] is None else f" at step {wording.integer(run['step'])}"
+    return f"The training crashed{where}"
 
 
 def is_unrecovered(incident: Mapping[str, Any]) -> bool:

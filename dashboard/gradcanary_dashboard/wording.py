@@ -74,8 +74,9 @@ def seconds(number: float | None) -> str:
     """Return ``163 ms``, ``2.04 s`` or ``3 min 20 s``, nothing as a dash."""
     if number is None:
         return NOTHING
-    if number >= 120:
-        return f"{number // 60:,.0f} min {number % 60:.0f} s"
+    if number >= 119.5:
+        minutes, rest = divmod(round(number), 60)
+        return f"{minutes:,} min {rest} s"
     unit = units.of_seconds(number)
     return f"{scientific(round(number / unit.size, 3))} {unit.name}"
 

@@ -141,9 +141,9 @@ def _unsettle(connection: Connection, key: Key) -> None:
 
 def _arriving(connection: Connection, key: Key, now: float) -> float:
     """Return now as the time of an arrival: after all others, also by a clock that was set back meanwhile."""
-    others = (delivery.c.incident_id == key.incident, delivery.c.endpoint_id == key.endpoint)
-    others = (*others, delivery.c.version != key.version)
-    query = select(func.max(delivery.c.delivered), func.max(delivery.c.unsure)).where(*others)
+    its = (delivery.c.incident_id == key.incident, delivery.c.endpoint_id == key.endpoint)
+    query = select(func.max(delivery.c.delivered), func.max(delivery.c.unsure))
+    query = query.where(*its, delivery.c.version != key.version)
     before = max((each for each in connection.execute(query).one() if each is not None), default=-math.inf)
     return now if before < now else math.nextafter(before, math.inf)
 

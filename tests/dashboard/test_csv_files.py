@@ -5,7 +5,7 @@ import csv
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -16,7 +16,8 @@ import pytest
 from streams import Session, Stream, collapsed, healthy
 
 from gradcanary import wire
-from gradcanary_dashboard import csv_files, panels, sharing
+from gradcanary_dashboard import csv_files, listing, panels, run_tables, sharing
+from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.compare_view import CompareView
 from gradcanary_dashboard.view import View
 
@@ -98,6 +99,20 @@ def test_the_table_of_layers_has_all_of_them_worst_first(url: str) -> None:
     assert sorted(row[0] for row in matching[1:]) == ["a,b", *NAMES[3:]]
     _, refused = table(url, sharing.csv_url(OTHER, View(rows="("), "layers"))
     assert len(refused) == 9
+
+
+def test_runs_are_all_of_a_list_and_say_what_their_cards_do(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, rows = table(url, "/_csv/runs", search="?sort=name&after=x")
+    assert name == "runs.csv"
+    found = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    assert [(each["run"], each["layers"], each["firing"]) for each in found] == [("'-other", "8", "1"), (RUN, "8", "0")]
+    assert "collapsed at step" in found[0]["says"]
+    name, rows = table(url, sharing.runs_url("/?text=one&state=live"))
+    assert (name, [row[0] for row in rows[1:]]) == ("runs-one-live.csv", [RUN])
+    monkeypatch.setattr(listing, "PER_PAGE", 1)
+    with closing(Collector(url)) as api:
+        _, pieces = run_tables.of_runs(api, listing.Listing(sort="name"))
+        assert len(b"".join(pieces).splitlines()) == 3, "also what is on other pages"
 
 
 def test_incidents_are_all_of_a_choice_and_one_is_all_its_layers(url: str) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from streams import Session, Stream, collapsed
 
+from gradcanary import wire
 from gradcanary_dashboard import pages
 from gradcanary_dashboard.client import Answer
 from gradcanary_dashboard.client import Collector as Api
@@ -88,6 +90,24 @@ def test_what_stays_is_left_out_also_after_an_outage_of_the_collector(api: Api) 
     assert healed.keys() == {"outage", "run-heart"}
     assert healed["outage"] is None
     assert ask(api, PAGE, healed["run-heart"]).status_code == 204
+
+
+def test_a_loss_by_a_hundred_tags_is_no_more_to_compare(module_collector: Any) -> None:
+    hosts = [wire.Metric("loss", (("host", f"n{number}"),), (3,), wire.column("d", [0.5])) for number in range(101)]
+    for run in ("of-many", "of-many-too"):
+        session = begin(module_collector.url, run)
+        session.post_batch(0, replace(STREAM.batch(0, 40, change_records=True), metrics=hosts)).raise_for_status()
+    asked = {"path": "/compare", "search": "?run=of-many&run=of-many-too", "shown": ""}
+    answered = httpx.get(f"{module_collector.url}/_news", params=asked).json()
+    assert answered["slots"]["outage"] is None
+    assert answered["page"] == "compare"
+
+
+def test_what_the_collector_does_not_take_is_no_outage(module_collector: Any) -> None:
+    asked = {"path": "/", "search": "?after=nonsense", "shown": ""}
+    banner = httpx.get(f"{module_collector.url}/_news", params=asked).json()["slots"]["outage"]
+    assert "cannot be filled" in json.dumps(banner)
+    assert "when it is back" not in json.dumps(banner)
 
 
 @pytest.mark.parametrize("slots", [None, 3, [], {"tiles": 3}, {"nothing": "x"}])

@@ -50,7 +50,16 @@ def test_bytes_are_told_in_the_unit_of_torch(number: float | None, text: str) ->
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(None, wording.NOTHING), (0.0004, "0.4 ms"), (0.163, "163 ms"), (2.04, "2.04 s"), (200, "3 min 20 s")],
+    [
+        (None, wording.NOTHING),
+        (0.0004, "0.4 ms"),
+        (0.163, "163 ms"),
+        (2.04, "2.04 s"),
+        (200, "3 min 20 s"),
+        (0.9999, "1 s"),
+        (119.6, "2 min 0 s"),
+        (179.7, "3 min 0 s"),
+    ],
 )
 def test_a_duration_is_told_in_its_own_unit(number: float | None, text: str) -> None:
     assert wording.seconds(number) == text

@@ -57,6 +57,15 @@ def test_a_crash_is_not_quiet() -> None:
     assert verdict(run(state="crashed")).tone == "warning"
 
 
+def test_a_crash_is_said_beside_what_the_run_ended_on() -> None:
+    noted = verdict(run(state="crashed", ended_on="information", headline="all 48 layers summed in low precision"))
+    assert noted == Verdict("warning", "The training crashed at step 99; all 48 layers summed in low precision")
+    fell = verdict(run(state="crashed", ended_on="critical", headline="1 of 2 layers collapsed at step 31"))
+    assert fell == Verdict("critical", "1 of 2 layers collapsed at step 31; the training crashed at step 99")
+    early = verdict(run(state="crashed", step=None, ended_on="warning", headline="nothing heard"))
+    assert early == Verdict("warning", "Nothing heard; the training crashed")
+
+
 def test_what_the_end_of_a_run_closed_is_not_called_resolved() -> None:
     ended = incident(state="resolved", resolution="run_finished", resolved_step=99)
     assert incident_cards.tally([ended, incident(state="open", resolution=None)]) == "1 open, 1 without recovery"
