@@ -36,7 +36,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     return [
         dcc.Location(id="runs-url", refresh=False),
         html.Div(
-            [html.H1("Runs"), _choices(contents.get("listing", Listing())), _takeaway(contents)],
+            [html.H1("Runs"), _choices(contents.get("listing", Listing()), _takeaway(contents))],
             id="runs-head",
             className=contents.get("runs-head", SHOWN),
         ),
@@ -68,8 +68,8 @@ def fill(
     return {**contents, "runs-head": SHOWN, "runs": shown}
 
 
-def _choices(listing: Listing) -> html.Div:
-    """Return the controls; ``assets/runs.js`` writes what they say into the address, and follows that."""
+def _choices(listing: Listing, takeaway: html.A) -> html.Div:
+    """Return the controls, and what can be taken along; ``assets/runs.js`` writes what they say into the address."""
     text = dcc.Input(
         id="runs-filter",
         type="search",
@@ -93,6 +93,7 @@ def _choices(listing: Listing) -> html.Div:
             _select("state", "State", states, listing.state or ""),
             _select("sort", "Order", sorts, "" if listing.sort == "heard" else listing.sort),
             archive,
+            takeaway,
         ],
         className="list-choices",
     )
