@@ -1,9 +1,11 @@
 """Plots as a hand and an eye use them: where a step is, what is in sight, a drag."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from playwright.sync_api import Page
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 IMAGE = "#heatmap .heatmaplayer image"
 
@@ -52,6 +54,18 @@ def meta(page: Page, figure: str = "heatmap") -> Any:
 
 def steps_in_sight(page: Page, figure: str = "heatmap") -> Any:
     return page.evaluate(f"document.querySelector('#{figure} .js-plotly-plot').layout.xaxis.range.map(Number)")
+
+
+def open_row(page: Page, down: float) -> None:
+    """Click twice on a row of the heatmap, until that opens the layer's page.
+
+    Plotly counts two clicks as one where it comes to handle them within 0.3 s, which a busy machine may not.
+    """
+    for _ in range(5):
+        page.mouse.dblclick(*place(page, "heatmap", 0.5, down))
+        with contextlib.suppress(PlaywrightTimeoutError):
+            page.wait_for_selector("#layer-heart", state="attached", timeout=3000)
+            return
 
 
 def place(page: Page, figure: str, across: float, down: float) -> tuple[float, float]:

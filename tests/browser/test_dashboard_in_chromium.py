@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import scenes
 from playwright.sync_api import Page, Response, expect
-from plots import await_figures, place, until
+from plots import await_figures, open_row, place, until
 from streams import Session, Stream, collapsed
 
 from gradcanary_dashboard.files import PLOTLY
@@ -114,7 +114,7 @@ def test_a_red_row_that_layers_share_leads_to_the_one_that_fell(shared: Any, ope
     click_row(page, fallen // 2)
     expect(page.locator("#trend-title")).to_have_text(stream.names[fallen])
     expect(page.locator("#readout")).to_contain_text(f"{stream.names[fallen]} and 1 other layer")
-    page.mouse.dblclick(*place(page, "heatmap", 0.5, (fallen // 2 + 0.5) / 201))
+    open_row(page, (fallen // 2 + 0.5) / 201)
     expect(page.locator(".crumbs .here")).to_have_text(stream.names[fallen])
 
 

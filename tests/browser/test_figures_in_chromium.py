@@ -11,7 +11,7 @@ import pytest
 import scenes
 from PIL import Image, ImageColor
 from playwright.sync_api import Page, Route, expect
-from plots import IMAGE, drag, meta, open_run, place, point, query, steps_in_sight, until
+from plots import IMAGE, drag, meta, open_row, open_run, place, point, query, steps_in_sight, until
 
 RUN = "logged"
 SHOWN = """() => Object.fromEntries(Array.from(document.querySelectorAll("main .js-plotly-plot"), (plot) => {
@@ -194,7 +194,7 @@ def test_a_cell_is_told_to_the_last_digit_and_leads_to_its_layer(shared: Any, op
     page.wait_for_selector(IMAGE)
     point(page, "heatmap", 320, down=0.5 / 84)
     expect(page.locator("#readout")).to_contain_text(layer)
-    page.mouse.dblclick(*place(page, "heatmap", 0.5, 0.5 / 84))
+    open_row(page, 0.5 / 84)
     expect(page.locator(".crumbs .here")).to_have_text(layer)
 
 
