@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import scenes
 from playwright.sync_api import Page, Response, expect
-from plots import await_figures, open_row, place, until
+from plots import await_figures, open_row, until
 from streams import Session, Stream, collapsed
 
 from gradcanary_dashboard.files import PLOTLY

@@ -1,5 +1,8 @@
 """What looks after a collector reads: /readyz, and /metrics as Prometheus understands them."""
 
+import resource
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 from streams import Session, Stream, collapsed, healthy
 
+from gradcanary_server import serving
 from gradcanary_server.app import create_app
 from gradcanary_server.settings import Settings
 
@@ -133,3 +137,13 @@ def test_ready_says_what_is_not(served):
         connection.execute(text("UPDATE alembic_version SET version_num = :newest"), {"newest": newest})
     served.app.state.watchdog.start()
     assert served.get("/readyz").status_code == 200
+
+
+def test_a_collector_may_have_more_open_than_a_shell_gives_it(tmp_path):
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    given = ["bash", "-c", 'ulimit -Sn 300; exec "$@"', "up", sys.executable, "-m", "gradcanary.cli", "up"]
+    with subprocess.Popen([*given, "--port", "0", "--data", tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        assert any("listening on" in line for line in process.stdout)
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        process.terminate()
+    assert (soft, hard) == (min(most, serving.OPEN_FILES), most)
