@@ -53,7 +53,7 @@ def card(incident: Mapping[str, Any], view: View, layer: int | None = None, *, f
             ],
             className="marks",
         ),
-        html.P(incident["summary"], className="summary"),
+        html.P(parts.prose(incident["summary"]), className="summary"),
         html.P(_when(incident), className="dim"),
         *(html.P(said, className="dim") for said in incident_words.quiet(incident)),
         *actions(incident),
@@ -85,8 +85,9 @@ def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> 
     children: list[Any] = []
     cause, fix = incident.get("likely_cause"), incident.get("fix")
     if cause:
-        evidence = [html.Li(text) for text in cause["evidence"]]
-        children += [html.H4("Likely cause"), html.P(cause["text"]), *([html.Ul(evidence)] if evidence else [])]
+        evidence = [html.Li(parts.prose(text)) for text in cause["evidence"]]
+        children += [html.H4("Likely cause"), html.P(parts.prose(cause["text"]))]
+        children += [html.Ul(evidence)] if evidence else []
     if fix:
         children += [html.H4("Fix"), html.P(fix["text"]), *([parts.code(fix["code"])] if fix["code"] else [])]
     return [*children, *_members(incident, view, layer)]

@@ -94,7 +94,7 @@ def _head(verb: str, incident: Mapping[str, Any]) -> list[Any]:
     rule = incident["rule"].replace("_", " ")
     about = [parts.badge(incident["severity"], incident["severity"]), html.Span(f"{rule} in {incident['run']}")]
     title = html.H2(f"{verb} #{incident['id']}", id="dialog-title")
-    return [title, html.P(about, className="about"), html.P(incident["summary"])]
+    return [title, html.P(about, className="about"), html.P(parts.prose(incident["summary"]))]
 
 
 def who(name: str, *, is_signed_in: bool) -> list[Any]:

@@ -120,8 +120,9 @@ def _tiles(incident: Mapping[str, Any]) -> list[html.Div]:
 
 def _cause(incident: Mapping[str, Any]) -> list[Component]:
     cause, fix = incident["likely_cause"], incident["fix"]
-    shown: list[Component] = [html.P(cause["text"])]
-    shown += [html.Ul([html.Li(text) for text in cause["evidence"]], className="evidence")] if cause["evidence"] else []
+    evidence = [html.Li(parts.prose(text)) for text in cause["evidence"]]
+    shown: list[Component] = [html.P(parts.prose(cause["text"]))]
+    shown += [html.Ul(evidence, className="evidence")] if evidence else []
     if cause["incidents"]:
         links = [html.Li(dcc.Link(f"#{number}", href=f"/incidents/{number}")) for number in cause["incidents"]]
         shown += [html.Div([html.Span("Goes with"), html.Ul(links)], className="linked")]

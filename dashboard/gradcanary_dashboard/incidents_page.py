@@ -57,7 +57,7 @@ def row(incident: Mapping[str, Any]) -> html.Article:
     said = html.Div(
         [
             html.H3(title, id=f"row-{number}"),
-            html.P(incident["summary"], className="said"),
+            html.P(parts.prose(incident["summary"]), className="said"),
             html.P([html.Span(each) for each in [where, *_facts(incident)]], className="dim facts"),
         ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -16,6 +17,9 @@ Children: TypeAlias = str | Component | Sequence[str | Component] | None
 ICONS = {"quiet": "check", "waiting": "dots", "information": "info", "warning": "warning", "critical": "critical"}
 FIGURE = "data-figure"
 """The attribute that holds a figure, as JSON: ``assets/figures.js`` draws it."""
+
+_TINY = re.compile(r"(\d[\d.]*e-\d+)")
+_ENDS = re.compile(r"(?<=[.(/=])(?=\w)")
 
 RUN_STATES = {"live": "pulse", "stale": "clock", "silent": "muted", "finished": "flag", "crashed": "critical"}
 
@@ -56,6 +60,14 @@ def card(name: str, *children: str | Component, title: Children, aside: Children
     )
 
 
+def prose(text: str) -> Children:
+    """Return text in which no number is parted at the end of a line: browsers break after the hyphen of 3e-5."""
+    pieces = _TINY.split(text)
+    if len(pieces) == 1:
+        return text
+    return [html.Span(piece, className="number") if place % 2 else piece for place, piece in enumerate(pieces)]
+
+
 def code(text: str, shown: Children = None) -> html.Div:
     """Return a line or block of code with a button that copies ``text``."""
     button = html.Button(
@@ -64,7 +76,13 @@ def code(text: str, shown: Children = None) -> html.Div:
         type="button",
         **attributes(data_copy=text, aria_label="Copy to the clipboard"),
     )
-    return html.Div([html.Pre(html.Code(text if shown is None else shown)), button], className="code")
+    return html.Div([html.Pre(html.Code(_breakable(text) if shown is None else shown)), button], className="code")
+
+
+def _breakable(text: str) -> Children:
+    """Return code that a narrow line parts behind a dot or a bracket, and not within a name."""
+    first, *others = _ENDS.split(text)
+    return [first, *(part for piece in others for part in (html.Wbr(), piece))]
 
 
 def terminal(line: str) -> list[Component]:
@@ -81,7 +99,7 @@ def crumbs(way: Sequence[tuple[str, str]], here: str) -> html.Nav:
 
 def verdict(said: Verdict) -> html.H1:
     """Return the sentence on top of a page."""
-    return html.H1([badge(said.tone, said.tone), html.Span(said.text)], className=f"verdict tone-{said.tone}")
+    return html.H1([badge(said.tone, said.tone), html.Span(prose(said.text))], className=f"verdict tone-{said.tone}")
 
 
 def tile(name: str, value: str, below: Children, bad: bool = False) -> html.Div:

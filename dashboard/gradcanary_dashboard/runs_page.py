@@ -133,7 +133,10 @@ def _banner(page: Mapping[str, Any]) -> list[html.Section]:
     if not opened:
         return []
     worst = opened[0]["severity"]
-    lines = [html.Li([_link(incident), " ", incident["summary"]]) for incident in opened[:BANNER_LINES]]
+    lines = [
+        html.Li([_link(incident), " ", html.Span(parts.prose(incident["summary"]))])
+        for incident in opened[:BANNER_LINES]
+    ]
     if len(opened) > BANNER_LINES:
         more = f"and {wording.integer(len(opened) - BANNER_LINES)} more" if page["next"] is None else "and all others"
         lines.append(html.Li(dcc.Link(more, href="/incidents?state=open")))
@@ -154,7 +157,7 @@ def _card(run: Mapping[str, Any]) -> html.Article:
             html.Div(
                 [
                     html.H2([dcc.Link(run["run"], href=run_url(run["run"])), parts.badge(said.tone, said.tone)]),
-                    html.P(said.text, className="said"),
+                    html.P(parts.prose(said.text), className="said"),
                     html.P([html.Span(fact) for fact in _facts(run)], className="dim facts"),
                     *_words(run),
                 ],

@@ -39,6 +39,20 @@ SIDEWAYS = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
     Array.from(document.querySelectorAll("body *"))
         .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
         .map((one) => one.tagName + "." + one.className).slice(0, 9)"""
+PARTED = """() => {
+    const found = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = new Range();
+    for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+        for (const number of text.data.matchAll(/[0-9.]+e-[0-9]+/g)) {
+            range.setStart(text, number.index);
+            range.setEnd(text, number.index + number[0].length);
+            const lines = new Set(Array.from(range.getClientRects(), (box) => Math.round(box.top)));
+            if (lines.size > 1) found.push(text.data.trim().slice(0, 60));
+        }
+    }
+    return found;
+}"""
+"""Numbers of which a part is on the next line: browsers break after a hyphen."""
+
 SMALL = """() => Array.from(document.querySelectorAll("button, select, input, textarea, summary, a.do, header a, nav a"
         + ", h2 a, h3 a")).filter((one) => {
     // A link that is a whole card is as large as that.
@@ -116,5 +130,11 @@ def _heard(page: Page, how: str, **options: Any) -> list[str]:
 
 def amiss(page: Page, how: str) -> list[str]:
     """Return what eyes would mind: what is cut, upon something else or out of the page."""
-    found = {"sideways": SIDEWAYS, "cut": CUT, "out of its figure": OUT_OF_FIGURES, "upon each other": UPON_EACH_OTHER}
+    found = {
+        "sideways": SIDEWAYS,
+        "cut": CUT,
+        "out of its figure": OUT_OF_FIGURES,
+        "upon each other": UPON_EACH_OTHER,
+        "parted": PARTED,
+    }
     return [f"{how}, {what}: {each}" for what, asked in found.items() for each in page.evaluate(asked)]
