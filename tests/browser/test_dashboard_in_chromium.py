@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+import looks
 import pytest
 import scenes
 from playwright.sync_api import Page, Response, expect
@@ -104,6 +105,14 @@ def test_a_run_page_tells_what_happened(shared: Any, open_page: Callable[..., Pa
         expect(page.locator(f"#{figure} .scatterlayer .trace").first).to_be_attached()
     assert page.locator("main").count() == 1
     assert page.locator("h1").count() == 1
+
+
+def test_no_number_is_parted_at_the_end_of_a_line(watched: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, watched.url)
+    expect(page.locator(".incident .summary .number")).to_have_count(2)
+    for width in range(360, 760, 8):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(looks.PARTED) == [], width
 
 
 def test_a_red_row_that_layers_share_leads_to_the_one_that_fell(shared: Any, open_page: Callable[..., Page]) -> None:
