@@ -43,7 +43,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             [parts.crumbs([("Incidents", "/incidents")], name), sharing.of_incident(place["incident"])],
             className="run-head",
         ),
-        html.Div(said, id="incident-verdict", **parts.attributes(aria_live="polite")),
+        html.Div(said, id="incident-verdict"),
         drawing.slot("incident-state", contents.get("incident-state")),
         html.Div(contents.get("incident-tiles"), id="incident-tiles", className="tiles"),
         html.Div(columns, className="columns"),

@@ -61,9 +61,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             [html.Div(crumbs, id="layer-crumbs"), sharing.of_layer(contents)],
             className="run-head",
         ),
-        html.Div(
-            contents.get("layer-verdict", html.H1(name)), id="layer-verdict", **parts.attributes(aria_live="polite")
-        ),
+        html.Div(contents.get("layer-verdict", html.H1(name)), id="layer-verdict"),
         html.Div(contents.get("layer-tiles"), id="layer-tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
         dcc.Location(id="layer-url", refresh=False),

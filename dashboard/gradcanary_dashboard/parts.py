@@ -18,6 +18,9 @@ ICONS = {"quiet": "check", "waiting": "dots", "information": "info", "warning": 
 FIGURE = "data-figure"
 """The attribute that holds a figure, as JSON: ``assets/figures.js`` draws it."""
 
+NO_FIGURE = {"data": [], "layout": {"height": 200, "xaxis": {"visible": False}, "yaxis": {"visible": False}}}
+"""What is drawn before there is an answer: Plotly's own axes would have numbers that nobody measured."""
+
 _TINY = re.compile(r"(\d[\d.]*e-\d+)")
 _ENDS = re.compile(r"(?<=[.(/=])(?=\w)")
 
@@ -98,8 +101,10 @@ def crumbs(way: Sequence[tuple[str, str]], here: str) -> html.Nav:
 
 
 def verdict(said: Verdict) -> html.H1:
-    """Return the sentence on top of a page."""
-    return html.H1([badge(said.tone, said.tone), html.Span(prose(said.text))], className=f"verdict tone-{said.tone}")
+    """Return the sentence on top of a page, which is read out where it becomes another one."""
+    heard = html.Span(prose(said.text), **attributes(aria_live="polite"))
+    words = html.Span([heard, html.Span(prose(said.beside))] if said.beside else [heard])
+    return html.H1([badge(said.tone, said.tone), words], className=f"verdict tone-{said.tone}")
 
 
 def tile(name: str, value: str, below: Children, bad: bool = False) -> html.Div:
@@ -128,7 +133,7 @@ def graph(
     given: Plotly fits it into what is around it then, and that would be nothing.
     """
     room = {} if height is None else {"height": height}
-    written = orjson.dumps(figure or {"data": [], "layout": {"height": 200}}, option=orjson.OPT_NON_STR_KEYS).decode()
+    written = orjson.dumps(figure or NO_FIGURE, option=orjson.OPT_NON_STR_KEYS).decode()
     held = attributes(data_figure=written, data_still=None if zooms_back else "1")
     drawn = html.Div(id=name, style=room, **held)
     saved = attributes(data_share="picture", aria_label=f"Save as a picture: {words}")

@@ -79,7 +79,7 @@ def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
             [parts.crumbs([("Runs", "/")], run), sharing.of_run(run, contents, run_settings_page.way(run))],
             className="run-head",
         ),
-        html.Div(contents.get("verdict", html.H1(run)), id="verdict", **parts.attributes(aria_live="polite")),
+        html.Div(contents.get("verdict", html.H1(run)), id="verdict"),
         html.Div(contents.get("tiles"), id="tiles", className="tiles"),
         html.Div([_figures(contents), _aside(contents)], className="columns"),
         dcc.Location(id="run-url", refresh=False),
@@ -251,7 +251,7 @@ def _layers_csv(contents: Mapping[str, Any]) -> html.A:
 def _verdict(data: RunData) -> list[Any]:
     said = verdict(data.run)
     loss = loss_words.words(data.loss, data.loss_since)
-    return [parts.verdict(said if loss is None else replace(said, text=f"{said.text}; {loss}"))]
+    return [parts.verdict(said if loss is None else replace(said, beside=f"; {loss}"))]
 
 
 def _tiles(data: RunData) -> list[html.Div]:

@@ -11,10 +11,14 @@ from gradcanary_dashboard import wording
 
 @dataclass(frozen=True)
 class Verdict:
-    """A sentence and its tone: critical, warning, information, quiet or waiting."""
+    """A sentence and its tone: critical, warning, information, quiet or waiting.
+
+    ``beside`` goes on after it with numbers that change with each step.
+    """
 
     tone: str
     text: str
+    beside: str = ""
 
 
 def verdict(run: Mapping[str, Any]) -> Verdict:
@@ -93,7 +97,7 @@ def _fired(rule: str, state: str, layer: Mapping[str, Any], incidents: Iterable[
     known = before is not None and now is not None and rule == "collapse"
     fell = f": from {wording.scientific(before)} to {wording.scientific(now)}" if known else ""
     recovering = ", recovering" if state == "recovering" else ""
-    return Verdict(newest["severity"] if newest else "critical", f"{_spoken(rule)}{since}{fell}{recovering}")
+    return Verdict(newest["severity"] if newest else "critical", f"{_spoken(rule)}{since}{recovering}", fell)
 
 
 def _spoken(rule: str) -> str:

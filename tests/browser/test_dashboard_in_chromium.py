@@ -94,6 +94,9 @@ def test_a_run_page_tells_what_happened(shared: Any, open_page: Callable[..., Pa
     page = open_run(open_page, shared.url)
     expect(page).to_have_title(f"{RUN} · gradcanary")
     expect(page.locator("h1")).to_contain_text("18 of 96 layers")
+    expect(page.locator("h1")).to_contain_text("; the loss")
+    heard = page.locator("main [aria-live=polite]", has_text="layers collapsed")
+    expect(heard).to_have_text("18 of 96 layers collapsed at step 249")  # without what changes with each step
     expect(page.locator(".tile .value")).to_have_text(["399", "18 / 96", "bfloat16", re.compile(r"^0\.1\d+$")])
     expect(page.locator(".incident h3")).to_contain_text(["collapse"])
     first = page.locator("#layer-rows tr").first
@@ -296,12 +299,19 @@ def test_alone_the_dashboard_shows_the_same_page(
 def test_the_page_says_when_the_collector_is_gone_and_goes_on_when_it_is_back(
     watched: Any, standalone: Callable[[str], str], open_page: Callable[..., Page], complaints: list[str]
 ) -> None:
-    page = open_run(open_page, standalone(watched.url))
+    pages = standalone(watched.url)
+    page = open_run(open_page, pages)
     watched.stop()
     expect(page.locator("#outage")).to_contain_text(f"The collector at {watched.url} does not answer")
     expect(page.locator("h1")).to_contain_text("18 of 84 layers")
+    late = open_page(f"{pages}/runs/{RUN}")
+    expect(late.locator("#outage")).to_contain_text("does not answer")
+    expect(late.locator("#trend .main-svg").first).to_be_attached()
+    assert late.locator(".xtick, .ytick").count() == 0, "axes of nothing have no numbers"
     watched.start()
-    expect(page.locator("#outage")).to_be_empty()
+    for each in (page, late):
+        expect(each.locator("#outage")).to_be_empty()
+        each.wait_for_selector(IMAGE)
     assert all("424 (Failed Dependency)" in each for each in complaints), "metrics may have been asked for meanwhile"
     complaints.clear()
 

@@ -333,7 +333,7 @@ def test_a_page_of_something_unknown_has_a_heading(missing: object) -> None:
 def test_a_layer_that_fires_tells_since_when_and_how_far_it_fell() -> None:
     member = {"layer": 1, "name": "blocks.1.lora_A", "since_step": 728, "baseline": 9.9e-4, "value": 4e-7}
     said = of_layer(layer(1, absmax=2.2e-7, rules={"collapse": "firing"}), [incident(layers=[member])])
-    assert said == Verdict("critical", "Collapse since step 728: from 9.9e-4 to 2.2e-7")
+    assert said == Verdict("critical", "Collapse since step 728", ": from 9.9e-4 to 2.2e-7")
     recovering = of_layer(layer(1, rules={"nonfinite": "recovering"}), [])
     assert recovering == Verdict("critical", "Nonfinite, recovering")
 
