@@ -138,7 +138,7 @@
   });
 
   document.addEventListener("keydown", (event) => {
-    if (!under || !event.target.matches || !event.target.matches(".plotted")) return;
+    if (!under || !event.target.matches || !event.target.matches(".plotted") || !event.target.contains(under.plot)) return;
     if (event.key === "Enter") open(under.plot, under.row);
     if (event.key === " ") {
       event.preventDefault();
