@@ -198,6 +198,41 @@ def test_a_cell_is_told_to_the_last_digit_and_leads_to_its_layer(shared: Any, op
     expect(page.locator(".crumbs .here")).to_have_text(layer)
 
 
+def test_keys_on_a_figure_are_not_about_what_a_mouse_rests_on(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, "lora-collapse")
+    address, drawn = page.url, page.locator("#trend-title").inner_text()
+    point(page, "heatmap", 310, down=0.5 / 84)
+    expect(page.locator("#readout")).to_contain_text(rows_of(page)[0])
+    page.evaluate("document.querySelector('figure.plotted:has(#trend)').focus({ preventScroll: true })")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Space")
+    page.wait_for_timeout(300)
+    assert page.url == address
+    expect(page.locator("#trend-title")).to_have_text(drawn)
+
+
+def test_a_cell_whose_question_failed_is_asked_again(
+    shared: Any, open_page: Callable[..., Page], complaints: list[str]
+) -> None:
+    page = open_run(open_page, shared.url, "lora-collapse?from=300&to=340")
+    asked: list[str] = []
+
+    def fail(route: Route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(status=424, json={"error": "the collector does not answer"})
+
+    page.route("**/_cell?*", fail)
+    point(page, "heatmap", 310, down=0.5 / 84)
+    page.wait_for_timeout(600)
+    assert len(asked) == 1, "however often a pointer moves within a cell before it rests"
+    exact = re.compile(r"absmax 0\.\d{6,}")
+    expect(page.locator("#readout")).not_to_contain_text(exact)
+    page.unroute("**/_cell?*")
+    point(page, "heatmap", 310, down=0.5 / 84)
+    expect(page.locator("#readout")).to_contain_text(exact)
+    complaints[:] = [each for each in complaints if "424" not in each]
+
+
 def rows_of(page: Page) -> list[str]:
     return list(meta(page)["names"])
 

@@ -2,14 +2,16 @@
 
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import scenes
 from looks import faults
-from playwright.sync_api import Page, Request, Response, expect
+from playwright.sync_api import Page, Request, Response, Route, expect
 from plots import IMAGE, await_figures
 from streams import Session
 
@@ -153,6 +155,44 @@ def test_where_no_page_is_one_says_so_and_leads_on(
 
 def focused(page: Page) -> Any:
     return page.evaluate("document.activeElement.textContent")
+
+
+ELSEWHERE = {"Runs": "/", "Incidents": "/incidents", "Compare": "/compare", "Settings": "/settings"}
+FIELDS = {
+    "/": "#runs-filter",
+    "/incidents": "#incidents-run",
+    f"/runs/{RUN}": "#rows",
+    f"/runs/{RUN}?metrics=l": "#metrics",
+    "an incident": "#members-filter",
+}
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_what_is_typed_does_not_follow_to_the_next_page(path: str, shared: Any, open_page: Callable[..., Page]) -> None:
+    if path == "an incident":
+        [found] = shared.get("/api/v1/incidents", run=RUN, rule="collapse").json()["incidents"]
+        path, field = f"/incidents/{found['id']}", FIELDS[path]
+    else:
+        field = FIELDS[path]
+    page = open_page(shared.url)
+
+    def dawdle(route: Route) -> None:
+        time.sleep(0.7)  # the page that was left, and what was typed there, are still in sight
+        route.continue_()
+
+    for words, to in ELSEWHERE.items():
+        if to == path:
+            continue
+        page.goto(shared.url + path)
+        page.locator(field).click()
+        page.wait_for_selector("#members tr, .run, .row, #heatmap .main-svg")
+        page.route("**/_dash-update-component", dawdle)
+        page.keyboard.type("lor")
+        page.get_by_label("Pages").get_by_role("link", name=words).click()
+        page.wait_for_timeout(600)
+        page.unroute("**/_dash-update-component")
+        expect(page).to_have_url(shared.url + to)
+        expect(page.get_by_label("Pages").locator("[aria-current]")).to_have_text(words)
 
 
 def test_everything_is_reached_by_keys(shared: Any, open_page: Callable[..., Page]) -> None:

@@ -40,5 +40,34 @@
     open(link.href);
   });
 
-  window.gradcanary = Object.assign(window.gradcanary || {}, { search, page, go, open });
+  // ---- what is typed is sent once the reader types no more, and never when he is elsewhere by then
+
+  const resting = new Map(); // a field, or what it finds -> { timer, at: the address as one typed }
+
+  function here() {
+    return window.location.pathname + window.location.search;
+  }
+
+  // Does something about an element once nothing more is asked of it for a while.
+  function atRest(element, wait_ms, act) {
+    if (resting.has(element)) clearTimeout(resting.get(element).timer);
+    const timer = setTimeout(() => {
+      resting.delete(element);
+      if (element.isConnected) act();
+    }, wait_ms);
+    resting.set(element, { timer, at: here() });
+  }
+
+  // The page that was left stays until the other one is there.
+  function leave() {
+    for (const [element, { timer, at }] of resting) {
+      if (at === here()) continue;
+      clearTimeout(timer);
+      resting.delete(element);
+    }
+  }
+
+  for (const left of ["popstate", "_dashprivate_pushstate"]) window.addEventListener(left, leave);
+
+  window.gradcanary = Object.assign(window.gradcanary || {}, { search, page, go, open, atRest });
 })();

@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const { go, page } = window.gradcanary;
+  const { go, page, atRest } = window.gradcanary;
   const root = document.documentElement;
 
   // ---- times
@@ -372,12 +372,9 @@
     else if (button.dataset.copy) copy(button);
   });
 
-  const typing = new Map(); // the name of a field -> what sends it once nobody types on
-
   document.addEventListener("input", ({ target: field }) => {
     if (!FIELDS.includes(field.id)) return;
-    clearTimeout(typing.get(field.id));
-    typing.set(field.id, setTimeout(() => field.isConnected && go({ [field.id]: field.value }), 400));
+    atRest(field, 400, () => go({ [field.id]: field.value }));
   });
 
   document.addEventListener("change", (event) => {

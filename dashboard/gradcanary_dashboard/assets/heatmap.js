@@ -9,6 +9,7 @@
 
   let revision = null;
   let waiting = null;
+  let staying = null; // the timer of a pointer that may stay
   let under = null; // { plot, row }
 
   function readout() {
@@ -91,10 +92,11 @@
       tell(exact.get(asked));
       return;
     }
-    setTimeout(() => {
+    clearTimeout(staying);
+    staying = setTimeout(() => {
       if (waiting !== asked) return;
       fetch(asked, { cache: "no-store" }).then((answer) => (answer.ok ? answer.json() : {})).then(({ text }) => {
-        exact.set(asked, text);
+        if (text) exact.set(asked, text); // else the pointer's next move asks again
         tell(text);
       }, () => { /* the banner says so */ });
     }, STAY_MS);
@@ -138,7 +140,7 @@
   });
 
   document.addEventListener("keydown", (event) => {
-    if (!under || !event.target.matches || !event.target.matches(".plotted")) return;
+    if (!under || !event.target.matches || !event.target.matches(".plotted") || !event.target.contains(under.plot)) return;
     if (event.key === "Enter") open(under.plot, under.row);
     if (event.key === " ") {
       event.preventDefault();

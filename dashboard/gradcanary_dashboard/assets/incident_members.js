@@ -3,7 +3,7 @@
 (function () {
   "use strict";
 
-  const { element, go } = window.gradcanary;
+  const { element, go, atRest } = window.gradcanary;
   const FEW = 100;
   const NOTHING = "\u2013";
   const KINDS = ["name", "since", "until", "number", "number value", "number", "evidence", "rank"];
@@ -79,12 +79,9 @@
     }
   }
 
-  let typing = null;
-
   function keep() {
-    clearTimeout(typing);
     const by = state.sort === null ? null : (state.descends ? "-" : "") + state.sort;
-    typing = setTimeout(() => { if (document.getElementById("members")) go({ find: state.find, by }); }, 250);
+    atRest(state.body, 250, () => go({ find: state.find, by }));
   }
 
   function again() {
@@ -97,7 +94,6 @@
     const body = document.getElementById("members");
     const isOther = body !== state.body;
     if (isOther) {
-      clearTimeout(typing); // what was chosen there is not meant here
       Object.assign(state, { body, held: null, rows: [], shown: FEW, drawn: "" });
       if (body) follow();
     }
@@ -132,7 +128,6 @@
   });
 
   window.addEventListener("popstate", () => setTimeout(() => {
-    clearTimeout(typing);
     if (!document.getElementById("members")) return;
     follow();
     again();

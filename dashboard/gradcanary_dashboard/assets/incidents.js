@@ -103,12 +103,8 @@
     if (list.tagName === "SELECT" && list.dataset.filter) choose({ [list.dataset.filter]: list.value });
   });
 
-  let typing = null;
-
-  document.addEventListener("input", (event) => {
-    if (event.target.id !== "incidents-run") return;
-    clearTimeout(typing);
-    typing = setTimeout(() => choose({ run: event.target.value.trim() }), 400);
+  document.addEventListener("input", ({ target: field }) => {
+    if (field.id === "incidents-run") window.gradcanary.atRest(field, 400, () => choose({ run: field.value.trim() }));
   });
 
   document.addEventListener("close", (event) => { if (event.target === dialog()) closed(); }, true);

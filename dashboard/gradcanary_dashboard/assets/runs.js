@@ -31,12 +31,8 @@
     control("archived").setAttribute("aria-pressed", String(query.get("archived") === "1"));
   }
 
-  let typing = null;
-
-  document.addEventListener("input", (event) => {
-    if (event.target.id !== "runs-filter") return;
-    clearTimeout(typing);
-    typing = setTimeout(apply, 250);
+  document.addEventListener("input", ({ target: field }) => {
+    if (field.id === "runs-filter") window.gradcanary.atRest(field, 250, apply);
   });
 
   document.addEventListener("change", (event) => {
@@ -50,7 +46,6 @@
       apply();
     }
     if (event.target.closest(".pages a")) window.scrollTo(0, 0);
-    if (event.target.closest("main a")) clearTimeout(typing); // what was typed before is not asked for after it
   });
 
   for (const moved of ["popstate", "_dashprivate_pushstate"]) window.addEventListener(moved, () => setTimeout(follow));
