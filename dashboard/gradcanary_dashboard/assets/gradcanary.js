@@ -141,7 +141,7 @@
   function setTitle(title) {
     if (title) document.title = title + " · gradcanary";
     showWay();
-    window.scrollTo(0, 0);
+    window.gradcanary.arrive();
   }
 
   // ---- the dashboard's own server: asked each second; when it is gone, nobody but the browser can say so
