@@ -109,9 +109,10 @@ def _told(collector: Collector, run: str) -> Mapping[str, Any] | None:
 
 
 def _compared(collector: Collector, run: Mapping[str, Any], letter: str, wanted: CompareView) -> Compared:
-    known = [launch.steps for launch in history.launches(run) if launch.steps is not None]
+    launches = history.launches(run)
+    known, there = [launch.steps for launch in launches if launch.steps is not None], history.measured(launches)
     origin = known[0][0] if known and wanted.align == ALIGNS[1] else 0
-    steps = (min(first for first, _ in known) - origin, max(last for _, last in known) - origin) if known else None
+    steps = None if there is None else (there[0] - origin, there[1] - origin)
     layers = collector.run(run["run"], "layers").body["layers"]
     return Compared(letter, run, layers, origin, steps, collector.incidents(run=run["run"]).body["incidents"])
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from gradcanary_dashboard import axes, curve, overlay, wording
 from gradcanary_dashboard.compare_data import COSTS, CompareData
 from gradcanary_dashboard.compare_view import ALIGNS, CompareView
+from gradcanary_dashboard.history import Steps
 from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.overlay import Mark, Strand
 from gradcanary_dashboard.stats import STATS
@@ -75,11 +76,17 @@ def _marks(data: CompareData, span: axes.Span) -> list[Mark]:
     return found
 
 
-def _span(data: CompareData, wanted: CompareView) -> axes.Span:
+def steps(data: CompareData) -> Steps | None:
+    """Return the first and the last step of all runs; None before there is one."""
     known = [run.steps for run in data.runs if run.steps is not None]
+    return (min(first for first, _ in known), max(last for _, last in known)) if known else None
+
+
+def _span(data: CompareData, wanted: CompareView) -> axes.Span:
     view = wanted.view
-    first = min((steps[0] for steps in known), default=0) if view.from_step is None else view.from_step
-    last = max((steps[1] for steps in known), default=1) if view.to_step is None else view.to_step
+    begin, end = steps(data) or (0, 1)
+    first = begin if view.from_step is None else view.from_step
+    last = end if view.to_step is None else view.to_step
     identity = f"{wanted.runs}|{wanted.align}|{view.from_step}|{view.to_step}"
     return axes.Span(float(first), float(max(first, last)), identity)
 

@@ -37,6 +37,7 @@ SLOTS = {
     "compare-legend": "children",
     "compare-zoom-note": "children",
     "compare-reset": "hidden",
+    "compare-moves": controls.STEPS,
     "compare-refusal": "children",
     "compare-measure": "children",
     "differences": difference_rows.ROWS,
@@ -97,6 +98,7 @@ def fill(data: CompareData, wanted: CompareView) -> dict[str, Any]:
         "compare-layer": _layer(data, wanted),
         "compare-legend": _legend(data),
         "compare-reset": not wanted.view.is_zoomed,
+        "compare-moves": controls.reached(compare_figures.steps(data)),
         "compare-zoom-note": controls.zoom_note(
             replace(wanted.view, x="step"),
             compare_figures.bucket(data),

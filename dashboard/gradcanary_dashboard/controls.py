@@ -9,6 +9,7 @@ from dash import dcc, html
 
 from gradcanary_dashboard import parts, wording
 from gradcanary_dashboard.clock import Clock
+from gradcanary_dashboard.history import Steps
 from gradcanary_dashboard.layers import Layer
 from gradcanary_dashboard.stats import STATS, Stat
 from gradcanary_dashboard.view import CHOICES, MAX_SOUGHT, WEIGHTS, View
@@ -31,6 +32,15 @@ MOVES = (
     ("earlier", "left", "Earlier steps"),
     ("later", "right", "Later steps"),
 )
+
+
+STEPS = "data-steps"
+"""The attribute that holds the first and the last step there are: nobody moves beyond them."""
+
+
+def reached(steps: Steps | None) -> str | None:
+    """Return the first and the last step there are, for the browser; None before there is one."""
+    return None if steps is None else f"{steps[0]} {steps[1]}"
 
 
 def bar(contents: Mapping[str, Any]) -> html.Div:
@@ -71,12 +81,13 @@ def zoom_bar(page: str, contents: Mapping[str, Any], *, has_clock: bool = True) 
         html.Button(parts.icon(icon), type="button", title=words, **parts.attributes(data_zoom=move, aria_label=words))
         for move, icon, words in MOVES
     ]
+    held: dict[str, Any] = {"aria-label": "Steps in sight", STEPS: contents.get(f"{page}-moves")}
     reset = html.Button("Reset zoom", type="button", className="reset", **parts.attributes(data_zoom="reset"))
     return html.Div(
         [
             html.Span(contents.get(f"{page}-zoom-note"), id=f"{page}-zoom-note"),
             *([_group("x", AXES)] if has_clock else []),
-            html.Span(buttons, className="group", role="group", **parts.attributes(aria_label="Steps in sight")),
+            html.Span(buttons, id=f"{page}-moves", className="group", role="group", **held),
             html.Span(reset, id=f"{page}-reset", hidden=contents.get(f"{page}-reset", True)),
         ],
         className="zoom",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradcanary_dashboard import axes, marks, palette, wording
+from gradcanary_dashboard import axes, history, marks, palette, wording
 from gradcanary_dashboard.columns import decode, encode
 from gradcanary_dashboard.layers import Layer, worst_first
 from gradcanary_dashboard.stats import STATS, Stat
@@ -48,7 +48,9 @@ def figure(
     scale, codes = coded(cells, stat, answer["threshold"]["enter"])
     chosen = next((index for index, row in enumerate(rows) if selected in row["layers"]), None)
     drawn = _layout(rows, span, chosen)
-    marked = marks.draw(drawn, events, span, palette.DARK, palette.NO_DATA)
+    nobody = history.around(_there(steps, bucket, events), span.first, span.last)
+    seen = replace(events, holes=[*events.holes, *nobody])
+    marked = marks.draw(drawn, seen, span, palette.DARK, palette.NO_DATA)
     value = stat.name if bucket <= events.every else answer["value"]
     placed = _placed(steps, bucket, codes, scale, span)
     drawn["meta"] = {
@@ -62,6 +64,13 @@ def figure(
         "events": marked,
     }
     return {"data": [_trace(placed, bucket, scale)], "layout": drawn}
+
+
+def _there(steps: axes.Floats, bucket: int, events: marks.Events) -> history.Steps:
+    """Return the first and the last step that have a column, or that a launch took."""
+    first, last = int(steps[0]), int(steps[-1]) + bucket - 1
+    known = history.measured(events.launches) or (first, last)
+    return min(first, known[0]), max(last, known[1])
 
 
 def _layout(rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None) -> dict[str, Any]:

@@ -92,6 +92,21 @@ def holes(run: Mapping[str, Any]) -> list[Hole]:
     return sorted([*found, *_between(known)], key=lambda hole: hole.first)
 
 
+def measured(known: Iterable[Launch]) -> Steps | None:
+    """Return the first and the last step of all launches; None before there is one."""
+    steps = [launch.steps for launch in known if launch.steps is not None]
+    return (min(first for first, _ in steps), max(last for _, last in steps)) if steps else None
+
+
+def around(steps: Steps, first: float, last: float) -> list[Hole]:
+    """Return what lies between ``first`` and ``last`` before and behind the steps that there are."""
+    ends = [
+        (int(first), min(steps[0] - 1, int(last)), "before the first step"),
+        (max(steps[1] + 1, int(first)), int(last), "behind the last step"),
+    ]
+    return [Hole(begin, end, (why,)) for begin, end, why in ends if begin <= end]
+
+
 def in_sight(found: Iterable[Hole], first: float, last: float) -> list[Hole]:
     """Return the holes that touch ``first`` to ``last``; those that would be drawn upon each other become one."""
     merged: list[Hole] = []

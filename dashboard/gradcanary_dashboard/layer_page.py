@@ -14,6 +14,7 @@ from gradcanary_dashboard import (
     controls,
     curves,
     drawing,
+    history,
     incident_cards,
     layer_table,
     layers,
@@ -40,6 +41,7 @@ SLOTS = {
     "layer-tiles": "children",
     "layer-zoom-note": "children",
     "layer-reset": "hidden",
+    "layer-moves": controls.STEPS,
     "layer-incidents": drawing.DRAWN,
     "layer-incidents-tally": "children",
     "siblings": layer_table.ROWS,
@@ -99,6 +101,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
             view, absmax["bucket_steps"], "point", clock, is_of_samples=is_of_samples(absmax, events)
         ),
         "layer-reset": not view.is_zoomed,
+        "layer-moves": controls.reached(history.measured(events.launches)),
         "layer-incidents": drawing.drawn(incident_cards.panel(data.incidents, view, layer["layer"])),
         "layer-incidents-tally": incident_cards.tally(data.incidents),
         "siblings": layer_table.rows(run, listed, layer, view),

@@ -15,6 +15,7 @@ from gradcanary_dashboard import (
     curves,
     drawing,
     heatmap,
+    history,
     incident_cards,
     layer_table,
     layers,
@@ -45,6 +46,7 @@ SLOTS = {
     "chosen": "children",
     "run-zoom-note": "children",
     "run-reset": "hidden",
+    "run-moves": controls.STEPS,
     "trend": parts.FIGURE,
     "trend-title": "children",
     "trend-note": "children",
@@ -114,6 +116,7 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
             view, data.heatmap["bucket_steps"], "column", clock, is_of_samples=_is_of_samples(data, events)
         ),
         "run-reset": not view.is_zoomed,
+        "run-moves": controls.reached(history.measured(events.launches)),
         **_metrics(data, view),
         "csv": sharing.csv_url(run, view),
         "layers-csv": sharing.csv_url(run, view, "layers"),

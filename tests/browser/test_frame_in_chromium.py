@@ -12,7 +12,7 @@ import pytest
 import scenes
 from looks import faults
 from playwright.sync_api import Page, Request, Response, Route, expect
-from plots import IMAGE, await_figures
+from plots import IMAGE, await_figures, until
 from streams import Session
 
 RUN = "lora-fell"
@@ -193,6 +193,31 @@ def test_what_is_typed_does_not_follow_to_the_next_page(path: str, shared: Any, 
         page.unroute("**/_dash-update-component")
         expect(page).to_have_url(shared.url + to)
         expect(page.get_by_label("Pages").locator("[aria-current]")).to_have_text(words)
+
+
+def test_a_new_page_has_the_focus_and_back_leads_to_where_one_was(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_page(shared.url)
+    expect(names(page).nth(2)).to_be_visible()
+    assert page.evaluate("document.activeElement === document.body")
+    names(page).get_by_text(RUN, exact=True).focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(IMAGE)
+    expect(page.locator("main")).to_be_focused()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "none"
+    page.mouse.move(700, 400)
+    page.mouse.wheel(0, 500)
+    until(page, "scrollY === 500")
+    page.locator("tbody a.layer:visible").last.evaluate("(link) => link.click()")
+    page.wait_for_selector("#stat-absmax .main-svg")
+    expect(page.locator("main")).to_be_focused()
+    assert page.evaluate("scrollY") == 0
+    page.go_back()
+    page.wait_for_selector(IMAGE)
+    until(page, "Math.abs(scrollY - 500) < 2")
+    page.get_by_label("Pages").get_by_role("link", name="Incidents").click()
+    page.wait_for_selector("#incidents-run")
+    expect(page.locator("main")).to_be_focused()
+    assert page.evaluate("scrollY") == 0
 
 
 def test_everything_is_reached_by_keys(shared: Any, open_page: Callable[..., Page]) -> None:

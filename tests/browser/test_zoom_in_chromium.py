@@ -11,6 +11,8 @@ import scenes
 from playwright.sync_api import Page, Route, expect
 from plots import IMAGE, drag, draw_over, meta, open_run, place, point, query, steps_in_sight, until
 
+from gradcanary_dashboard import palette
+
 RUN = "lora-collapse"
 LAYER = "blocks.4.attn.q.lora_A.weight"
 
@@ -95,6 +97,50 @@ def test_keys_zoom_as_well_as_a_mouse(shared: Any, open_page: Callable[..., Page
     page.wait_for_url(f"**?from={int(left + 1.5)}&to={int(left + 1.5)}")
     page.get_by_role("button", name="Reset zoom").press("Enter")
     expect(page.locator("#layer-reset")).to_be_hidden()
+
+
+@pytest.mark.parametrize("path", ["runs/lora-quiet", f"runs/lora-quiet/layers/{LAYER}", "compare?run=lora-quiet"])
+def test_no_button_leads_beyond_the_steps_there_are(path: str, shared: Any, open_page: Callable[..., Page]) -> None:
+    first = f"{shared.url}/{path}" + ("&run=lora-fell" if "?" in path else "")
+    last = 399 if "?" in path else 119
+    page = open_page(first)
+    button = {word: page.get_by_role("button", name=word) for word in ("Zoom out", "Earlier steps", "Later steps")}
+    page.wait_for_selector(".plotted .main-svg", state="attached")
+    for each in button.values():
+        each.click()
+        page.wait_for_timeout(200)
+        assert page.url == first, "all of it stays followed"
+    page.get_by_role("button", name="Zoom in").click()
+    until(page, "location.search.includes('from=')")
+    for _ in range(4):
+        button["Later steps"].click()
+        page.wait_for_timeout(200)
+    width = int(query(page)["to"]) - int(query(page)["from"])
+    assert (width, int(query(page)["to"])) == ((last + 1) // 2 - 1, last)
+    button["Zoom out"].click()
+    page.wait_for_timeout(200)
+    seen = query(page)
+    assert int(seen["to"]) == last
+    assert int(seen["from"]) < last - width
+    button["Zoom out"].click()
+    page.wait_for_url(first)
+
+
+def test_steps_that_nobody_has_yet_are_no_data_and_not_white(shared: Any, open_page: Callable[..., Page]) -> None:
+    """White is the threshold; a link that leads further than the run still shows all that it names."""
+    page = open_run(open_page, shared.url, "lora-quiet?from=60&to=239")
+    assert steps_in_sight(page) == [59.5, 239.5]
+    fills = page.evaluate(
+        "document.querySelector('#heatmap .js-plotly-plot').layout.shapes.map((one) => one.fillcolor)"
+    )
+    void = page.locator(f"#heatmap .shapelayer path[data-index='{fills.index(palette.NO_DATA)}']")
+    paper, box = page.locator("#heatmap .nsewdrag").bounding_box(), void.bounding_box()
+    assert paper is not None
+    assert box is not None
+    assert box["x"] == pytest.approx(paper["x"] + paper["width"] / 3, abs=6)
+    assert box["width"] == pytest.approx(paper["width"] * 2 / 3, abs=6)
+    page.get_by_role("button", name="Zoom out").click()
+    page.wait_for_url("**/lora-quiet")
 
 
 def test_a_zoom_of_a_layer_page_is_kept_while_steps_arrive(shared: Any, open_page: Callable[..., Page]) -> None:

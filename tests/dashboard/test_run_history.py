@@ -45,6 +45,17 @@ def test_what_lies_between_two_launches_is_a_hole() -> None:
     assert holes(session(1, 0, None), session(2, 130, 199)) == []
 
 
+def test_what_a_link_shows_beyond_all_steps_is_a_hole_as_well() -> None:
+    found = history.launches(run(sessions=[session(1, 10, 99), session(2, 50, 199), session(3, 0, None)]))
+    there = history.measured(found)
+    assert there == (10, 199)
+    assert history.measured([]) is None
+    beyond = [(hole.first, hole.last) for hole in history.around(there, 0, 299)]
+    assert beyond == [(0, 9), (200, 299)]
+    assert history.around(there, 10, 199) == []
+    assert [(hole.first, hole.last) for hole in history.around(there, 300, 399)] == [(300, 399)]
+
+
 def test_a_gap_of_any_rank_is_one_of_the_launch() -> None:
     """Of a sharded launch each rank holds a part; other ranks of a replicated one have no gaps."""
     first, second = session(1, 0, 99, launch="one"), session(2, 0, 99, launch="one", rank=1)

@@ -39,23 +39,48 @@
 
   // ---- steps in sight: by dragging, and for fingers and keys by buttons
 
+  const WHOLE = { from: null, to: null };
+
   function within(first, last) {
     const from = Math.max(0, Math.round(first));
     return { from: from, to: Math.max(from, Math.round(last)) };
   }
 
+  // The first and the last step there are; nothing before there is one.
+  function reached() {
+    const steps = document.getElementById(page() + "-moves")?.dataset.steps;
+    return steps ? steps.split(" ").map(Number) : null;
+  }
+
+  // The first and the last step in sight, as the address has them; a link may lead to steps that nobody has yet.
+  function inSight([begin, end]) {
+    const query = new URLSearchParams(window.location.search);
+    const [first, last] = [["from", begin], ["to", end]].map(([key, all]) => (/^\d+$/.test(query.get(key) || "") ? Number(query.get(key)) : all));
+    return first <= last ? [first, last] : [begin, end];
+  }
+
+  // No step beyond those there are, but for those in sight. All of them is what an address means that is silent.
+  function bounded({ from, to }) {
+    const there = reached();
+    if (!there) return { from, to };
+    const [begin, end] = there;
+    const [first, last] = inSight(there);
+    if (from <= begin && to >= end) return WHOLE;
+    return within(Math.max(from, Math.min(begin, first)), Math.min(to, Math.max(end, last)));
+  }
+
   function moved(move) {
-    if (move === "reset") return { from: null, to: null };
-    const figure = { run: "heatmap", layer: "stat-absmax", compare: "compare-stat" }[page()];
-    const plot = document.querySelector("#" + figure + " .js-plotly-plot");
-    if (!plot) return {};
-    const [left, right] = plot.layout.xaxis.range.map(window.gradcanary.step);
-    const first = left + 0.5;
-    const width = right - left;
+    const there = reached();
+    if (move === "reset" || !there) return WHOLE;
+    const [begin, end] = there;
+    const [first, last] = inSight(there);
+    const width = last - first + 1;
     if (move === "in") return within(first + width / 4, first + width / 4 + Math.max(1, Math.floor(width / 2)) - 1);
-    if (move === "out") return within(first - width / 2, first + width * 1.5 - 1);
-    const by = Math.max(1, Math.round(width / 2)) * (move === "later" ? 1 : -1);
-    const from = Math.max(0, first + by);
+    if (move === "out") return bounded(within(first - width / 2, first + width * 1.5 - 1));
+    if (first <= begin && last >= end) return {};
+    const by = Math.max(1, Math.round(width / 2));
+    const later = Math.max(first, Math.min(first + by, end - width + 1));
+    const from = move === "later" ? later : Math.min(first, Math.max(first - by, begin));
     return within(from, from + width - 1);
   }
 
@@ -71,8 +96,8 @@
   function zoomed(change) {
     const first = change["xaxis.range[0]"];
     const last = change["xaxis.range[1]"];
-    if (first !== undefined && last !== undefined) return touched(window.gradcanary.step(first), window.gradcanary.step(last));
-    return change["xaxis.autorange"] ? { from: null, to: null } : null;
+    if (first !== undefined && last !== undefined) return bounded(touched(window.gradcanary.step(first), window.gradcanary.step(last)));
+    return change["xaxis.autorange"] ? WHOLE : null;
   }
 
   // The controls follow the address (back, forward), the field never while one types.
@@ -116,7 +141,7 @@
   function setTitle(title) {
     if (title) document.title = title + " · gradcanary";
     showWay();
-    window.scrollTo(0, 0);
+    window.gradcanary.arrive();
   }
 
   // ---- the dashboard's own server: asked each second; when it is gone, nobody but the browser can say so
