@@ -2,11 +2,12 @@
 
 A batch of ten steps costs little more than one of five (server/README.md, *What it takes*), so half as many are the
 most that a busy collector can be given. Agents heed it (``Reply.spacing_s``); steps wait that much longer, and no more
-of them get lost.
+of them get lost. They are asked one half after the other, or they would all send within the same part of a second.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -38,12 +39,18 @@ class Cadence:
         self._lock = threading.Lock()
         self._level = self._answers = 0
         self._since, self._before = clock(), used()
+        self._raised = -math.inf
 
     def answered(self) -> float:
         """Count an answer, and return the seconds to ask for in it."""
         with self._lock:
             self._answers += 1
-            return self._asked()
+            asked = self._asked()
+            # Who is asked in the first turn of all, which takes as long as was asked for before, sends twice as seldom
+            # from then on: so each second one is asked in the next turn, and comes between the others.
+            before = SPACINGS_S[max(self._level - 1, 0)]
+            is_first_turn = self._clock() - self._raised < max(before, OWN_S)
+            return before if is_first_turn and self._answers % 2 else asked
 
     def asked(self) -> float:
         """Return the seconds that an answer would ask for now, also where nobody sends any more."""
@@ -60,7 +67,8 @@ class Cadence:
         used = self._used()
         share, trainings = (used - self._before) / took_s, self._answers / took_s * max(SPACINGS_S[self._level], OWN_S)
         if share > BUSY and trainings >= FEW:
-            self._level = min(self._level + 1, len(SPACINGS_S) - 1)
+            if self._level < len(SPACINGS_S) - 1:
+                self._level, self._raised = self._level + 1, self._clock()
         elif share < IDLE or trainings < FEW:
             self._level = max(self._level - 1, 0)
         self._since, self._before, self._answers = self._clock(), used, 0

@@ -1,5 +1,6 @@
 """How often trainings are asked to send, by what a collector has to do; and that a collector asks for it."""
 
+import pytest
 import streams
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -7,21 +8,23 @@ from starlette.testclient import TestClient
 
 from gradcanary import wire
 from gradcanary_server.app import create_app
-from gradcanary_server.cadence import IDLE, SPACINGS_S, WINDOW_S, Cadence
+from gradcanary_server.cadence import IDLE, OWN_S, SPACINGS_S, WINDOW_S, Cadence
 from gradcanary_server.settings import Settings
 
 
 class Team:
-    """Trainings that send as they are asked to, and a collector's clocks."""
+    """Trainings that send as they are asked to, and a collector's clocks; ``sent``: how many do in each half second."""
 
     def __init__(self, trainings, each_ms, others=0.0):
-        self.trainings, self.each_s, self.others = trainings, each_ms / 1e3, others
-        self.now = self.used = self.asked_s = 0.0
+        self.each_s, self.others = each_ms / 1e3, others
+        self.now = self.used = 0.0
+        self.due = [0.0] * trainings
+        self.sent = []
         self.cadence = Cadence(lambda: self.now, lambda: self.used)
 
     def share(self):
-        """Of one core."""
-        return self.others + self.trainings * self.each_s / max(self.asked_s, 0.5)
+        """Of one core, by what is asked for now."""
+        return self.others + len(self.due) * self.each_s / max(self.cadence.asked(), OWN_S)
 
     def run(self, windows):
         """Return what was asked for, window by window."""
@@ -29,12 +32,14 @@ class Team:
         for _ in range(windows):
             begun = self.now
             while self.now - begun <= WINDOW_S:
-                self.now += max(self.asked_s, 0.5)
-                self.used += max(self.asked_s, 0.5) * self.share()
-                for _ in range(self.trainings):
-                    last = self.cadence.answered()
-                self.asked_s = last
-            asked.append(self.asked_s)
+                self.now += OWN_S
+                self.used += OWN_S * self.others
+                turn = [number for number, due in enumerate(self.due) if due <= self.now]
+                for number in turn:
+                    self.used += self.each_s
+                    self.due[number] = self.now + max(self.cadence.answered(), OWN_S)
+                self.sent.append(len(turn))
+            asked.append(self.cadence.asked())
         return asked
 
 
@@ -42,6 +47,13 @@ def test_a_team_that_keeps_a_collector_busy_is_asked_for_fewer_batches_until_it_
     assert Team(50, 4.0).run(3) == [0.0] * 3
     assert Team(100, 5.0).run(4) == [1.0] * 4
     assert Team(200, 5.0).run(4) == [1.0, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(("trainings", "asked"), [(100, 1.0), (200, 2.0)])
+def test_those_that_are_asked_do_not_all_send_at_once(trainings, asked):
+    team = Team(trainings, 5.0)
+    assert team.run(5)[-1] == asked
+    assert set(team.sent[-8:]) == {trainings * OWN_S / asked}
 
 
 def test_where_few_train_it_is_not_they_who_keep_it_busy():
@@ -52,10 +64,10 @@ def test_where_few_train_it_is_not_they_who_keep_it_busy():
 def test_those_that_are_left_send_as_they_like_again():
     team = Team(200, 5.0)
     assert team.run(2) == [1.0, 2.0]
-    team.trainings = 70
+    team.due = team.due[:70]
     assert team.run(4)[1:] == [1.0, 1.0, 1.0], "twice as many would be busy again"
-    team.trainings = 20
-    assert team.run(2) == [0.0, 0.0]
+    team.due = team.due[:20]
+    assert team.run(3)[1:] == [0.0, 0.0]
 
 
 @given(st.integers(1, 400), st.floats(0.1, 20), st.floats(0, 0.6))
