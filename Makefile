@@ -11,7 +11,7 @@ INSTALL := pip install --quiet --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 SUBSET ?=
 WORKERS ?= 4
-BENCHMARKS ?= agent_overhead agent_budget accumulator_memory endurance ingest_cost fold_speed big_run pages team growth
+BENCHMARKS ?= agent_overhead agent_budget accumulator_memory endurance ingest_cost fold_speed big_run heatmap_memory pages team growth
 
 .PHONY: demo test test-gpu check detection loops benchmarks browser screenshots clean
 

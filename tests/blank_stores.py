@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from gradcanary_server.database import Database
+from gradcanary_server.storage.database import Database
 
 FILE = "gradcanary.db"
 """What a collector's folder has."""

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from traces import ACCUMULATED, POST_CLIP, Trace, healthy, launch, lora
 
 from gradcanary import wire
-from gradcanary_server.rules import Collapse, Grace, Nonfinite, Rules, Unused, Vanished
+from gradcanary_server.rules.config import Collapse, Grace, Nonfinite, Rules, Unused, Vanished
 
 # Short counts, so that short streams come to everything.
 QUICK = Rules(

@@ -13,9 +13,10 @@ import numpy as np
 from people import People
 from traces import Trace, launch, lora
 
-from gradcanary_server.fold import FoldState, fold
-from gradcanary_server.observations import Launch, LayerFacts
-from gradcanary_server.rules import Rules
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.evaluator import evaluate
+from gradcanary_server.rules.state import RuleState
+from gradcanary_server.rules.types import Launch, LayerFacts
 
 STEP_S = 4.0
 """Seconds of a step of a large training."""
@@ -102,10 +103,10 @@ def _wander(random, slow, count: int, every: int, memory: float = 2_000.0) -> tu
 
 def told(job, step_s=STEP_S):
     """Return who heard what while a job trained, and after it."""
-    people, state, rules, rows = People(layers=2 * job.blocks), FoldState.empty(), Rules(), 0
+    people, state, rules, rows = People(layers=2 * job.blocks), RuleState.empty(), Rules(), 0
     for of, trace in job.launches():
         people.wait(len(trace.absmax) * trace.every * step_s)
-        state, changes = fold(state, of, trace.samples(), rules)
+        state, changes = evaluate(state, of, trace.samples(), rules)
         people.change(*(each for each in changes if each.rule not in rules.muted))
         rows += len(trace.absmax)
     people.wait(86_400)

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 
-from gradcanary_server.fold import FoldState, fold
-from gradcanary_server.incident_state import Case, Origin, apply
-from gradcanary_server.observations import Change
-from gradcanary_server.pace import Pace, Told, due
-from gradcanary_server.rules import Rules
+from gradcanary_server.incidents.lifecycle import IncidentCase, TransitionContext, apply_transitions
+from gradcanary_server.notify.planner import LastNotification, next_notification
+from gradcanary_server.rules.config import Pace, Rules
+from gradcanary_server.rules.evaluator import evaluate
+from gradcanary_server.rules.state import RuleState
+from gradcanary_server.rules.types import Transition
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,19 @@ class People:
     pace: Pace = field(default_factory=Pace)
     layers: int = 300
     now: float = 0.0
-    cases: dict[int, Case] = field(default_factory=dict)
+    cases: dict[int, IncidentCase] = field(default_factory=dict)
     latest: dict[str, int] = field(default_factory=dict)
-    told: dict[int, Told] = field(default_factory=dict)
+    told: dict[int, LastNotification] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
 
-    def change(self, *changes: Change) -> None:
+    def change(self, *changes: Transition) -> None:
         """Let these changes become incidents, now."""
         for rule in dict.fromkeys(each.rule for each in changes):
             mine = [each for each in changes if each.rule == rule]
             before = self.cases.get(self.latest.get(rule, 0))
-            for case in apply(before, mine, Origin(1, self.layers, self.now), self.pace.reopen_s):
+            for case in apply_transitions(
+                before, mine, TransitionContext(1, self.layers, self.now), self.pace.reopen_s
+            ):
                 number = case.incident.id or len(self.cases) + 1
                 case.incident = replace(case.incident, id=number)
                 self.cases[number], self.latest[rule] = case, number
@@ -57,28 +60,28 @@ class People:
     def _next(self) -> tuple[float, int] | None:
         found = []
         for number, case in self.cases.items():
-            news = due(case.incident, self.told.get(number), self.pace, acked=False)
+            news = next_notification(case.incident, self.told.get(number), self.pace, acked=False)
             if news is not None and case.incident.severity != "information":
                 found.append((news.not_before, number))
         return min(found, default=None)
 
     def _say(self, number: int) -> None:
         what, heard = self.cases[number].incident, self.told.get(number)
-        news = due(what, heard, self.pace, acked=False)
+        news = next_notification(what, heard, self.pace, acked=False)
         assert news is not None
-        self.told[number] = Told(self.now, news.kind, news.members, what.severity, what.reopened)
-        said = Message(self.now, number, news.kind, news.members, what.state, what.severity, what.reopened)
+        self.told[number] = LastNotification(self.now, news.kind, news.layers, what.severity, what.reopened)
+        said = Message(self.now, number, news.kind, news.layers, what.state, what.severity, what.reopened)
         self.messages.append(said)
 
 
-def live(trace, of, people: People, *, step_s: float, batch: int, rules: Rules | None = None) -> FoldState:
+def live(trace, of, people: People, *, step_s: float, batch: int, rules: Rules | None = None) -> RuleState:
     """Fold a trace batch by batch as time goes by, ``step_s`` a step; a batch begins where records change."""
-    rules, state, row = rules or Rules(), FoldState.empty(), 0
+    rules, state, row = rules or Rules(), RuleState.empty(), 0
     while row < len(trace.absmax):
         later = [each for each in trace.records if each > row]
         end = min(row + batch, len(trace.absmax), *later)
         people.wait((end - row) * trace.every * step_s)
-        state, changes = fold(state, of, trace.samples(row, end), rules)
+        state, changes = evaluate(state, of, trace.samples(row, end), rules)
         people.change(*changes)
         row = end
     return state

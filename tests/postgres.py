@@ -130,7 +130,10 @@ class Server:
         # Where the server can, text is ordered as people do: whoever counts on the order of bytes is found out.
         by_language = [*plain, "--locale-provider=icu", "--icu-locale=en", "--locale=C"]
         with (self.folder / "log").open("ab") as log:
-            if self._open(by_language, log).wait() != 0 and self._open([*plain, "--locale=C"], log).wait() != 0:
+            if (
+                self._open(by_language, log).wait() != 0
+                and self._open([*plain, "--locale=C", "--lc-ctype=C.UTF-8"], log).wait() != 0
+            ):
                 pytest.fail("initdb failed:\n" + (self.folder / "log").read_text())
 
     def _open(self, command: Sequence[str], log: object) -> "subprocess.Popen[bytes]":

@@ -14,9 +14,8 @@ import pytest
 import warm
 
 from gradcanary import cli
-from gradcanary_server import log_lines
-from gradcanary_server.listening import Listener
-from gradcanary_server.serving import admitted
+from gradcanary_server.ops import process
+from gradcanary_server.ops.process import Listener, sign_in_hint
 from gradcanary_server.settings import Settings
 
 
@@ -31,6 +30,25 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert said.out == ""
     assert "Traceback" not in said.err
     return said.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("up",), ("demo",), ("token", "list"), ("token", "create", "--scope", "read", "--name", "ada"),
+        ("backup", "copy.db"), ("migrate",), ("test-rules", "rules.yaml", "--run", "r"),
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_a_python_that_is_too_old_for_the_collector_is_told_what_to_do(capsys, monkeypatch, tmp_path, words):
+    """The agent runs on it; the collector does not, and would end with a traceback in the middle of its imports."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("platformdirs.user_data_path", lambda _name: tmp_path)
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
+    said = refused(capsys, *words)
+    assert said.startswith(f"gradcanary: {words[0]} needs Python 3.11 or newer, and this is 3.10.13: install ")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("host", ["203.0.113.5", "no-such-host.invalid", "", "127.0.0.1.9"])
@@ -50,7 +68,7 @@ def test_nobody_listens_for_others_without_asking_for_tokens(capsys, tmp_path, m
 
 def test_who_starts_for_others_is_told_how_tokens_are_made_in_its_store(tmp_path):
     def said(db, url):
-        lines = "\n".join(admitted(Settings(data=tmp_path, db=db, public_url=url, auth=True), {}))
+        lines = "\n".join(sign_in_hint(Settings(data=tmp_path, db=db, public_url=url, auth=True), {}))
         return lines, "GRADCANARY_PUBLIC_URL=https://NAME:8803" in lines
 
     own = f"https://{socket.gethostname()}:8803"
@@ -81,6 +99,9 @@ def test_everywhere_is_not():
     ("variable", "value", "says"),
     [
         ("GRADCANARY_AUTH", "yes", "must be on or off"),
+        ("GRADCANARY_CACHE_MB", "0", "must be a whole number of MiB, 1 to 1048576"),
+        ("GRADCANARY_CACHE_MB", "1e3", "must be a whole number of MiB, 1 to 1048576"),
+        ("GRADCANARY_CACHE_MB", "2000000", "must be a whole number of MiB, 1 to 1048576"),
         ("GRADCANARY_PROXIES", "10.0.0.1,*", "must be addresses and networks"),
         ("GRADCANARY_PROXIES", "10.0.0.1/8", "has host bits set"),
         ("GRADCANARY_PUBLIC_URL", "gradcanary.example", "must be scheme, host and port"),
@@ -161,7 +182,7 @@ def test_a_kind_of_log_that_is_none(capsys, tmp_path, monkeypatch):
 def test_an_error_with_its_trace_is_one_line_of_json():
     error = (ValueError, ValueError("two\nlines"), None)
     record = logging.LogRecord("gradcanary_server.x", logging.ERROR, "", 0, "%s\nfailed", ("it",), error)
-    line = log_lines.JsonLines().format(record)
+    line = process.JsonLines().format(record)
     assert "\n" not in line
     said = json.loads(line)
     assert (said["level"], said["logger"], said["message"]) == ("error", "gradcanary_server.x", "it\nfailed")
@@ -187,7 +208,7 @@ def test_a_second_collector_on_one_file_is_refused_until_the_first_is_dead(capsy
 
 def test_without_the_extras_it_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "gradcanary_server.serving", raising=False)
+    monkeypatch.delitem(sys.modules, "gradcanary_server.ops.process", raising=False)
     said = refused(capsys, "up", "--port", "0")
     assert "uvicorn is not installed" in said
     assert "pip install '.[all]'" in said

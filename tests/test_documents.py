@@ -4,6 +4,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import server_tree
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -17,3 +19,8 @@ def test_relative_links_lead_somewhere() -> None:
             link = "".join(target).partition("#")[0]
             if link and "://" not in link:
                 assert (document.parent / link).exists(), f"{document.name} points at {link}"
+
+
+def test_the_tree_of_the_server_is_true() -> None:
+    text = server_tree.README.read_text("utf-8")
+    assert server_tree.with_tree(text) == text, "run: python tests/server_tree.py --write"

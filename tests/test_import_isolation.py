@@ -51,6 +51,64 @@ def test_server_and_dashboard_know_only_wire_and_remedies(package: str, stranger
     assert not {stranger, "torch"} & roots_of(loaded_by(IMPORT_ALL.format(package=package)))
 
 
+def test_a_collector_on_sqlite_needs_no_psycopg() -> None:
+    loaded = roots_of(loaded_by("import sys, gradcanary_server.app; print(*sys.modules)"))
+    assert "sqlalchemy" in loaded
+    assert "psycopg" not in loaded
+
+
+ELSEWHERE = """
+import builtins, os, signal
+brought = builtins.__import__
+def bring(name, globals=None, *rest, **named):
+    is_ours = str((globals or {}).get("__name__")).startswith("gradcanary")
+    if is_ours and name in ("resource", "fcntl", "pwd", "grp", "termios", "tty", "pty", "syslog"):
+        raise ModuleNotFoundError(f"No module named {name!r}")
+    return brought(name, globals, *rest, **named)
+builtins.__import__ = bring
+for name in ("register_at_fork", "fork", "killpg", "sched_getaffinity", "EX_IOERR"):
+    delattr(os, name)
+del signal.SIGHUP
+"""
+"""What Windows has not. torch, asyncio and the like are loaded before that: theirs are others there."""
+
+
+@pytest.mark.parametrize(
+    ("package", "libraries"),
+    [
+        ("gradcanary", "torch._dynamo, multiprocessing.util, tempfile, lightning"),
+        ("gradcanary_server", "asyncio, uvicorn, fastapi, sqlalchemy, numpy, concurrent.futures.process"),
+        ("gradcanary_dashboard", "dash, plotly, numpy, concurrent.futures.process"),
+    ],
+)
+def test_all_but_attach_is_imported_where_there_is_no_posix(package: str, libraries: str) -> None:
+    code = IMPORT_ALL.format(package=package).replace(
+        "if not", 'if not module.name.startswith("gradcanary.attach.") and not'
+    )
+    assert package in loaded_by(f"import {libraries}{ELSEWHERE}{code}")
+
+
+WITHOUT_POSIX = """
+import gradcanary
+from gradcanary import cli
+model = torch.nn.Linear(2, 1)
+with gradcanary.watch(model, url="http://127.0.0.1:9") as watch:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(2)).backward()
+    optimizer.step()
+assert watch._session.guard.caught == 0, watch._session.guard.facts
+try:
+    cli.main(["--help"])
+except SystemExit as ended:
+    raise SystemExit(ended.code)
+"""
+
+
+def test_a_training_is_watched_where_there_is_no_posix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADCANARY_SPOOL", str(tmp_path))
+    assert "usage:" in loaded_by(f"import torch._dynamo, multiprocessing.util, tempfile{ELSEWHERE}{WITHOUT_POSIX}")
+
+
 def test_the_collector_brings_what_numpy_imports_late() -> None:
     late = "before = set(sys.modules); numpy.unique([1]); print(*set(sys.modules) - before)"
     assert not loaded_by(f"import sys, numpy, gradcanary_server.app; {late}"), "in the middle of somebody's answer"

@@ -1,7 +1,15 @@
 """What somebody types who was woken up: incidents, ack, silence, silences, unsilence, on a real collector."""
 
+import fcntl
 import json
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -111,7 +119,7 @@ def test_ack_and_a_new_baseline(typed):
         (("silence", "1", "--rule", "collapse", "--for", "8h"), "an incident has one rule"),
         (("silence", "1"), "say until when, with --for 8h or --until"),
         (("silence", "--run", "*"), "say until when, with --for 8h or --until"),
-        (("silence", "--run", "*", "--rule", "x", "--for", "8h"), "A rule is one of collapse"),
+        (("silence", "--run", "*", "--rule", "x", "--for", "8h"), "should be 'collapse'"),
         (("silence", "--run", "*", "--for", "99999d"), "within 366 days"),
         (("silence", "--run", "*", "--for", "soon"), "'soon' is no time span"),
         (("unsilence", "99"), "There is no silence 99 in force"),
@@ -137,3 +145,132 @@ def test_a_collector_that_is_away_or_none_is_said(typed, receiver_url):
 def receiver_url(troubled):
     """Return an address at which pages are, and no API."""
     return f"{troubled.url}/runs"
+
+
+def at_a_terminal(url, width, *words):
+    """Return the lines that a command writes to a terminal of that width."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, width, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "gradcanary.cli", *words]
+    with subprocess.Popen(command, env={**env, "GRADCANARY_URL": url}, stdin=theirs, stdout=theirs) as process:
+        os.close(theirs)
+        written = b""
+        while part := read_of(ours):
+            written += part
+        assert process.wait(60) == 0
+    os.close(ours)
+    return written.decode().splitlines()
+
+
+def read_of(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # nothing has it open any more
+        return b""
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_lines_wrap_at_the_width_of_a_terminal_and_lose_nothing(typed, troubled, width):
+    typed("silence", "--run", "sdxl", "--for", "8h", "--note", "a note of many words " * 10)
+    typed("runs", "note", "sdxl", "a note of many words " * 10)
+    for words in (("incidents",), ("incidents", "2"), ("silences",), ("endpoints",), ("runs",), ("ps",)):
+        lines = at_a_terminal(troubled.url, width, *words)
+        if words == ("ps",):  # other trainings come and go, some with an address or a path that is longer than a line
+            assert all(len(line) <= width or len(line.split()) == 1 for line in lines)
+            continue
+        assert max(map(len, lines)) <= width, words
+        piped = typed(*words)[1]
+        assert "".join("".join(lines).split()) == "".join(piped.split()), words
+    typed("unsilence", json.loads(typed("silences", "--json")[1])["silences"][0]["id"])
+
+
+def test_the_list_of_tokens_wraps_at_the_width_of_a_terminal(tmp_path):
+    store = ("--data", str(tmp_path))
+    name = "the wall of the room where trainings are looked after"
+    at_a_terminal("", 200, "token", "create", "--scope", "read", "--name", name, *store)
+    lines = at_a_terminal("", 60, "token", "list", *store)
+    assert max(map(len, lines)) <= 60
+    whole = at_a_terminal("", 200, "token", "list", *store)
+    assert (len(whole), len(whole[1]) > 60) == (2, True)
+    assert "".join("".join(lines).split()) == "".join("".join(whole).split())
+
+
+def test_json_and_what_goes_into_a_pipe_do_not_wrap(typed, troubled):
+    assert json.loads("\n".join(at_a_terminal(troubled.url, 60, "incidents", "2", "--json")))["id"] == 2
+    assert len(typed("incidents")[1].splitlines()[1]) > 100
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_help_wraps_at_the_width_of_a_terminal(width):
+    commands = re.findall(r"^    ([a-z-]+)", "\n".join(at_a_terminal("", width, "--help")), re.MULTILINE)
+    assert {"up", "run", "attach", "incidents", "endpoints", "runs"} <= set(commands)
+    for words in ((), *((each,) for each in commands)):
+        assert max(map(len, at_a_terminal("", width, *words, "--help"))) <= width, words
+
+
+def at_a_closed_pipe(url, *words, closed=("stdout",)):
+    """Run a command that writes into a pipe without a reader; return its exit status, and what it says elsewhere."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams = {name: writer if name in closed else subprocess.PIPE for name in ("stdout", "stderr")}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # a flush may fail, too
+    env["GRADCANARY_URL"] = url
+    try:
+        done = subprocess.run([sys.executable, "-m", "gradcanary.cli", *words], env=env, timeout=60, **streams)
+    finally:
+        os.close(writer)
+    return done.returncode, (done.stdout or b"") + (done.stderr or b"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("incidents",),
+        ("incidents", "--json"),
+        ("incidents", "2"),
+        ("silences",),
+        ("runs",),
+        ("runs", "note", "sdxl", "known"),
+        ("endpoints", "--json"),
+        ("ps",),
+        ("sync",),
+        ("--help",),
+        ("incidents", "--help"),
+        ("--version",),
+    ],
+)
+def test_a_pipe_that_was_closed_ends_the_command_without_a_word(troubled, words):
+    assert at_a_closed_pipe(troubled.url, *words) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    "words", [("incidents", "99"), ("incidents", "--url", "http://127.0.0.1:9"), ("detach", "1"), ("nothing",)]
+)
+def test_an_error_into_a_closed_pipe_ends_without_a_word(troubled, words):
+    assert at_a_closed_pipe(troubled.url, *words, closed=("stdout", "stderr")) == (141, b"")
+    assert at_a_closed_pipe(troubled.url, *words, closed=("stderr",)) == (141, b"")
+
+
+def test_a_collector_whose_banner_has_no_reader_ends_without_a_word(troubled, tmp_path):
+    assert at_a_closed_pipe(troubled.url, "up", "--port", "0", "--data", str(tmp_path))[0] == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+@pytest.mark.parametrize(
+    ("words", "unbuffered"), [(("incidents", "--json"), ""), (("incidents", "--json"), "1"), (("--help",), "")]
+)
+def test_a_full_disk_ends_the_command_with_a_line(troubled, words, unbuffered):
+    env = {**os.environ, "GRADCANARY_URL": troubled.url, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "gradcanary.cli", *words]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, timeout=60)
+        unsaid = subprocess.run(command, env=env, stdout=full, stderr=full, timeout=60)
+    assert (done.returncode, done.stderr) == (1, b"gradcanary: [Errno 28] No space left on device\n")
+    assert unsaid.returncode == 1
+
+
+def test_without_a_stdout_it_works(troubled):
+    command = f"exec {sys.executable} -m gradcanary.cli incidents --url {troubled.url} >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -4,9 +4,19 @@ import json
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import tomllib
+from packaging.requirements import Requirement
+from plotly.offline import get_plotlyjs_version
+
+from gradcanary_dashboard.files import PLOTLY
+
+INSIDES_USED = ("dash", "plotly", "psycopg", "pydantic", "uvicorn")
+"""Packages of which we use more than they promise to keep: a version that no test has seen may break us."""
 
 PROJECT = Path(__file__).parent.parent
 PACKAGES = (
@@ -42,6 +52,33 @@ def test_installing_brings_no_other_package(empty_python: Path) -> None:
     )
     names = {package["name"] for package in json.loads(listing.stdout)}
     assert names - {"pip", "setuptools"} == {"gradcanary"}
+
+
+def wanted_by_extras() -> Iterator[Requirement]:
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    yield from (Requirement(line) for name, lines in extras.items() if name != "all" for line in lines)
+
+
+def test_packages_whose_insides_are_used_have_an_upper_bound() -> None:
+    for name in INSIDES_USED:
+        bounds = [each.specifier for each in wanted_by_extras() if each.name == name]
+        assert any({"<", ">="} <= {part.operator for part in bound} for bound in bounds), name
+
+
+def test_what_the_tests_run_with_is_within_the_bounds() -> None:
+    for each in wanted_by_extras():
+        assert each.specifier.contains(version(each.name)), f"{each} is not {version(each.name)}"
+
+
+def test_an_old_python_gets_no_half_of_the_collector() -> None:
+    for python, is_wanted in (("3.10", False), ("3.11", True)):
+        for each in wanted_by_extras():
+            assert each.marker is not None
+            assert each.marker.evaluate({"python_version": python, "sys_platform": "linux"}) == is_wanted, each
+
+
+def test_the_plotly_of_the_pages_is_that_of_the_figures() -> None:
+    assert get_plotlyjs_version() in PLOTLY.removesuffix(".min.js").split("-")
 
 
 def test_importing_loads_nothing_from_site_packages(empty_python: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_run_that_ended_on_something_says_so(typed, module_collector):
     session.send(Stream(with_nan))
     assert session.end(last_step=199).status_code == 200
     told = {"state": None}
-    while told["state"] != "finished" or told["ended_on"] is None:
+    while told["state"] != "finished" or told["severity_at_end"] is None:
         told = httpx.get(f"{module_collector.url}/api/v1/runs/ended-nan").json()
     row = re.split(r"  +", typed("runs", "--named", "ended-nan")[1].splitlines()[1])
     assert (row[1], row[4]) == ("finished", "critical (ended)")

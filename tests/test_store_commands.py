@@ -10,11 +10,21 @@ from contextlib import closing
 
 import pytest
 from collectors import Collector
-from sqlalchemy import Integer, UniqueConstraint, insert, select, text
+from sqlalchemy import BigInteger, UniqueConstraint, select, text
 from streams import Session, Stream, collapsed, healthy
 
-from gradcanary_server.database import Database
-from gradcanary_server.schema import HEAVY, metadata, run
+from gradcanary_server.storage import maintenance, runs
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.schema import (
+    HEAVY,
+    attempt,
+    delivery,
+    incident,
+    incident_layer,
+    metadata,
+    run,
+    run_name,
+)
 
 
 @pytest.fixture
@@ -83,7 +93,8 @@ def test_what_cannot_be_copied_is_said_and_leaves_nothing(typed, tmp_path):
     assert (status, said, folder.exists()) == (2, "", False)
     assert f"There is no store at {folder / 'gradcanary.db'}: name the collector's folder" in error
     assert typed("migrate", "--data", folder)[0] == 0
-    assert "--db is not a database URL" in typed("backup", copy, "--db", "nonsense")[2]
+    for nonsense in ("nonsense", "postgresql://user:secret@here:port/name"):
+        assert "--db is not a database URL" in typed("backup", copy, "--db", nonsense)[2]
     assert "cannot be written (No such file or directory)" in typed("backup", folder / "no" / "x", "--data", folder)[2]
     assert "is there already" in typed("backup", folder / "gradcanary.db", "--data", folder)[2]
     with closing(sqlite3.connect(folder / "gradcanary.db")) as connection:
@@ -101,7 +112,7 @@ def test_of_postgresql_the_line_to_type_is_told_and_works(typed, postgres_server
     url, target, file = postgres_server.create_store(), postgres_server.create_database(), tmp_path / "copy"
     database = Database(url)
     with database.write() as connection:
-        connection.execute(insert(run).values(name="kept", created=0.0, last_seen=0.0))
+        runs.create_run(connection, "kept", 0.0, {})
     database.close()
     status, said, error = typed("backup", file, "--db", url)
     assert (status, said, "password" in error) == (2, "", False)
@@ -116,6 +127,21 @@ def test_of_postgresql_the_line_to_type_is_told_and_works(typed, postgres_server
     with restored.read() as connection:
         assert connection.scalar(select(run.c.name)) == "kept"
     restored.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgres://user@here/name", "postgresql://user@here/name"),
+        ("postgresql+psycopg://user:se%40c:r@here:5432/name", "postgresql://user@here:5432/name"),
+        ("postgresql://here/name?password=secret&sslmode=require", "postgresql://here/name?sslmode=require"),
+        ("postgresql://u@here/name?sslmode=require&sslpassword=secret", "postgresql://u@here/name?sslmode=require"),
+        ("postgresql:///name?host=/run/one", "postgresql:///name?host=/run/one"),
+        ("sqlite:////srv/a:b@c.db", "/srv/a:b@c.db"),
+    ],
+)
+def test_a_store_is_shown_without_its_password(url, shown):
+    assert maintenance.display_address(url) == shown
 
 
 def test_migrate_says_what_the_tables_were_and_are(typed, tmp_path, collector):
@@ -133,24 +159,31 @@ def test_migrate_says_what_the_tables_were_and_are(typed, tmp_path, collector):
         assert "upgrade this one, or use another database" in error
 
 
-def test_measurements_can_be_spread_by_run():
-    """What Citus asks of tables that lie on several nodes, and of those beside them."""
-    for table in metadata.sorted_tables:
-        is_heavy = table in HEAVY
-        leads = {key.column.table in HEAVY for key in table.foreign_keys}
-        assert not leads if is_heavy else leads <= {False}, (
-            f"a foreign key of {table} leads from one family to the other"
-        )
-        if is_heavy:
-            unique = [
-                constraint.columns for constraint in table.constraints if isinstance(constraint, UniqueConstraint)
-            ]
-            unique += [index.columns for index in table.indexes if index.unique]
-            for columns in (table.primary_key.columns, *unique):
-                assert "run_id" in columns, f"{table} is unique over all nodes only where run_id is in {columns}"
-            assert next(iter(table.primary_key.columns)).name == "run_id", "rows of a run lie together"
-            assert isinstance(table.c.run_id.type, Integer), "rows of a run are on one node by equal types"
-            assert table.c.run_id.autoincrement is not True
+def test_rows_of_a_run_can_lie_on_one_node():
+    """The conditions of Citus for tables that are distributed by run_id, and for the others."""
+    of_runs = {table for table in metadata.tables.values() if "run_id" in table.c and table is not run_name}
+    assert of_runs >= {*HEAVY, incident, incident_layer, delivery, attempt}
+    for table in of_runs:
+        unique = [constraint.columns for constraint in table.constraints if isinstance(constraint, UniqueConstraint)]
+        unique += [index.columns for index in table.indexes if index.unique]
+        for columns in unique:
+            assert "run_id" in columns, f"{table} is unique over all nodes only where run_id is in {columns}"
+        assert table.primary_key.columns.keys()[0] == "run_id", f"rows of a run lie together in {table}"
+        assert isinstance(table.c.run_id.type, BigInteger), "rows of a run are on one node by equal types"
+        assert table.c.run_id.autoincrement is not True
+    for table in metadata.tables.values():
+        for constraint in table.foreign_key_constraints:
+            is_of_run = "run_id" in constraint.column_keys
+            assert is_of_run == (table in of_runs) == (constraint.referred_table in of_runs), (
+                f"{constraint.name} of {table} leads to rows on another node"
+            )
+
+
+def test_measurements_have_no_foreign_keys():
+    """They are distributed today, and the other tables are not."""
+    for table in metadata.tables.values():
+        assert table not in HEAVY or not table.foreign_keys
+        assert all(constraint.referred_table not in HEAVY for constraint in table.foreign_key_constraints)
 
 
 def test_citus_is_asked_for_what_it_has_to_do(typed, postgres_server, tmp_path):
@@ -162,7 +195,7 @@ def test_citus_is_asked_for_what_it_has_to_do(typed, postgres_server, tmp_path):
     assert (status, "This database has no Citus" in error) == (2, True)
     postgres_server.execute(STAND_IN, name)
     status, said, _ = typed("migrate", "--citus", "--db", url)
-    assert (status, said.split("; ")[1]) == (0, "spread over the cluster: batch, chain, tile, fold_state, metric\n")
+    assert (status, said.split("; ")[1]) == (0, "spread over the cluster: batch, stream, tile, rule_state, metric\n")
     assert typed("migrate", "--citus", "--db", url)[1].endswith(
         "spread over the cluster: nothing that was not before\n"
     )

@@ -183,6 +183,28 @@ def test_a_token_is_revoked_while_the_collector_runs(guarded, typed):
     assert (status, "no token 99" in error) == (2, True)
 
 
+def test_a_token_that_no_collector_would_know_is_not_made(typed, tmp_path, monkeypatch):
+    """As on another machine, or as another user: a store of one's own is not the collector's."""
+    folder = tmp_path / "mine"
+    monkeypatch.setattr("platformdirs.user_data_path", lambda _name: folder)
+    words = ("token", "create", "--scope", "read", "--name", "ada")
+    status, said, error = typed(*words)
+    assert (status, said, error.count("\n"), folder.exists()) == (1, "", 1, False)
+    assert f"No collector has used a store at {folder / 'gradcanary.db'}" in error
+    assert "--data DIR, or its database with --db URL" in error
+    assert typed(*words, "--data", folder)[0] == 0, "there it is wanted"
+    assert typed(*words)[:2] == (1, "")
+    collector = Collector(folder)
+    collector.start()
+    try:
+        assert typed(*words)[0] == 0
+        collector.stop()
+        status, secret, _ = typed(*words)
+        assert (status, secret.startswith("gc_read_")) == (0, True), "of a collector that is stopped"
+    finally:
+        collector.kill()
+
+
 def shown_of(client):
     """Return what a run's page is filled with now, as it says it itself: with that there is no news."""
     version = hashlib.sha256(client.get("/api/v1/runs/sdxl").content).hexdigest()
@@ -198,7 +220,7 @@ def test_its_pages_ask_it_over_tls_as_whoever_reads_them(guarded, run, admin):
 
 
 def test_the_images_own_check_finds_it_behind_tls(guarded):
-    check = [sys.executable, "-m", "gradcanary_server.health", str(guarded.port)]
+    check = [sys.executable, "-m", "gradcanary_server.ops.healthcheck", str(guarded.port)]
     assert subprocess.run(check, capture_output=True).returncode == 0
     with guarded.stopped():
         said = subprocess.run(check, capture_output=True, text=True)
@@ -221,7 +243,7 @@ def test_whom_a_proxy_speaks_for_is_believed(guarded, admin):
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         assert "; Secure" in answer.headers["set-cookie"]
         told = client.get("/api/v1/audit").json()["audit"]
-    assert (told[0]["what"], told[0]["address"]) == ("signed in", "203.0.113.9")
+    assert (told[0]["action"], told[0]["address"]) == ("signed in", "203.0.113.9")
 
 
 def test_no_secret_is_ever_said_again(guarded, admin, ingest, run):

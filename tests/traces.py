@@ -6,9 +6,10 @@ from itertools import pairwise
 import numpy as np
 
 from gradcanary import wire
-from gradcanary_server.fold import FoldState, fold
-from gradcanary_server.observations import Change, Launch, LayerFacts, Samples
-from gradcanary_server.rules import Rules
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.evaluator import evaluate
+from gradcanary_server.rules.state import RuleState
+from gradcanary_server.rules.types import Launch, LayerFacts, Samples, Transition
 
 MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.STATES))
 ACCUMULATED, POST_CLIP = wire.PHASES.index("accumulated"), wire.PHASES.index("post_clip")
@@ -84,22 +85,22 @@ def run(
     trace: Trace,
     of: Launch | None = None,
     rules: Rules | None = None,
-    state: FoldState | None = None,
+    state: RuleState | None = None,
     cuts: tuple[int, ...] = (),
-) -> tuple[FoldState, tuple[Change, ...]]:
+) -> tuple[RuleState, tuple[Transition, ...]]:
     """Fold a trace in one piece, or cut before these rows; the state is packed and unpacked between pieces."""
-    of, rules, state = of or launch(), rules or Rules(), state or FoldState.empty()
-    changes: list[Change] = []
+    of, rules, state = of or launch(), rules or Rules(), state or RuleState.empty()
+    changes: list[Transition] = []
     borders = [0, *sorted(set(cuts)), len(trace.absmax)]
     for start, end in pairwise(borders):
-        state, found = fold(FoldState.unpack(state.pack()), of, trace.samples(start, end), rules)
+        state, found = evaluate(RuleState.unpack(state.pack()), of, trace.samples(start, end), rules)
         changes += found
     return state, tuple(changes)
 
 
-def fired(changes: tuple[Change, ...], rule: str = "collapse") -> dict[int | None, Change]:
+def fired(changes: tuple[Transition, ...], rule: str = "collapse") -> dict[int | None, Transition]:
     """Return the first fired change of each layer."""
-    found: dict[int | None, Change] = {}
+    found: dict[int | None, Transition] = {}
     for change in changes:
         if change.rule == rule and change.kind == "fired":
             found.setdefault(change.layer, change)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradcanary.statistics import Failed, refuse, spread, told
+from gradcanary.turns import some
 
 PER_SAMPLE = 4
 OFTEN, RARELY = 3, 16
@@ -48,15 +49,12 @@ def low_bits(gradients: Mapping[int, Tensor], failed: Failed = refuse) -> list[t
     return found
 
 
-def whose_turn(number: int, layers: int) -> range:
+def whose_turn(number: int, layers: int) -> list[int]:
     """Return which layers, by position, are looked at in a sample of this number."""
-    turns = -(-layers // PER_SAMPLE)
-    if turns and number >= OFTEN * turns:
-        number, rest = divmod(number, RARELY)
-        if rest:
-            return range(0)
-    first = number % max(turns, 1) * PER_SAMPLE
-    return range(first, min(first + PER_SAMPLE, layers))
+    is_early = number < OFTEN * -(-layers // PER_SAMPLE)
+    if not is_early and number % RARELY:
+        return []
+    return some(range(layers), number if is_early else number // RARELY, PER_SAMPLE)
 
 
 def _counts(parts: Sequence[Tensor]) -> Tensor:

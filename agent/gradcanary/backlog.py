@@ -26,9 +26,12 @@ Creates = Callable[[bytes, Tally], "Spool"]
 
 
 class Backlog:
-    """Entries in their order; nothing here raises but for what is not the fault of a file."""
+    """Entries in their order; nothing here raises but for what is not the fault of a file.
 
-    def __init__(self, create: Creates | None, say: Callable[[str], None]) -> None:
+    ``say`` takes a line and what fills its gaps, as :meth:`gradcanary.guard.Guard.say`.
+    """
+
+    def __init__(self, create: Creates | None, say: Callable[..., object]) -> None:
         self.tally = Tally()
         self._create, self._say = create, say
         self._memory = Memory()
@@ -36,7 +39,7 @@ class Backlog:
         self._takes_more = False
 
     @classmethod
-    def of(cls, spool: Spool, say: Callable[[str], None]) -> Backlog:
+    def of(cls, spool: Spool, say: Callable[..., object]) -> Backlog:
         """Return what a process before this one left."""
         backlog = cls(None, say)
         backlog._spool, backlog._takes_more, backlog.tally = spool, True, spool.tally
@@ -81,7 +84,8 @@ class Backlog:
                 self._spool = self._create(hello, self.tally)
             except Exception as error:  # noqa: BLE001 -- however a file fails, memory has to do
                 self._create = None
-                self._say(f"no spool can be kept ({error}); what the collector does not take waits in memory")
+                line = "no spool can be kept ({error}); what the collector does not take waits in memory"
+                self._say(line, error=error)
             else:
                 self._takes_more = self._write(self._move)
 
@@ -164,7 +168,8 @@ class Backlog:
         try:
             work(self._spool)
         except Exception as error:  # noqa: BLE001 -- however a file fails, memory has to do
-            self._say(f"{self._spool.path} cannot be written ({error}); what comes now waits in memory")
+            line = "{path} cannot be written ({error}); what comes now waits in memory"
+            self._say(line, path=self._spool.path, error=error)
             return False
         return True
 
@@ -181,7 +186,8 @@ class Backlog:
         self._spool, self._takes_more, self._create = None, False, None
         spool.close()
         self.tally.carried += spool.totals.steps + spool.totals.lost
-        self._say(f"{spool.path} cannot be read ({error}); {spool.totals.steps} steps are lost")
+        line = "{path} cannot be read ({error}); {steps} steps are lost"
+        self._say(line, path=spool.path, error=error, steps=spool.totals.steps)
 
     def _make_room(self, shelf: Shelf) -> None:
         self._thin(shelf)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-from gradcanary import endpoint_commands, launching, on_call, run_commands
+from gradcanary import endpoint_commands, incident_words, launching, on_call, run_commands
 from gradcanary.attach import commands as attaching
 from gradcanary.settings import DEFAULT_URL
 from gradcanary.version import __version__
@@ -21,7 +23,18 @@ NO_EXTRAS = """\
 gradcanary: {command} needs the collector and the dashboard, and {missing} is not installed.
 Install them with, in a clone of gradcanary: pip install '.[all]'"""
 
+SERVER_PYTHON = (3, 11)
+NEWER_PYTHON = """\
+gradcanary: {command} needs Python {needed} or newer, and this is {found}: install gradcanary[all] for a newer one. \
+Trainings may stay with {found}."""
+
 SCOPES = ("ingest", "read", "admin")
+
+
+CLOSED_PIPE = 141
+"""128 and the number of SIGPIPE, which ends most programs there; Python ignores that signal."""
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UsageError(Exception):
@@ -29,7 +42,25 @@ class UsageError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return its exit status: 0 fine, 1 failed, 2 wrong arguments."""
+    """Run a subcommand and return its exit status: 0 fine, 1 failed, 2 wrong arguments, 141 for a closed pipe."""
+    try:
+        try:
+            return _run_typed(argv)
+        finally:
+            _flush_output()
+    except BrokenPipeError:
+        _discard_unread_output()
+        return CLOSED_PIPE
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        with contextlib.suppress(OSError):
+            print(f"gradcanary: {error}", file=sys.stderr)  # noqa: T201 -- the command line speaks on stderr
+        _discard_unread_output()
+        return 1
+
+
+def _run_typed(argv: Sequence[str] | None) -> int:
     typed, command = launching.split(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse_args(typed, argparse.Namespace(command=command))
     try:
@@ -39,6 +70,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _flush_output() -> None:
+    """Write what is buffered while an error can still be caught; a stream that was closed is None."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+
+
+def _discard_unread_output() -> None:
+    """Send to the null device what was not taken: Python flushes once more as it exits, and complains."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:  # noqa: PERF203 -- of two streams
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -116,16 +164,24 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("--headless", action="store_true", help="end with status 0 only if the right thing was caught")
     command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port of the page (default: %(default)s)")
     command.add_argument("--data", type=Path, help="keep the collector's data in this folder")
+    text = "play it into a collector that runs already (token: GRADCANARY_TOKEN), instead of one of its own"
+    command.add_argument("--url", help=text)
     command.set_defaults(run=_demo)
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "start a training under watch, without a change to its code"
-    command = commands.add_parser("run", help=text, description=text, usage=launching.USAGE, allow_abbrev=False)
+    command = commands.add_parser("run", help=text, description=text, usage=_wrapped_usage(), allow_abbrev=False)
     command.add_argument("--url", help=f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})")
     command.add_argument("--run", dest="name", metavar="NAME", help="name of the run; a resumed job joins it by this")
     command.add_argument("--every", metavar="N", help="look at every Nth step: 1, 10, 100, 1000 (default: auto)")
     command.set_defaults(run=_run)
+
+
+def _wrapped_usage() -> str:
+    """Return the usage of ``run`` in lines of the terminal's width: argparse wraps only what it has made itself."""
+    width = shutil.get_terminal_size().columns - len("usage: ")
+    return textwrap.fill(launching.USAGE, max(width, 20), subsequent_indent=" " * 7, break_on_hyphens=False)
 
 
 def _add_sync(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -151,6 +207,13 @@ def _add_test_rules(commands: argparse._SubParsersAction[argparse.ArgumentParser
     command.set_defaults(run=_test_rules)
 
 
+def _check_python(command: str) -> None:
+    """Raise UsageError where this Python is too old for the collector, whose imports would end in a traceback."""
+    if sys.version_info[:2] < SERVER_PYTHON:
+        needed, found = (".".join(map(str, version)) for version in (SERVER_PYTHON, sys.version_info[:3]))
+        raise UsageError(NEWER_PYTHON.format(command=command, needed=needed, found=found))
+
+
 def _port(text: str) -> int:
     port = int(text) if text.isascii() and text.isdigit() else -1
     if not 0 <= port <= 65535:
@@ -159,9 +222,27 @@ def _port(text: str) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
+    _check_python("demo")
     from gradcanary import demo
 
+    if arguments.url is not None:
+        if arguments.headless or arguments.data is not None:
+            raise UsageError("gradcanary demo: --headless and --data are for a collector of its own, without --url")
+        return _demo_into(arguments.url)
     return demo.run(headless=arguments.headless, data=arguments.data, port=arguments.port)
+
+
+def _demo_into(given: str) -> int:
+    from gradcanary import demo
+    from gradcanary.settings import Settings
+    from gradcanary.transport import trusted
+
+    try:
+        url = Settings.resolve(os.environ, spelled="--{}", url=given).url
+        tls = trusted(os.environ) if url.startswith("https:") else None
+    except (ValueError, OSError) as error:
+        raise UsageError(f"gradcanary demo: {error}") from error
+    return demo.run_into(url, tls)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -189,21 +270,22 @@ def _sync(arguments: argparse.Namespace) -> int:
 
 
 def _test_rules(arguments: argparse.Namespace) -> int:
+    _check_python("test-rules")
     if (arguments.name is None) == (arguments.trace is None):
         raise UsageError("gradcanary test-rules: give a run of the collector with --run, or a CSV file")
     try:
         from gradcanary.settings import Settings
         from gradcanary.transport import trusted
-        from gradcanary_server import trials
         from gradcanary_server.errors import CollectorError
+        from gradcanary_server.ops import rules_command
 
         try:
             if arguments.trace is not None:
-                return 0 if trials.on_file(arguments.rules, arguments.trace, print) else 1
+                return 0 if rules_command.try_on_file(arguments.rules, arguments.trace, print) else 1
             settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
             tls = trusted(os.environ) if settings.url.startswith("https:") else None
             asked = (arguments.rules, arguments.name, settings.url, settings.token, print, tls)
-            return 0 if trials.on_run(*asked) else 1
+            return 0 if rules_command.try_on_run(*asked) else 1
         except (CollectorError, ValueError, OSError) as error:
             raise UsageError(f"gradcanary test-rules: {error}") from error
     except ModuleNotFoundError as error:
@@ -211,17 +293,18 @@ def _test_rules(arguments: argparse.Namespace) -> int:
 
 
 def _keep_up(arguments: argparse.Namespace) -> int:
+    _check_python(arguments.upkeep)
     try:
-        from gradcanary_server import upkeep
         from gradcanary_server.errors import CollectorError
+        from gradcanary_server.ops import commands
         from gradcanary_server.settings import address
 
         try:
             url = address(os.environ, data=_data(arguments), db=arguments.db)
             if arguments.upkeep == "backup":
-                said = upkeep.backup(url, arguments.file)
+                said = commands.backup_command(url, arguments.file)
             else:
-                said = upkeep.migrate(url, with_citus=arguments.citus)
+                said = commands.migrate_command(url, with_citus=arguments.citus)
         except CollectorError as error:
             raise UsageError(f"gradcanary: {error}") from error
     except ModuleNotFoundError as error:
@@ -231,6 +314,7 @@ def _keep_up(arguments: argparse.Namespace) -> int:
 
 
 def _up(arguments: argparse.Namespace) -> int:
+    _check_python("up")
     try:
         return _serve(arguments)
     except ModuleNotFoundError as error:
@@ -241,8 +325,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from gradcanary_dashboard.app import mount
     from gradcanary_server.app import create_app
     from gradcanary_server.errors import CollectorError
-    from gradcanary_server.listening import Listener, only
-    from gradcanary_server.serving import Server, give_up
+    from gradcanary_server.ops.process import Listener, Server, trust_only
     from gradcanary_server.settings import Settings
 
     try:
@@ -261,8 +344,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 tls_key=arguments.tls_key,
             )
             app = create_app(settings)
-            app.state.database.when_lost = partial(give_up, app.state.backtests.end)
-            trusted = None if settings.tls is None else only(settings.tls.chain)
+            trusted = None if settings.tls is None else trust_only(settings.tls.chain)
             mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
             Server(app, listener.url).run([listener.socket])
     except CollectorError as error:
@@ -271,25 +353,33 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _token(arguments: argparse.Namespace) -> int:
+    _check_python("token")
     try:
-        from gradcanary_server import token_commands
         from gradcanary_server.errors import CollectorError
+        from gradcanary_server.ops import commands
         from gradcanary_server.settings import address
 
         try:
             db = address(os.environ, data=_data(arguments), db=arguments.db)
             if arguments.action == "create":
+                if not (arguments.data or arguments.db or commands.is_used(db)):
+                    print(f"gradcanary token: {commands.explain_unused(db)}", file=sys.stderr)  # noqa: T201
+                    return 1
                 wish = (arguments.scope, arguments.name, arguments.days)
-                token_commands.create(db, *wish, print, lambda line: print(f"gradcanary: {line}", file=sys.stderr))  # noqa: T201
+                commands.create_token(db, *wish, print, lambda line: print(f"gradcanary: {line}", file=sys.stderr))  # noqa: T201
             elif arguments.action == "revoke":
-                token_commands.revoke(db, arguments.token, print)
+                commands.revoke_token(db, arguments.token, print)
             else:
-                token_commands.show(db, print)
+                commands.list_tokens(db, _print_row)
         except CollectorError as error:
             raise UsageError(f"gradcanary token: {error}") from error
     except ModuleNotFoundError as error:
         raise UsageError(NO_EXTRAS.format(command="token", missing=error.name)) from error
     return 0
+
+
+def _print_row(text: str) -> None:
+    print(incident_words.wrapped(text, on_call.width(), "    "))  # noqa: T201 -- the answer
 
 
 def _data(arguments: argparse.Namespace) -> Path:

@@ -46,16 +46,17 @@ class Counters:
         layers = self._of.layers
         if not self.unhooked or layers is None:
             return
+        ways = {layer: layers.gathered.get(layer, layers.references[layer]) for layer in self.unhooked}
         able = {
             layer: parameter
-            for layer in self.unhooked
-            if (parameter := layers.references[layer]()) is not None and parameter.requires_grad and parameter.is_leaf
+            for layer, way in ways.items()
+            if (parameter := way()) is not None and parameter.requires_grad and parameter.is_leaf
         }
         if not able:
             return  # as before each step of a training with frozen layers
         calls = self._calls(able.keys() - self._hooks.keys())  # some are there where the one after them raised
         for layer, call in calls.items():
-            self._hooks[layer] = Hook(layers.references[layer], able[layer], AFTER, call)
+            self._hooks[layer] = Hook(ways[layer], able[layer], AFTER, call)
         self.unhooked = [layer for layer in self.unhooked if layer not in able]
         self._all = [*self._hooks.values(), *self._gathered]
 
@@ -94,9 +95,16 @@ class Counters:
             self._searches_left = SEARCHES  # what is gathered now may be another tensor, too
 
     def hear_of_unsynced(self, keep: Callable[[Tensor], None]) -> None:
-        """Hook one parameter that is gathered now: the shards' own hooks are called by passes that reduce them only."""
+        """Hook one parameter that is gathered now: the shards' own hooks are called by passes that reduce them only.
+
+        In place of offloaded shards each gathered parameter is hooked, once the forward pass has made it.
+        """
         layers = self._of.layers
-        if layers is None or not layers.has_shards or not self._searches_left:
+        if layers is None or not layers.has_shards:
+            return
+        if layers.gathered:
+            self.add()
+        if not self._searches_left:
             return
         self._searches_left -= 1
         for owner in (reference() for reference in layers.owners):

@@ -1,8 +1,8 @@
 """In which dtype somebody asked for gradients to be summed: by a wrapper, a framework's config, or a parameter group.
 
 All of it is duck-typed: nothing is imported that the training has not imported. What torch itself has is tested with
-it; DeepSpeed and Megatron do not run without GPUs, and are tested with stand-ins of their attribute names. Accelerate
-declares nothing itself: it hands what it was told to DDP, FSDP or DeepSpeed, which are asked here.
+it; DeepSpeed and Megatron are experimental: they do not run without GPUs, and are tested with stand-ins of their
+attribute names. Accelerate declares nothing itself: what it hands to DDP, FSDP or DeepSpeed is read there.
 """
 
 from __future__ import annotations

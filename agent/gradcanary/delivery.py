@@ -89,7 +89,7 @@ class Delivery:
             greeting.said()
             return True
         if answer is not None and answer.status in (400, 409, 413, 415, 422):
-            self._guard.say(f"the collector refuses this session: {answer.message}. Nothing is sent.")
+            self._guard.say("the collector refuses this session: {message}. Nothing is sent.", message=answer.message)
             self.is_refused = True
         return False
 
@@ -129,7 +129,8 @@ class Delivery:
             if not self._outbox.halve():
                 self._guard.say("a step was too large for the collector and is lost")
         else:
-            self._guard.say(f"the collector refused a batch, which is lost ({answer.status}: {answer.message})")
+            line = "the collector refused a batch, which is lost ({status}: {message})"
+            self._guard.say(line, status=answer.status, message=answer.message)
             self._outbox.set_aside()
         return True
 
@@ -153,7 +154,7 @@ class Delivery:
             answer = self._transport.send(method, path, body, compress=compress)
         except UnreachableError as error:
             if not self._transport.is_aborted:
-                self._guard.say(f"no collector at {self._url} ({error}); {self._meanwhile}")
+                self._say("no collector at {url} ({error}); {meanwhile}", error=error)
             self._retry_later(None)
             return None
         if self._is_settled(answer, is_hello=method == "PUT"):
@@ -172,25 +173,26 @@ class Delivery:
             return True
         if status in (401, 403):
             why = answer.message or f"it answers {status}"
-            self._guard.say(f"the collector refuses our token: set GRADCANARY_TOKEN ({why}); {self._meanwhile}")
+            self._say("the collector refuses our token: set GRADCANARY_TOKEN ({why}); {meanwhile}", why=why)
             self.is_barred = True
             return False
         if status == 426:
-            self._guard.say(f"the collector does not speak this agent's protocol: {answer.message}; {self._meanwhile}")
+            line = "the collector does not speak this agent's protocol: {message}; {meanwhile}"
+            self._say(line, message=answer.message)
             return False
         if status in (400, 404, 409, 413, 415, 422) and not (is_hello and status == 404):
             self.is_there = True
             return True
         self.is_there = status in (408, 429) or status >= 500
         if not self.is_there:
-            self._guard.say(f"{self._url} answers {status}, which no collector does; {self._meanwhile}")
+            self._say("{url} answers {status}, which no collector does; {meanwhile}", status=status)
         return False
 
     def _hear(self, answer: Answer) -> bool:
         try:
             reply = wire.load_reply(answer.body)
         except ValueError:
-            self._guard.say(f"{self._url} does not answer as a collector does; {self._meanwhile}")
+            self._say("{url} does not answer as a collector does; {meanwhile}")
             return False
         self.is_there = True
         self.is_barred = False
@@ -199,6 +201,9 @@ class Delivery:
         self.spacing_s = min(max(0.0, reply.spacing_s), MOST_SPACING_S)  # a NaN is 0
         self._heard(reply)
         return True
+
+    def _say(self, line: str, **gaps: object) -> None:
+        self._guard.say(line, url=self._url, meanwhile=self._meanwhile, **gaps)
 
     def _retry_later(self, wish_s: float | None) -> None:
         low, high = RETRY_S

@@ -163,7 +163,7 @@ class Doze:
         window.begin_again()
         if len(self._kept) >= HANDS_OVER or not 0 <= now - self._kept[0][1] < HANDS_OVER_S:
             self._hand_over()
-            of.place.find_again()
+            of.find_group()
 
     def _hand_over(self) -> None:
         """Put a record for each window that is over."""
@@ -190,7 +190,6 @@ class Doze:
                     every=of.meter.every,
                     logged=logged,
                     is_silent=of.place.is_silent,
-                    place=of.place.told,
                 )
             )
 

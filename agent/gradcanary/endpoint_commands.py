@@ -67,7 +67,7 @@ def _add_json(command: argparse.ArgumentParser) -> None:
 def _list(arguments: argparse.Namespace, collector: Collector) -> int:
     found = collector.ask("GET", "/endpoints")
     said = endpoint_words.listed(found["endpoints"], on_call.width())
-    return on_call.say(on_call.as_json(found) if arguments.json else said)
+    return on_call.say(on_call.as_json(found) if arguments.json else said, is_json=arguments.json)
 
 
 def _make(arguments: argparse.Namespace, collector: Collector) -> int:
@@ -106,7 +106,7 @@ def _remove(arguments: argparse.Namespace, collector: Collector) -> int:
 def _deliveries(arguments: argparse.Namespace, collector: Collector) -> int:
     found = collector.ask("GET", f"/endpoints/{arguments.endpoint}/deliveries", before=arguments.before)
     if arguments.json:
-        return on_call.say(on_call.as_json(found))
+        return on_call.say(on_call.as_json(found), is_json=True)
     on_call.say(endpoint_words.log(found["deliveries"], on_call.width()))
     if found["next"] is not None:
         on_call.say(f"Older ones: --before {found['next']}")

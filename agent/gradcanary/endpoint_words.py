@@ -50,7 +50,7 @@ def log(deliveries: Sequence[Json], width: int | None) -> str:
     rows = [
         (
             each["id"],
-            minute(each["sealed"]),
+            minute(each["enqueued"]),
             each["run"],
             f"#{each['incident']}",
             each["kind"],
@@ -65,7 +65,7 @@ def log(deliveries: Sequence[Json], width: int | None) -> str:
 
 def _trouble(endpoint: Json) -> list[str]:
     if endpoint["state"] == "disabled":
-        return [f"{endpoint['id']} is disabled: {endpoint['why']}."]
+        return [f"{endpoint['id']} is disabled: {endpoint['reason']}."]
     if endpoint["failing_since"]:
         return [f"{endpoint['id']} fails since {minute(endpoint['failing_since'])} UTC: {endpoint['last_error']}."]
     return []

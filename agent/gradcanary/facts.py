@@ -1,9 +1,6 @@
 """What a session says of numbers that it cannot have, or has differently than a reader would think."""
 
-import torch
-
 from gradcanary import wire
-from gradcanary.weights import MAX_BYTES, bytes_of_copy
 
 NO_CALLBACKS = wire.Fact(
     code="no_engine_callback",
@@ -31,6 +28,12 @@ FLAT = wire.Fact(
     "first rank, smaller than the whole. Those of fully_shard (FSDP2) are put together.",
     layers=(),
 )
+PIPELINE = wire.Fact(
+    code="pipeline",
+    text="The model is cut into pipeline stages. The layers are those of the first rank only: other ranks send no "
+    "gradient that is finite.",
+    layers=(),
+)
 COMPILED_STEP = wire.Fact(
     code="compiled_step",
     text="The optimizer steps inside a compiled graph, where nothing of it is seen: there are no learning rates and no "
@@ -55,6 +58,21 @@ SLOW_DEVICE = wire.Fact(
     "watch(every=) decides otherwise.",
     layers=(),
 )
+LAZY_DEVICE = wire.Fact(
+    code="lazy_device",
+    text="Layers on an XLA device are not measured: a value read there would cut the graph that torch gathers, and so "
+    "slow the training down.",
+    layers=(),
+)
+LATE_GROUP = wire.Fact(
+    code="late_process_group",
+    text="The process group was made after this session had begun to report, so each process reports as if it trained "
+    "alone. Call gradcanary.watch() after torch.distributed.init_process_group().",
+    layers=(),
+)
+SAID = ("lazy_device", "too_many_layers")
+"""Codes of findings about layers that are printed on stderr, too: a reader misses layers without them."""
+
 NO_SCALER = wire.Fact(
     code="fp16_without_scaler",
     text="Gradients are in float16, where what is under 6e-8 is zero, and no GradScaler was found that steps this "
@@ -64,17 +82,10 @@ NO_SCALER = wire.Fact(
 )
 
 
-def of_layers(layer_set: wire.LayerSet) -> tuple[wire.Fact, ...]:
-    """Return what there is to say of the layers themselves."""
-    large = tuple(
-        layer.name
-        for layer in layer_set.layers
-        if bytes_of_copy(layer.local_numel, getattr(torch, layer.param_dtype)) > MAX_BYTES
-    )
-    if not large:
-        return ()
+def too_many_layers(found: int, most: int) -> wire.Fact:
+    """Return the fact that a training has more layers than a session may have."""
     text = (
-        "Update ratio and weight norm are not measured of these layers: that takes a copy of the layer, and "
-        f"theirs would need more than {MAX_BYTES / 2**20:.0f} MiB."
+        f"This training has {found:,} layers, and a run at most {most:,}: the first {most:,} are watched, the other "
+        f"{found - most:,} are not. watch(include=) or watch(exclude=) chooses."
     )
-    return (wire.Fact("no_update_ratio", text, large),)
+    return wire.Fact("too_many_layers", text, ())

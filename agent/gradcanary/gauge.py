@@ -17,7 +17,7 @@ from gradcanary.references import References
 from gradcanary.sampling import add_buffer, is_capturing, take_sample
 from gradcanary.shadows import Shadows
 from gradcanary.shards import is_shard, local
-from gradcanary.statistics import norm_of, readable
+from gradcanary.statistics import norm_of, readable, without_autocast
 from gradcanary.weights import changes, copies_of, whose_turn
 from gradcanary.window import TOUCHED, Sentinel, Window
 
@@ -75,6 +75,7 @@ class Gauge:
 
     # -- samples -------------------------------------------------------------------------------------------------
 
+    @without_autocast
     def sample(self, window: Window, phase: str, scale: Tensor | None) -> None:
         """Take the window's sample now."""
         if is_capturing():
@@ -105,6 +106,7 @@ class Gauge:
     def _add_losses(self, sample: Sample, counts: Sequence[int]) -> None:
         sample.losses = self.shadows.losses(counts)
 
+    @without_autocast
     def read_buffer(self, window: Window, position: int, buffer: Tensor) -> None:
         """Put what a buffer holds now into the window's sample, in place of a gradient."""
         if window.sample is None:
@@ -127,6 +129,7 @@ class Gauge:
         if gradient is not None and readable(gradient):
             window.claims.look(position, gradient)
 
+    @without_autocast
     def settle(self, window: Window, *, is_expected: bool) -> None:
         """At the end of a pass note what it left, where another one of the window is expected."""
         if is_capturing():
@@ -202,19 +205,30 @@ class Gauge:
         window.sample.frozen = self.frozen.turn(step, of.meter.every, self.references, moving)
 
     def forecast(self, window: Window, optimizer: torch.optim.Optimizer) -> None:
-        """After a step say once what will go wrong with weights or moments of low precision."""
+        """After a step say once what will go wrong with weights or moments of low precision.
+
+        Each of the three looks has a wall of its own: what one of them fails of does not hide what the others find.
+        """
         of = self._of
         if self.outlook.is_over or of.layers is None or of.place.is_silent or is_capturing():
             return
         if not self.outlook.is_due(optimizer) or window.sample is None:
             return
         self.outlook.is_over = True
-        every = of.layers.layer_set.layers
-        names = {id(each()): every[layer].name for layer, each in zip(self.layers, self.references, strict=True)}
-        of.facts += [fact for fact in coarse_moments(optimizer, names, len(every)) if fact not in of.facts]
-        window.sample.forecasts = forecasts(optimizer, self.references)
+        wrap = of.guard.wrap
+        wrap("forecasting of moments", self._forecast_moments)(optimizer, of.layers)
+        wrap("forecasting of weights", self._forecast_weights)(optimizer, window.sample)
         if "float16" in window.sample.dtypes and window.loss_scale is None and window.sample.scale is None:
             of.tell(facts.NO_SCALER)
+
+    def _forecast_moments(self, optimizer: torch.optim.Optimizer, layers: Layers) -> None:
+        every = layers.layer_set.layers
+        names = {id(each()): every[layer].name for layer, each in zip(self.layers, self.references, strict=True)}
+        known = self._of.facts
+        known += [fact for fact in coarse_moments(optimizer, names, len(every)) if fact not in known]
+
+    def _forecast_weights(self, optimizer: torch.optim.Optimizer, sample: Sample) -> None:
+        sample.forecasts = forecasts(optimizer, self.references)
 
     def shadow(self, window: Window, next_step: int) -> None:
         """After a step, see to it that what the next window's sums lose can be told, where that is its turn.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gradcanary import facts, wire
+from gradcanary import wire
 from gradcanary.frameworks import chosen
 from gradcanary.layers import Layers
 from gradcanary.observer import Observer
@@ -21,12 +21,11 @@ INTERVAL_S = 15.0
 class Greeting:
     """Knows what a hello would say now and what the collector was told already.
 
-    A session stays what it said: ``place`` is the rank of the process and the world size. ``first_step`` is given of
-    one that began in the middle of the watch.
+    A session stays what it said: ``place`` is the rank of the process and the world size.
     """
 
-    def __init__(self, launch: str, observer: Observer, place: tuple[int, int], first_step: int | None = None) -> None:
-        self.place = place
+    def __init__(self, launch: str, observer: Observer) -> None:
+        self.place = (0, 1)
         self._launch = launch
         self._facts: tuple[wire.Fact, ...] = ()
         self._settings, self._started = observer.settings, time.time()
@@ -34,7 +33,7 @@ class Greeting:
         self._findings: tuple[wire.Fact, ...] = ()
         self._framework: str | None = None
         self._sharded: bool | None = None
-        self._first_step = first_step
+        self._first_step: int | None = None
         self._step_source: str | None = None
         self._optimizer: str | None = None
         self._late: bool | None = observer.is_late or None
@@ -60,15 +59,12 @@ class Greeting:
         self._findings += tuple(fact for fact in read if fact not in self._findings)
         origin, layers, self._facts = observer.origin, observer.layers, (*observer.facts, *observer.guard.facts)
         if origin is not None and self._step_source is None:
-            self._first_step = origin.first_step if self._first_step is None else self._first_step
-            self._step_source, self._optimizer = origin.source, origin.optimizer
+            self._first_step, self._step_source, self._optimizer = origin.first_step, origin.source, origin.optimizer
         if origin is not None and self._late is None:
             self._late = origin.late
         if origin is not None and layers is not None:
             self._framework = self._framework or chosen(layers.framework, origin.loop)
         if measured is not None:
-            if measured.layer_set.id not in self._sets:
-                self._findings += facts.of_layers(measured.layer_set)
             self._sets.setdefault(measured.layer_set.id, measured.layer_set)
             if self._sharded is None:  # it cannot be said differently later on
                 self._sharded = measured.is_sharded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -15,31 +16,38 @@ log = logging.getLogger("gradcanary")
 
 
 MOST_FACTS = 8
+MOST_LINES = 1000
+"""Lines and faults that one session tells of."""
+
 FAULT = "{where} failed in gradcanary: {error}. The training went on untouched; numbers may be missing."
+LOGGED = "gradcanary: %s failed; the training goes on without it"
 CAUGHT = "something in gradcanary failed {count} {times}; the training went on untouched, numbers may be missing"
 
 
 class Guard:
-    """Counts what went wrong inside the agent; ``last`` is the most recent error, ``facts`` tell of the first of each
-    place."""
+    """Counts what went wrong inside the agent; ``facts`` tell of the first error of each place.
+
+    ``last`` is the text of the most recent error. The error itself has the frames of the sample that failed, and with
+    them all its gradients.
+    """
 
     def __init__(self) -> None:
         self.caught = 0
-        self.last: BaseException | None = None
+        self.last: str | None = None
         self.facts: list[wire.Fact] = []
         self._told: set[str] = set()
 
     def catch(self, where: str, error: BaseException) -> None:
         """Count an error; log it with its stack the first time that it comes from ``where``."""
         self.caught += 1
-        self.last = error
-        if where in self._told:
+        self.last = told(error)
+        if where in self._told or len(self._told) >= MOST_LINES:
             return
         self._told.add(where)
         if len(self.facts) < MOST_FACTS:
-            self.facts.append(wire.Fact("agent_fault", FAULT.format(where=where, error=told(error)), ()))
+            self.facts.append(wire.Fact("agent_fault", FAULT.format(where=where, error=self.last), ()))
         with contextlib.suppress(Exception):  # the host's logging is not ours to trust
-            log.error("gradcanary: %s failed; the training goes on without it", where, exc_info=error)
+            _log_with_stack(LOGGED, where, error)
 
     def wrap(self, where: str, function: Callable[..., object]) -> Callable[..., None]:
         """Return a hook that calls the function, returns None and never raises."""
@@ -55,14 +63,30 @@ class Guard:
     def say_caught(self) -> None:
         """Say how often it was, if ever."""
         if self.caught:
-            self.say(CAUGHT.format(count=self.caught, times="time" if self.caught == 1 else "times"))
+            self._print(CAUGHT.format(count=self.caught, times="time" if self.caught == 1 else "times"))
 
-    def say(self, line: str) -> None:
-        """Print a line on stderr, once per session."""
-        if line in self._told:
+    def say(self, line: str, **gaps: object) -> None:
+        """Print a line on stderr, once per session, whatever fills its gaps: ``{name}`` for each that is given."""
+        if line in self._told or len(self._told) >= MOST_LINES:
             return
         self._told.add(line)
+        self._print(line.format(**gaps) if gaps else line)
+
+    def _print(self, line: str) -> None:
         try:
             print(f"gradcanary: {line}", file=sys.stderr, flush=True)  # noqa: T201 -- spoken to the person at the terminal
         except Exception as error:  # noqa: BLE001 -- a closed stderr is no reason to stop a training
             self.catch("stderr", error)
+
+
+def _log_with_stack(message: str, where: str, error: BaseException) -> None:
+    """Log an error with its stack as text.
+
+    A handler may store a record, or print the local variables of its frames. Either would reach the gradients: it keeps
+    them alive, or waits for the device to print them.
+    """
+    if not log.isEnabledFor(logging.ERROR):
+        return
+    record = log.makeRecord(log.name, logging.ERROR, __file__, 0, message, (where,), None)
+    record.exc_text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+    log.handle(record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,6 +42,8 @@ class Hooks:
         self.guard = guard
         self._transfers = transfers
         self.before_first_step: Callable[[], None] | None = None
+        self.before_next_pass: Callable[[], None] | None = None
+        self._thread = threading.get_ident()
         self._model: Callable[[], nn.Module | None] = lambda: None
         self._takes_any = False
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
@@ -58,6 +62,7 @@ class Hooks:
 
     def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
+        self._thread = threading.get_ident()
         observer, wrap = self.observer, self.guard.wrap
         observer.main, observer.optimizers, observer.wake = lambda: self._main(), self.optimizers, self._counters.wake
         observer.rouse = self._doze.end
@@ -89,6 +94,10 @@ class Hooks:
         self.observer.let_go()
         self._counters.remove()
 
+    def is_training_elsewhere(self) -> bool:
+        """Return True if another living thread ran the last pass or step, or made the watch."""
+        return self._thread != threading.get_ident() and self._thread in sys._current_frames()  # noqa: SLF001 -- documented
+
     def optimizers(self) -> Sequence[Optimizer]:
         """Return the optimizers followed, without those that the training has let go of."""
         return [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
@@ -111,9 +120,24 @@ class Hooks:
             self.observer.pause()
         return True
 
+    def _is_left_alone(self) -> bool:
+        """Return True if a step is not looked at: it is recorded, or another thread has closed the watch."""
+        if self.before_next_pass is not None:
+            return True
+        return torch.cuda.is_initialized() and self._is_recorded()  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def _note_thread(self) -> None:
+        if tap.is_outermost():  # inside a pass on a GPU this is a thread of the autograd engine
+            self._thread = threading.get_ident()
+
     def _backward_called(self, tensors: object) -> None:
+        if self.before_next_pass is not None:
+            if not is_capturing():
+                self.before_next_pass()
+            return
         if torch.cuda.is_initialized() and self._is_recorded():  # type: ignore[no-untyped-call]  # untyped in torch
             return
+        self._thread = threading.get_ident()
         if self._transfers.lanes:
             self._transfers.visit()
         if self._doze.is_on and self._doze.backward_called(tensors):
@@ -123,8 +147,9 @@ class Hooks:
         self._counters.hear_of_unsynced(self._keep)
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.cuda.is_initialized() and self._is_recorded():  # type: ignore[no-untyped-call]  # untyped in torch
+        if self._is_left_alone():
             return
+        self._note_thread()
         if self._transfers.lanes:
             self._transfers.visit()
         # Accelerate's wrapper passes on a closure that is None.
@@ -149,6 +174,8 @@ class Hooks:
         self.observer.step_begins(optimizer, has_closure=has_closure)
 
     def _step_ended(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if self.before_next_pass is not None:
+            return
         if self._doze.is_on and self._doze.step_ended(optimizer):
             return
         if not self.follows(optimizer) or self._is_recorded():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ def worst_first(incidents: Sequence[Json]) -> list[Json]:
 
 
 def listed(incidents: Sequence[Json], width: int | None) -> str:
-    """Return a table with a line per incident, at most ``width`` characters wide, and how many there are."""
+    """Return a table with a line per incident, wrapped at ``width`` characters, and how many there are."""
     if not incidents:
         return "No incidents."
     head = ("ID", "SEVERITY", "STATE", "RUN", "RULE", "LAYERS", "OPENED (UTC)", "WHAT")
@@ -64,7 +65,7 @@ def state(incident: Json) -> str:
     silenced = incident.get("silenced")
     marks = ["acked"] if incident["acked"] else []
     if silenced:
-        marks.append("silenced" if silenced["members"] == silenced["of"] else "partly silenced")
+        marks.append("silenced" if silenced["members"] == silenced["firing"] else "partly silenced")
     return ", ".join(["open", *marks])
 
 
@@ -133,12 +134,29 @@ def hides(silence: Json) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """Return columns as wide as their widest entry; each line is cut at ``width`` characters, None = not at all."""
+    """Return columns as wide as their widest entry; longer lines than ``width`` go on below, None = no line does."""
     wide = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
     lines = (
         "  ".join(text.ljust(size) for text, size in zip(row, wide, strict=True)).rstrip() for row in (head, *rows)
     )
-    return "\n".join(line if width is None or len(line) <= width else line[: width - 3] + "..." for line in lines)
+    return "\n".join(wrapped(line, width, "    ") for line in lines)
+
+
+def wrapped(text: str, width: int | None, indent: str = "") -> str:
+    """Return lines of at most ``width`` characters, None = as they are; what goes on below is indented further.
+
+    A line with an address keeps its words whole: a broken address opens nothing.
+    """
+    if width is None:
+        return text
+    lines = []
+    for line in text.split("\n"):
+        lead = line[: len(line) - len(line.lstrip())]
+        below = indent or (lead + "  " if lead else "")
+        wrapper = textwrap.TextWrapper(width, subsequent_indent=below[: width // 2], break_on_hyphens=False)
+        wrapper.break_long_words = "://" not in line
+        lines += wrapper.wrap(line) if len(line) > width else [line]
+    return "\n".join(lines)
 
 
 def minute(moment: str) -> str:
@@ -162,7 +180,11 @@ def _marks(incident: Json) -> list[str]:
         note = " ".join(ack["note"].split())
         lines.append(f"Acked by {ack['by']}, {minute(ack['at'])} UTC{': ' + note if note else '.'}")
     if silenced:
-        part = "" if silenced["members"] == silenced["of"] else f", {silenced['members']} of {silenced['of']} layers"
+        part = (
+            ""
+            if silenced["members"] == silenced["firing"]
+            else f", {silenced['members']} of {silenced['firing']} layers"
+        )
         lines.append(f"Silenced until {minute(silenced['until'])} UTC{part}.")
     return lines
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from gradcanary import facts, shards, wire
 from gradcanary.declared import dead_keys, declared
 from gradcanary.references import Held, Reference, held_by
 from gradcanary.settings import Settings
+from gradcanary.statistics import is_lazy
 
 Kind = TypeVar("Kind")
 
@@ -45,7 +47,8 @@ class Layers:
     ``is_sharded`` tells whether other processes hold other parts of them, and ``local_numel`` of each layer what this
     one speaks for; ``has_shards`` whether their gradients are reduced before anybody sees them; ``owners`` are the
     modules that hold them, ``facts`` what a reader of their numbers must know; ``declared`` holds the dtypes that
-    somebody asked for to sum their gradients in.
+    somebody asked for to sum their gradients in. ``gathered`` leads to the gathered parameters of offloaded shards, by
+    layer: a hook on such a shard would make FSDP2 wait for each copy to the host.
     """
 
     references: tuple[Reference, ...]
@@ -57,6 +60,7 @@ class Layers:
     owners: tuple[weakref.ref[nn.Module], ...] = ()
     facts: tuple[wire.Fact, ...] = ()
     declared: tuple[str | None, ...] = ()
+    gathered: Mapping[int, Callable[[], nn.Parameter | None]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.references)
@@ -98,11 +102,31 @@ def discover(
     layers = _layers(named, grouped, held_by(optimizers), settings, _framework(roots))
     is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
     layers = replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
+    layers = replace(layers, facts=(*layers.facts, *((facts.PIPELINE,) if _has_stage() else ())))
+    try:
+        layers = _with_gathered(layers)
+    except Exception as error:  # noqa: BLE001 -- private names of torch: where they changed, the shards get the hooks
+        failed("looking for offloaded shards", error)
     try:
         return _with_declared(layers, roots, optimizers)
     except Exception as error:  # noqa: BLE001 -- configs are other people's objects; the layers are worth having without
         failed("looking for declared dtypes", error)
         return layers
+
+
+def _has_stage() -> bool:
+    """Return True if this process has a stage of a pipeline whose other stages are in other processes."""
+    kind = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
+    return kind is not None and any(stage.group_size > 1 for stage in living(kind))
+
+
+def _with_gathered(layers: Layers) -> Layers:
+    """Return the layers with the ways to the gathered parameters. Offloaded shards lie on the host, others are not
+    looked for."""
+    found = [reference() for reference in layers.references] if layers.has_shards else []
+    ids = {id(each): layer for layer, each in enumerate(found) if each is not None and each.device.type == "cpu"}
+    ways = shards.gathered(living(nn.Module)) if ids else {}
+    return replace(layers, gathered={ids[key]: way for key, way in ways.items() if key in ids})
 
 
 def _with_declared(layers: Layers, roots: Iterable[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> Layers:
@@ -220,7 +244,9 @@ def _layers(
     settings: Settings,
     framework: str | None,
 ) -> Layers:
-    chosen = [(p, place) for p, place in named.values() if _is_wanted(p, place.name, settings)][:_MAX_LAYERS]
+    wanted = [(p, place) for p, place in named.values() if _is_wanted(p, place.name, settings)]
+    able = [(p, place) for p, place in wanted if not is_lazy(p.device)]
+    chosen = able[:_MAX_LAYERS]
     names = unique(place.name for _, place in chosen)
     groups = [grouped.get(id(parameter), (None, None, None, None)) for parameter, _ in chosen]
     sizes = [p.numel() for p, _ in chosen]
@@ -244,7 +270,11 @@ def _layers(
         declared=(None,) * len(layers),
         framework=framework,
         is_sharded=is_sharded and any(sizes),
-        facts=(facts.SHARDED,) if is_sharded and any(sizes) else (),
+        facts=(
+            *((facts.SHARDED,) if is_sharded and any(sizes) else ()),
+            *((facts.LAZY_DEVICE,) if len(able) < len(wanted) else ()),
+            *((facts.too_many_layers(len(able), _MAX_LAYERS),) if len(chosen) < len(able) else ()),
+        ),
         has_shards=any(shards.is_shard(p) for p, _ in chosen),
         owners=tuple(dict.fromkeys(place.owner for _, place in chosen if place.owner is not None)),
     )

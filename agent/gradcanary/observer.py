@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from gradcanary import facts, wire
+from gradcanary import engine, facts, wire
 from gradcanary.buffers import Buffers
 from gradcanary.calls import Calls
 from gradcanary.compiled import Graphs
@@ -36,7 +36,8 @@ class Observer:
     def __init__(self, settings: Settings, guard: Guard, *, put: Callable[[Record], None]) -> None:
         self.settings = settings
         self.guard = guard
-        self.has_callbacks = False
+        self.has_callbacks = self.was_called_back = False
+        self._unanswered_in: int | None = None
         self.put = put
         self.layers: Layers | None = None
         self.main: Callable[[], Optimizer | None] = lambda: None
@@ -73,7 +74,11 @@ class Observer:
             tracks[key].gauge.follow(mine, layers)
         self.buffers.follow(layers, tracks.values())
         self.place.follow(layers)
-        self.facts += [fact for fact in layers.facts if fact not in self.facts]
+        for fact in layers.facts:
+            if fact.code in facts.SAID:
+                self.tell(fact)
+            elif fact not in self.facts:
+                self.facts.append(fact)
 
     def backward_called(self, roots: list[Tensor]) -> None:
         """Keep what a backward pass starts from until a layer of the main optimizer takes part in it."""
@@ -81,6 +86,8 @@ class Observer:
             self._catch_up()
         for track in self._tracks.values():
             track.forget_passes()
+        if not (self.was_called_back or self.has_optimizer()):
+            self._look_for_callback()
         if self.paused and self._leading is not None and self._leading.pause.is_over():
             self.look_again()
         if self.paused:
@@ -97,6 +104,8 @@ class Observer:
         track = self._tracks.get(id(optimizer))
         if track is None:
             return
+        if not self.was_called_back:
+            self._look_for_callback()
         self._begin_stepping(track)
         if self.paused:
             self.look_again()
@@ -203,16 +212,32 @@ class Observer:
         """Say whether an optimizer is known: without one, windows end as their gradients are cleared."""
         return self.main() is not None
 
+    def is_gathered(self, layer: int) -> bool:
+        """Return True if the hook of a layer is on its gathered parameter."""
+        return self.layers is not None and layer in self.layers.gathered
+
+    def do_without_callbacks(self) -> None:
+        """Take samples in the step hook from now on."""
+        self.has_callbacks = False
+        self.facts.append(facts.NO_CALLBACKS)
+        for track in self._tracks.values():
+            track.do_without_callbacks()
+
     def take_roots(self, track: Track) -> tuple[list[Tensor], int]:
         """Return what the window's passes start from, once and to the main optimizer only, and how many had no hook."""
         return self.calls.take() if track is self._leading else ([], 0)
 
     def window_begins(self) -> None:
         """Learn where the count of steps begins, and whether somebody reduces gradients by now."""
-        self.place.find_again()
+        self.find_group()
         if self.origin is None:
             self.meter.window_begins()
             self._find_origin(even_unknown=False)
+
+    def find_group(self) -> None:
+        """Look for a process group: a script may make it after its watch."""
+        if self.place.find_again():
+            self.tell(facts.LATE_GROUP)
 
     def window_ended(self, track: Track) -> None:
         """Put the record of the main optimizer's window.
@@ -224,6 +249,16 @@ class Observer:
             self.close_window(track)
         else:
             track.renew_window(was_sampled=track.window.stepped and self.is_sampled(track), is_foreign=is_foreign)
+
+    def _look_for_callback(self) -> None:
+        """Do without callbacks if none came though passes of two windows are over: a pass that raised has none."""
+        has_passed = any(any(track.window.counts) for track in self._tracks.values())
+        if not (self.has_callbacks and has_passed and engine.current_pass() < 0):
+            return
+        if self._unanswered_in is None:
+            self._unanswered_in = self.step
+        elif self._unanswered_in != self.step:
+            self.do_without_callbacks()
 
     def _catch_up(self) -> None:
         """Note a step that came in a compiled graph. Whose it was is known where there is one optimizer only."""
@@ -295,6 +330,7 @@ class Observer:
             return
         if self.origin is None:
             self._find_origin(even_unknown=True)
+        track.drop_scaled()
         is_sampled = self.step % self.meter.every == 0
         self.samples += is_sampled
         samples = self._parts.joined(track, self._tracks.values()) if is_sampled else []

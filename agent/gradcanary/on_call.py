@@ -103,9 +103,9 @@ def run_command(command: Command, arguments: argparse.Namespace) -> int:
 def _incidents(arguments: argparse.Namespace, collector: Collector) -> int:
     if arguments.incident is not None:
         found = collector.ask("GET", f"/incidents/{arguments.incident}")
-        return say(as_json(found) if arguments.json else incident_words.told(found))
+        return say(as_json(found) if arguments.json else incident_words.told(found), is_json=arguments.json)
     listed: list[Any] = []
-    before: int | None = None
+    before: str | None = None
     for _ in range(MOST_PAGES):
         asked = {"run": arguments.name, "state": arguments.state, "since": arguments.since, "before": before}
         page = collector.ask("GET", "/incidents", **asked)
@@ -114,8 +114,10 @@ def _incidents(arguments: argparse.Namespace, collector: Collector) -> int:
         if before is None:
             break
     worst = incident_words.worst_first(listed)
-    say(as_json({"incidents": worst, "next": before}) if arguments.json else incident_words.listed(worst, width()))
-    if before is not None and not arguments.json:
+    if arguments.json:
+        return say(as_json({"incidents": worst, "next": before}), is_json=True)
+    say(incident_words.listed(worst, width()))
+    if before is not None:
         say("There are older ones: choose with --run, --state or --since.")
     return 0
 
@@ -150,7 +152,8 @@ def _silence(arguments: argparse.Namespace, collector: Collector) -> int:
 
 def _silences(arguments: argparse.Namespace, collector: Collector) -> int:
     found = collector.ask("GET", "/silences")
-    return say(as_json(found) if arguments.json else incident_words.silences(found["silences"], width()))
+    said = as_json(found) if arguments.json else incident_words.silences(found["silences"], width())
+    return say(said, is_json=arguments.json)
 
 
 def _unsilence(arguments: argparse.Namespace, collector: Collector) -> int:
@@ -192,7 +195,7 @@ def _rfc3339(moment: datetime) -> str:
 
 def width() -> int | None:
     """Return how wide lines may be; in a file or a pipe they are whole."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
 def as_json(found: object) -> str:
@@ -200,8 +203,9 @@ def as_json(found: object) -> str:
     return json.dumps(found, indent=2)
 
 
-def say(text: str) -> int:
-    """Print a text, whatever the terminal can write, and return the status of success."""
-    encoding = sys.stdout.encoding or "utf-8"
+def say(text: str, *, is_json: bool = False) -> int:
+    """Print a text, whatever the terminal can write, and return the status of success; JSON is not wrapped."""
+    text = text if is_json else incident_words.wrapped(text, width())
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # there may be no stdout
     print(text.encode(encoding, "backslashreplace").decode(encoding))  # noqa: T201 -- the answer
     return 0

@@ -23,7 +23,7 @@ class Place:
 
     def __init__(self) -> None:
         self.rank, self.world_size = 0, 1
-        self.is_silent = self.looks_at_own = self.is_one_of_many = False
+        self.is_silent = self.looks_at_own = self.is_one_of_many = self.is_said = False
         self._layers: Layers | None = None
 
     def find(self) -> None:
@@ -37,15 +37,19 @@ class Place:
             self.is_one_of_many = self.world_size > 1
         self.follow(self._layers)
 
-    @property
     def told(self) -> tuple[int, int]:
-        """What a session says of it: rank and world size."""
+        """Return rank and world size, which are kept from now on: a session cannot say others later."""
+        self.is_said = True
         return self.rank, self.world_size
 
-    def find_again(self) -> None:
-        """Ask once more where nobody else is known: a script may make its process group after its watch."""
-        if not self.is_one_of_many and _has_group():
+    def find_again(self) -> bool:
+        """Look for a process group where there was none; return True if it is too late to say its rank."""
+        if self.is_one_of_many or not _has_group():
+            return False
+        if not self.is_said:
             self.find()
+        self.is_one_of_many = True
+        return self.is_said
 
     def follow(self, layers: Layers | None) -> None:
         """Take other layers."""

@@ -76,8 +76,7 @@ class Record:
     """One closed window of the main optimizer; ``samples``, its own first, are none at steps that are not sampled, and
     ``micro_steps`` 0.
 
-    ``is_silent`` tells that another process has the same gradients and sends them, ``place`` the rank of this one and
-    the world size.
+    ``is_silent`` tells that another process has the same gradients and sends them.
     """
 
     layers: Layers
@@ -97,7 +96,6 @@ class Record:
     peak_memory_bytes: int | None = None
     logged: list[Logged] = field(default_factory=list)
     is_silent: bool = False
-    place: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Likely causes and what to do about them, in the words of each framework. Standard library only.
 
-A cause is found by the collector from evidence (:mod:`gradcanary_server.causes`) and named by its code; this
+A cause is found by the collector from evidence (:mod:`gradcanary_server.incidents.causes`) and named by its code; this
 catalogue holds the words. Nothing here blames an 8-step accumulation in bfloat16 for a large fall: that loses 0.4 %.
 """
 
@@ -168,7 +168,7 @@ CAUSES: Mapping[str, Cause] = {
         "measured, not estimated.",
         "fp32_sum",
     ),
-    "low_sum": Cause(
+    "low_precision_sum": Cause(
         "Gradients are summed over micro-steps in low precision. Over eight of them that loses 0.4 % of the norm, over "
         "64 about 1 %, over 512 alike ones a fifth: a reason to look at accumulation_error, no reason for a fall.",
         "fp32_sum",

@@ -15,17 +15,27 @@ class Ring(Generic[Item]):
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.dropped = 0
+        # Each thread counts for itself: += of two on one number loses some.
+        self._lost = self._lost_unread = 0
         self._items: deque[Item] = deque()
         self._given_up: deque[Item] = deque()
 
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def dropped(self) -> int:
+        """How many items nobody takes."""
+        return self._lost + self._lost_unread
+
+    def drop(self, count: int = 1) -> None:
+        """Count items that were never put; in the thread that puts."""
+        self._lost += count
+
     def put(self, item: Item) -> bool:
         """Store an item and return whether there was room."""
         if len(self._items) >= self.capacity:
-            self.dropped += 1
+            self.drop()
             return False
         self._items.append(item)
         return True
@@ -38,10 +48,14 @@ class Ring(Generic[Item]):
             return None
 
     def give_up(self) -> int:
-        """Count all that is there as dropped, and return how many; it is held until :meth:`clear`."""
-        self._given_up, self._items = self._items, deque()
-        self.dropped += len(self._given_up)
-        return len(self._given_up)
+        """Count all that is there as dropped, and return how many; it is held until :meth:`clear`. In the thread that
+        takes: meanwhile the other one puts what comes next."""
+        count = 0
+        while (item := self.take()) is not None:
+            self._given_up.append(item)
+            count += 1
+        self._lost_unread += count
+        return count
 
     def clear(self) -> None:
         """Let go of what was given up. In the thread that puts: to free a tensor is work of torch, too."""

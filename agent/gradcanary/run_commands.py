@@ -50,14 +50,14 @@ def _list(arguments: argparse.Namespace, collector: Collector) -> int:
     listed: list[Any] = []
     after: str | None = None
     for _ in range(MOST_PAGES):
-        asked = {"named": arguments.named, "archived": "true" if arguments.archived else None, "after": after}
+        asked = {"name_contains": arguments.named, "archived": "true" if arguments.archived else None, "after": after}
         page = collector.ask("GET", "/runs", **asked)
         listed += page["runs"]
         after = page["next"]
         if after is None:
             break
     if arguments.json:
-        return on_call.say(on_call.as_json({"runs": listed, "next": after}))
+        return on_call.say(on_call.as_json({"runs": listed, "next": after}), is_json=True)
     on_call.say(_table(listed, on_call.width()))
     return on_call.say("There are more: choose with --named.") if after is not None else 0
 
@@ -114,7 +114,7 @@ def _table(runs: list[Any], width: int | None) -> str:
             each["state"],
             "-" if each["step"] is None else f"{each['step']:,}",
             incident_words.minute(each["last_seen"]),
-            each["worst"] or ("-" if each["ended_on"] is None else f"{each['ended_on']} (ended)"),
+            each["worst"] or ("-" if each["severity_at_end"] is None else f"{each['severity_at_end']} (ended)"),
             ", ".join(each["tags"]) or "-",
             " ".join(each["note"].split()),
         )

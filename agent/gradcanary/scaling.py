@@ -41,7 +41,6 @@ class Scaling:
         """All that there were in the first window: where there was none nothing is scaled, and nobody asks again."""
         self._mine: weakref.ref[Any] | None = None
         self._is_settled = False
-        self._before: list[tuple[weakref.ref[Any], object, Tensor]] = []
 
     def search(self, scalers: Scalers, step: int) -> None:
         """Look for scalers; the first call may cost a pass over all objects, later ones nothing, even if it raised."""
@@ -62,10 +61,13 @@ class Scaling:
         self._is_settled = True
         return self._mine is not None
 
-    def was_updated(self, window: Window, *, is_alone: bool) -> bool:
-        """Say whether it was updated since the window began; of several that tells whose it is."""
-        if is_alone and (found := self.find_updated()) is not None:
-            _set(window, *found)
+    @property
+    def is_unknown(self) -> bool:
+        """Whether several scalers are in use, and none of them has stepped this optimizer so far."""
+        return not self._is_settled and len(self._used()) > 1
+
+    def was_updated(self, window: Window) -> bool:
+        """Say whether it was updated since the window began."""
         return window.scaler_round is not None and self.round() is not window.scaler_round
 
     def step_begins(self, window: Window, optimizer: torch.optim.Optimizer) -> Tensor | None:
@@ -78,23 +80,8 @@ class Scaling:
         return scale
 
     def begin(self) -> tuple[Tensor | None, object]:
-        """Return the scale and the round in which a window begins; of several scalers they are remembered."""
-        used = [] if self._is_settled else self._used()
-        several = used if len(used) > 1 else []
-        self._before = [
-            (weakref.ref(each), getattr(each, "_per_optimizer_states", None), each._scale.clone())  # noqa: SLF001 -- as said above
-            for each in several
-        ]
+        """Return the scale and the round in which a window begins."""
         return self.scale(), self.round()
-
-    def find_updated(self) -> tuple[Tensor, object] | None:
-        """Return scale and round in which the window began, of the one of several scalers that was updated since."""
-        changed = [each for each in self._before if getattr(each[0](), "_per_optimizer_states", each[1]) is not each[1]]
-        if len(changed) != 1:
-            return None
-        ((self._mine, round_, scale),) = changed
-        self._is_settled, self._before = True, []
-        return scale, round_
 
     def scale(self) -> Tensor | None:
         """Return a copy of the present scale: the one that the last backward pass was scaled with."""

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from gradcanary import leftovers, wire
 from gradcanary.backlog import Backlog, Creates
@@ -56,19 +55,6 @@ TOO_LATE = "the collector did not take everything in time; the last steps are lo
 Alerted = Callable[[wire.Brief], None]
 
 
-class Line(NamedTuple):
-    """How one session reaches the collector: what it says of itself, over which connection, and where it keeps what is
-    not taken."""
-
-    greeting: Greeting
-    transport: Transport
-    create_spool: Creates | None
-
-
-Moves = Callable[[tuple[int, int], int], Line]
-"""Returns the line of the next session: of a process with this rank and world size, from this step on."""
-
-
 class Sender:
     """Sends a session: hello, batches, heartbeats, end."""
 
@@ -76,17 +62,21 @@ class Sender:
         self,
         observer: Observer,
         ring: Ring[Record],
-        line: Line,
-        moves: Moves,
+        greeting: Greeting,
+        transport: Transport,
+        create_spool: Creates | None,
         guard: Guard,
         on_alert: Alerted | None,
+        introduce: Callable[[], bool] | None = None,
     ) -> None:
+        """``create_spool`` makes the file for what is not taken; ``introduce`` prints what is trained and returns True,
+        or False as long as that is not known."""
         self.incidents: tuple[wire.Brief, ...] = ()
         self.latest: Row | None = None
         self.unsent: str | None = None
         """What is to be said, at the end, of that which the collector did not take."""
-        self._observer, self._ring, self._moves = observer, ring, moves
-        self._guard, self._on_alert = guard, on_alert
+        self._observer, self._ring, self._greeting, self._transport = observer, ring, greeting, transport
+        self._guard, self._on_alert, self._introduce = guard, on_alert, introduce
         self._told: dict[int, str] = {}
         self._end: wire.End | None = None
         self._deadline = self._keep_until = 0.0
@@ -94,23 +84,17 @@ class Sender:
         self._reading = threading.Lock()
         self._record_s = 0.0
         self._dropped = 0
-        self._take(line)
+        self._reader = Reader(observer.settings.absmax_below, guard.catch)
+        self._outbox = Outbox(Backlog(create_spool, guard.say))
+        url, meanwhile = observer.settings.url, "the training goes on, still trying"
+        self._delivery = Delivery(url, transport, greeting, self._outbox, guard, self._hear, meanwhile)
+        self._step: int | None = None
+        self._passed: int | None = None
         self._beat_at = time.monotonic() + INTERVAL_S
         self._began = self._read_at = time.monotonic()
         self._flushed_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradcanary-sender", daemon=True)
-
-    def _take(self, line: Line) -> None:
-        """Begin a session."""
-        observer, guard = self._observer, self._guard
-        self._greeting, self._transport = line.greeting, line.transport
-        self._reader = Reader(observer.settings.absmax_below, guard.catch)
-        self._outbox = Outbox(Backlog(line.create_spool, guard.say))
-        url, meanwhile = observer.settings.url, "the training goes on, still trying"
-        self._delivery = Delivery(url, line.transport, line.greeting, self._outbox, guard, self._hear, meanwhile)
-        self._step: int | None = None
-        self._passed: int | None = None
 
     @property
     def is_heard(self) -> bool | None:
@@ -173,15 +157,24 @@ class Sender:
         has_told = False
         while not self._stopping.wait(FLUSH_S):
             self._guarded(self._round)
+            self._guarded(self._introduce_once)
             if not has_told and self._greeting.was_said:  # not before: a folder that hangs would keep all from it
                 has_told = True
                 self._guarded(lambda: leftovers.tell(os.environ, self._guard.say))
-        for work in (self._read_records, self._finish, self._leave, self._hang_up):
+        for work in (self._read_records, self._introduce_once, self._finish, self._leave, self._hang_up):
             self._guarded(work)
         atexit.unregister(self._outlast)
 
     def _hang_up(self) -> None:
         self._transport.close()
+
+    def _introduce_once(self) -> None:
+        """Print what is trained, once it was measured; after an error it is not tried again."""
+        if self._introduce is None or self.latest is None:
+            return
+        introduce, self._introduce = self._introduce, None
+        if not introduce():
+            self._introduce = introduce
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -209,6 +202,8 @@ class Sender:
         is_early = not self._greeting.is_complete and time.monotonic() - self._began < ORIGIN_WAIT_S
         if is_early and not self._greeting.was_said and self._end is None:
             return
+        if not self._greeting.was_said:
+            self._greeting.place = self._observer.place.told()
         while self._delivery.send_next():
             if self._is_late():
                 return
@@ -245,34 +240,12 @@ class Sender:
 
     def _is_said(self) -> bool:
         self._flush()
-        return self._says_end(self._ending(self._end))
-
-    def _says_end(self, ending: bytes) -> bool:
         if self._outbox.is_untold and self._greeting.was_said:
             self._tell_state()
-        return self._delivery.end(ending)
+        return self._delivery.end(self._ending(self._end))
 
     def _ending(self, end: wire.End | None) -> bytes:
         return wire.dump(replace(end or FINISHED, last_step=self._step))
-
-    def _move(self, line: Line) -> None:
-        """End the session and begin the next one, where a process group was made in the middle of it.
-
-        What it said of its place cannot be said differently, and what it sent was measured there. What the collector
-        does not take of it right now stays in a file. However the training ends, this one was over before.
-        """
-        if self._greeting.was_said or not self._outbox.is_empty:
-            self._greeting.learn(self._observer, None)
-            while time.monotonic() >= self._delivery.retry_at and not self._is_late() and self._delivery.send_next():
-                pass
-            if self._delivery.is_over:
-                self._outbox.clear()
-            elif not self._says_end(ending := self._ending(FINISHED)):
-                self._keep(ending)
-        self._transport.close()
-        self._take(line)
-        if self._is_late():
-            self._transport.abort()  # who waits for us has aborted the last one
 
     def _leave(self) -> None:
         """Leave what was not sent, and the end, in a file, and say where."""
@@ -317,9 +290,6 @@ class Sender:
         if record is None:
             return False
         self._count_dropped()
-        if record.place != self._greeting.place and not self._follow(record):
-            self._outbox.lose(1)
-            return True
         try:
             row = self._reader.read(record)
         except Exception as error:  # noqa: BLE001 -- one bad step must not hold up the others
@@ -334,18 +304,6 @@ class Sender:
         if told is not None and not self._delivery.is_over:
             self._outbox.add(told)
         return True
-
-    def _follow(self, record: Record) -> bool:
-        """Begin the session that a record belongs to; tell whether it is still to be read.
-
-        This waits for the collector, and so not with the lock: a process that ends waits for that.
-        """
-        self._reading.release()
-        try:
-            self._move(self._moves(record.place, record.step))
-        finally:
-            self._reading.acquire()
-        return time.monotonic() < self._read_until
 
     def _count_dropped(self) -> None:
         dropped, self._dropped = self._ring.dropped - self._dropped, self._ring.dropped

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gradcanary import engine, facts, naming, process_names, wire
+from gradcanary import engine, facts, naming, tap, wire
+from gradcanary.attach import report, words
 from gradcanary.backlog import Creates
 from gradcanary.frameworks import unwrapped
 from gradcanary.greeting import Greeting
@@ -20,13 +21,16 @@ from gradcanary.observer import Observer
 from gradcanary.records import Logged, Record
 from gradcanary.ring import Ring, capacity_for
 from gradcanary.sampling import is_capturing
-from gradcanary.sender import Line, Sender
+from gradcanary.sender import Sender
 from gradcanary.settings import Settings
 from gradcanary.transfers import FINISH_S, Transfers
 from gradcanary.transport import Transport
 
 MAX_LOGGED = 10_000
 """Numbers of the script that wait for the end of a window: more than one has, few enough where none ever ends."""
+
+LEAVES_S = -1.0
+"""A time that is over already."""
 
 
 class Session:
@@ -40,6 +44,7 @@ class Session:
         self._settings, self._run, self._begin, self._on_alert = settings, run, begin, on_alert
         self._pid = os.getpid()
         self._is_on, self.is_settled = True, False
+        self._left: Callable[[], object] = lambda: None
         self._ring: Ring[Record] = Ring(capacity_for(0))
         self._layers: Layers | None = None
         self._transfers = Transfers(self._ring, self.guard.catch)
@@ -65,35 +70,40 @@ class Session:
     def _open(self) -> None:
         """Begin to send: only now there is a thread, and a process that has to say how it ends."""
         self._pid = os.getpid()
-        self.guard.wrap("trying the autograd engine", self._try_engine)()
+        self.guard.wrap("looking at the autograd engine", self._look_at_engine)()
         self.guard.wrap("finding the rank", self.observer.place.find)()
         self.guard.wrap("beginning to send", self._begin_to_send)()
         if self.sender is not None:
             self.guard.wrap("starting the sender", self.sender.start)()
 
-    def _try_engine(self) -> None:
-        # A backward pass, and so not for one that waits: after it, where there is a GPU, torch forbids it to forks.
-        was_paused, self.observer.paused = self.observer.paused, True
-        try:
-            self.observer.has_callbacks = engine.has_callbacks()
-        finally:
-            self.observer.paused = was_paused
+    def _look_at_engine(self) -> None:
+        self.observer.has_callbacks = engine.has_callbacks()
         if not self.observer.has_callbacks:
             self.observer.facts.append(facts.NO_CALLBACKS)
 
     def _begin_to_send(self) -> None:
-        line = self._line(Greeting(self._begin(), self.observer, self.observer.place.told))
-        self.sender = Sender(self.observer, self._ring, line, self._move, self.guard, self._on_alert)
-
-    def _line(self, greeting: Greeting) -> Line:
-        """Return the way to the collector of a new session."""
         session, url = naming.session_id(), self._settings.url
+        greeting = Greeting(self._begin(), self.observer)
         transport = Transport(url, self._settings.token, self._run, session)
-        return Line(greeting, transport, _spool_maker(self._run, session, url))
+        create_spool = _spool_maker(self._run, session, url)
+        is_launched = os.environ.get("GRADCANARY_WATCH") == "1" and not self.observer.is_late
+        introduce = self._introduce if is_launched else None
+        self.sender = Sender(
+            self.observer, self._ring, greeting, transport, create_spool, self.guard, self._on_alert, introduce
+        )
 
-    def _move(self, place: tuple[int, int], first_step: int) -> Line:
-        """Return that of a session of the next launch, where the process came to stand somewhere else."""
-        return self._line(Greeting(process_names.launch_of(self._run), self.observer, place, first_step))
+    def _introduce(self) -> bool:
+        """Print what is trained under ``gradcanary run``, on the first rank; return False where that is not known yet.
+
+        Runs in the sender's thread.
+        """
+        if self.observer.place.rank > 0:
+            return True
+        found = report.trained_and_measured(self.observer, self.sender)
+        if found["layers"] is None or found["k"] is None:
+            return False
+        self.guard.say(f"watching {words.summarized(found)}: {self._settings.url}/runs/{self._run}")
+        return True
 
     @property
     def has_stepped(self) -> bool:
@@ -113,6 +123,8 @@ class Session:
 
     def log(self, name: str, tags: tuple[tuple[str, str], ...], step: int | None, value: float | Tensor) -> None:
         """Keep a number for the window that is open; where none ends, the latest ones."""
+        if isinstance(value, Tensor):
+            self.guard.wrap("noting a stream", self._transfers.note)(value)
         logged = self.observer.logged
         logged.append(Logged(name, tags, step, value))
         if len(logged) > MAX_LOGGED:
@@ -133,15 +145,37 @@ class Session:
         if not self.observer.paused:
             self.guard.wrap("reading a buffer", self.observer.meter.timed(self.observer.buffers.read))(name, buffer)
 
-    def close(self, end: wire.End, timeout_s: float) -> None:
-        """Detach, send what is left, and end."""
+    def close(self, end: wire.End, timeout_s: float, left: Callable[[], object], *, is_exit: bool = False) -> None:
+        """Detach, call ``left``, send what is left, and end.
+
+        While another thread trains, its next pass detaches: now it may iterate torch's hooks, or record a CUDA graph.
+        The window that is open then is not sent. At the exit of the process no pass is waited for.
+        """
         began = time.monotonic()
-        self.take_off()
-        self.settle(min(timeout_s, FINISH_S))
+        if self._is_on and not is_exit and self._hooks.is_training_elsewhere():
+            self._left = left
+            self._hooks.before_next_pass = self.leave
+        else:
+            self.take_off()
+            self.settle(min(timeout_s, FINISH_S))
+            left()
         if self.sender is not None:
             left_s = max(timeout_s - (time.monotonic() - began), 0.0)
             self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
         self.guard.say_caught()
+
+    def leave_late(self) -> None:
+        """Detach in the training's thread, where a close of another thread came first."""
+        if not (self._hooks.is_training_elsewhere() or is_capturing()):
+            self.leave()
+
+    def leave(self) -> None:
+        """Detach if another thread has closed the session. No value is waited for: the sender has ended."""
+        if self._hooks.before_next_pass is not None:
+            self.take_off()
+            self.guard.wrap("letting go of values on their way", self._transfers.finish)(LEAVES_S)
+            self._hooks.before_next_pass = None
+            self._left()
 
     def take_off(self) -> None:
         """Detach: from now on nothing of the training leads here. Waits for nothing."""
@@ -161,11 +195,14 @@ class Session:
 
     def forked(self) -> None:
         """In a forked child: leave no hook, and nothing to send with; the parent goes on."""
+        tap.renew_lock()  # the module's own call at a fork comes after this one
         self.guard.wrap("detaching", self._hooks.detach)()
 
     def _put(self, record: Record) -> None:
         if os.getpid() != self._pid or self.sender is None:
             return  # a forked worker has no sender thread, nor has a watch that could not begin
+        if self._hooks.before_next_pass is not None:
+            return  # another thread has closed the session
         if record.layers is not self._layers:
             self._layers = record.layers
             self._ring.capacity = capacity_for(len(record.layers))

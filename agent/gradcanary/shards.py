@@ -6,10 +6,13 @@ collective: placements and coordinates are known to each process.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_shard(tensor: Tensor) -> bool:
@@ -52,6 +55,27 @@ def owned_numel(parameter: Tensor, *, is_first: bool) -> int:
     if any(place != 0 and not placement.is_shard() for _, placement, place in _mesh(parameter)):
         return 0
     return local(parameter).numel()
+
+
+def gathered(modules: Iterable[nn.Module]) -> dict[int, Callable[[], nn.Parameter | None]]:
+    """Return a way to the gathered parameter of each shard that FSDP2 offloads, by id of the shard.
+
+    FSDP2 has the gathered parameter from the first forward pass on, and keeps it.
+    """
+    groups = (group for module in modules for group in _groups(module))
+    parameters = (each for group in groups for each in group.fsdp_params if each.offload_to_cpu)
+    return {id(each.sharded_param): partial(_gathered_of, weakref.ref(each)) for each in parameters}
+
+
+def _groups(module: nn.Module) -> Iterator[Any]:
+    """Yield the parameter groups of an FSDP2 module. The names are private, and newer torch has several groups."""
+    if hasattr(type(module), "_get_fsdp_state"):
+        state: Any = module._get_fsdp_state()  # type: ignore[operator]  # noqa: SLF001 -- as the docstring says
+        yield from getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])  # noqa: SLF001
+
+
+def _gathered_of(reference: Callable[[], Any]) -> nn.Parameter | None:
+    return getattr(reference(), "_unsharded_param", None)
 
 
 def _is_final(tensor: Tensor) -> bool:

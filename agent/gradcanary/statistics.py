@@ -12,16 +12,35 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from gradcanary.packs import packed, rows_of
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 Failed = Callable[[str, Exception], None]
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
+LAZY = ("xla",)
+_SCHEMA = torch.ops.aten._foreach_norm.Scalar._schema  # noqa: SLF001 -- torch's own optimizers use it
+_SUMS_IN_A_DTYPE = any(argument.name == "dtype" for argument in _SCHEMA.arguments)
+"""Whether torch sums the squares of many low-precision tensors in float32 at once; the first versions could not."""
+
 _TINY = 2.0**-126
+
+_AUTOCAST_HAS_DEVICES = hasattr(torch, "get_autocast_dtype")
+"""Whether ``torch.is_autocast_enabled`` takes a device: both came with torch 2.4."""
+
+CHUNK = 2**22
+"""Elements that a kernel gets at once where it copies them first: 32 MiB in float64. A whole embedding copied is more
+than a device that is nearly full has."""
+
+COUNTED = 2**24
+"""Elements that float32 counts exactly."""
 
 
 @dataclass
@@ -29,7 +48,8 @@ class Measured:
     """Tensors that hold the statistics of some layers, in parts of one device and dtype: [3, layers]: norm, -min, max.
 
     ``nonfinite`` holds per layer, where asked for, how many elements are; ``nonzero`` beside it how many there are in
-    all: a tensor made of their numbers would be copied to the device, and the training would wait for that.
+    all: a tensor made of their numbers would be copied to the device, and the training would wait for that. A large
+    layer is counted in pieces: both lists name it once for each piece.
     """
 
     columns: list[tuple[list[int], Tensor]] = field(default_factory=list)
@@ -61,7 +81,13 @@ def readable(gradient: Tensor) -> bool:
     """Say whether a gradient can be measured here: a plain tensor (a shard of a DTensor is another thing) that is
     dense, or sparse on a CPU (elsewhere its duplicates cannot be added up without waiting for the device)."""
     is_summable = gradient.layout is torch.sparse_coo and gradient.device.type == "cpu"
-    return type(gradient) is Tensor and (gradient.layout is torch.strided or is_summable) and gradient.numel() > 0
+    is_plain = type(gradient) is Tensor and (gradient.layout is torch.strided or is_summable)
+    return is_plain and gradient.numel() > 0 and not is_lazy(gradient.device)
+
+
+def is_lazy(device: torch.device) -> bool:
+    """Return True where torch only notes what is to be computed: reading a value there cuts the training's graph."""
+    return device.type in LAZY
 
 
 def refuse(_where: str, error: Exception) -> None:
@@ -95,13 +121,15 @@ def measure(
                 held.update(zip(layers, dense, strict=True))
         for layers in _groups(held, count_zeros):
             with told(failed, "counting zeros", held[layers[0]]):
-                counts = [torch.count_nonzero(held[layer]) for layer in layers]
-                sizes = [gradients[layer].numel() for layer in layers]
-                measured.nonzero.append((layers, sizes, torch.stack(counts)))
+                pieces = [(layer, piece) for layer in layers for piece in _counted_pieces(held[layer])]
+                counts = torch.stack([_count_nonzero(piece) for _, piece in pieces])
+                sizes = [gradients[layer].numel() for layer, _ in pieces]
+                measured.nonzero.append(([layer for layer, _ in pieces], sizes, counts))
         for layers in _groups(held, count_nonfinite):
             with told(failed, "counting what is not finite", held[layers[0]]):
-                counts = [(~torch.isfinite(held[layer])).sum() for layer in layers]
-                measured.nonfinite.append((layers, torch.stack(counts)))
+                pieces = [(layer, piece) for layer in layers for piece in _pieces(held[layer], CHUNK)]
+                counts = torch.stack([_count_nonfinite(piece) for _, piece in pieces])
+                measured.nonfinite.append(([layer for layer, _ in pieces], counts))
     return measured
 
 
@@ -117,18 +145,18 @@ def read(measured: Measured, failed: Failed = refuse) -> Numbers:
             numbers.absmax.update(zip(layers, map(abs, map(max, minus_min, maxima)), strict=True))
     for layers, sizes, nonzero in measured.nonzero:
         with told(failed, "reading", nonzero):
-            zeros = [size - count for size, count in zip(sizes, nonzero.tolist(), strict=True)]
-            numbers.zeros.update(zip(layers, zeros, strict=True))
+            counts = _sums(layers, nonzero.tolist())
+            numbers.zeros.update({layer: size - counts[layer] for layer, size in zip(layers, sizes, strict=True)})
     for layers, bad in measured.nonfinite:
         with told(failed, "reading", bad):
-            numbers.nonfinite.update(zip(layers, bad.tolist(), strict=True))
+            numbers.nonfinite.update(_sums(layers, bad.tolist()))
     return numbers
 
 
 def bounds_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least and the greatest element of a readable gradient; a NaN makes both NaN."""
     with torch.no_grad():
-        return torch.aminmax(_real(_dense(gradient)))
+        return _bounds(_real(_dense(gradient)))
 
 
 def stacked(bounds: Mapping[int, tuple[Tensor, Tensor]]) -> list[tuple[list[int], Tensor]]:
@@ -161,9 +189,7 @@ def spread(tensor: Tensor, most: int) -> Tensor | None:
         return None
     if tensor.numel() <= most:
         return tensor.reshape(-1)
-    strides = tensor.stride()
-    by_stride = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
-    if not tensor.permute(by_stride).is_contiguous():
+    if _in_a_row(tensor) is None:
         return None
     # An odd stride: an even one would meet the same columns of a matrix again and again.
     stride = -(-tensor.numel() // most) | 1
@@ -204,29 +230,118 @@ def _absmax(values: Tensor) -> Tensor:
 
 def _columns(values: list[Tensor], wide: Sequence[bool]) -> Tensor:
     if values[0].device.type == "cpu":
-        bounds = [torch.aminmax(value) for value in values]  # the inf-norm takes 16 times as long on a CPU
+        bounds = [
+            torch.aminmax(value) if value.is_contiguous() else _bounds(value) for value in values
+        ]  # the inf-norm takes 16 times as long on a CPU
         lows, highs = torch.stack([low for low, _ in bounds]), torch.stack([high for _, high in bounds])
     else:
-        highs = torch.stack(torch._foreach_norm(values, float("inf")))  # noqa: SLF001 -- torch's own optimizers use it
+        highs = torch.stack(_maxima(values))
         lows = -highs
     return torch.stack([torch.stack(_norms(values, wide)), -lows.to(torch.float32), highs.to(torch.float32)])
 
 
+def _maxima(values: list[Tensor]) -> list[Tensor]:
+    able = [_in_a_row(value) is not None for value in values]
+    together = [value for value, is_able in zip(values, able, strict=True) if is_able]
+    maxima = iter(torch._foreach_norm(together, math.inf) if together else ())  # noqa: SLF001 -- as above
+    pairs = zip(values, able, strict=True)
+    return [next(maxima) if is_able else torch.linalg.vector_norm(value, math.inf) for value, is_able in pairs]
+
+
 def _norms(values: list[Tensor], wide: Sequence[bool]) -> list[Tensor]:
-    is_alone = values[0].dtype in LOW_PRECISION or values[0].dtype is torch.float64
-    together = [value for value, is_wide in zip(values, wide, strict=True) if not (is_alone or is_wide)]
-    norms = iter(torch._foreach_norm(together, 2) if together else ())  # noqa: SLF001 -- torch's own optimizers use it
+    able = _summed_together(values, wide)
+    together = [value for value, is_able in zip(values, able, strict=True) if is_able]
+    how = {"dtype": torch.float32} if values[0].dtype in LOW_PRECISION else {}
+    norms = iter(torch._foreach_norm(together, 2, **how) if together else ())  # noqa: SLF001 -- as above
     return [
-        torch.linalg.vector_norm(value, dtype=_norm_dtype(value, is_wide)).to(torch.float32)
-        if is_alone or is_wide
-        else next(norms)
+        next(norms) if is_able else _norm(value, _norm_dtype(value, is_wide))
+        for value, is_wide, is_able in zip(values, wide, able, strict=True)
+    ]
+
+
+def _summed_together(values: list[Tensor], wide: Sequence[bool]) -> list[bool]:
+    """Return whether one kernel takes the norm of each with others. One tensor with gaps sends all of a list to a
+    kernel each, and on a CPU a large one of low precision is copied."""
+    is_low = values[0].dtype in LOW_PRECISION
+    if values[0].dtype is torch.float64 or (is_low and not _SUMS_IN_A_DTYPE):
+        return [False] * len(values)
+    most = CHUNK if is_low and not values[0].is_cuda else math.inf
+    return [
+        not is_wide and value.numel() <= most and (value.is_contiguous() or _in_a_row(value) is not None)
         for value, is_wide in zip(values, wide, strict=True)
     ]
+
+
+def _norm(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the L2 norm of one tensor in float32, summed in a dtype."""
+    # Only on CUDA, and only from low precision to float32, torch casts as it sums; else it makes a copy first.
+    is_cast_first = value.dtype is not dtype and not (value.is_cuda and dtype is torch.float32)
+    pieces = _pieces(value, CHUNK) if is_cast_first else [value]
+    norms: list[Tensor] = [torch.linalg.vector_norm(piece, dtype=dtype) for piece in pieces]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    return norm.to(torch.float32)
 
 
 def _norm_dtype(value: Tensor, is_wide: bool) -> torch.dtype:
     can_be_wide = value.device.type != "mps"  # has no float64
     return torch.float64 if value.dtype is torch.float64 or (is_wide and can_be_wide) else torch.float32
+
+
+def _bounds(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest element; aminmax() makes a copy of what does not lie in a row."""
+    row = _in_a_row(value)
+    if row is not None:
+        return torch.aminmax(row)
+    ends = [end for piece in _pieces(value, CHUNK) for end in torch.aminmax(piece)]
+    return torch.aminmax(torch.stack(ends)) if len(ends) > 2 else (ends[0], ends[1])
+
+
+def _count_nonzero(piece: Tensor) -> Tensor:
+    if _is_counted_by_norm(piece):
+        count: Tensor = torch.linalg.vector_norm(piece, 0, dtype=_norm_dtype(piece, is_wide=False))
+        return count
+    return torch.count_nonzero(piece)
+
+
+def _count_nonfinite(piece: Tensor) -> Tensor:
+    """Return how many elements are NaN or infinite: minus themselves these are NaN, and all others zero."""
+    return _count_nonzero(piece - piece)
+
+
+def _counted_pieces(value: Tensor) -> list[Tensor]:
+    return _pieces(value, COUNTED if _is_counted_by_norm(value) else CHUNK)
+
+
+def _is_counted_by_norm(value: Tensor) -> bool:
+    """Return True where count_nonzero() makes copies of nine bytes an element, and the 0-norm makes none."""
+    return value.is_cuda and value.is_floating_point()
+
+
+def _pieces(value: Tensor, most: int) -> list[Tensor]:
+    """Return views of at most so many elements that together are the tensor, as contiguous as it is."""
+    if value.numel() <= most:
+        return [value]
+    strides = value.stride()
+    outermost = max((dim for dim, size in enumerate(value.shape) if size > 1), key=strides.__getitem__)
+    rows = max(1, value.shape[outermost] * most // value.numel())
+    return [piece for part in torch.split(value, rows, outermost) for piece in _pieces(part, most)]
+
+
+def _in_a_row(value: Tensor) -> Tensor | None:
+    """Return a contiguous view of all elements in the order of the memory, None where there is none."""
+    if value.is_contiguous():
+        return value
+    strides = value.stride()
+    permuted = value.permute(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
+    return permuted if permuted.is_contiguous() else None
+
+
+def _sums(layers: Iterable[int], counts: Iterable[float]) -> dict[int, float]:
+    """Return the sum of the counts of each layer."""
+    sums: dict[int, float] = {}
+    for layer, count in zip(layers, counts, strict=True):
+        sums[layer] = sums.get(layer, 0) + count
+    return sums
 
 
 def _dense(gradient: Tensor) -> Tensor:
@@ -238,8 +353,13 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 def _real(gradient: Tensor) -> Tensor:
-    """Return real numbers; not detached, which takes a call for each: whoever calls this has turned gradients off."""
-    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    """Return real numbers; not detached, which takes a call for each: whoever calls this has turned gradients off.
+
+    The sign of imaginary parts changes no statistic: a tensor that is conjugated by a bit is viewed without it.
+    """
+    if not gradient.is_complex():
+        return gradient
+    return torch.view_as_real(gradient.conj() if gradient.is_conj() else gradient)
 
 
 def _groups(gradients: Mapping[int, Tensor], wanted: Iterable[int]) -> list[list[int]]:
@@ -249,6 +369,26 @@ def _groups(gradients: Mapping[int, Tensor], wanted: Iterable[int]) -> list[list
         if (gradient := gradients.get(layer)) is not None:
             groups.setdefault((gradient.device, gradient.dtype), []).append(layer)
     return list(groups.values())
+
+
+def without_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Return a function that computes in the dtypes of its tensors, also where a script calls ``backward()`` inside of
+    autocast: on a CPU that casts what is stacked, and refuses float16 where it is on for bfloat16."""
+
+    @wraps(function)
+    def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if not _is_autocast_on():
+            return function(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            return function(*args, **kwargs)
+
+    return called
+
+
+def _is_autocast_on() -> bool:
+    if _AUTOCAST_HAS_DEVICES:
+        return torch.is_autocast_enabled("cpu")
+    return torch.is_autocast_cpu_enabled()
 
 
 @contextmanager

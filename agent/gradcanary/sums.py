@@ -28,6 +28,7 @@ from gradcanary.frameworks import unwrapped
 from gradcanary.guard import Guard
 from gradcanary.layers import discover, dtype_name, living, named_parameters
 from gradcanary.references import held_by
+from gradcanary.sampling import is_capturing
 from gradcanary.settings import DEFAULT_URL, Settings
 from gradcanary.statistics import LOW_PRECISION
 from gradcanary.summed import Summed, is_summed, narrow, widen
@@ -51,6 +52,9 @@ INSTEAD = {
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 _ALL_NAMES = Settings(DEFAULT_URL, None, None, "auto", None, None, None, None, None)
+
+_orphans: list[Fp32Accumulators] = []
+"""Those whose optimizer is gone."""
 
 
 def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = None) -> Fp32Accumulators:
@@ -80,6 +84,8 @@ def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = Non
     chosen = _low_of(inner) if params is None else _named(inner, params)
     if (owner := _reducer_of(chosen)) is not None:
         raise ValueError(f"fp32_accumulators(): the parameters belong to a {owner}; {INSTEAD[owner]}")
+    for orphan in tuple(_orphans):
+        orphan.close()
     if any(map(is_summed, chosen)):
         raise ValueError("fp32_accumulators(): these gradients are summed in float32 already; close() that one first")
     held = held_by([inner])
@@ -102,7 +108,8 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         self._listener = self._guard.wrap("summing what was moved", self._backward_called)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Begin; where the optimizer goes, its float32 gradients would fit no other one, and it ends."""
+        """Begin. After the end of the optimizer the next backward pass, or the next of these objects, closes this one:
+        the float32 gradients fit no other optimizer."""
         self._guard.wrap("keeping out of torch.compile", compiled.keep_out)()
         for each in self._summed:
             each.begin(self._hook)
@@ -111,7 +118,8 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
             widen(parameter)
         self._handle = optimizer.register_step_pre_hook(self._step_begins)
         tap.listen(self._listener)
-        ends = weakref.finalize(optimizer, self.close)
+        # The garbage collector may run this in any thread, within a pass, or while a CUDA graph is recorded.
+        ends = weakref.finalize(optimizer, _orphans.append, self)
         ends.atexit, self._forget = False, ends.detach
 
     def close(self) -> None:
@@ -120,6 +128,8 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
             return
         self._handle.remove()
         self._handle = None
+        if self in _orphans:
+            _orphans.remove(self)
         tap.leave(self._listener)
         self._guard.wrap("looking for parameters", self._find_lost)()
         for each in self._summed:
@@ -151,6 +161,8 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
 
     def _backward_called(self, _tensors: object) -> None:
         """Before the first pass since a step: what the script has moved by swapping tensors has lost its hook."""
+        if self in _orphans and not is_capturing():
+            self.close()
         if not self._is_looked_at:
             self._is_looked_at = True
             self._renew()

@@ -6,6 +6,7 @@ listens it is replaced by a function that tells the listeners first; when the la
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from functools import wraps
@@ -19,17 +20,19 @@ from gradcanary.shards import whole
 Listener = Callable[[object], None]
 """Takes what ``backward()`` was called on, whatever that is, and never raises."""
 
-_listeners: tuple[Listener, ...] = ()
+_listeners: list[Listener] = []
+"""Changed in place: a finalizer may change it while the same thread does."""
+
 _original: Callable[..., Any] | None = None
 _installed: Callable[..., Any] | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def listen(listener: Listener) -> None:
     """Call the listener with what each outermost backward pass starts from, before it runs."""
-    global _listeners, _original, _installed
+    global _original, _installed
     with _lock:
-        _listeners = (*_listeners, listener)
+        _listeners.append(listener)
         if _installed is None:
             _original = torch.autograd.backward
             _installed = _tapped(_original)
@@ -38,29 +41,40 @@ def listen(listener: Listener) -> None:
 
 def leave(listener: Listener) -> None:
     """Stop calling the listener; the last one to leave restores ``torch.autograd.backward``."""
-    global _listeners, _original, _installed
+    global _original, _installed
     with _lock:
-        _listeners = tuple(other for other in _listeners if other != listener)
+        if listener in _listeners:
+            _listeners.remove(listener)
         # Where somebody else wrapped our function meanwhile, theirs stays, and ours in it only passes calls on.
         if not _listeners and _installed is not None and torch.autograd.backward is _installed:
             torch.autograd.backward = _original  # type: ignore[assignment]  # what it was before
             _original = _installed = None
 
 
+def renew_lock() -> None:
+    """Make a new lock: a forked child has the old one, maybe held by a thread that only the parent has."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=renew_lock)
+
+
 def _tapped(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- torch's own signature, passed on as it is
-        if _listeners and _is_outermost():
+        if _listeners and is_outermost():
             tensors = args[0] if args else kwargs.get("tensors")
-            for listener in _listeners:
+            for listener in tuple(_listeners):
                 listener(tensors)
         return original(*args, **kwargs)
 
     return backward
 
 
-def _is_outermost() -> bool:
-    """Reentrant checkpointing calls backward from inside a backward; those roots are no losses."""
+def is_outermost() -> bool:
+    """Return False inside a backward pass: the roots of reentrant checkpointing are no losses."""
     task = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001 -- asked for politely: it may be absent
     return task is None or bool(task() == -1)
 

@@ -89,7 +89,7 @@ class Track:
         self.first = position
         if is_outermost:
             self._enter_window(position, number)
-        if not self._of.has_callbacks:
+        if not (self._of.has_callbacks and self._of.was_called_back):
             self._sentinel.mark(position, self.gauge.gradient(position))
         elif self._sentinel.layer is None:
             self._sentinel.layer = position
@@ -100,8 +100,18 @@ class Track:
         if number in self._open:
             return False
         self._open.add(number)
-        engine.at_end(partial(self._ends, number))
+        try:
+            engine.at_end(partial(self._ends, number))
+        except Exception:
+            if self._of.was_called_back:
+                raise
+            self._of.do_without_callbacks()
         return True
+
+    def do_without_callbacks(self) -> None:
+        """Have each hook look for itself what there is to do."""
+        self._pass = self.plain_pass = -1
+        self._open.clear()
 
     def _enter_window(self, position: int, number: int) -> None:
         if self.window.stepped and self.window.stepped_in == number >= 0:
@@ -130,7 +140,11 @@ class Track:
         if sentinel.layer is not None and self.gauge.parameter(sentinel.layer) is None:
             change = SAME  # a layer that is gone, or out of reach while no optimizer holds it, tells nothing
         elif sentinel.layer is not None:
-            change = sentinel.change(self.gauge.gradient(sentinel.layer), writes=int(position == sentinel.layer))
+            change = sentinel.change(
+                self.gauge.gradient(sentinel.layer),
+                writes=int(position == sentinel.layer),
+                is_reduced_later=self._of.is_gathered(self.gauge.layers[sentinel.layer]),
+            )
         if window.stepped:
             self._clears_in_place = change == TOUCHED
             return True
@@ -138,8 +152,8 @@ class Track:
         return self.was_updated() or (window.micro_steps > 0 and (change == NEW or (change == TOUCHED and is_cleared)))
 
     def was_updated(self) -> bool:
-        """Say whether the GradScaler was updated since the window began; of several that tells whose it is."""
-        return bool(self.scaling.found) and self.scaling.was_updated(self.window, is_alone=self._of.is_alone)
+        """Say whether the GradScaler was updated since the window began."""
+        return bool(self.scaling.found) and self.scaling.was_updated(self.window)
 
     @property
     def is_complete(self) -> bool:
@@ -156,6 +170,11 @@ class Track:
         is_present = other is self or other.window.stepped_in == self.present_pass() >= 0
         return is_present or bool(other.window.seen_in & self.window.seen_in)
 
+    def drop_scaled(self) -> None:
+        """Drop what was measured under a loss scale that is not known: of several scalers, before the first step."""
+        if self.scaling.found and not self.window.stepped and self.scaling.is_unknown:
+            self.window.sample, self.window.losses = None, []
+
     def why_skipped(self) -> int:
         """Say who skipped the window's step, if somebody did."""
         if self.window.stepped:
@@ -164,6 +183,7 @@ class Track:
 
     def _pass_ends(self, number: int) -> None:
         self._pass = self.plain_pass = -1
+        self._of.was_called_back = True
         if self._of.place.is_one_of_many or self._of.is_sampled(self):
             # Once more from inside: what a data-parallel wrapper queued meanwhile comes first.
             engine.at_end(partial(self._settles, number))

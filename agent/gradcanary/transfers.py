@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from torch import Tensor
 from gradcanary.records import Record, exchange
 from gradcanary.ring import Ring
 from gradcanary.sampling import is_capturing
-from gradcanary.statistics import Failed
+from gradcanary.statistics import Failed, is_lazy
 
 KIND = "cuda"
 """Of the devices whose tensors are brought here: also AMD's."""
@@ -63,7 +64,7 @@ class Lane:
 
     def is_free(self) -> bool:
         """Say whether no CUDA graph is being recorded on a stream that a copy has to wait for."""
-        return not any(map(_is_recorded, self._makers))
+        return not any(map(_is_recorded, list(self._makers)))  # log() adds to them from other threads
 
     def send(self, tensors: Sequence[Tensor], into: Tensor) -> Arrival:
         """Copy the bytes of tensors of the device, one after the other."""
@@ -117,11 +118,11 @@ class _Part:
 
 @dataclass
 class _Flight:
-    """A record on its way, and how much pinned memory it has taken."""
+    """A record on its way, and how much it has taken of which pinned memory."""
 
     record: Record
     parts: dict[torch.device, _Part] = field(default_factory=dict)
-    taken: int = 0
+    taken: list[tuple[Pinned, int]] = field(default_factory=list)
     is_whole: bool = False
 
     def has_arrived(self) -> bool:
@@ -160,8 +161,15 @@ class Transfers:
                 lane.note()
             self._go_on()
 
+    def note(self, tensor: Tensor) -> None:
+        """Right after a tensor was made, see on which stream: that may be none that our hooks see."""
+        if tensor.device.type == KIND and not is_capturing():
+            self._lane(tensor.device).note()
+
     def hand(self, record: Record) -> None:
         """Take a record; it holds nothing of other devices once it is in the ring."""
+        if "torch_xla" in sys.modules:
+            _drop_lazy(record)
         if self._has_slow:
             exchange(record, _fetched)
         elif not (self.lanes or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # untyped in torch
@@ -171,7 +179,7 @@ class Transfers:
             self._ring.put(record)
             return
         if len(self._waiting) >= STEPS_AHEAD:  # a graph is being recorded, for ever
-            self._ring.dropped += 1
+            self._ring.drop()
             return
         self._waiting.append(record)
         if not is_capturing():
@@ -185,7 +193,7 @@ class Transfers:
                 break
             self._go_on()
             time.sleep(_POLL_S if self._flights else 0)
-        self._ring.dropped += len(self._waiting) + len(self._flights)
+        self._ring.drop(len(self._waiting) + len(self._flights))
         for flight in self._flights:
             for device, part in flight.parts.items():
                 self._lane(device).abandon(part.tensors)
@@ -216,17 +224,18 @@ class Transfers:
             flight.is_whole = all(self._is_on_its_way(flight, *each) for each in by_device.items())
         except Exception as error:  # noqa: BLE001 -- a record that cannot be copied must not hold up the others
             self._failed("copying from a GPU", error)
-        self._ring.dropped += not flight.is_whole
+        self._ring.drop(not flight.is_whole)
         return True
 
     def _is_on_its_way(self, flight: _Flight, device: torch.device, tensors: list[Tensor]) -> bool:
         tensors.sort(key=Tensor.element_size, reverse=True)
         needed = sum(tensor.nbytes for tensor in tensors)
-        room = self._room().take(-(-needed // 16) * 16)
+        pinned = self._room()
+        room = pinned.take(-(-needed // 16) * 16)
         if room is None:
             return False
         here, taken = room[0][:needed], room[1]
-        flight.taken += taken
+        flight.taken.append((pinned, taken))
         with torch.no_grad():
             flight.parts[device] = _Part(tensors, here, self._lane(device).send(tensors, here))
         return True
@@ -235,8 +244,8 @@ class Transfers:
         hosted: dict[int, Tensor] = {}
         for part in flight.parts.values():
             hosted.update(_unpacked(part.here.clone(), part.tensors))
-        if self._pinned is not None:
-            self._pinned.give(flight.taken)
+        for pinned, taken in flight.taken:
+            pinned.give(taken)
         if flight.is_whole:
             exchange(flight.record, lambda tensor: hosted.get(id(tensor), tensor))
             self._ring.put(flight.record)
@@ -248,20 +257,36 @@ class Transfers:
         return lane
 
     def _room(self) -> Pinned:
-        """Return the pinned memory; once nothing is in it a larger one, where there are more layers than before."""
+        """Return the pinned memory, a larger one where there are more layers than before: what is in the other one
+        arrives there."""
         needed = min(STEPS_AHEAD * (BYTES_PER_STEP + BYTES_PER_LAYER * self._layers), MOST_BYTES)
-        if self._pinned is None or (len(self._pinned) < needed and not self._flights):
+        if self._pinned is None or len(self._pinned) < needed:
             self._pinned = Pinned(torch.empty(needed, dtype=torch.uint8, device="cpu", pin_memory=KIND == "cuda"))
         return self._pinned
 
 
 def is_slow(device: torch.device) -> bool:
     """Say whether what lies on a device has to be waited for."""
-    return device.type != KIND and device.type not in HOST
+    return device.type != KIND and device.type not in HOST and not is_lazy(device)
 
 
 def _fetched(tensor: Tensor) -> Tensor:
     return tensor.to("cpu") if is_slow(tensor.device) else tensor
+
+
+def _drop_lazy(record: Record) -> None:
+    """Leave out what lies where reading it would cut the training's graph: loss, scale, rates and logged numbers."""
+    record.losses = [loss for loss in record.losses if not is_lazy(loss.device)]
+    record.logged = [each for each in record.logged if not _is_lazy_tensor(each.value)]
+    record.lr = () if any(map(_is_lazy_tensor, record.lr)) else record.lr
+    record.found_inf = None if _is_lazy_tensor(record.found_inf) else record.found_inf
+    record.loss_scale = None if _is_lazy_tensor(record.loss_scale) else record.loss_scale
+    for sample in record.samples:
+        sample.scale = None if _is_lazy_tensor(sample.scale) else sample.scale
+
+
+def _is_lazy_tensor(value: object) -> bool:
+    return isinstance(value, Tensor) and is_lazy(value.device)
 
 
 def _by_device(record: Record) -> dict[torch.device, list[Tensor]]:

@@ -6,10 +6,11 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from gradcanary import arguments, endings, naming, process_names, wire
+from gradcanary import arguments, endings, naming, notices, process_names, wire
 from gradcanary.settings import Settings
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Watch:
     run: str
     url: str
     _launch: str | None = None
+    _notice: notices.Notice | None = None
 
     def __init__(
         self,
@@ -116,6 +118,7 @@ class Watch:
         self._session = Session(settings, self.run, self._begin, on_alert)
         if begins:
             self._attach(model, optimizer)
+            self._leave_notice()
         if settings.run not in (None, self.run):
             self._session.guard.say(
                 f"the run is called {self.run!r}: a name has up to {naming.MAX_RUN} letters, digits, '.', '_' and '-'"
@@ -172,7 +175,11 @@ class Watch:
         self._session.pause()
 
     def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:
-        """End the watch: send what is left, for ``timeout_s`` at most, and leave no hook or thread behind."""
+        """End the watch: send what is left, for ``timeout_s`` at most, and leave no hook or thread behind.
+
+        While another thread trains, its next ``backward()`` or ``close()`` removes the hooks, and the last window is
+        not sent.
+        """
         arguments.check_close(state, timeout_s)
         self._close(state, None, timeout_s)
 
@@ -219,6 +226,16 @@ class Watch:
         self._session.attach(model, optimizer, waits=self._is_automatic, is_late=is_late)
         _open.append(self)
 
+    def _leave_notice(self) -> None:
+        """Let ``gradcanary ps`` find the watch; without such files, or without one more, it does not."""
+        with suppress(AttributeError, OSError):
+            by = "gradcanary run" if self._is_automatic else "watch()"
+            self._notice = notices.Notice(run=self.run, url=self.url, by=by)
+
+    def _withdraw_notice(self) -> None:
+        if self._notice is not None:
+            self._notice.withdraw()
+
     def _gives_way(self, settings: Settings, *others: object) -> bool:
         """Tell whether it was automatic, and a ``watch()`` with these arguments asks for anything else."""
         asks = settings != self._settings or any(other is not None for other in others)
@@ -231,6 +248,7 @@ class Watch:
             self._pid = os.getpid()
         else:
             self._session.forked()
+            self._withdraw_notice()
         return lives
 
     def _is_ours(self) -> bool:
@@ -238,16 +256,21 @@ class Watch:
 
     def _at_exit(self) -> None:
         error = endings.error_of_process()
-        self._close("finished" if error is None else "crashed", error, 5.0)
+        self._close("finished" if error is None else "crashed", error, 5.0, is_exit=True)
+        if os.getpid() == self._pid:
+            self._session.leave()
 
-    def _close(self, state: str, error: BaseException | None, timeout_s: float) -> None:
+    def _close(self, state: str, error: BaseException | None, timeout_s: float, *, is_exit: bool = False) -> None:
+        if self._is_closed and os.getpid() == self._pid:
+            self._session.leave_late()
         if not self._is_ours():
             return
         self._is_closed = True
-        self._leave_exit()
         if self in _open:
             _open.remove(self)
-        self._session.close(wire.End(state, None, endings.told(error)), timeout_s)
+        self._withdraw_notice()
+        end = wire.End(state, None, endings.told(error))
+        self._session.close(end, timeout_s, self._leave_exit, is_exit=is_exit)
 
 
 def _same_watch(

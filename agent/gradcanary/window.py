@@ -134,7 +134,7 @@ def record_of(
     micro_steps, peak = 0, None
     if samples:
         micro_steps = (window.unseen + window.micro_steps or window.calls) if window.is_seen else 0
-        peak = peak_bytes({device for sample in samples for device in sample.measured.devices()})
+        peak = peak_bytes({device for sample in samples for device in sample.measured.devices()}, of.samples)
     return Record(
         layers=layers,
         step=of.step,
@@ -153,7 +153,6 @@ def record_of(
         every=of.meter.every,
         logged=logged,
         is_silent=of.place.is_silent,
-        place=of.place.told,
     )
 
 
@@ -185,10 +184,13 @@ class Sentinel:
         self._version = 0 if gradient is None else gradient._version  # noqa: SLF001 -- documented only by its name
         self._was_view = gradient is not None and gradient._is_view()  # noqa: SLF001 -- likewise
 
-    def change(self, gradient: Tensor | None, writes: int = 0) -> int:
-        """Return SAME, TOUCHED or NEW; ``writes`` are those that are accounted for."""
+    def change(self, gradient: Tensor | None, writes: int = 0, *, is_reduced_later: bool = False) -> int:
+        """Return SAME, TOUCHED or NEW; ``writes`` are those that are accounted for.
+
+        Of a shard that ``is_reduced_later`` than its hook is called, a pass without a reduction leaves no gradient.
+        """
         if gradient is None:
-            return NEW
+            return SAME if is_reduced_later and not self._address else NEW
         expected = self._version + writes
         storage = _storage_of(gradient)
         # The address of one without a storage may be another one's by now: that one's version begins anew.

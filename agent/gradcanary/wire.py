@@ -171,7 +171,7 @@ class Heartbeat(Request):
 
 @dataclass(frozen=True)
 class End(Request):
-    """The last word of a session; ``state`` is finished or crashed."""
+    """The last word of a session; ``state`` is finished, crashed, or detached from a training that goes on."""
 
     state: str
     last_step: int | None

@@ -201,8 +201,12 @@ def _cell(value: float | None, text: str, *, is_bad: bool) -> html.Td:
 
 
 def _remedy(framework: str | None) -> list[Any]:
-    fix = remedies.fix("low_sum", framework)
-    said = [html.P(remedies.CAUSES["low_sum"].text), html.P(fix.text), *([parts.code(fix.code)] if fix.code else [])]
+    fix = remedies.fix("low_precision_sum", framework)
+    said = [
+        html.P(remedies.CAUSES["low_precision_sum"].text),
+        html.P(fix.text),
+        *([parts.code(fix.code)] if fix.code else []),
+    ]
     return [html.Details([html.Summary("What to do about low precision"), *said], className="remedy")]
 
 

@@ -14,11 +14,11 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gradcanary_dashboard import callbacks, client, csv_files, files, news, on_demand, pages, shell
+from gradcanary_dashboard import callbacks, client, csv_files, files, news, on_demand, pages, rule_actions, shell
 from gradcanary_dashboard.client import Collector
 
 MAX_BODY = 2**20
-"""Bytes that a page says of itself; a few thousand are usual."""
+"""Bytes that a page sends; a few thousand are usual."""
 
 
 def mount(
@@ -41,6 +41,7 @@ def _mount(server: FastAPI, collector: Collector) -> Dash:
     news.register(server, collector)
     on_demand.register(server, collector)
     csv_files.register(server, collector)
+    rule_actions.register(server, collector)
     others = list(server.user_middleware)
     app = Dash(
         "gradcanary_dashboard",
@@ -84,8 +85,8 @@ class Documents:
         if scope["method"] in ("GET", "HEAD") and pages.is_page(scope["path"]):
             scope = {**scope, "path": "/", "raw_path": b"/"}
 
-        is_dashs = scope["path"] == "/" or scope["path"].startswith("/_dash-")
-        if is_dashs and not _is_small(Headers(scope=scope), scope["method"]):
+        is_read_whole = scope["path"] in ("/", rule_actions.PATH) or scope["path"].startswith("/_dash-")
+        if is_read_whole and not _is_small(Headers(scope=scope), scope["method"]):
             await Response("This is more than a page says.", 413)(scope, receive, send)
             return
 
@@ -137,7 +138,7 @@ def _is_visit(scope: Scope) -> bool:
 
 
 def _is_small(headers: Headers, method: str) -> bool:
-    """Tell whether a body is one that pages send: Dash reads each of them whole."""
+    """Tell whether a body is one that pages send: each of them is read whole."""
     size = headers.get("content-length")
     if size is None:
         return method in ("GET", "HEAD") and "transfer-encoding" not in headers

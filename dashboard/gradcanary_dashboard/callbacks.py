@@ -9,10 +9,8 @@ from dash import ClientsideFunction, Dash, Input, Output, State
 
 from gradcanary_dashboard import (
     endpoint_actions,
-    first_start,
     incident_callbacks,
     pages,
-    rule_actions,
     run_actions,
     settings_actions,
     shell,
@@ -28,10 +26,8 @@ def register(app: Dash, collector: Collector) -> None:
     _register_opening(app, collector)
     for page in PAGES:
         _register_refresh(app, page)
-    first_start.register(app, collector)
     incident_callbacks.register(app, collector)
     endpoint_actions.register(app, collector)
-    rule_actions.register(app, collector)
     run_actions.register(app, collector)
     settings_actions.register(app, collector)
     _register_browser(app)

@@ -139,10 +139,6 @@ class Collector:
                 self._endpoints = (time.monotonic(), answer)
         return answer
 
-    def demo(self) -> Answer:
-        """Return whether the demo can be started where the collector runs, and how it goes."""
-        return self._get("/demo")
-
     def ask(self, path: str, **query: str | int | Sequence[str] | None) -> Answer:
         """Return the answer to any other question."""
         return self._get(path, **query)
@@ -150,8 +146,7 @@ class Collector:
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> object:
         """Return the JSON that answers a change by the reader, None where there is none; raises DashboardError."""
         request = self._http.build_request(method, path, json=body, timeout=CHANGE_S)
-        # The question that this answers came from a page of ours: who let it in looked (``Documents``, ``access``).
-        request.headers.update({**(_reader.get() if self.as_reader else self._own), "sec-fetch-site": "same-origin"})
+        request.headers.update(self._of_page())
         response = self._send(request)
         return self._read("", response).body if response.content else None
 
@@ -161,6 +156,30 @@ class Collector:
         params = {key: value for key, value in query.items() if value is not None}
         request = self._http.build_request("GET", f"/runs/{quote(run, safe='')}/{part}", params=params)
         request.headers.update(_reader.get() if self.as_reader else self._own)
+        with self._streamed(request) as pieces:
+            yield pieces
+
+    @contextmanager
+    def trial(self, text: str | None) -> Iterator[Iterator[bytes]]:
+        """Yield the lines of a trial of rules, or of those in force alone, in pieces; raises DashboardError."""
+        request = self._http.build_request("POST", "/rules/trials", json={"text": text}, timeout=CHANGE_S)
+        request.headers.update(self._of_page())
+        with self._streamed(request) as pieces:
+            yield pieces
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _of_page(self) -> dict[str, str]:
+        """Return the headers of a change: the question that it answers came from a page of ours.
+
+        That was checked where the question was let in (``Documents``, ``access``).
+        """
+        return {**(_reader.get() if self.as_reader else self._own), "sec-fetch-site": "same-origin"}
+
+    @contextmanager
+    def _streamed(self, request: httpx.Request) -> Iterator[Iterator[bytes]]:
         response = self._send(request, streams=True)
         try:
             if response.status_code != HTTPStatus.OK:
@@ -170,10 +189,6 @@ class Collector:
             yield self._pieces(response)
         finally:
             response.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
 
     def _get(self, path: str, **query: str | int | Sequence[str] | None) -> Answer:
         request = self._http.build_request(

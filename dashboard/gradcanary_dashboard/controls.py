@@ -108,22 +108,27 @@ def zoom_note(
 
 def legend(figure: Mapping[str, Any], stat: Stat) -> list[Any]:
     """Return the colours and their numbers; the gradients are in the style sheet, drawn from the same palette."""
-    told = [wording.scientific(value) for value in figure["layout"].get("meta", {}).get("told", ())]
+    meta = figure["layout"].get("meta", {})
+    told = [wording.scientific(value) for value in meta.get("told", ())]
+    goes_on = bool(told) and meta["ends"][0] < meta["told"][0]
     zero = "zero-good" if stat.zero_is_good else "zero"
     swatches = ((zero, "exact 0"), ("nodata", "no data"), ("nonfinite", "non-finite"))
     return [
-        html.Div(_scale(told), className="scale"),
+        html.Div(_scale(told, goes_on=goes_on), className="scale"),
         *(html.Span([html.Span(className=f"swatch {name}"), word]) for name, word in swatches),
     ]
 
 
-def _scale(told: Sequence[str]) -> list[html.Span]:
-    """Return the colours between their numbers: on both sides of a threshold, else from the lowest to the highest."""
+def _scale(told: Sequence[str], *, goes_on: bool) -> list[html.Span]:
+    """Return the colours between their numbers: on both sides of a threshold, else from the lowest to the highest.
+
+    Of a scale without a threshold values may go on below its colours.
+    """
     if not told:
         return []
     low, *between, high = told
     if not between:
-        return [html.Span(low), _ramp("rising"), html.Span(high)]
+        return [html.Span(f"≤ {low}" if goes_on else low), _ramp("rising"), html.Span(high)]
     white = f"{between[0]}, the threshold"
     return [html.Span(f"≤ {low}"), _ramp("below"), html.Span(white), _ramp("above"), html.Span(f"≥ {high}")]
 

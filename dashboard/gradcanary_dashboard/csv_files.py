@@ -6,11 +6,10 @@ import csv
 import heapq
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
 from itertools import groupby
-from threading import Lock
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -35,7 +34,8 @@ from gradcanary_dashboard.difference_rows import dtype
 from gradcanary_dashboard.errors import DashboardError, NotFoundError
 from gradcanary_dashboard.layers import Layer
 from gradcanary_dashboard.stats import STATS
-from gradcanary_dashboard.threads import QUESTIONS, apart
+from gradcanary_dashboard.streaming import opened
+from gradcanary_dashboard.threads import QUESTIONS
 from gradcanary_dashboard.view import View, parse
 
 OF_LAYER = ("name", "block", "param_dtype", "micro_steps", "step", "state")
@@ -155,7 +155,7 @@ def _compared(collector: Collector, wanted: CompareView) -> CompareData:
 
 def _layers(listed: Iterable[Layer]) -> Table:
     sums = [f"{kind}_accumulator" for kind in ("declared", "stored", "effective")]
-    yield [*OF_LAYER, "shape", *sums, *LAST, "baseline", "rules", "low"]
+    yield [*OF_LAYER, "shape", *sums, *LAST, "baseline", "rules", "below_threshold"]
     for layer in listed:
         rules = ", ".join(f"{rule} {state}" for rule, state in sorted(layer["rules"].items()))
         yield [
@@ -165,7 +165,7 @@ def _layers(listed: Iterable[Layer]) -> Table:
             *(layer[key] for key in LAST),
             layer["baseline"],
             rules,
-            "yes" if layer["low"] else "no",
+            "yes" if layer["below_threshold"] else "no",
         ]
 
 
@@ -238,48 +238,11 @@ def _lines(pieces: Pieces) -> Iterator[str]:
         yield rest.decode()
 
 
-class _Opened:
-    """What is downloaded, used by one thread at a time: whoever closes it waits for the piece that is under way."""
-
-    def __init__(self) -> None:
-        self._stack, self._lock = ExitStack(), Lock()
-        self._pieces: Pieces = iter(())
-
-    def open(self, made: Made) -> str:
-        """Open it, and return the name of the file."""
-        with self._lock:
-            name, self._pieces = made(self._stack)
-            return name
-
-    def next(self) -> bytes | None:
-        """Return its next piece, None at the end."""
-        with self._lock:
-            return next(self._pieces, None)
-
-    def close(self) -> None:
-        with self._lock:
-            self._stack.close()
-
-
 async def _answered(made: Made) -> Response:
     """Answer a file; not a 5xx when the collector fails: that is what this server itself would say."""
-    opened = _Opened()
-    with ExitStack() as unless_sent:
-        unless_sent.callback(QUESTIONS.submit, opened.close)
-        try:
-            name = await apart(QUESTIONS, opened.open, made)
-        except DashboardError as error:
-            return Response(str(error), HTTPStatus.FAILED_DEPENDENCY, media_type="text/plain")
-        unless_sent.pop_all()
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return StreamingResponse(_sent(opened), media_type="text/csv", headers=headers)
-
-
-async def _sent(opened: _Opened) -> AsyncIterator[bytes]:
-    """Yield pieces, each got in a thread that is not one of those in which the collector makes them."""
     try:
-        while (piece := await apart(QUESTIONS, opened.next)) is not None:
-            yield piece
-    finally:
-        # Not awaited: who breaks a download off is cancelled at each await, and a thread may be within a piece.
-        QUESTIONS.submit(opened.close)
+        name, pieces = await opened(QUESTIONS, made)
+    except DashboardError as error:
+        return Response(str(error), HTTPStatus.FAILED_DEPENDENCY, media_type="text/plain")
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(pieces, media_type="text/csv", headers=headers)

@@ -13,7 +13,7 @@ from gradcanary_dashboard.endpoint_words import Endpoint
 
 ALL, ONE = "endpoints", "endpoint"
 
-SLOTS = {**settings_frame.slots(ALL), **settings_frame.ways(ALL), "endpoint-list": "children"}
+SLOTS = {**settings_frame.slots(ALL), "endpoint-list": "children"}
 SLOTS_OF_ONE = {
     **settings_frame.slots(ONE),
     "endpoint-title": "children",
@@ -44,7 +44,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         title="New endpoint",
     )
     return [
-        *settings_frame.head(ALL, "Endpoints", contents),
+        *settings_frame.head("Endpoints"),
         parts.card("endpoints", html.Div(contents.get("endpoint-list"), id="endpoint-list"), title="Who is told"),
         *settings_frame.controls(ALL, contents, made),
         # Outside of what may be disabled: what it says stays readable, and its secret can be copied.

@@ -50,7 +50,7 @@ def facts(endpoint: Endpoint) -> list[tuple[str, parts.Children]]:
         ("Address", None if endpoint["url"] == label(endpoint) else endpoint["url"] or SECRETIVE),
         ("Hears of", _heard(endpoint["min_severity"])),
         ("Last delivery", parts.moment(endpoint["last_success"]) or "none so far"),
-        ("Disabled", [parts.moment(endpoint["since"]), f": {endpoint['why']}"] if is_disabled else None),
+        ("Disabled", [parts.moment(endpoint["since"]), f": {endpoint['reason']}"] if is_disabled else None),
         ("Failing since", parts.moment(endpoint["failing_since"]) if endpoint["failing_since"] else None),
         ("Last error", _error(endpoint)),
         ("Pending", wording.plural(pending, "message") if pending else None),
@@ -86,7 +86,7 @@ def _message(message: Mapping[str, Any]) -> html.Li:
     told = html.Span(
         [parts.icon(ICONS.get(message["state"], "dots")), incident_words.fate(message["state"])], className="state"
     )
-    what = html.Div([html.Span(message["kind"]), where, told, parts.moment(message["sealed"])], className="told-of")
+    what = html.Div([html.Span(message["kind"]), where, told, parts.moment(message["enqueued"])], className="told-of")
     lines = [html.Li(_attempt(number, each)) for number, each in enumerate(attempts, 1)]
     tried = html.Details([html.Summary(wording.plural(len(lines), "attempt")), html.Ul(lines)]) if lines else None
     said = html.Div([what, *([tried] if tried else [])])

@@ -23,7 +23,9 @@ HEIGHT = (220, 520)
 ROW_PX = 7
 FRAMED_ROWS = 80
 MAX_COLUMNS = 4096
-BLOCK_LABELS = 26
+LABEL_PX = 15
+"""The height of a label of a block; two that are closer to each other cannot be read."""
+
 BLOCK_BORDERS = 64
 SEPARATOR = "rgba(27,31,36,0.45)"
 
@@ -75,9 +77,9 @@ def _there(steps: axes.Floats, bucket: int, events: marks.Events) -> history.Ste
 
 def _layout(rows: Sequence[Mapping[str, Any]], span: axes.Span, chosen: int | None) -> dict[str, Any]:
     """Return the layout, with lines between the blocks and around the chosen row."""
-    height = min(HEIGHT[1], max(HEIGHT[0], ROW_PX * len(rows))) + axes.MARGIN["t"] + axes.MARGIN["b"]
+    height = min(HEIGHT[1], max(HEIGHT[0], ROW_PX * len(rows)))
     return {
-        **axes.layout(span, height, _rows_axis(rows)),
+        **axes.layout(span, height + axes.MARGIN["t"] + axes.MARGIN["b"], _rows_axis(rows, height)),
         "shapes": [*_separators(rows), *_outline(chosen, len(rows))],
         "annotations": _pointer(chosen),
         "hovermode": "closest",
@@ -225,19 +227,30 @@ def coded(cells: npt.NDArray[np.int16], stat: Stat, enter: float) -> tuple[palet
     return scale, codes
 
 
-def _rows_axis(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _rows_axis(rows: Sequence[Mapping[str, Any]], height: int) -> dict[str, Any]:
     """Return the y axis, first row on top, labelled with the blocks in their middle."""
     blocks = [str(row["block"]) for row in rows]
     starts = [index for index, block in enumerate(blocks) if index == 0 or block != blocks[index - 1]]
-    ends = [*starts[1:], len(rows)]
-    labelled = list(zip(starts, ends, strict=True))
-    labelled = labelled[:: -(-len(labelled) // BLOCK_LABELS)]
+    labelled = _labelled(list(zip(starts, [*starts[1:], len(rows)], strict=True)), height / max(1, len(rows)))
     return {
         "range": [len(rows) - 0.5, -0.5],
-        "tickvals": [(start + end - 1) / 2 for start, end in labelled],
+        "tickvals": [_middle(block) for block in labelled],
         "ticktext": [axes.plain(wording.short_block(blocks[start])) for start, _ in labelled],
         "showgrid": False,
     }
+
+
+def _labelled(blocks: Sequence[tuple[int, int]], row_px: float) -> list[tuple[int, int]]:
+    """Return the blocks whose labels do not lie on each other: the largest, of equal ones the first."""
+    kept: list[tuple[int, int]] = []
+    for block in sorted(blocks, key=lambda block: block[0] - block[1]):
+        if all(abs(_middle(block) - _middle(other)) * row_px >= LABEL_PX for other in kept):
+            kept.append(block)
+    return sorted(kept)
+
+
+def _middle(block: tuple[int, int]) -> float:
+    return (block[0] + block[1] - 1) / 2
 
 
 def _separators(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

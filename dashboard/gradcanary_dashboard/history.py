@@ -87,7 +87,7 @@ def holes(run: Mapping[str, Any]) -> list[Hole]:
         later = [after.steps for after in known[place + 1 :] if after.steps is not None]
         for gap in run["gaps"]:
             if gap["session"] in launch.sessions:
-                why = str(WHY.get(gap["why"], gap["why"]))
+                why = str(WHY.get(gap["reason"], gap["reason"]))
                 found += [Hole(*steps, (why,)) for steps in _without((gap["from_step"], gap["to_step"]), later)]
     return sorted([*found, *_between(known)], key=lambda hole: hole.first)
 

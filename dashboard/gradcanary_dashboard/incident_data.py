@@ -20,7 +20,7 @@ class Chapter:
 
     state: str
     incidents: Sequence[Mapping[str, Any]]
-    next: int | None
+    next: str | None
 
 
 def load(collector: Collector, chosen: Filter) -> list[Chapter]:

@@ -11,10 +11,6 @@ STATES = {"": "open and resolved", "open": "open", "resolved": "resolved"}
 CHOICES = {"": "every severity", **{each: each for each in reversed(SEVERITIES)}}
 """Of a severity, in words."""
 
-LAST_PLACE = 13 * 2**31 - 1
-LAST_NEWEST = 2**31 - 1
-"""Of the list of the worst, and of those with the newest first, as the collector counts them: it refuses others."""
-
 MAX_TEXT = 100
 """Characters of a part of a run's name, or of a rule's."""
 
@@ -27,16 +23,16 @@ class Filter:
     severity: str = ""
     rule: str = ""
     run: str = ""
-    before: int | None = None
+    before: str | None = None
 
     @property
     def is_set(self) -> bool:
         """Whether some incidents are left out."""
         return replace(self, before=None) != Filter()
 
-    def asked(self) -> dict[str, str | int | None]:
+    def asked(self) -> dict[str, str | None]:
         """Return what the collector is asked with, but for the state and the page."""
-        return {"severity": self.severity or None, "rule": self.rule or None, "named": self.run or None}
+        return {"severity": self.severity or None, "rule": self.rule or None, "name_contains": self.run or None}
 
 
 def parse(search: str | None) -> Filter:
@@ -48,7 +44,7 @@ def parse(search: str | None) -> Filter:
         severity=given["severity"] if given["severity"] in CHOICES else "",
         rule=given["rule"][:MAX_TEXT],
         run=given["run"][:MAX_TEXT],
-        before=_place(given["before"], LAST_PLACE if given["state"] == "open" else LAST_NEWEST),
+        before=given["before"] or None,
     )
 
 
@@ -56,8 +52,3 @@ def url(chosen: Filter) -> str:
     """Return the address of the list under a filter."""
     given = {key: value for key, value in vars(chosen).items() if value not in ("", None)}
     return f"/incidents?{urlencode(given)}" if given else "/incidents"
-
-
-def _place(text: str, last: int) -> int | None:
-    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(last))
-    return int(text) if is_number and int(text) <= last else None

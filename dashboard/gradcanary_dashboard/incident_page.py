@@ -10,6 +10,7 @@ from dash.development.base_component import Component
 
 from gradcanary_dashboard import drawing, incident_members, incident_words, parts, sharing, timeline, wording
 from gradcanary_dashboard.drawing import DRAWN
+from gradcanary_dashboard.history import Steps
 from gradcanary_dashboard.incident_actions import actions
 from gradcanary_dashboard.timeline import Entry
 from gradcanary_dashboard.verdict import Verdict
@@ -58,9 +59,9 @@ def unknown(number: str) -> list[Any]:
     return [parts.missing("No such incident", text, ("See all incidents", "/incidents"))]
 
 
-def fill(incident: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of every slot."""
-    around = steps_around(incident)
+def fill(incident: Mapping[str, Any], there: Steps | None = None) -> dict[str, Any]:
+    """Return the contents of every slot; ``there`` are the first and the last step of the run."""
+    around = steps_around(incident, there)
     rule = incident["rule"].replace("_", " ")
     return {
         "title": f"#{incident['id']} {rule} in {incident['run']}",
@@ -74,11 +75,16 @@ def fill(incident: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def steps_around(incident: Mapping[str, Any]) -> View:
-    """Return the steps in which it began, so many that the fall is seen: what opened it took a part of them."""
+def steps_around(incident: Mapping[str, Any], there: Steps | None = None) -> View:
+    """Return the steps in which it began, so many that the fall is seen: what opened it took a part of them.
+
+    None of them is beyond those that are ``there``.
+    """
     since, opened = incident["since_step"], incident["opened_step"]
     margin = max(LEAST_STEPS, 5 * (opened - since))
-    return View(from_step=max(0, since - margin), to_step=opened + margin, incident=incident["id"])
+    first, last = there or (0, opened + margin)
+    begin, end = (min(max(step, first), last) for step in (since - margin, opened + margin))
+    return View(from_step=begin, to_step=end, incident=incident["id"])
 
 
 def _state(incident: Mapping[str, Any], around: View) -> list[Any]:

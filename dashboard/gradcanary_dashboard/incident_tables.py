@@ -49,6 +49,6 @@ def _all(collector: Collector, chosen: Filter, page: Mapping[str, Any]) -> Itera
         yield from page["incidents"]
 
 
-def _page(collector: Collector, chosen: Filter, before: int | None) -> Mapping[str, Any]:
+def _page(collector: Collector, chosen: Filter, before: str | None) -> Mapping[str, Any]:
     page: Mapping[str, Any] = collector.incidents(state=chosen.state or None, before=before, **chosen.asked()).body
     return page

@@ -31,7 +31,11 @@ def quiet(incident: Mapping[str, Any]) -> list[Any]:
         said = html.Span([f"{words}, ", parts.moment(ack["at"])])
         found.append(html.Span([parts.icon("check"), said], className="knows"))
     if silenced:
-        some = "" if silenced["members"] == silenced["of"] else f"{silenced['members']} of {silenced['of']} layers "
+        some = (
+            ""
+            if silenced["members"] == silenced["firing"]
+            else f"{silenced['members']} of {silenced['firing']} layers "
+        )
         said = html.Span([f"{some}silenced, ends ", parts.moment(silenced["until"])])
         found.append(html.Span([parts.icon("hush"), said], className="knows"))
     return found
@@ -40,7 +44,7 @@ def quiet(incident: Mapping[str, Any]) -> list[Any]:
 def told(incident: Mapping[str, Any]) -> html.Span:
     """Return what whom was told last."""
     heard: dict[str, list[str]] = {}
-    for each in incident["told"]:
+    for each in incident["last_deliveries"]:
         heard.setdefault(message(each), []).append(whom(each))
     said = "; ".join(f"{', '.join(names)}: {words}" for words, names in heard.items())
     return html.Span([parts.icon("send"), said or "nobody was told"], className="knows")

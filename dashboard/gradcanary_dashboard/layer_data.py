@@ -16,7 +16,7 @@ from gradcanary_dashboard.view import View
 
 POINTS = 600
 INCIDENTS = 24
-"""Incidents of the run that are looked at for the layer, open ones first, then the newest."""
+"""Incidents of the layer that are asked for in full, open ones first, then the newest."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class LayerData:
     series: Mapping[str, Mapping[str, Any]]
     incidents: list[Mapping[str, Any]]
     incidents_version: str
+    clips: bool
 
 
 def load(collector: Collector, run: str, wanted: str, view: View) -> LayerData:
@@ -40,16 +41,17 @@ def load(collector: Collector, run: str, wanted: str, view: View) -> LayerData:
     layer = find(all_layers, wanted)
     if layer is None:
         raise NotFoundError(f"The run {run} has no layer {wanted}.")
-    incidents, version = load_incidents(collector, run, view.incident)
-    number = layer["layer"]
+    number, told = layer["layer"], collector.run(run).body
+    incidents, version = load_incidents(collector, run, number, view.incident)
     asked = {stat: _series(collector, run, stat, number, view) for stat in STATS}
     return LayerData(
-        run=collector.run(run).body,
+        run=told,
         layers=all_layers,
         layer=layer,
         series={stat: answer for stat, answer in asked.items() if answer is not None},
-        incidents=[incident for incident in incidents if _concerns(incident, number)],
+        incidents=incidents,
         incidents_version=version,
+        clips=run_data.clips(collector, told),
     )
 
 
@@ -59,9 +61,11 @@ def measured(collector: Collector, run: str, layer: int) -> list[str]:
     return [stat for stat, answer in asked.items() if _holds_values(answer)] or ["absmax"]
 
 
-def load_incidents(collector: Collector, run: str, named: int | None) -> tuple[list[Mapping[str, Any]], str]:
-    """Return the run's incidents and their version, more of them in full than the run's page needs."""
-    return run_data.load_incidents(collector, run, named, INCIDENTS)
+def load_incidents(
+    collector: Collector, run: str, layer: int, named: int | None
+) -> tuple[list[Mapping[str, Any]], str]:
+    """Return the layer's incidents and their version, more of them in full than the run's page needs."""
+    return run_data.load_incidents(collector, run, named, INCIDENTS, layer=layer)
 
 
 def _series(collector: Collector, run: str, stat: str, layer: int, view: View) -> Mapping[str, Any] | None:
@@ -76,7 +80,3 @@ def _series(collector: Collector, run: str, stat: str, layer: int, view: View) -
 
 def _holds_values(answer: Mapping[str, Any]) -> bool:
     return bool(decode(answer["series"][0]["count"]).any())
-
-
-def _concerns(incident: Mapping[str, Any], layer: int) -> bool:
-    return any(member["layer"] in (layer, None) for member in incident.get("layers", ()))

@@ -28,7 +28,7 @@ from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.curve import is_of_samples
 from gradcanary_dashboard.layer_data import LayerData
 from gradcanary_dashboard.marks import Events
-from gradcanary_dashboard.stats import STATS, Stat
+from gradcanary_dashboard.stats import STATS, Stat, phases
 from gradcanary_dashboard.verdict import of_layer
 from gradcanary_dashboard.view import View, run_url
 
@@ -80,6 +80,7 @@ def unknown(run: str, layer: str) -> list[Any]:
 def fill(data: LayerData, view: View) -> dict[str, Any]:
     """Return the contents of every slot."""
     run, layer = data.run["run"], data.layer
+    has_ended = data.run["state"] in wording.ENDED
     absmax = data.series["absmax"]
     clock = run_data.clock(view, absmax)
     span = axes.Span.of(f"{run}|{layer['layer']}", view, decode(absmax["steps"]), absmax["bucket_steps"]).timed(clock)
@@ -94,7 +95,7 @@ def fill(data: LayerData, view: View) -> dict[str, Any]:
     return {
         "title": layer["name"],
         "layer-crumbs": _crumbs(run, layer["name"], view),
-        "layer-verdict": [parts.verdict(of_layer(layer, data.incidents))],
+        "layer-verdict": [parts.verdict(of_layer(layer, data.incidents, has_ended=has_ended))],
         "layer-tiles": _tiles(data),
         "layer-csv": sharing.csv_url(run, view.steps(), "layer", layer=str(layer["layer"])),
         "layer-zoom-note": controls.zoom_note(
@@ -133,8 +134,8 @@ def _stat(data: LayerData, stat: Stat, span: axes.Span, events: Events) -> dict[
     )
     if is_first and span.clock is not None:
         drawn["layout"]["meta"] = {"clock": span.clock.knots()}
-    phases = ", ".join(answer["phases"])
-    return {f"stat-{stat.name}": drawn, f"note-{stat.name}": f"{stat.words}{f', {phases}' if phases else ''}"}
+    measured = phases(answer["phases"], clips=data.clips)
+    return {f"stat-{stat.name}": drawn, f"note-{stat.name}": f"{stat.words}{measured}"}
 
 
 def _figures(contents: Mapping[str, Any]) -> html.Div:

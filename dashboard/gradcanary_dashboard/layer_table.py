@@ -59,7 +59,7 @@ def tally(everything: int, shown: int, ranked: str = "worst") -> str:
 
 def _row(run: str, layer: Layer, is_chosen: bool, view: View) -> dict[str, Any]:
     texts = layers.row(layer)
-    rule = texts["rule"] or ("low" if texts["low"] else "")
+    rule = texts["rule"] or ("low" if texts["below_threshold"] else "")
     return {
         "name": texts["name"],
         "href": layer_url(run, layer["name"], layer["layer"], view),

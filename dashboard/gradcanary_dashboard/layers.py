@@ -72,7 +72,7 @@ def row(layer: Layer) -> dict[str, Any]:
 
     What is only noted is left to its incident: of a training in bfloat16 that is the same for each layer.
     """
-    rules = ((rule.replace("_", " "), state) for rule, state in sorted(layer["rules"].items()) if state != "noted")
+    rules = ((rule.replace("_", " "), state) for rule, state in sorted(layer["rules"].items()) if state != "info")
     return {
         "name": layer["name"],
         "absmax": wording.scientific(layer["absmax"]),
@@ -82,7 +82,7 @@ def row(layer: Layer) -> dict[str, Any]:
         "k": wording.integer(layer["micro_steps"]),
         "rule": ", ".join(f"{rule} {state}" for rule, state in rules),
         "tone": _tone(layer),
-        "low": bool(layer["low"]),
+        "below_threshold": bool(layer["below_threshold"]),
     }
 
 
@@ -90,7 +90,7 @@ def _tone(layer: Layer) -> str:
     states = layer["rules"].values()
     if "firing" in states or "recovering" in states:
         return "critical"
-    return "warning" if "suspect" in states or layer["low"] or layer["state"] == "nonfinite" else "quiet"
+    return "warning" if "suspect" in states or layer["below_threshold"] or layer["state"] == "nonfinite" else "quiet"
 
 
 def _urgency(layer: Layer) -> tuple[int, int, int, float, int]:
@@ -100,7 +100,7 @@ def _urgency(layer: Layer) -> tuple[int, int, int, float, int]:
     known = 0 if layer["state"] == "nonfinite" else 1 if absmax is not None and layer["state"] == "measured" else 2
     if layer["state"] == "zero":
         known = 1
-    return rules, known, 0 if layer["low"] else 1, math.inf if absmax is None else absmax, layer["layer"]
+    return rules, known, 0 if layer["below_threshold"] else 1, math.inf if absmax is None else absmax, layer["layer"]
 
 
 def _kind(layer: Layer) -> tuple[str, tuple[int, ...]]:

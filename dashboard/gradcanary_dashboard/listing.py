@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlencode
 
-STATES = ("live", "stale", "silent", "finished", "crashed")
-SORTS = {"heard": "heard of last", "begun": "newest", "name": "name"}
+STATES = ("live", "stale", "silent", "detached", "finished", "crashed")
+SORTS = {"last_seen": "heard of last", "created": "newest", "name": "name"}
 """The first is meant where the address is silent."""
 
 PER_PAGE = 25
@@ -19,7 +19,7 @@ class Listing:
 
     text: str = ""
     state: str | None = None
-    sort: str = "heard"
+    sort: str = "last_seen"
     is_archived: bool = False
     after: str | None = None
 
@@ -40,7 +40,7 @@ class Listing:
         return f"/?{search}" if search else "/"
 
     def _parts(self) -> dict[str, str | None]:
-        sort = None if self.sort == "heard" else self.sort
+        sort = None if self.sort == "last_seen" else self.sort
         archived = "1" if self.is_archived else None
         return {"text": self.text, "state": self.state, "sort": sort, "archived": archived, "after": self.after}
 
@@ -52,7 +52,7 @@ def parse(search: str | None) -> Listing:
     return Listing(
         text=query.get("text", "")[:MAX_TEXT],
         state=state if state in STATES else None,
-        sort=sort if sort in SORTS else "heard",
+        sort=sort if sort in SORTS else "last_seen",
         is_archived=query.get("archived") == "1",
         after=query.get("after"),
     )

@@ -51,7 +51,8 @@ def _launches(launches: Sequence[Launch]) -> list[str]:
 
 
 def _launch(launch: Launch, before: Launch | None) -> str:
-    steps = wording.steps(*launch.steps).lower() if launch.steps else "no step yet"
+    none = "no step" if launch.state in wording.ENDED else "no step yet"
+    steps = wording.steps(*launch.steps).lower() if launch.steps else none
     texts = [history.beginning(launch, before)] if before is not None and history.steps_back(launch, before) else []
     texts += [f"sampled each {wording.integer(launch.every)}th step"] if launch.every > 1 else []
     texts += [f"agent {wording.percent(launch.agent_share)}"] if launch.agent_share is not None else []

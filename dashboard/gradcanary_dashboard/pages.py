@@ -14,6 +14,7 @@ from gradcanary_dashboard import (
     compare_page,
     endpoint_pages,
     first_start,
+    history,
     incident_data,
     incident_filter,
     incident_page,
@@ -97,7 +98,7 @@ def runs_version(collector: Collector, _arguments: Arguments | None = None, sear
     """Return what changes when the list of runs does."""
     listed = collector.runs(**listing.parse(search).question())
     parts = listed.version, incident_data.worst(collector, state="open").version, silent_endpoints.version(collector)
-    return " ".join((*parts, *(() if listed.body["runs"] else (first_start.version(collector.demo().body),))))
+    return " ".join(parts)
 
 
 def _load_runs(collector: Collector, _arguments: Arguments, search: str) -> Contents:
@@ -105,8 +106,7 @@ def _load_runs(collector: Collector, _arguments: Arguments, search: str) -> Cont
     listed, opened = collector.runs(**chosen.question()).body, incident_data.worst(collector, state="open").body
     found, unheard, first = listed["runs"], silent_endpoints.load(collector), None
     if not found and chosen.is_everything and not collector.runs(archived="true", limit=1).body["runs"]:
-        asks_token, demo = collector.as_reader, collector.demo().body
-        first = first_start.page(collector.public_url, demo, asks_token=asks_token)
+        first = first_start.page(collector.public_url, asks_token=collector.as_reader)
     return runs_page.fill(found, opened, chosen, unheard, following=listed["next"], first=first)
 
 
@@ -124,7 +124,7 @@ def _ask_layer(collector: Collector, arguments: Arguments, search: str, shown: S
         return {}
     version, view = collector.run(arguments["run"]).version, parse(search)
     data = layer_data.load(collector, arguments["run"], arguments["layer"], view)
-    return {**layer_page.fill(data, view), "shown": _run_state(version, search, data)}
+    return {**layer_page.fill(data, view), "shown": _run_state(version, search, data, of_layer=data.layer["layer"])}
 
 
 def _run_state(version: str, search: str, data: run_data.RunData | layer_data.LayerData, **own: object) -> str:
@@ -138,7 +138,8 @@ def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown) -> b
     if shown.get("incidents") is None:
         return True
     # A message is on its way: deliveries move on without a new revision of the run.
-    return bool(incident_data.worst(collector, run=arguments["run"]).version == shown["incidents"])
+    listed = incident_data.worst(collector, run=arguments["run"], layer=shown.get("of_layer"))
+    return bool(listed.version == shown["incidents"])
 
 
 def _ask_compare(collector: Collector, _arguments: Arguments, search: str, shown: Shown) -> Contents:
@@ -171,11 +172,18 @@ def _load_incidents(collector: Collector, _arguments: Arguments, search: str) ->
 
 
 def _incident_version(collector: Collector, arguments: Arguments, _search: str) -> str:
-    return collector.incident(int(arguments["incident"])).version
+    incident = collector.incident(int(arguments["incident"]))
+    around = incident_page.steps_around(incident.body, _steps(collector, incident.body["run"]))
+    return f"{incident.version} {around.from_step} {around.to_step}"
 
 
 def _load_incident(collector: Collector, arguments: Arguments, _search: str) -> Contents:
-    return incident_page.fill(collector.incident(int(arguments["incident"])).body)
+    incident = collector.incident(int(arguments["incident"])).body
+    return incident_page.fill(incident, _steps(collector, incident["run"]))
+
+
+def _steps(collector: Collector, run: str) -> history.Steps | None:
+    return history.measured(history.launches(collector.run(run).body))
 
 
 def _unknown_incident(_collector: Collector, arguments: Arguments) -> list[Any]:

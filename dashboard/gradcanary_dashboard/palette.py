@@ -28,6 +28,10 @@ ABOVE = ((0.0, WHITE), (0.4, "#d3e5f3"), (1.0, "#9cc8e4"), (2.0, "#4a97cb"), (3.
 """(decades from the threshold, colour): white on it, red below, blue above."""
 
 MILLI = 1000
+REACH = 8
+"""Decades below the highest value in which a colour scale without a threshold rises: a few values of 1e-30 would leave
+all others one colour."""
+
 BAND = 300
 """Milli-decades that each colour of a special cell takes beside the range of the values."""
 
@@ -53,8 +57,9 @@ class Scale:
     def rising(cls, low: int, high: int, zero_colour: str) -> Scale:
         """Return a scale of a stat without a threshold: darker is more."""
         high = max(high, low + MILLI)
-        shades = ABOVE[1:]
-        ramp = [(low + round(place / (len(shades) - 1) * (high - low)), shade[1]) for place, shade in enumerate(shades)]
+        shades, begin = ABOVE[1:], max(low, high - REACH * MILLI)
+        rise = (high - begin) / (len(shades) - 1)
+        ramp = [(begin + round(place * rise), shade[1]) for place, shade in enumerate(shades)]
         return cls(low, high, tuple(ramp), zero_colour)
 
     @property

@@ -24,7 +24,14 @@ NO_FIGURE = {"data": [], "layout": {"height": 200, "xaxis": {"visible": False}, 
 _TINY = re.compile(r"(\d[\d.]*e-\d+)")
 _ENDS = re.compile(r"(?<=[.(/=])(?=\w)")
 
-RUN_STATES = {"live": "pulse", "stale": "clock", "silent": "muted", "finished": "flag", "crashed": "critical"}
+RUN_STATES = {
+    "live": "pulse",
+    "stale": "clock",
+    "silent": "muted",
+    "detached": "minus",
+    "finished": "flag",
+    "crashed": "critical",
+}
 
 
 def attributes(**named: str | None) -> dict[str, Any]:
@@ -43,7 +50,7 @@ def badge(tone: str, word: str) -> html.Span:
 
 
 def run_state(state: str) -> html.Span:
-    """Return live, stale, silent, finished or crashed with its icon."""
+    """Return live, stale, silent, detached, finished or crashed with its icon."""
     return html.Span([icon(RUN_STATES.get(state, "dots")), state], className=f"state state-{state}")
 
 

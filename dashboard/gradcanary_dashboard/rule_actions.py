@@ -1,28 +1,46 @@
-"""What a click on the page of rules does: tries other rules on the last runs."""
+"""What a click on the page of rules does: tries rules on the last runs, and passes on how that goes."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+import json
+from collections.abc import Generator
+from contextlib import closing
 
-from dash import Dash, Input, Output, State
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 
-from gradcanary_dashboard import forms, rules_page
+from gradcanary_dashboard import rules_page
 from gradcanary_dashboard.client import Collector
-from gradcanary_dashboard.settings_frame import answered
-from gradcanary_dashboard.threads import Contents, changing
+from gradcanary_dashboard.errors import DashboardError
+from gradcanary_dashboard.streaming import opened
+from gradcanary_dashboard.threads import CHANGES
+
+PATH = "/_trial"
+"""Takes the text of a rules.yaml, and answers lines: each is what a slot of the page shows from now on."""
 
 
-def register(app: Dash, collector: Collector) -> None:
-    """Register the callback of the page of rules."""
-    outputs = {"answer": Output("rules-tried", "children"), "search": Output(f"{rules_page.PAGE}-url", "search")}
+def register(server: FastAPI, collector: Collector) -> None:
+    """Serve ``/_trial``. To be called before Dash, whose routes answer every path."""
 
-    @changing(app, outputs, Input("rules-try-do", "n_clicks"), State("rules-text", "value"))
-    def try_rules(clicks: object, text: str | None) -> Contents:
-        moved: dict[str, str] = {}
+    @server.post(PATH, include_in_schema=False)
+    async def try_rules(request: Request) -> Response:
+        text = (await request.body()).decode(errors="replace")
+        _, lines = await opened(CHANGES, lambda stack: (None, stack.enter_context(closing(_lines(collector, text)))))
+        return StreamingResponse(lines, headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"})
 
-        def ask() -> list[Any]:
-            tried = cast(dict[str, Any], collector.change("POST", "/rules/trials", {"text": text or ""}))
-            moved["search"] = f"?trial={tried['id']}"
-            return forms.done("They can be tried; what they would have said comes below.")
 
-        return {"answer": answered(clicks, ask), **moved}
+def _lines(collector: Collector, text: str) -> Generator[bytes, None, None]:
+    """Yield what the page shows for each line of a trial; a refusal is a line, too."""
+    rest = b""
+    try:
+        with collector.trial(text if text.strip() else None) as pieces:
+            for piece in pieces:
+                *whole, rest = (rest + piece).split(b"\n")
+                for line in whole:
+                    yield _line(rules_page.tried(json.loads(line)))
+    except DashboardError as error:
+        yield _line(rules_page.refused(error))
+
+
+def _line(slots: dict[str, str]) -> bytes:
+    return json.dumps(slots).encode() + b"\n"

@@ -1,33 +1,35 @@
-"""The page of rules: which are in force, what they would have said of the last runs, and what others would."""
+"""The page of rules: those in force, and a form that tries others on the last runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dash import dcc, html
 
-from gradcanary_dashboard import first_start, forms, parts, settings_frame, wording
+from gradcanary_dashboard import drawing, first_start, forms, parts, settings_frame, wording
+from gradcanary_dashboard.errors import DashboardError
 from gradcanary_dashboard.view import run_url
 
 PAGE = "rules"
 
 SLOTS = {
     **settings_frame.slots(PAGE),
-    **settings_frame.ways(PAGE),
     "rules-source": "children",
-    "rules-backtest": "children",
     "rules-list": "children",
     "rules-layers": "children",
-    "rules-trial": "children",
 }
 
 Rules = Mapping[str, Any]
-Counted = Mapping[str, Any]
+Line = Mapping[str, Any]
 
 HOW = (
-    "Counted by playing the runs again: one receiver that hears of warnings and above, nobody acknowledges, nothing is "
-    "silenced. The rules silent and stalled go by the clock, and are not counted."
+    "The runs are played again for one receiver of warnings and above, without acks and silences. "
+    "The rules silent and stalled go by the clock, and are not counted."
+)
+HINT = (
+    "It changes nothing: the collector takes --rules FILE at its start. "
+    "An empty field tries the rules in force alone. Nothing of a trial is kept."
 )
 ABOUT = ("version", "rules_version", "file", "grace", "pace", "layers")
 """What is no rule."""
@@ -36,23 +38,16 @@ EXAMPLE = "version: 1\nrules:\n  collapse: {enter: 1.0e-5}\n"
 
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
-    """Return the page: the rules of now, and the form for others, which stays as somebody writes in it."""
+    """Return the page: the rules of now, and the form for others, which stays while it is edited."""
 
     def slot(name: str) -> html.Div:
         return html.Div(contents.get(name), id=name)
 
     return [
-        *settings_frame.head(PAGE, "Rules", contents),
-        parts.card(
-            "backtest",
-            slot("rules-source"),
-            slot("rules-backtest"),
-            html.P(HOW, className="dim"),
-            title="In force",
-        ),
+        *settings_frame.head("Rules"),
+        parts.card("in-force", slot("rules-source"), title="In force"),
         *settings_frame.controls(PAGE, contents, _trial_form()),
-        # Outside of what may be disabled: a reader may look at what somebody else tried.
-        slot("rules-trial"),
+        drawing.slot("rules-trial", None),
         parts.card("rules-of", slot("rules-list"), title="Rules"),
         slot("rules-layers"),
         dcc.Location(id=f"{PAGE}-url", refresh=False),
@@ -61,26 +56,104 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
 
 
 def _trial_form() -> html.Section:
-    field = dcc.Textarea(id="rules-text", placeholder=EXAMPLE, rows=9, spellCheck=False)
+    # Not Dash's own: rules.js fills it from the address, and reads it.
+    field = html.Textarea(id="rules-text", placeholder=EXAMPLE, rows=9, spellCheck="false")
+    stop = html.Button("Stop", id="rules-try-stop", type="button", className="do", hidden=True)
     return parts.card(
         "try-rules",
-        forms.field("A whole rules.yaml", field, "It changes nothing: the collector takes --rules FILE at its start."),
-        forms.button("Try it on the last runs", "rules-try-do", tone="main"),
-        forms.answer("rules-tried"),
-        title="What would others say?",
+        forms.field("A whole rules.yaml", field, HINT),
+        settings_frame.row(forms.button("Try it on the last runs", "rules-try-do", tone="main"), stop),
+        html.Div(
+            drawing.slot("rules-tried", None, tag=html.P), className="answer", **parts.attributes(aria_live="polite")
+        ),
+        title="What would they have sent?",
     )
 
 
-def fill(rules: Rules, counted: Counted, tried: Counted | None, *, is_chosen: bool, may: bool) -> dict[str, Any]:
-    """Return the contents; ``tried`` is what other rules would have said, which the address names if ``is_chosen``."""
+def fill(rules: Rules, *, may: bool) -> dict[str, Any]:
+    """Return the contents."""
     return {
         "rules-source": html.P(_source(rules)),
-        "rules-backtest": _backtest(counted),
-        "rules-list": _listed(rules, counted),
-        "rules-layers": _layers(rules, counted),
-        "rules-trial": _trial(tried, is_chosen=is_chosen),
+        "rules-list": _listed(rules),
+        "rules-layers": _layers(rules),
         **settings_frame.rights(PAGE, may=may),
     }
+
+
+def tried(line: Line) -> dict[str, str]:
+    """Return what is drawn into the slots of the page for a line of a trial."""
+    if line["kind"] == "progress":
+        return {"rules-tried": drawing.drawn(_progress(line)), "rules-trial": drawing.drawn(None)}
+    if line["kind"] == "error":
+        return {"rules-tried": drawing.drawn(forms.wrong(line["message"]))}
+    return {"rules-tried": drawing.drawn(forms.done("Done.")), "rules-trial": drawing.drawn(_result(line))}
+
+
+def refused(error: DashboardError) -> dict[str, str]:
+    """Return what is drawn where no trial began, or one broke off."""
+    return {"rules-tried": drawing.drawn(forms.wrong(str(error)))}
+
+
+def _progress(line: Line) -> list[Any]:
+    if line["runs"] is None:
+        return [parts.icon("dots"), "The last runs are being played again …"]
+    done, runs = wording.integer(line["played"]), wording.plural(line["runs"], "run")
+    return [parts.icon("dots"), f"The last runs are being played again: {done} of {runs} …"]
+
+
+def _result(line: Line) -> html.Section:
+    found = [_of_rules(name, line) for name in ("tried", "in_force") if name in line["totals"]]
+    contents = [*found, *_bounds(line), html.P(HOW, className="dim")] if line["runs"] else [_no_run()]
+    return parts.card("trial", *contents, title="What they would have sent")
+
+
+def _no_run() -> html.P:
+    none: list[Any] = [parts.icon("info"), "There is no run yet to try them on. ", first_start.way()]
+    return html.P(none, className="counted")
+
+
+def _of_rules(name: str, line: Line) -> html.Div:
+    """Return what some rules would have sent: of all runs, of each, and what their entries of ``layers`` hold for."""
+    total, played = line["totals"][name], line["played"]
+    whose = "Your rules" if name == "tried" else "The rules in force"
+    of = "your last run" if played == 1 else f"your last {wording.integer(played)} runs"
+    said = f"{whose} would have sent {wording.plural(total['messages'], 'message')} in {of}"
+    counts = [(each["run"], each["counts"][name]) for each in line["outcomes"]]
+    lines = [html.Li(_outcome(run, count)) for run, count in counts if count["messages"]]
+    lines += [
+        html.Li([html.Code(each["match"]), f" {_held(each, played)}"], className="dim") for each in total["entries"]
+    ]
+    verdict = html.P([parts.icon("send"), html.Strong(said)], className="counted")
+    return html.Div([verdict, *([html.Ul(lines, className="records")] if lines else [])], className=name)
+
+
+def _outcome(run: str, count: Mapping[str, Any]) -> list[Any]:
+    by_rule = [(rule, number) for rule, number in count["by_rule"].items() if number]
+    said = ", ".join(f"{rule.replace('_', ' ')} {wording.integer(number)}" for rule, number in by_rule)
+    return [dcc.Link(run, href=run_url(run)), f": {wording.plural(count['messages'], 'message')} ({said})"]
+
+
+def _held(entry: Mapping[str, Any], runs: int) -> str:
+    if not entry["runs"]:
+        return "holds for no layer of these runs"
+    return f"holds for up to {wording.plural(entry['layers'], 'layer')} of a run, in {entry['runs']} of {runs}"
+
+
+def _bounds(line: Line) -> list[html.Ul]:
+    """Return the runs that were not played, or not whole."""
+    cut = [each for each in line["outcomes"] if not each["is_whole"] or each["raw_start_step"] is not None]
+    notes = [_bound(each) for each in cut]
+    left = line["runs"] - line["played"]
+    if left:
+        notes.append(f"{wording.plural(left, 'run')} could not be played, or not in time: see the collector's log")
+    return [html.Ul([html.Li(each, className="dim") for each in notes], className="records")] if notes else []
+
+
+def _bound(outcome: Mapping[str, Any]) -> str:
+    parts_of = [] if outcome["is_whole"] else [f"its first {wording.plural(outcome['samples'], 'sample')} only"]
+    gone = outcome["raw_start_step"]
+    parts_of += [] if gone is None else [f"without what was before step {wording.integer(gone)}, of which none is left"]
+    return f"{outcome['run']}: {'; '.join(parts_of)}"
 
 
 def _source(rules: Rules) -> list[Any]:
@@ -90,68 +163,15 @@ def _source(rules: Rules) -> list[Any]:
     return [html.Code(rules["file"]), f", {known}. Changed there, it holds from the next start."]
 
 
-def _backtest(counted: Counted) -> list[Any]:
-    return [_verdict(counted), *_outcomes(counted)]
-
-
-def _verdict(counted: Counted) -> html.P:
-    """Return the sentence that says how often people would have been told."""
-    runs, left = counted["runs"], counted["left"]
-    done = runs - left
-    if counted["state"] in ("waiting", "counting") and not done:
-        return html.P([parts.icon("dots"), "The last runs are being played again …"], className="counted")
-    if not runs:
-        none: list[Any] = [parts.icon("info"), "There is no run yet to try them on. ", first_start.way()]
-        return html.P(none, className="counted")
-    of = "your last run" if done == 1 else f"your last {wording.integer(done)} runs"
-    said = f"These rules would have sent {wording.plural(counted['messages'], 'message')} in {of}"
-    rest: list[Any] = []
-    if left:
-        why = "are being played" if counted["state"] in ("waiting", "counting") else "could not be played: see the log"
-        rest = [f"; {wording.integer(left)} more {why}"]
-    elif counted["at"]:
-        rest = [html.Span([", counted ", parts.moment(counted["at"])], className="dim")]
-    return html.P([parts.icon("send"), html.Strong(said), *rest], className="counted")
-
-
-def _outcomes(counted: Counted) -> list[Any]:
-    spoken = [each for each in counted["outcomes"] if each["messages"]]
-    lines = [html.Li(_outcome(each)) for each in spoken]
-    cut = [each for each in counted["outcomes"] if not each["is_whole"] or each["gone_before"] is not None]
-    notes = [html.Li(_bounds(each), className="dim") for each in cut]
-    return [html.Ul([*lines, *notes], className="records")] if lines or notes else []
-
-
-def _outcome(outcome: Mapping[str, Any]) -> list[Any]:
-    by_rule = [(rule, number) for rule, number in outcome["by_rule"].items() if number]
-    said = ", ".join(f"{rule.replace('_', ' ')} {wording.integer(number)}" for rule, number in by_rule)
-    run = dcc.Link(outcome["run"], href=run_url(outcome["run"]))
-    return [run, f": {wording.plural(outcome['messages'], 'message')} ({said})"]
-
-
-def _bounds(outcome: Mapping[str, Any]) -> str:
-    """Return what of a run was not played."""
-    parts_of = [] if outcome["is_whole"] else [f"its first {wording.plural(outcome['samples'], 'sample')} only"]
-    gone = outcome["gone_before"]
-    parts_of += [] if gone is None else [f"without what was before step {wording.integer(gone)}, of which none is left"]
-    return f"{outcome['run']}: {'; '.join(parts_of)}"
-
-
-def _listed(rules: Rules, counted: Counted) -> list[Any]:
-    told: dict[str, int] = {}
-    for outcome in counted["outcomes"]:
-        for rule, number in outcome["by_rule"].items():
-            told[rule] = told.get(rule, 0) + number
-    names = [name for name in rules if name not in ABOUT]
-    entries = [_rule(name, rules[name], told.get(name)) for name in names]
+def _listed(rules: Rules) -> list[Any]:
+    entries = [_rule(name, rules[name]) for name in rules if name not in ABOUT]
     rest = [("Grace", _values(rules["grace"])), ("Pace", _values(rules["pace"]))]
     return [html.Ul(entries, className="rules-of"), settings_frame.facts(rest)]
 
 
-def _rule(name: str, rule: Mapping[str, Any], told: int | None) -> html.Li:
-    said = [] if not told else [html.Span(wording.plural(told, "message"), className="dim")]
+def _rule(name: str, rule: Mapping[str, Any]) -> html.Li:
     values = {key: value for key, value in rule.items() if key not in ("enabled", "notify")}
-    head = html.Div([html.Code(name, className="name"), _state(rule), *said], className="told-of")
+    head = html.Div([html.Code(name, className="name"), _state(rule)], className="told-of")
     return html.Li([head, html.P(_values(values), className="values")] if values else head)
 
 
@@ -161,31 +181,18 @@ def _state(rule: Mapping[str, Any]) -> html.Span:
     return parts.badge("quiet", "notifies") if rule["notify"] else parts.badge("information", "on the pages only")
 
 
-def _layers(rules: Rules, counted: Counted) -> list[Any]:
-    entries = rules["layers"]
-    if not entries:
+def _layers(rules: Rules) -> list[Any]:
+    if not rules["layers"]:
         return []
-    known = [
-        _entry(entry, rules, [each["matched"][place] for each in counted["outcomes"]])
-        for place, entry in enumerate(entries)
-    ]
+    entries = html.Ul([_entry(entry, rules) for entry in rules["layers"]], className="rules-of")
     words = html.P("Of a layer the first entry that is found in its name holds.", className="dim")
-    return [
-        parts.card("layers-of", words, html.Ul(known, className="rules-of"), title="Layers with rules of their own")
-    ]
+    return [parts.card("layers-of", words, entries, title="Layers with rules of their own")]
 
 
-def _entry(entry: Mapping[str, Any], rules: Rules, matched: Sequence[int]) -> html.Li:
+def _entry(entry: Mapping[str, Any], rules: Rules) -> html.Li:
     own = {name: part for name, part in entry.items() if name != "match" and part is not None}
     lines = [html.P(f"{name}: {_values(_other(part, rules[name]))}", className="values") for name, part in own.items()]
-    hit = [number for number in matched if number]
-    found = (
-        f"holds for up to {wording.plural(max(hit), 'layer')} of a run, in {len(hit)} of {len(matched)}"
-        if hit
-        else ("holds for no layer of the last runs" if matched else "")
-    )
-    head = html.Div([html.Code(entry["match"]), html.Span(found, className="dim")], className="told-of")
-    return html.Li([head, *lines])
+    return html.Li([html.Div(html.Code(entry["match"]), className="told-of"), *lines])
 
 
 def _other(part: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,12 +212,3 @@ def _worded(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} {', '.join(value)}"
         elif value is not None:
             yield f"{key} {wording.scientific(value)}"
-
-
-def _trial(tried: Counted | None, *, is_chosen: bool) -> list[Any]:
-    if not is_chosen:
-        return []
-    if tried is None:
-        text = "These rules are forgotten, as all are after a day, and all but the last few: try them again."
-        return [parts.card("trial", html.P(text), title="What others would have said")]
-    return [parts.card("trial", *_backtest(tried), title="What others would have said")]

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from gradcanary_dashboard import incident_data, loss_words
 from gradcanary_dashboard.client import Collector
 from gradcanary_dashboard.clock import Clock
+from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.errors import NotFoundError, RefusedError
 from gradcanary_dashboard.layers import Layer, choose
 from gradcanary_dashboard.view import View
@@ -21,6 +22,12 @@ NO_LAYER = "^$"
 
 DETAILED_INCIDENTS = 8
 """Incidents asked for in full, the named one and the newest; more are listed by their summary."""
+
+TOTAL_NORM, CLIP_FACTOR = "total_norm", "clip_factor"
+"""Metrics of samples before a clip: the norm is there of each, the factor where gradients were written to after it."""
+
+CLIPPED_BELOW = 1 - 1e-5
+"""The agent takes a factor under this one for a clip."""
 
 Answered: TypeAlias = Mapping[str, Any] | None
 
@@ -44,6 +51,7 @@ class RunData:
     loss_since: Answered
     incidents: list[Mapping[str, Any]]
     incidents_version: str
+    clips: bool
 
 
 def load(collector: Collector, run: str, view: View, shown: int | None) -> RunData:
@@ -68,7 +76,17 @@ def load(collector: Collector, run: str, view: View, shown: int | None) -> RunDa
         loss_since=loss_since,
         incidents=incidents,
         incidents_version=incidents_version,
+        clips=clips(collector, told),
     )
+
+
+def clips(collector: Collector, run: Mapping[str, Any]) -> bool:
+    """Return False if a clip was looked for and gradients were never clipped."""
+    measured = {metric["name"] for metric in run["metrics"]}
+    if CLIP_FACTOR not in measured:
+        return TOTAL_NORM not in measured
+    answer = collector.run(run["run"], "metrics", name=CLIP_FACTOR, points=1).body
+    return any(bool((decode(metric["min"]) < CLIPPED_BELOW).any()) for metric in answer["metrics"])
 
 
 def is_unsettled(incidents: list[Mapping[str, Any]]) -> bool:
@@ -128,12 +146,15 @@ def axis(collector: Collector, run: str, view: View) -> Mapping[str, Any]:
 
 
 def load_incidents(
-    collector: Collector, run: str, named: int | None, detailed: int = DETAILED_INCIDENTS
+    collector: Collector, run: str, named: int | None, detailed: int = DETAILED_INCIDENTS, *, layer: int | None = None
 ) -> tuple[list[Mapping[str, Any]], str]:
-    """Return the run's incidents and their version: the named, then open ones, worst first; the first few in full."""
-    listed = incident_data.worst(collector, run=run)
+    """Return the incidents of a run, or of a layer of it, and their version.
+
+    The named one comes first, then open ones, worst first; the first few are in full.
+    """
+    listed = incident_data.worst(collector, run=run, layer=layer)
     # Whoever came for one does not look for it.
-    ranked = sorted(_with(named, collector, listed.body), key=lambda incident: incident["id"] != named)
+    ranked = sorted(_with(named, collector, listed.body, layer), key=lambda incident: incident["id"] != named)
     found = [
         collector.incident(incident["id"]).body if place < detailed or incident["id"] == named else incident
         for place, incident in enumerate(ranked)
@@ -141,8 +162,10 @@ def load_incidents(
     return found, listed.version
 
 
-def _with(named: int | None, collector: Collector, listed: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the incidents of a run that are listed, and the named one where it is behind so many."""
+def _with(
+    named: int | None, collector: Collector, listed: Mapping[str, Any], layer: int | None
+) -> list[Mapping[str, Any]]:
+    """Return the incidents that are listed, and the named one of the same run and layer beyond the end of the list."""
     incidents: list[Mapping[str, Any]] = listed["incidents"]
     if named is None or listed["next"] is None or any(each["id"] == named for each in incidents):
         return incidents
@@ -150,7 +173,12 @@ def _with(named: int | None, collector: Collector, listed: Mapping[str, Any]) ->
         behind = collector.incident(named).body
     except NotFoundError:
         return incidents
-    return [behind, *incidents] if behind["run"] == incidents[0]["run"] else incidents
+    is_meant = behind["run"] == incidents[0]["run"] and (layer is None or _concerns(behind, layer))
+    return [behind, *incidents] if is_meant else incidents
+
+
+def _concerns(incident: Mapping[str, Any], layer: int) -> bool:
+    return any(member["layer"] in (layer, None) for member in incident["layers"])
 
 
 def _first_member(incidents: list[Mapping[str, Any]], named: int | None) -> int | None:

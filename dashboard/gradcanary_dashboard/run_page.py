@@ -32,7 +32,7 @@ from gradcanary_dashboard.columns import decode
 from gradcanary_dashboard.curve import is_of_samples
 from gradcanary_dashboard.marks import Events
 from gradcanary_dashboard.run_data import RunData
-from gradcanary_dashboard.stats import STATS
+from gradcanary_dashboard.stats import STATS, phases
 from gradcanary_dashboard.verdict import firing, verdict
 from gradcanary_dashboard.view import View, layer_url
 
@@ -175,7 +175,7 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
         }
     name, stat = data.layer["name"], STATS[view.stat]
     href = layer_url(data.run["run"], name, data.layer["layer"], view)
-    phases = ", ".join(data.series["phases"])
+    measured = phases(data.series["phases"], clips=data.clips)
     drawn = curves.trend(
         data.series,
         span,
@@ -187,7 +187,7 @@ def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[s
     return {
         "trend": drawn,
         "trend-title": dcc.Link(name, href=href, className="layer"),
-        "trend-note": f"{stat.title.lower()}{f', {phases}' if phases else ''}: mean in its min to max",
+        "trend-note": f"{stat.title.lower()}{measured}: mean in its min to max",
         "trend-csv": sharing.csv_url(data.run["run"], view, "layer", layer=str(data.layer["layer"]), stat=stat.name),
         "chosen": [
             html.Span("\N{BLACK LEFT-POINTING TRIANGLE} ", **parts.attributes(aria_hidden="true")),
@@ -260,7 +260,7 @@ def _verdict(data: RunData) -> list[Any]:
 def _tiles(data: RunData) -> list[html.Div]:
     run = data.run
     fires = firing(run)
-    low = f"{wording.integer(run['low'])} low" if run["low"] else "none low"
+    low = f"{wording.integer(run['below_threshold'])} low" if run["below_threshold"] else "none low"
     ks = sorted({layer["micro_steps"] for layer in data.layers if layer["micro_steps"] is not None})
     k = f"K {', '.join(map(wording.integer, ks[:4]))}" if ks else ""
     return [
@@ -279,7 +279,7 @@ def _way_to_sums() -> html.A:
 def _pulse(data: RunData) -> list[Any]:
     """Return the state of the run, when it made its last step and was last heard of, and how long a step takes."""
     run = data.run
-    stepped = run["stepped"]
+    stepped = run["last_step_at"]
     took = next((metric["last"] for metric in run["metrics"] if metric["name"] == "step_time_s"), None)
     return [
         parts.run_state(run["state"]),

@@ -11,8 +11,8 @@ from gradcanary_dashboard.csv_tables import Pieces, Table, file_name, written
 from gradcanary_dashboard.listing import Listing
 from gradcanary_dashboard.verdict import firing, verdict
 
-OF_RUN = ("run", "state", "step", "stepped", "last_seen")
-COUNTED = ("layers", "low")
+OF_RUN = ("run", "state", "step", "last_step_at", "last_seen")
+COUNTED = ("layers", "below_threshold")
 
 
 def of_runs(collector: Collector, chosen: Listing) -> tuple[str, Pieces]:
@@ -31,7 +31,7 @@ def _runs(found: Iterable[Mapping[str, Any]]) -> Table:
             *(run[key] for key in (*OF_RUN, *COUNTED)),
             firing(run),
             len(run["open_incidents"]),
-            run["worst"] or run["ended_on"],
+            run["worst"] or run["severity_at_end"],
             said.text,
             sums,
             ", ".join(run["tags"]),

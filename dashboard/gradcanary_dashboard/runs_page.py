@@ -80,7 +80,7 @@ def _choices(listing: Listing, takeaway: html.A) -> html.Div:
         maxLength=MAX_TEXT,
     )
     states = [("", "any state"), *((state, state) for state in STATES)]
-    sorts = [("" if name == "heard" else name, words) for name, words in SORTS.items()]
+    sorts = [("" if name == "last_seen" else name, words) for name, words in SORTS.items()]
     pressed = parts.attributes(data_list="archived", aria_pressed=str(listing.is_archived).lower())
     archive = html.Button([parts.icon("archive"), "Archive"], type="button", className="do", **pressed)
     return html.Div(
@@ -91,7 +91,7 @@ def _choices(listing: Listing, takeaway: html.A) -> html.Div:
                 role="search",
             ),
             _select("state", "State", states, listing.state or ""),
-            _select("sort", "Order", sorts, "" if listing.sort == "heard" else listing.sort),
+            _select("sort", "Order", sorts, "" if listing.sort == "last_seen" else listing.sort),
             archive,
             takeaway,
         ],
@@ -173,10 +173,10 @@ def _card(run: Mapping[str, Any]) -> html.Article:
 def _facts(run: Mapping[str, Any]) -> list[str | list[Any] | Component]:
     """Return the last step and how old it is, which is not when the run was heard of: a loop may hang and be heard."""
     step: list[Any] = [f"step {wording.integer(run['step'])}"]
-    if run["stepped"] is not None:
-        step = [step[0], ", ", parts.moment(run["stepped"])]
+    if run["last_step_at"] is not None:
+        step = [step[0], ", ", parts.moment(run["last_step_at"])]
     facts: list[str | list[Any] | Component] = [html.Span(step)]
-    if run["stepped"] is None or run["state"] in ("stale", "silent"):
+    if run["last_step_at"] is None or run["state"] in ("stale", "silent"):
         facts.append(parts.moment(run["last_seen"], "heard of "))
     return [*facts, *([f"accumulators {wording.dtypes(run['accumulators'])}"] if run["accumulators"] else [])]
 
@@ -194,14 +194,17 @@ def _counts(run: Mapping[str, Any]) -> html.Div:
     return html.Div(
         [
             html.Div(f"{wording.integer(fires)} / {total}", className="value bad" if fires else "value"),
-            html.Div(["layers firing", f", {wording.integer(run['low'])} low" if run["low"] else ""], className="dim"),
+            html.Div(
+                ["layers firing", f", {wording.integer(run['below_threshold'])} low" if run["below_threshold"] else ""],
+                className="dim",
+            ),
         ],
         className="counts",
     )
 
 
 def _spark(run: Mapping[str, Any], said: Verdict) -> list[html.Img]:
-    source = sparkline(decode(run["spark"]), COLOURS[said.tone]) if run["spark"] else None
+    source = sparkline(decode(run["sparkline"]), COLOURS[said.tone]) if run["sparkline"] else None
     if source is None:
         return []
     return [html.Img(src=source, width=WIDTH, height=HEIGHT, alt="absmax of the worst layers over the run")]

@@ -12,13 +12,12 @@ from gradcanary_dashboard import (
     incident_data,
     rules_page,
     run_settings_page,
-    settings_frame,
     silences_page,
     storage_page,
     tokens_page,
 )
 from gradcanary_dashboard.client import Answer, Collector
-from gradcanary_dashboard.errors import DeniedError, NotFoundError
+from gradcanary_dashboard.errors import DeniedError
 
 Arguments = Mapping[str, str]
 Contents = Mapping[str, Any]
@@ -26,7 +25,7 @@ Asked = Callable[[Collector, Arguments, str], Mapping[str, Answer]]
 Fill = Callable[[Collector, Mapping[str, Any]], Contents]
 
 
-def asking(page: str, asked: Asked, fill: Fill) -> Callable[[Collector, Arguments, str, Mapping[str, Any]], Contents]:
+def asking(asked: Asked, fill: Fill) -> Callable[[Collector, Arguments, str, Mapping[str, Any]], Contents]:
     """Return ``ask`` of a page that shows what some questions are answered."""
 
     def ask(collector: Collector, arguments: Arguments, chosen: str, shown: Mapping[str, Any]) -> Contents:
@@ -36,7 +35,7 @@ def asking(page: str, asked: Asked, fill: Fill) -> Callable[[Collector, Argument
             return {}
         contents = fill(collector, {name: answer.body for name, answer in answers.items()})
         state = json.dumps({"version": version, "chosen": chosen})
-        return {**contents, **settings_frame.led(page, asks_tokens=collector.as_reader), "shown": state}
+        return {**contents, "shown": state}
 
     return ask
 
@@ -119,26 +118,18 @@ def _fill_tokens(_collector: Collector, found: Mapping[str, Any]) -> Contents:
     return tokens_page.fill(found["tokens"]["tokens"] if "tokens" in found else None)
 
 
-def _rules(collector: Collector, _arguments: Arguments, chosen: str) -> Mapping[str, Answer]:
-    found = {"rules": collector.ask("/rules"), "backtest": collector.ask("/rules/backtest")}
-    name = _chosen(chosen, "trial")
-    if name is None:
-        return found
-    try:
-        return {**found, "trial": collector.ask(f"/rules/trials/{quote(name, safe='')}")}
-    except NotFoundError:
-        return {**found, "trial": Answer(None, "forgotten")}
+def _rules(collector: Collector, _arguments: Arguments, _chosen: str) -> Mapping[str, Answer]:
+    return {"rules": collector.ask("/rules")}
 
 
 def _fill_rules(collector: Collector, found: Mapping[str, Any]) -> Contents:
-    tried, is_chosen = found.get("trial"), "trial" in found
-    return rules_page.fill(found["rules"], found["backtest"], tried, is_chosen=is_chosen, may=may_change(collector))
+    return rules_page.fill(found["rules"], may=may_change(collector))
 
 
-ENDPOINTS = asking(endpoint_pages.ALL, _endpoints, _fill_endpoints)
-ENDPOINT = asking(endpoint_pages.ONE, _endpoint, _fill_endpoint)
-SILENCES = asking(silences_page.PAGE, _silences, _fill_silences)
-STORAGE = asking(storage_page.PAGE, _storage, _fill_storage)
-RUN = asking(run_settings_page.PAGE, _run, _fill_run)
-RULES = asking(rules_page.PAGE, _rules, _fill_rules)
-TOKENS = asking(tokens_page.PAGE, _tokens, _fill_tokens)
+ENDPOINTS = asking(_endpoints, _fill_endpoints)
+ENDPOINT = asking(_endpoint, _fill_endpoint)
+SILENCES = asking(_silences, _fill_silences)
+STORAGE = asking(_storage, _fill_storage)
+RUN = asking(_run, _fill_run)
+RULES = asking(_rules, _fill_rules)
+TOKENS = asking(_tokens, _fill_tokens)

@@ -35,22 +35,9 @@ def rights(page: str, *, may: bool) -> dict[str, Any]:
     return {f"{page}-may": not may, f"{page}-may-not": None if may else [parts.icon("info"), READ_ONLY]}
 
 
-def ways(page: str) -> dict[str, str]:
-    """Return the slot of what leads to the tokens: a page that was opened in an outage learns later who needs it."""
-    return {f"{page}-way-to-tokens": "className"}
-
-
-def led(page: str, *, asks_tokens: bool) -> dict[str, str]:
-    """Return its contents."""
-    return {f"{page}-way-to-tokens": "" if asks_tokens else "away"}
-
-
-def head(page: str, here: str, contents: Mapping[str, Any]) -> list[Any]:
-    """Return the heading and the way to the other sections; that of tokens where people need them."""
-    name = f"{page}-way-to-tokens"
-    to_tokens = {"id": name, "className": contents.get(name, "away")}
-    sections = [_way(*each, here, to_tokens if each[0] == "Tokens" else {}) for each in SECTIONS]
-    return [html.H1("Settings"), html.Nav(sections, className="sections", **_LABEL)]
+def head(here: str) -> list[Any]:
+    """Return the heading and the way to the other sections."""
+    return [html.H1("Settings"), html.Nav([_way(*each, here) for each in SECTIONS], className="sections", **_LABEL)]
 
 
 def controls(page: str, contents: Mapping[str, Any], *children: Component) -> list[Any]:
@@ -100,10 +87,10 @@ def answered(clicks: object, act: Callable[[], list[Any]]) -> list[Any]:
         return forms.wrong(str(error))
 
 
-def _way(words: str, href: str, here: str, more: Mapping[str, Any]) -> Component:
+def _way(words: str, href: str, here: str) -> Component:
     if words == here:
         return html.Span(words, **parts.attributes(aria_current="page"))
-    return dcc.Link(words, href=href, **more)
+    return dcc.Link(words, href=href)
 
 
 _LABEL = parts.attributes(aria_label="Sections of the settings")

@@ -59,7 +59,9 @@ def preview(found: Mapping[str, Any]) -> list[Any]:
 
 def _hidden(incident: Mapping[str, Any]) -> list[Any]:
     number = incident["id"]
-    some = "" if incident["members"] == incident["of"] else f", {incident['members']} of {incident['of']} layers"
+    some = (
+        "" if incident["members"] == incident["firing"] else f", {incident['members']} of {incident['firing']} layers"
+    )
     where = f" {incident['rule'].replace('_', ' ')} in {incident['run']}{some}"
     return [dcc.Link(f"#{number}", href=f"/incidents/{number}"), where]
 

@@ -14,7 +14,6 @@ PAGE, NEW, ENDED = "silences", "new-silence", "silence-ended"
 
 SLOTS = {
     **settings_frame.slots(PAGE),
-    **settings_frame.ways(PAGE),
     "silence-list": DRAWN,
     "silence-past": "children",
     "silence-runs": "children",
@@ -40,7 +39,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         title="In force",
     )
     return [
-        *settings_frame.head(PAGE, "Silences", contents),
+        *settings_frame.head("Silences"),
         *settings_frame.controls(PAGE, contents, listed, _new(contents)),
         parts.card("past-silences", html.Div(contents.get("silence-past"), id="silence-past"), title="Made and ended"),
         dcc.Location(id=f"{PAGE}-url", refresh=False),
@@ -144,18 +143,18 @@ def _incident(number: int) -> html.Span:
 def _past(audit: Sequence[Mapping[str, Any]] | None) -> list[Any]:
     if audit is None:
         return [html.P("Who made and ended silences is in the audit log, which takes a token of the scope admin.")]
-    found = [each for each in audit if each["what"].split(" ")[-1].startswith("/silences")][:PAST]
+    found = [each for each in audit if each["action"].split(" ")[-1].startswith("/silences")][:PAST]
     if not found:
         return [html.P("Nobody did lately.", className="dim")]
     return [html.Ul([html.Li(_record(each)) for each in found], className="records")]
 
 
 def _record(record: Mapping[str, Any]) -> list[Any]:
-    method, _, path = record["what"].partition(" ")
+    method, _, path = record["action"].partition(" ")
     number = path.rpartition("/")[2]
-    what: list[Any] = [f"made silence {record['on']}"]
+    what: list[Any] = [f"made silence {record['target']}"]
     if method == "DELETE":
         what = [f"ended silence {number}"]
     elif method == "PATCH":
-        what = [f"gave silence {number} another end, ", parts.moment(record["on"].removeprefix("until ") or None)]
-    return [f"{record['who']} ", *what, ", ", parts.moment(record["at"])]
+        what = [f"gave silence {number} another end, ", parts.moment(record["target"].removeprefix("until ") or None)]
+    return [f"{record['actor']} ", *what, ", ", parts.moment(record["at"])]

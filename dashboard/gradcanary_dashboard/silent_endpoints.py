@@ -50,7 +50,7 @@ def _line(endpoint: Endpoint) -> str:
     whom = " ".join(part for part in (endpoint["name"], endpoint["url"]) if part)
     if endpoint["state"] == "disabled":
         again = f"gradcanary endpoints set {endpoint['id']} --enable"
-        return f"{whom} is disabled since {_moment(endpoint['since'])}: {endpoint['why']}. Enable it: {again}"
+        return f"{whom} is disabled since {_moment(endpoint['since'])}: {endpoint['reason']}. Enable it: {again}"
     return f"{whom} fails since {_moment(endpoint['failing_since'])}: {endpoint['last_error']}"
 
 

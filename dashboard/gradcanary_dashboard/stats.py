@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradcanary import wire
@@ -21,6 +22,11 @@ class Stat:
     def has_threshold(self) -> bool:
         """Whether the rules hold it against ``enter`` and a baseline."""
         return self.name == "absmax"
+
+
+def phases(seen: Sequence[str], *, clips: bool) -> str:
+    """Return the phases that values were measured in, after a comma; where nothing clips there is no ``post_clip``."""
+    return "".join(f", {phase}" for phase in seen if clips or phase != "post_clip")
 
 
 STATS = {

@@ -12,13 +12,13 @@ from gradcanary_dashboard.view import run_url
 
 PAGE = "storage"
 
-SLOTS = {**settings_frame.ways(PAGE), "storage-facts": "children", "storage-runs": "children"}
+SLOTS = {"storage-facts": "children", "storage-runs": "children"}
 
 
 def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
     """Return the page: what is kept, and the runs by their size."""
     return [
-        *settings_frame.head(PAGE, "Retention", contents),
+        *settings_frame.head("Retention"),
         parts.card("kept", html.Div(contents.get("storage-facts"), id="storage-facts"), title="What is kept"),
         parts.card(
             "run-sizes", html.Div(contents.get("storage-runs"), id="storage-runs"), title="Runs, the largest first"

@@ -71,7 +71,7 @@ def _over(incident: Mapping[str, Any]) -> str:
 def _message(delivery: Mapping[str, Any]) -> Entry:
     tone = "plain" if delivery["state"] in ("delivered", "pending") else "warning"
     words = f"{incident_words.whom(delivery)}: {incident_words.message(delivery)}"
-    return Entry(delivery["sealed"], "send", words, tone, delivery["attempts"])
+    return Entry(delivery["enqueued"], "send", words, tone, delivery["attempts"])
 
 
 def _ordinal(number: int) -> str:

@@ -15,7 +15,8 @@ PAGE, REVOKED = "tokens", "token-revoked"
 SLOTS = {**settings_frame.slots(PAGE), "token-list": DRAWN}
 
 NONE = (
-    "No token so far. Make one below: each training and each person has one of their own, so that each can be revoked."
+    "No token so far. The collector asks for one when it runs with --auth, or listens for other machines. "
+    "Give each training and each person one of their own, so that each can be revoked."
 )
 LINE = "gradcanary token create --scope ingest --name JOBS"
 SCOPES = {
@@ -51,7 +52,7 @@ def frame(_place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
         title="Who is let in",
     )
     return [
-        *settings_frame.head(PAGE, "Tokens", contents),
+        *settings_frame.head("Tokens"),
         *settings_frame.controls(PAGE, contents, listed, made),
         forms.answer("new-token-answer"),
         dcc.Location(id=f"{PAGE}-url", refresh=False),
@@ -71,17 +72,17 @@ def fill(tokens: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
 
 
 def _entry(token: Mapping[str, Any]) -> html.Article:
-    holds = token["holds"]
-    state = parts.badge("quiet", "holds") if holds else parts.badge("waiting", _end(token))
+    is_active = token["active"]
+    state = parts.badge("quiet", "active") if is_active else parts.badge("waiting", _end(token))
     known = [
         ("Scope", token["scope"]),
         ("Made", parts.moment(token["created"])),
         ("Last used", parts.moment(token["last_used"]) or "never"),
-        ("Ends", parts.moment(token["expires"]) if holds and token["expires"] else None),
+        ("Ends", parts.moment(token["expires"]) if is_active and token["expires"] else None),
     ]
-    question = f"Who uses {token['name']} is let in no more, within seconds; visits that began with it end, too."
+    question = f"Who uses {token['name']} is let in no more, within seconds; web sessions that began with it end, too."
     really = forms.telling("Revoke it", REVOKED, token["id"], tone="danger")
-    rest = [forms.asking("Revoke", question, really)] if holds else []
+    rest = [forms.asking("Revoke", question, really)] if is_active else []
     return html.Article(
         [
             html.H3([state, token["name"], html.Span(f"#{token['id']}", className="dim")]),

@@ -30,13 +30,15 @@ def verdict(run: Mapping[str, Any]) -> Verdict:
     if run["open_incidents"]:
         text = run["headline"] or wording.plural(len(run["open_incidents"]), "open incident")
         return Verdict(run["worst"] or "information", text[0].upper() + text[1:])
-    if run["ended_on"] is not None:
+    if run["severity_at_end"] is not None:
         return _ended(run)
-    if not run["layers"] or run["step"] is None:
-        return Verdict("waiting", "Waiting for the first step")
     if run["state"] == "crashed":
         return Verdict("warning", _crash(run))
-    low = f", {wording.integer(run['low'])} of them low" if run["low"] else ""
+    if run["state"] == "finished" and run["step"] is None:
+        return Verdict("information", "The training finished without a step")
+    if not run["layers"] or run["step"] is None:
+        return Verdict("waiting", "Waiting for the first step")
+    low = f", {wording.integer(run['below_threshold'])} of them low" if run["below_threshold"] else ""
     return Verdict("quiet", f"No open incident in {wording.plural(run['layers'], 'layer')}{low}")
 
 
@@ -44,11 +46,11 @@ def _ended(run: Mapping[str, Any]) -> Verdict:
     """Return what is said of a run that ended on an incident."""
     text = run["headline"] or "ended on an incident"
     if run["state"] != "crashed":
-        return Verdict(run["ended_on"], text[0].upper() + text[1:])
-    if run["ended_on"] == "information":
+        return Verdict(run["severity_at_end"], text[0].upper() + text[1:])
+    if run["severity_at_end"] == "information":
         return Verdict("warning", f"{_crash(run)}; {text}")
     crash = _crash(run)
-    return Verdict(run["ended_on"], f"{text[0].upper()}{text[1:]}; {crash[0].lower()}{crash[1:]}")
+    return Verdict(run["severity_at_end"], f"{text[0].upper()}{text[1:]}; {crash[0].lower()}{crash[1:]}")
 
 
 def _crash(run: Mapping[str, Any]) -> str:
@@ -66,8 +68,8 @@ def firing(run: Mapping[str, Any]) -> int:
     return max(run["firing"].values(), default=0)
 
 
-def of_layer(layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> Verdict:
-    """Return what a person should know first about a layer, given the incidents it is in.
+def of_layer(layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], *, has_ended: bool = False) -> Verdict:
+    """Return what a person should know first about a layer, given its incidents and whether its run has ended.
 
     A rule that fires speaks first, then what is suspected, then a value that is not finite, then low.
     """
@@ -78,11 +80,13 @@ def of_layer(layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -
     suspects = [rule for rule, state in states.items() if state == "suspect"]
     if suspects:
         return Verdict("warning", f"{_spoken(suspects[0])} is suspected, and not yet sure")
+    if layer["step"] is None and has_ended:
+        return Verdict("information", "Nothing was measured of this layer")
     if layer["step"] is None:
         return Verdict("waiting", "Nothing has been measured of this layer yet")
     if layer["state"] == "nonfinite":
         return Verdict("warning", f"Its gradient is not finite at step {wording.integer(layer['step'])}")
-    if layer["low"]:
+    if layer["below_threshold"]:
         return Verdict("information", "Its gradient is low; nothing shows that it fell")
     return Verdict("quiet", "No rule fires for this layer")
 
@@ -90,7 +94,7 @@ def of_layer(layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -
 def _fired(rule: str, state: str, layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> Verdict:
     """Return ``Collapse since step 728: from 9.9e-4 to 2.2e-7``, as far as its newest incident knows."""
     newest = next((incident for incident in incidents if incident["rule"] == rule), None)
-    members = newest["layers"] if newest else ()
+    members = newest.get("layers", ()) if newest else ()
     member: Mapping[str, Any] = next((member for member in members if member["layer"] == layer["layer"]), {})
     since = "" if member.get("since_step") is None else f" since step {wording.integer(member['since_step'])}"
     before, now = member.get("baseline"), layer["absmax"]

@@ -32,6 +32,9 @@ RESOLUTIONS = {
 SEVERITIES = ("information", "warning", "critical")
 """The least first."""
 
+ENDED = ("finished", "crashed")
+"""States of a run, or of a launch of it, that no step follows."""
+
 OF_THE_CLOCK = ("silent", "stalled")
 """Rules of what did not come: the end of a run is the answer to them."""
 

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from gradcanary_server.schema import metadata
+from gradcanary_server.storage.schema import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

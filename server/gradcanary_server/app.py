@@ -1,178 +1,157 @@
-"""The collector as one FastAPI application."""
+"""The collector as one FastAPI application: its parts, routes, middleware and background loops."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 
-import numpy.ma  # noqa: F401 -- np.unique does at its first call: 20 ms in the middle of somebody's first answer
+import numpy.ma  # noqa: F401 -- np.unique imports it at its first call: 20 ms in the middle of a first answer
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from gradcanary_server import (
-    answers,
-    demo_routes,
-    endpoint_routes,
-    incident_routes,
-    ingest_routes,
-    json_schemas,
-    loops,
-    meters,
-    openapi,
-    operations_routes,
-    operator_endpoints,
-    read_routes,
+from gradcanary_server import background, caches, telemetry
+from gradcanary_server.api import (
+    endpoints,
+    errors,
+    incidents,
+    ingest,
+    measurements,
+    operations,
     rules,
-    rules_file,
-    run_routes,
+    runs,
     sign_in,
-    silence_routes,
-    storage_routes,
-    token_routes,
-    tokens,
-    trial_routes,
+    silences,
 )
-from gradcanary_server.access import Access, Gate
-from gradcanary_server.addresses import Guard
-from gradcanary_server.archive import Archive
-from gradcanary_server.backtests import Backtests
-from gradcanary_server.checkpointer import MOST_PAGES, Checkpointer
-from gradcanary_server.compactor import Compactor
-from gradcanary_server.courier import Courier
-from gradcanary_server.database import Database
-from gradcanary_server.deliverer import Deliverer
-from gradcanary_server.demo import Demo
-from gradcanary_server.headers import SecurityHeaders
-from gradcanary_server.ingest import Ingest
-from gradcanary_server.layer_sets import KnownSets
-from gradcanary_server.log import Log
-from gradcanary_server.precedence import Precedence
+from gradcanary_server.api import tokens as api_tokens
+from gradcanary_server.api.middleware import Access, SecurityHeaders
+from gradcanary_server.api.services import Services
+from gradcanary_server.auth import tokens as auth_tokens
+from gradcanary_server.auth.gate import AccessControl
+from gradcanary_server.incidents.watchdog import Watchdog
+from gradcanary_server.ingest.admission import IngestPriority
+from gradcanary_server.ingest.service import Ingest
+from gradcanary_server.notify import configured_endpoints
+from gradcanary_server.notify.dispatcher import Dispatcher
+from gradcanary_server.notify.egress import EgressPolicy
+from gradcanary_server.notify.sender import Sender
+from gradcanary_server.ops.backtests import Backtests
+from gradcanary_server.rules import config_file, layer_config
+from gradcanary_server.rules.config import Rules
 from gradcanary_server.settings import Settings
-from gradcanary_server.storage import Storage
-from gradcanary_server.tiles import Tiles
-from gradcanary_server.watchdog import Watchdog
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.layers import LayerSetCache
+from gradcanary_server.storage.sqlite_writer import MAX_LOG_PAGES, Checkpointer
+from gradcanary_server.tsdb.compactor import Compactor
+from gradcanary_server.tsdb.log import BatchLog
+from gradcanary_server.tsdb.reader import Reader
+from gradcanary_server.tsdb.retention import DiskUsage
+from gradcanary_server.tsdb.tiles import TileStore
 
 LOOPBACK = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
-"""Names a browser may ask for: any other one leads here through a stranger's DNS (rebinding)."""
+"""Allowed Host headers: another name leads here through an attacker's DNS (rebinding)."""
 
 STOP_S = 4.5
-"""How long the loops may take to end; a delivery that is under way has 3 s of it."""
+"""For the loops to end; a delivery under way has 3 s of it."""
 
-DEMO_STOP_S = 1.0
-"""How long the demo's trainings may take: longer, and they end behind the collector."""
-
-ROUTES = (
-    ingest_routes,
-    read_routes,
-    run_routes,
-    incident_routes,
-    silence_routes,
-    endpoint_routes,
-    demo_routes,
-    storage_routes,
-    token_routes,
-    trial_routes,
-    json_schemas,
-    sign_in,
-    operations_routes,
-)
+ROUTES = (ingest, measurements, runs, incidents, silences, endpoints, api_tokens, rules, sign_in, operations)
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Return the collector: ingest, read API, incidents and delivery on one store.
+    """Return the collector on one store; ``app.state.services`` holds its parts.
 
-    Raises CollectorError when the store, the rules or the operator's endpoints cannot be opened. ``app.state`` holds
-    ``settings``, ``database`` and, once started, ``told``: who is told, and each secret that was made just now; and
-    ``new_tokens`` by scope (empty unless tokens are asked for and nobody had one to administer with).
+    Raises CollectorError if the store, the rules or the configured endpoints cannot be opened.
     """
     app = FastAPI(
         title="gradcanary",
         lifespan=_lifespan,
-        responses=answers.DOCUMENTED,
-        openapi_url=None,
+        responses=errors.DOCUMENTED,
+        openapi_url=None,  # served by a route of ours, in a thread
+        webhooks=endpoints.webhooks,
         docs_url=None,
         redoc_url=None,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # asked for anew by each request
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # else read again by each request
     )
-    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # as FastAPI's own guide has it
-    _fill(app, settings)
-    _guard(app, settings)
-    answers.install(app)
+    app.state.services = _services(settings)
+    # The middleware that is added last comes first.
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
+    app.add_middleware(Access, gate=app.state.services.gate)
+    # An attacker's DNS brings no token along: with tokens every name is fine.
+    names = ["*"] if settings.auth else [*LOOPBACK, *settings.hosts]
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
+    app.add_middleware(SecurityHeaders)
+    errors.install(app)
     for routes in ROUTES:
         app.include_router(routes.router)
     app.state.served = tuple(app.router.routes)
     # Last: what mounts at "/" after this answers unknown paths with a page and status 200.
-    app.add_api_route("/api/{rest:path}", unknown_path, methods=list(answers.METHODS), include_in_schema=False)
+    app.add_api_route("/api/{rest:path}", unknown_path, methods=list(errors.METHODS), include_in_schema=False)
     return app
 
 
-def _guard(app: FastAPI, settings: Settings) -> None:
-    """Put in front of the routes what each request passes; the last one added is the first one asked."""
-    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1)
-    app.add_middleware(Access, gate=app.state.gate)
-    # A stranger's DNS brings no token along: with them every name is fine.
-    names = ["*"] if settings.auth else [*LOOPBACK, *settings.hosts]
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
-    app.add_middleware(SecurityHeaders)
-
-
-def _fill(app: FastAPI, settings: Settings) -> None:
-    state, sets = app.state, KnownSets()
-    state.settings = settings
-    state.rules = rules.Rules() if settings.rules is None else rules_file.load(settings.rules)
-    state.database = Database(settings.db, MOST_PAGES)
-    log, tiles = Log(sets), Tiles()
-    state.archive = Archive(log, tiles)
-    state.storage = Storage(state.database)
-    state.ingest = Ingest(state.database, state.rules, sets, log, settings.public_url)
-    meters.SPACING.set_function(lambda: state.ingest.cadence.asked())
-    state.compactor = Compactor(state.database, log, tiles, state.ingest.settle, settings.raw_days)
-    state.watchdog = Watchdog(state.database, state.archive, state.rules)
-    state.backtests = Backtests(state.database, settings.db, state.rules)
-    state.precedence = Precedence()
-    state.gate = Gate(state.database, settings)
-    state.new_tokens = {}
-    state.demo = Demo()
-    state.operators = operator_endpoints.read(settings)
-    state.courier = Courier(state.operators.channels, Guard(settings.webhook_networks))
-    state.told = ()
-    state.loops = []
-    state.registry = operations_routes.registry(state.database, state.rules, state.loops)
+def _services(settings: Settings) -> Services:
+    shares = caches.split_cache_budget(settings.cache_mb * caches.MIB)
+    in_force = Rules() if settings.rules is None else config_file.load(settings.rules)
+    database = Database(settings.db, MAX_LOG_PAGES)
+    layer_config.COMPILED.resize(shares.rules)
+    sets, tiles = LayerSetCache(shares.layers), TileStore(shares.tiles)
+    log = BatchLog(sets, shares.batches)
+    ingest = Ingest(database, in_force, sets, log, settings.public_url, shares.states)
+    telemetry.SPACING.set_function(lambda: ingest.backpressure.interval_s())
+    configured = configured_endpoints.read_configured(settings)
+    loops: list[background.BackgroundLoop] = []
+    return Services(
+        settings=settings,
+        rules=in_force,
+        database=database,
+        archive=Reader(log, tiles),
+        storage=DiskUsage(database),
+        ingest=ingest,
+        compactor=Compactor(database, log, tiles, ingest.merge_overdue, settings.raw_days),
+        watchdog=Watchdog(database, in_force),
+        backtests=Backtests(settings.db, in_force, shares.backtests),
+        priority=IngestPriority(),
+        gate=AccessControl(database, settings),
+        configured=configured,
+        sender=Sender(configured.channels, EgressPolicy(settings.webhook_networks)),
+        loops=loops,
+        registry=operations.create_registry(database, in_force, loops),
+    )
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    database: Database = app.state.database
-    with database.claimed():
+    services: Services = app.state.services
+    database, settings, in_force = services.database, services.settings, services.rules
+    with database.exclusive():
         await run_in_threadpool(database.migrate)
-        await run_in_threadpool(app.state.ingest.rule_versions.begin)
-        app.state.told = await run_in_threadpool(operator_endpoints.settle, database, app.state.operators)
-        if app.state.settings.auth:
-            app.state.new_tokens = await run_in_threadpool(_ensure_tokens, database)
-        found = app.state.rules
-        deliverer = Deliverer(database, found.pace, app.state.settings.public_url, found.muted, app.state.courier)
-        app.state.loops[:] = deliverer, app.state.compactor, app.state.watchdog
+        await run_in_threadpool(services.ingest.rule_versions.begin)
+        lines = await run_in_threadpool(configured_endpoints.sync_configured, database, services.configured)
+        services.endpoint_lines[:] = lines
+        if settings.auth:
+            services.new_tokens.clear()
+            services.new_tokens.update(await run_in_threadpool(_ensure_tokens, database))
+        dispatcher = Dispatcher(database, in_force.pace, settings.public_url, in_force.muted, services.sender)
+        services.loops[:] = dispatcher, services.compactor, services.watchdog
         if database.has_one_writer:
-            app.state.loops.append(Checkpointer(database))
-        app.state.takers = ingest_routes.takers()
-        for loop in app.state.loops:
+            services.loops.append(Checkpointer(database))
+        app.state.ingest_threads = ingest.create_threads()  # again at each start: the end shut them down
+        for loop in services.loops:
             loop.start()
         try:
             yield
         finally:
-            await run_in_threadpool(app.state.demo.stop, DEMO_STOP_S)
-            await run_in_threadpool(loops.stop_all, [*app.state.loops, app.state.backtests], STOP_S)
-            await run_in_threadpool(app.state.takers.shutdown)
+            await services.backtests.stop()
+            await run_in_threadpool(background.stop_all, services.loops, STOP_S)
+            await run_in_threadpool(app.state.ingest_threads.shutdown)
             await run_in_threadpool(database.close)
 
 
 def _ensure_tokens(database: Database) -> dict[str, str]:
-    with database.set_up() as connection:
-        return tokens.ensure_first(connection, database.now(connection))
+    with database.setup_transaction() as connection:
+        return auth_tokens.ensure_first(connection, database.now(connection))
 
 
 def unknown_path() -> None:
-    """Refuse what no route of the API took; which refusal it is depends on what else the path takes."""
+    """Raise 404 for a path that no route took; the handler makes it 405 if the path takes other methods."""
     raise HTTPException(404)

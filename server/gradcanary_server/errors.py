@@ -1,12 +1,18 @@
-"""What can go wrong, as one tree.
+"""Errors of the collector, as one tree.
 
-CollectorError              the operator's business: the message says what to do
+CollectorError              for the operator: the message says what to do
   SettingsError             an argument or an environment variable cannot work
-  StoreError                the database cannot be opened or migrated
+  StoreError                the database cannot be opened or migrated, or fails for good
   RulesError                a rules.yaml that cannot be used
-  TraceError                nothing to try rules on: no such run, or a CSV file that is none
-  RequestError              the sender's business: becomes ``{"error": {"code", "message", "field"}}``
+  TraceError                no such run to try rules on, or an invalid CSV file
+  RequestError              for the client: becomes ``{"error": {"code", "message", "field"}}``
+    StoreUnavailable        the store is locked, full or away for now: 503, the client tries again
 """
+
+import re
+
+_PASSWORD = re.compile(r"(?<=//)([^:@]*):.*@")
+_PASSWORD_PARAMETER = re.compile(r"(?<=[?&])\w*password=[^&]*&?")
 
 
 class CollectorError(Exception):
@@ -18,7 +24,7 @@ class SettingsError(CollectorError):
 
 
 class StoreError(CollectorError):
-    """The database cannot be opened or migrated."""
+    """The database cannot be opened or migrated, or failed in a way that does not pass by itself."""
 
 
 class RulesError(CollectorError):
@@ -43,11 +49,23 @@ class RequestError(CollectorError):
         self.retry_after_s = retry_after_s
 
 
+class StoreUnavailable(RequestError):  # noqa: N818 -- a state of the store, and the code of the answer
+    """The store is locked, full or away for now: a 503 with ``Retry-After``."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(503, "unavailable", message, retry_after_s=2)
+
+
 def invalid(message: str, field: str | None = None) -> RequestError:
     """Return the 422 for a request that is well-formed and wrong."""
     return RequestError(422, "invalid", message, field)
 
 
 def unknown_run(name: str) -> RequestError:
-    """Return the 404 for a run that nobody reported."""
+    """Return the 404 for an unknown run."""
     return RequestError(404, "unknown_run", f"There is no run {name!r} here.", "run")
+
+
+def without_password(url: str) -> str:
+    """Return a URL for a message, without the passwords before its host and in its query, also if it is malformed."""
+    return _PASSWORD_PARAMETER.sub("", _PASSWORD.sub(r"\1@", url)).rstrip("?&")

@@ -16,10 +16,12 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-KINDS = ("synced", "unsynced", "clipped", "low", "copies", "summed", "moved")
+KINDS = ("synced", "unsynced", "clipped", "low", "copies", "summed", "moved", "offloaded", "offloaded-unsynced")
+OFFLOADED = KINDS[-2:]
+UNSYNCED = ("unsynced", "copies", "offloaded-unsynced")
 RANKS, STEPS, MICRO_STEPS = 2, 4, 3
 
 
@@ -73,6 +75,8 @@ def train(kind: str, rank: int, url: str | None) -> tuple[list[torch.Tensor], li
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("copies", "shards")[: len(sizes)])
     low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     policy = {"mp_policy": low} if kind == "low" else {}
+    if kind in OFFLOADED:
+        policy = {"offload_policy": CPUOffloadPolicy(pin_memory=False)}
     fully_shard(model.first, mesh=mesh, **policy)
     fully_shard(model, mesh=mesh, **policy)
     make = partial(torch.optim.AdamW, model.parameters(), lr=0.01)
@@ -91,12 +95,13 @@ def train(kind: str, rank: int, url: str | None) -> tuple[list[torch.Tensor], li
         if kind == "moved":  # but in the first step, gathered parameters stay in the shards' places
             model.set_reshard_after_backward(step == 0)
         for micro_step in range(MICRO_STEPS):
-            if kind in ("unsynced", "copies"):
+            if kind in UNSYNCED:
                 model.set_requires_gradient_sync(micro_step == MICRO_STEPS - 1)
             loss = model(inputs(step, micro_step, rank)).square().mean()
             # Of each process an addend: its sum is not what is seen here.
             (DTensor.from_local(loss, mesh, [Partial()]) if summed else loss).backward()
             add_up(model, summed)
+            assert not (kind in OFFLOADED and waits_for_copies(model)), "each gradient is copied while FSDP2 waits"
         tell(watch, summed)
         hand_over(model, summed)
         if kind == "clipped":
@@ -112,6 +117,14 @@ def train(kind: str, rank: int, url: str | None) -> tuple[list[torch.Tensor], li
         watch.close()
     model.cpu()
     return [copy.copy(each.to_local()) for each in model.parameters()], read, collectives() - before
+
+
+def waits_for_copies(model: nn.Module) -> list[str]:
+    """Return the sharded parameters whose gradients FSDP2 copies to the host without overlap.
+
+    The condition is that of ``foreach_reduce`` in torch: the parameter has a post-accumulate hook.
+    """
+    return [name for name, each in model.named_parameters() if getattr(each, "_post_accumulate_grad_hooks", None)]
 
 
 def add_up(model: nn.Module, summed: dict[str, torch.Tensor]) -> None:

@@ -171,7 +171,7 @@ def test_small_sums_are_not_mistaken(low: torch.dtype, size: float, *, is_float3
 def test_each_layer_has_its_turn(layers: int, start: int) -> None:
     turns = -(-layers // accumulators.PER_SAMPLE)
     often = [layer for number in range(turns) for layer in accumulators.whose_turn(start * turns + number, layers)]
-    assert sorted(often) == list(range(layers)) or start >= accumulators.OFTEN
+    assert set(often) == set(range(layers)) or start >= accumulators.OFTEN
     rarely = range(start, start + 2 * turns * accumulators.RARELY)
     assert {layer for number in rarely for layer in accumulators.whose_turn(number, layers)} == set(range(layers))
 
@@ -254,7 +254,7 @@ class DistributedDataParallel(nn.Module):
 
 @pytest.mark.loop(
     "gradients summed in `main_grad` (Megatron)",
-    caveat="tested with a stand-in that has Megatron's attributes: it does not run without GPUs",
+    caveat="experimental: tested with a stand-in that has Megatron's attributes, as it does not run without GPUs",
 )
 @pytest.mark.parametrize("in_fp32", [True, False])
 def test_gradients_of_megatron_are_those_in_main_grad(collector: Recorded, in_fp32: bool) -> None:

@@ -115,6 +115,25 @@ def test_a_refused_batch_is_set_aside_and_counted(status, capsys):
     assert capsys.readouterr().err.count("Other bytes.") == 1
 
 
+def test_refusals_that_differ_are_said_once(capsys):
+    """A reason may name the step: a line for each batch would fill the log, and the memory."""
+    refused = []
+
+    def script(told: Told) -> Says:
+        if told.kind != "batches":
+            return Says()
+        refused.append(told.seq)
+        return Says(400, refusal(message=f"step {len(refused)} {{again}}"))
+
+    with collector_that(script) as collector:
+        watch = trained(collector.url, *[5] * 4, pause=lambda: until(refused.__len__))
+    assert len(set(refused)) > 1
+    err = capsys.readouterr().err
+    assert err.count("the collector refused a batch") == 1
+    assert "step 1 {again}" in err
+    assert len(watch._session.guard._told) < 5
+
+
 def test_a_collector_that_is_busy_hears_less_often_and_nothing_less():
     with collector_that(lambda _: Says(200, reply(spacing_s=0.4))) as collector:
         trained(collector.url, *(1,) * 150, pause=lambda: time.sleep(0.01))  # there is always more to be sent
@@ -329,6 +348,7 @@ def test_on_alert_may_close_the_watch():
         watch = gradcanary.watch(training.model, training.optimizer, url=collector.url, on_alert=on_alert)
         training.steps(5)
         until(lambda: collector.of("end"))
+        training.steps(1)  # its pass removes the hooks: the thread of the alert must not
         assert watch._session.guard.caught == 0
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import data_parallel
-import late_group
 import pytest
 import torch
 import warm
@@ -23,7 +22,6 @@ from torch import distributed, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import gradcanary
-from gradcanary import wire
 
 SCRIPT = Path(__file__).parent / "data_parallel.py"
 SICK = data_parallel.SICK
@@ -179,59 +177,40 @@ def test_a_group_that_is_made_after_the_watch_is_known(group_of: Callable[..., N
     assert recorded.phases("norm") == {"accumulated"}
 
 
-def test_a_rank_that_is_known_only_later_begins_a_session(group_of: Callable[..., None]) -> None:
-    """Its group reduces nothing: all that is asked for here is who speaks, and from which step on."""
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        model(data_parallel.inputs(step, 0, 1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_the_rank_is_that_of_a_group_that_is_made_before_the_first_step(group_of: Callable[..., None]) -> None:
     model = data_parallel.Model("plain")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as recorded, gradcanary.watch(model, optimizer, url=recorded.url, run="later"):
+        group_of("fake", store=FakeStore(), rank=1, world_size=2)
+        train(model, optimizer, range(3))
+    assert {(hello["rank"], hello["world_size"]) for hello in recorded.hellos} == {(1, 2)}
+    assert recorded.steps() == []
 
-    def train(steps: range) -> None:
-        for step in steps:
-            model(data_parallel.inputs(step, 0, 1)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
 
-    with (
-        recording() as recorded,
-        contextlib.suppress(RuntimeError),
-        gradcanary.watch(model, optimizer, url=recorded.url, run="later"),
-    ):
-        train(range(2))
+def test_a_group_that_is_made_too_late_for_the_rank_is_reported(
+    group_of: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The session goes on as that of one process, and loses nothing."""
+    model = data_parallel.Model("plain")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as recorded, gradcanary.watch(model, optimizer, url=recorded.url, run="later"):
+        train(model, optimizer, range(2))
         until(lambda: recorded.hellos)
         group_of("fake", store=FakeStore(), rank=1, world_size=2)
-        train(range(2, 5))
-        raise RuntimeError("it crashes")
-    told = {(hello["rank"], hello["world_size"]): hello for hello in recorded.hellos}
-    assert [*told] == [(0, 1), (1, 2)]
-    assert [hello["first_step"] for hello in told.values()] == [0, 2]
-    first, second = (hello["launch"] for hello in told.values())
-    assert first != second
-    assert first.partition(".")[0] == second.partition(".")[0]
-    assert recorded.steps() == [0, 1]
-    assert [(end["state"], end["last_step"]) for end in recorded.ends] == [("finished", 1), ("crashed", 4)]
-
-
-def test_ranks_of_a_group_that_is_made_late_are_one_launch(module_collector: Collector, tmp_path: Path) -> None:
-    """The collector hears of each rank's steps alone, and then of both ranks as one."""
-    port = str(free_port())
-    words = [[str(Path(late_group.__file__)), str(rank), port, module_collector.url] for rank in range(2)]
-    ranks = [warm.Process(warm.TRAINING, each, spooling(tmp_path)) for each in words]
-    said = [said_by(rank) for rank in ranks]
-    assert [rank.wait(60) for rank in ranks] == [0, 0], said
-    assert "gradcanary" not in "".join(said)
-    run = module_collector.get(f"/api/v1/runs/{late_group.RUN}").json()
-    late = [each for each in run["sessions"] if each["launch"] == "late.2"]
-    assert [(each["rank"], each["world_size"], each["first_step"]) for each in late] == [
-        (rank, 2, late_group.ALONE) for rank in range(2)
-    ]
-    assert {each["state"] for each in run["sessions"]} == {"finished"}
-    assert (run["state"], run["gaps"]) == ("finished", [])
-    span = {"from": 0, "to": 20, "points": 2000, "layer": "first.weight"}
-    answer = module_collector.get(f"/api/v1/runs/{late_group.RUN}/series", stat="absmax", **span).json()
-    assert wire.uncolumn("d", answer["steps"]["data"])[-1] == late_group.ALONE + late_group.TOGETHER - 1
-    listed = module_collector.get("/api/v1/incidents", run=late_group.RUN).json()["incidents"]
-    (incident,) = (each["id"] for each in listed if each["rule"] == "nonfinite")
-    layers = module_collector.get(f"/api/v1/incidents/{incident}").json()["layers"]
-    assert {layer["rank"] for layer in layers if layer["layer"] is not None} == {1}
+        train(model, optimizer, range(2, 5))
+    assert {(hello["rank"], hello["world_size"], hello["first_step"]) for hello in recorded.hellos} == {(0, 1, 0)}
+    assert len({hello["launch"] for hello in recorded.hellos}) == 1
+    assert recorded.steps() == [*range(5)]
+    assert [(end["state"], end["last_step"]) for end in recorded.ends] == [("finished", 4)]
+    assert "late_process_group" in {fact["code"] for fact in recorded.hellos[-1]["facts"]}
+    assert capsys.readouterr().err.count("after torch.distributed.init_process_group()") == 1
 
 
 @pytest.mark.usefixtures("trained")

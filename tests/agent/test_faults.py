@@ -29,6 +29,7 @@ import torch
 from recorded import Recorded, recording
 from scripted import Says, Training, collector_that, until
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import gradcanary
 from gradcanary import attached, ring
@@ -155,7 +156,6 @@ PLACES = (
 SCALED_PLACES = (
     "scaling.Scaling.at_step",
     "scaling.Scaling.begin",
-    "scaling.Scaling.find_updated",
     "scaling.Scaling.learn",
     "scaling.Scaling.round",
     "scaling.Scaling.scale",
@@ -163,6 +163,7 @@ SCALED_PLACES = (
     "scaling.Scaling.step_begins",
     "scaling.Scaling.was_updated",
     "scaling.Scalers.at",
+    "track.Track.drop_scaled",
     "track.Track.why_skipped",
 )
 FAULTS = [*((Loop, where) for where in PLACES), *((ScaledLoop, where) for where in SCALED_PLACES)]
@@ -200,7 +201,7 @@ def test_a_fault_of_ours_is_counted_and_logged_once_and_the_training_goes_on(
         watch.close(timeout_s=0.5)
     guard = watch._session.guard
     assert guard.caught > 0
-    assert isinstance(guard.last, Exception)
+    assert ": " in guard.last
     messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert sorted(set(messages)) == sorted(messages)
     assert len(messages) >= len(guard.facts) > 0
@@ -240,6 +241,30 @@ def test_the_page_is_told_of_the_first_fault_of_each_place(
     assert "comparing weights failed in gradcanary: ZeroDivisionError: our own fault" in fact["text"]
 
 
+def test_a_fault_keeps_no_gradient_alive(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the guard nor a handler that stores log records holds the frames of a sample that failed."""
+    stored: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", stored.append)
+    monkeypatch.setattr("gradcanary.statistics._columns", boom)
+    training, memory = Training(), []
+    logging.getLogger("gradcanary").addHandler(handler)
+    try:
+        with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="freed") as watch:
+            training.steps(3)
+            for parameter in training.model.parameters():
+                memory.append(StorageWeakRef(parameter.grad.untyped_storage()))
+                parameter.grad = None
+            alive = sum(not each.expired() for each in memory)
+    finally:
+        logging.getLogger("gradcanary").removeHandler(handler)
+    assert watch._session.guard.caught > 0
+    assert alive == 0
+    (record,) = stored
+    assert "statistics.py" in logging.Formatter().format(record)
+    assert "ZeroDivisionError: our own fault" in logging.Formatter().format(record)
+
+
 def test_layers_that_were_hooked_before_a_fault_are_counted_once(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +301,18 @@ def test_a_full_ring_drops_and_counts(collector: Recorded, monkeypatch: pytest.M
     assert dropped > 0
     assert collector.dropped_steps == dropped == 300 - len(collector.steps())
     assert watch._session.guard.caught == 0
+
+
+def test_a_ring_that_is_given_up_loses_no_item_that_is_put_meanwhile() -> None:
+    """The thread that puts may hold the items while the other one gives them up."""
+    records: ring.Ring[str] = ring.Ring(4)
+    records.put("early")
+    items = records._items  # as put() has looked them up
+    assert records.give_up() == 1
+    items.append("late")
+    records.drop(2)
+    assert records.take() == "late"
+    assert records.dropped == 3
 
 
 # -- the network -----------------------------------------------------------------------------------------------------

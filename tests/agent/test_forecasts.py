@@ -164,6 +164,23 @@ def test_moments_that_never_come_down_are_told(
     assert bool((moments == 0.5).all()) is is_coarse
 
 
+@pytest.mark.parametrize("failing", ["coarse_moments", "forecasts"])
+def test_a_look_that_fails_hides_no_other_and_is_named(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("our own fault")
+
+    monkeypatch.setattr(f"gradcanary.gauge.{failing}", fail)
+    model = mlp(torch.float16)
+    with recording() as recorded:
+        train(recorded, model, torch.optim.AdamW(model.parameters(), lr=1e-6, eps=1e-3, betas=(0.9, 0.9999)))
+    found = {fact["code"] for fact in recorded.hellos[-1]["facts"]}
+    other = {"coarse_moments": "fp16_weights_lr", "forecasts": "fp16_moments"}[failing]
+    assert found == {"agent_fault", "fp16_without_scaler", other}
+    (fact,) = recorded.facts("agent_fault")
+    part = {"coarse_moments": "moments", "forecasts": "weights"}[failing]
+    assert f"forecasting of {part} failed in gradcanary" in fact["text"]
+
+
 def test_a_large_group_is_told_by_some_of_its_layers(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecasts, "MOST_LAYERS", 2)
     model = mlp(torch.bfloat16)

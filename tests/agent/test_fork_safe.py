@@ -1,12 +1,14 @@
-"""A fork does not find the agent's thread inside SQLite, unless SQLite hangs."""
+"""A fork does not find the agent's thread inside SQLite, unless SQLite hangs; other locks are new in the child."""
 
 import multiprocessing
 import threading
 from pathlib import Path
 
 import pytest
+from scripted import WAIT_S, Training, collector_that
 
-from gradcanary import fork_safe
+import gradcanary
+from gradcanary import fork_safe, tap
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # that is what is tested
 
@@ -33,6 +35,31 @@ def test_parent_and_child_use_sqlite_after_it(tmp_path):
     write()
     assert (answers.get(), answers.get()) == ([(1,)], [(1,)])
     child.join()
+
+
+def test_a_child_leaves_backward_while_another_thread_of_the_parent_holds_its_lock():
+    """``watch()`` or ``close()`` in that thread: the child has the lock, and nothing there would release it."""
+    training = Training()
+    with collector_that() as collector, gradcanary.watch(training.model, training.optimizer, url=collector.url):
+        training.steps(1)
+        held, leave = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with tap._lock:
+                held.set()
+                leave.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        child = multiprocessing.get_context("fork").Process(target=training.steps, args=(1,))
+        child.start()
+        child.join(WAIT_S)
+        leave.set()
+        thread.join()
+        child.kill()
+        child.join()
+        assert child.exitcode == 0
 
 
 def found_by_a_fork(path: Path, seconds: float) -> str:

@@ -7,7 +7,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import Recorded, recording
-from torch import nn
+from scripted import WAIT_S
+from torch import distributed, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradcanary
@@ -439,6 +442,45 @@ def test_a_backward_that_somebody_wrapped_meanwhile_stays_theirs() -> None:
     assert torch.autograd.backward is original
 
 
+def test_a_finalizer_may_leave_backward_while_the_same_thread_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector runs it anywhere, so also within ``listen()``."""
+    original, heard, gone, tapped = torch.autograd.backward, [], [], tap._tapped
+
+    def collecting(function: Callable[..., object]) -> Callable[..., object]:
+        tap.leave(gone.append)
+        return tapped(function)
+
+    def listen() -> None:
+        tap.listen(heard.append)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tap, "_tapped", collecting)
+        patch.setattr(tap, "_listeners", type(tap._listeners)([gone.append]))
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        torch.ones((), requires_grad=True).backward()
+        assert (len(heard), gone) == (1, [])
+        tap.leave(heard.append)
+    assert torch.autograd.backward is original
+
+
+def test_a_stage_of_a_pipeline_says_what_is_missing(collector: Recorded) -> None:
+    """Its process knows from itself alone that other processes have other layers."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        stage = PipelineStage(nn.Linear(4, 2), 1, 2, torch.device("cpu"))
+        optimizer = torch.optim.SGD(stage.submod.parameters(), lr=0.1)
+        with gradcanary.watch(stage.submod, optimizer, url=collector.url, run="stage"):
+            train(stage.submod, optimizer)
+        (fact,) = collector.hellos[-1]["facts"]
+        assert fact["code"] == "pipeline"
+    finally:
+        distributed.destroy_process_group()
+        del stage
+
+
 def test_wrappers_are_known_by_their_class_not_by_their_name() -> None:
     class DataParallel(nn.Module):
         def __init__(self) -> None:
@@ -493,3 +535,16 @@ def test_sent_names_are_unique_short_and_printable(names: list[str]) -> None:
         name.encode()
         if given_name.isascii() and given_name.isprintable() and 0 < len(given_name) < 490:
             assert name == given_name or name.startswith(f"{given_name}#")
+
+
+def test_layers_beyond_the_most_that_a_run_has_are_named_as_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(layers, "_MAX_LAYERS", 3)
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
+    with recording() as recorded, gradcanary.watch(model, url=recorded.url, run="many"):
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    (fact,) = recorded.facts("too_many_layers")
+    assert recorded.names == ["0.weight", "0.bias", "1.weight"]
+    assert "has 8 layers, and a run at most 3" in fact["text"]
+    assert capsys.readouterr().err.count("the other 5 are not") == 1

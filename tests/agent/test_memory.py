@@ -50,10 +50,11 @@ def test_on_cuda_it_is_the_fullest_device(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", Counts(peaks))
     devices = [torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")]
-    assert peak_bytes(devices) == told
+    assert [peak_bytes(devices, number) for number in (1, 17)] == [told] * 2
+    assert {peak_bytes(devices, number) for number in range(2, 17)} == {None}
 
 
 def test_elsewhere_nobody_knows() -> None:
-    assert peak_bytes([torch.device("mps")]) is None
-    assert peak_bytes([torch.device("cpu"), torch.device("mps")]) is None
-    assert peak_bytes([]) is None
+    assert peak_bytes([torch.device("mps")], 1) is None
+    assert peak_bytes([torch.device("cpu"), torch.device("mps")], 1) is None
+    assert peak_bytes([], 1) is None

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 import pytest
@@ -15,6 +15,7 @@ import torch
 from recorded import Recorded, recording
 from test_no_harm import Loop
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import gradcanary
 from gradcanary import watching
@@ -176,3 +177,105 @@ def test_a_model_an_optimizer_and_a_watch_may_be_let_go_of(collector: Recorded) 
     watch.close()
     assert collector.steps() == list(range(5))
     assert traces(second) == {**before, "states": traces(second)["states"]}
+
+
+# -- closed in another thread ------------------------------------------------------------------------------------------
+
+
+def in_another_thread(act: Callable[[], object]) -> None:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def hooks_after_ours() -> Iterator[list[Callable[[], object]]]:
+    """Two hooks of the script before each step, registered after those of the watch; the first one runs what is in
+    the list, once."""
+    pending: list[Callable[[], object]] = []
+
+    def run(*_: object) -> None:
+        while pending:
+            pending.pop()()
+
+    handles = []
+
+    def register() -> None:
+        handles.extend(register_optimizer_step_pre_hook(each) for each in (run, lambda *_: None))
+
+    pending.append(register)
+    yield pending
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_close_in_another_thread_lets_the_training_iterate_its_hooks(
+    collector: Recorded, hooks_after_ours: list[Callable[[], object]]
+) -> None:
+    """While ``step()`` of torch iterates the hooks of all optimizers, a removed one would raise out of ``step()``."""
+    loop = Loop()
+    loop.steps(1)
+    watch = gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="one")
+    hooks_after_ours.pop()()
+    loop.steps(2)
+    hooks_after_ours.append(lambda: in_another_thread(watch.close))
+    loop.steps(1)
+    assert collector.ends
+    assert collector.steps() == [1, 2]
+    loop.steps(1)
+    assert collector.steps() == [1, 2]
+
+
+@pytest.mark.parametrize("given", ["model", "nothing"])
+def test_nothing_is_left_by_the_pass_after_a_close_in_another_thread(collector: Recorded, given: str) -> None:
+    loop = Loop()
+    loop.steps(1)
+    before = traces(loop)
+    arguments = [loop.model, loop.optimizer] if given == "model" else []
+    watch = gradcanary.watch(*arguments, url=collector.url, run="one")
+    loop.steps(3)
+    in_another_thread(watch.close)
+    assert traces(loop) != before
+    loop.pass_()
+    loop.optimizer.step()
+    loop.optimizer.zero_grad()
+    assert traces(loop) == before
+    assert len(collector.ends) == 1
+    assert watch._session.guard.caught == 0
+    gone = weakref.ref(watch)
+    del watch
+    gc.collect()
+    assert gone() is None, "not even what would be called at exit"
+
+
+def test_a_second_close_in_the_thread_of_the_training_leaves_nothing(collector: Recorded) -> None:
+    """As at the end of a ``with`` after ``on_alert`` has closed the watch: no pass may come after it."""
+    loop = Loop()
+    before = traces(loop)
+    with gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="one") as watch:
+        loop.steps(2)
+        in_another_thread(watch.close)
+        in_another_thread(watch.close)
+        assert traces(loop) != {**before, "states": traces(loop)["states"]}, "another thread removes nothing"
+    assert traces(loop) == {**before, "states": traces(loop)["states"]}
+    assert (len(collector.ends), watch._session.guard.caught) == (1, 0)
+
+
+def test_at_exit_nothing_is_left_where_no_pass_came(collector: Recorded) -> None:
+    loop = Loop()
+    before = traces(loop)
+    watch = gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="one")
+    in_another_thread(watch.close)
+    watch._at_exit()
+    assert traces(loop) == before
+    assert len(collector.ends) == 1
+
+
+def test_a_close_after_the_thread_of_the_training_has_ended_is_complete(collector: Recorded) -> None:
+    loop = Loop()
+    before = traces(loop)
+    watch = gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="one")
+    in_another_thread(lambda: loop.steps(2))
+    watch.close()
+    assert traces(loop) == {**before, "states": traces(loop)["states"]}
+    assert collector.steps() == [0, 1]

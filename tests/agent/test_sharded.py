@@ -64,7 +64,8 @@ def metric(collector: Collector, kind: str, name: str) -> list[float]:
 
 
 @pytest.mark.loop(
-    "FSDP2 (`fully_shard`), a sync in each or in the last micro-step only, clipping, mixed precision, hybrid meshes",
+    "FSDP2 (`fully_shard`), a sync in each or in the last micro-step only, clipping, mixed precision, hybrid meshes, "
+    "CPU offload",
     caveat="verified with two processes; each rank sends its shards, also uneven and empty ones, the collector puts "
     "them together, and no collective is added. K without a sync in each micro-step needs a parameter in the outermost "
     "group, where one is unless all are wrapped further inside. The stored dtype is that after the reduction, and it "
@@ -88,7 +89,7 @@ def test_the_parts_together_are_the_whole(module_collector: Collector, read: Rea
     assert layers["first.weight"]["shape"] == [7, 16]
 
 
-@pytest.mark.parametrize("kind", ["synced", "copies"])
+@pytest.mark.parametrize("kind", ["synced", "copies", *sharded.OFFLOADED])
 def test_how_far_steps_move_the_whole(module_collector: Collector, read: Read, kind: str) -> None:
     compared = 0
     for name in read[kind][0]:
@@ -101,7 +102,7 @@ def test_how_far_steps_move_the_whole(module_collector: Collector, read: Read, k
     assert compared >= sharded.STEPS
 
 
-@pytest.mark.parametrize("kind", ["synced", "unsynced"])
+@pytest.mark.parametrize("kind", ["synced", "unsynced", *sharded.OFFLOADED])
 def test_the_total_norm_and_the_loss(module_collector: Collector, read: Read, kind: str) -> None:
     totals = [math.hypot(*(norm for norm, *_ in step.values())) for step in read[kind]]
     assert metric(module_collector, kind, "total_norm") == pytest.approx(totals, rel=1e-5)

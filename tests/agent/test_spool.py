@@ -87,7 +87,7 @@ def test_a_spool_half_full_is_thinned_and_the_collector_shows_what_is_missing(
     assert found["dropped"] == [STEPS - len(present)] != [0]
     missing = {step for gap in found["gaps"] for step in range(gap["from_step"], gap["to_step"] + 1)} - set(present)
     assert missing == set(range(STEPS)) - set(present)
-    assert {gap["why"] for gap in found["gaps"]} == {"dropped"}
+    assert {gap["reason"] for gap in found["gaps"]} == {"dropped"}
     assert (found["loss"], found["lr0"]) == (complete["loss"], complete["lr0"]), "metrics are never thinned"
     assert [layer[2] for layer in found["layers"]] == [layer[2] for layer in complete["layers"]]
 

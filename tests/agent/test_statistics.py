@@ -4,14 +4,18 @@ import math
 import random
 import struct
 import weakref
+from collections.abc import Callable
+from itertools import accumulate
+from operator import itemgetter
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradcanary import wire
+from gradcanary import packs, statistics, wire
 from gradcanary.accumulators import low_bits
 from gradcanary.forecasts import Forecast, forecasts
 from gradcanary.frozen import Frozen
@@ -21,7 +25,7 @@ from gradcanary.readings import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader, Ro
 from gradcanary.records import MEASURED, NONFINITE, PARTIAL, ZERO, Probe, Record
 from gradcanary.sampling import take_sample
 from gradcanary.shadows import Shadows
-from gradcanary.statistics import measure, norm_of, read, readable, refuse
+from gradcanary.statistics import bounds_of, measure, norm_of, read, readable, refuse
 from gradcanary.window import NEW, SAME, TOUCHED, Sentinel
 
 TINY, HUGE = 2.0**-149, FLOAT32_MAX
@@ -153,6 +157,124 @@ def test_the_norm_of_one_is_the_norm_of_many_bit_for_bit(values: list[float], dt
     together = read(measure({0: torch.ones(3), 1: tensor, 2: torch.ones(5)}))
     alone = float(norm_of(tensor))
     assert together.norm[1] == alone or (math.isnan(alone) and math.isnan(together.norm[1]))
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dense": lambda tensor: tensor,
+    "transposed": lambda tensor: tensor.T,
+    "strided": lambda tensor: tensor[:, ::2],
+    "expanded": lambda tensor: tensor[:, :1].expand(tensor.shape),
+}
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.tuples(DTYPES, st.sampled_from([*VIEWS]), st.integers(1, 9)), min_size=1),
+    st.integers(1, 9),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
+@settings(max_examples=150)
+def test_large_gradients_are_measured_in_pieces(
+    given_gradients: dict[int, tuple[torch.dtype, str, int]], chunk: int, draws: random.Random, by_norm: bool
+) -> None:
+    """Whatever their strides: the numbers are those of float64, and as on a GPU the 0-norm may count."""
+    gradients = {}
+    for layer, (dtype, view, rows) in given_gradients.items():
+        generator = torch.Generator().manual_seed(draws.randrange(2**32))
+        gradient = torch.randn(rows, draws.randint(1, 9), generator=generator).to(dtype)
+        gradient[torch.rand(gradient.shape, generator=generator) < 0.3] = draws.choice([0.0, 1.0, math.nan, -math.inf])
+        gradients[layer] = VIEWS[view](gradient)
+    wide = {layer for layer in gradients if draws.random() < 0.3}
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(statistics, "CHUNK", chunk)
+        small.setattr(statistics, "COUNTED", chunk + 1)
+        small.setattr(statistics, "_is_counted_by_norm", lambda value: by_norm and value.is_floating_point())
+        small.setattr(packs, "MOST", 0)
+        numbers = read(measure(gradients, list(gradients), list(gradients), wide))
+        alone = {layer: float(norm_of(gradient, is_wide=layer in wide)) for layer, gradient in gradients.items()}
+    for layer, gradient in gradients.items():
+        exact = gradient.double()
+        assert numbers.zeros[layer] == int((exact == 0).sum())
+        assert numbers.nonfinite[layer] == int((~exact.isfinite()).sum())
+        assert repr(numbers.norm[layer]) == repr(alone[layer])
+        if numbers.nonfinite[layer]:
+            assert not math.isfinite(numbers.absmax[layer])
+        else:
+            assert numbers.absmax[layer] == float32(float(exact.abs().max()))
+            assert numbers.norm[layer] == pytest.approx(float(exact.square().sum().sqrt()), rel=1e-6)
+
+
+def test_a_gradient_that_torch_conjugates_later_is_measured_as_it_lies() -> None:
+    """As of a weight that is used conjugated: torch sets a bit, and the parts of such a tensor cannot be viewed."""
+    weight = torch.nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
+    (torch.randn(8, 8, dtype=torch.complex64) @ weight.conj()).abs().square().sum().backward()
+    gradient = weight.grad
+    assert gradient is not None
+    assert gradient.is_conj()
+    numbers, whole = (read(measure({0: each}, [0], [0])) for each in (gradient, gradient.resolve_conj()))
+    assert numbers == whole
+    assert float(norm_of(gradient)) == whole.norm[0]
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Return the most bytes of tensors that work takes at a time."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work()
+    changes: list[tuple[int, int]] = []
+    left = [*profiled.profiler.kineto_results.experimental_event_tree()]
+    while left:
+        event = left.pop()
+        left += event.children
+        if hasattr(event.extra_fields, "alloc_size"):
+            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
+    return max(accumulate(change for _, change in sorted(changes, key=itemgetter(0))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("view", VIEWS)
+def test_measuring_makes_no_copy_of_a_large_gradient(
+    dtype: torch.dtype, view: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "CHUNK", 2**12)
+    gradients = {0: VIEWS[view](torch.ones(2**9, 2**9, dtype=dtype))}
+    for is_wide in (False, True):
+        wide = [0] if is_wide else []
+        assert peak_of(lambda wide=wide: measure(gradients, [0], [0], wide)) < 2**17, "not half a byte an element"
+    assert peak_of(lambda: bounds_of(gradients[0])) < 2**17
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_norms_of_many_gradients_take_one_kernel_but_for_those_with_gaps(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of low precision; on a GPU one gradient with gaps sends all that are given with it to a kernel each."""
+    together: list[int] = []
+    really = torch._foreach_norm
+
+    def taken(tensors: list[torch.Tensor], *given: object, **named: object) -> list[torch.Tensor]:
+        assert all(each.is_contiguous() or each.T.is_contiguous() for each in tensors)
+        together.append(len(tensors))
+        return really(tensors, *given, **named)
+
+    monkeypatch.setattr(torch, "_foreach_norm", taken)
+    made = [torch.randn(7, 5 + place).to(dtype) for place in range(6)]
+    gradients = {0: made[0], 1: made[1].T, 2: made[2][:, ::2], 3: made[3][:, :1].expand(7, 3), 4: made[4], 5: made[5]}
+    numbers = read(measure(gradients, wide=[5]))
+    assert together == [3]
+    for layer, gradient in gradients.items():
+        exact = float(gradient.double().square().sum().sqrt())
+        assert numbers.norm[layer] == pytest.approx(exact, rel=1e-6)
+        assert numbers.norm[layer] == float(norm_of(gradient, is_wide=layer == 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_low_precision_are_the_same_without_the_argument_that_old_versions_lack(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradients = {layer: torch.randn(300 + layer).to(dtype) for layer in range(5)}
+    norms = read(measure(gradients)).norm
+    monkeypatch.setattr(statistics, "_SUMS_IN_A_DTYPE", False)
+    assert read(measure(gradients)).norm == norms
 
 
 class NoTensorOfNumbers(TorchDispatchMode):
@@ -330,6 +452,18 @@ def test_a_fused_optimizer_says_through_found_inf_that_it_skipped() -> None:
 
 
 # -- the sentinel --------------------------------------------------------------------------------------------------
+
+
+def test_of_a_shard_that_is_reduced_later_only_a_gradient_that_is_gone_is_new() -> None:
+    """Before the first reduction of a window there is none, and none that the window before it has left."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    sentinel = Sentinel()
+    sentinel.mark(0, None)
+    assert sentinel.change(None, is_reduced_later=True) == SAME
+    weight.sum().backward()
+    sentinel.mark(0, weight.grad)
+    assert sentinel.change(weight.grad, is_reduced_later=True) == SAME
+    assert sentinel.change(None, is_reduced_later=True) == NEW
 
 
 def test_the_sentinel_tells_added_from_written_from_new() -> None:

@@ -106,6 +106,24 @@ def test_after_a_step_that_raised_the_next_window_is_right(*, clears: bool | Non
     assert_same(given, others)
 
 
+def test_the_end_of_its_optimizer_does_no_work_where_the_collector_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That may be any thread, within a backward pass or while a CUDA graph is recorded."""
+    given, searched = parameters(), []
+    optimizer = adamw(given)
+    gradcanary.fp32_accumulators(optimizer)
+    accumulate(given, micro_gradients(given, 2, 0))
+    living = sums.living
+    monkeypatch.setattr(sums, "living", lambda kind: (searched.append(kind), living(kind))[1])
+    del optimizer
+    gc.collect()
+    assert searched == []
+    assert summed_in(given) == [FP32] * len(given)
+    accumulate(given, micro_gradients(given, 1, 0))
+    assert searched
+    assert summed_in(given) == [BF16] * len(given)
+    assert_nothing_is_left(given, adamw(given))
+
+
 def test_it_ends_with_its_optimizer_and_keeps_nothing_alive() -> None:
     given = parameters()
     optimizer = adamw(given)
@@ -115,6 +133,8 @@ def test_it_ends_with_its_optimizer_and_keeps_nothing_alive() -> None:
     del optimizer
     gc.collect()
     successor = adamw(given)
+    helper = gradcanary.fp32_accumulators(successor)
+    helper.close()
     assert_nothing_is_left(given, successor)
     helper = gradcanary.fp32_accumulators(successor)
     successor.step()

@@ -4,8 +4,10 @@ The stand-in is the CPU, whose tensors are taken for those of another device; a 
 times, and what is read before that is rubbish.
 """
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import ClassVar
 
 import pytest
@@ -15,7 +17,7 @@ from test_loops import assert_identical, assert_sent, loss_of, mlp, reading, wat
 from torch import Tensor, nn
 
 import gradcanary
-from gradcanary import transfers
+from gradcanary import statistics, transfers
 from gradcanary.sampling import is_capturing
 
 TRAINING = threading.get_ident()
@@ -156,6 +158,33 @@ def test_records_with_and_without_tensors_keep_their_order(collector: Recorded) 
     assert collector.steps() == [0, 10, 20, 30]
 
 
+def test_a_copy_waits_for_the_stream_that_a_number_was_logged_on(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script has left it by the time that our hooks look; the first number comes before there is a step."""
+    present, noted = ["main"], set()
+    waited_for: list[set[str]] = []
+
+    def send(lane: Far, tensors: Sequence[Tensor], into: Tensor) -> Copy:
+        waited_for.append(set(noted))
+        noted.clear()
+        return Copy(torch.cat([*map(transfers._bytes, tensors)]), into)
+
+    monkeypatch.setattr(Far, "note", lambda _: noted.add(present[0]))
+    monkeypatch.setattr(Far, "send", send)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(url=collector.url, run="streams") as watch:
+        for step in range(3):
+            present[0] = f"side {step}"
+            watch.log(acc=torch.tensor(float(step)), step=step)
+            present[0] = "main"
+            train(model, optimizer, 1)
+        assert watch._session.guard.caught == 0
+    assert all(f"side {step}" in set().union(*waited_for[: step + 1]) for step in range(3))
+    assert collector.metric("acc") == {step: float(step) for step in range(3)}
+
+
 def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "BYTES_PER_STEP", 0)
     monkeypatch.setattr(transfers, "BYTES_PER_LAYER", 4)
@@ -171,6 +200,28 @@ def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, m
     assert {step: sent[step] for step in steps} == {step: pytest.approx(read[step][1]) for step in steps}
 
 
+def test_pinned_memory_grows_with_the_layers_while_copies_are_on_their_way(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that is behind always has some."""
+    monkeypatch.setattr(transfers, "BYTES_PER_STEP", 0)
+    monkeypatch.setattr(transfers, "BYTES_PER_LAYER", 40)
+    model = mlp()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with watching(collector, optimizer=optimizer, is_watched=True) as watch:
+        Far.takes = 20
+        train(model, optimizer, 3)
+        pinned = watch._session._transfers._pinned
+        assert watch._session._transfers._flights
+        optimizer.add_param_group({"params": [*model[2].parameters()]})
+        train(model, optimizer, 20)
+        assert len(watch._session._transfers._pinned) == 2 * len(pinned)
+        Far.takes = 1
+    assert pinned._taken == 0
+    assert watch._session._ring.dropped == watch._session.guard.caught == 0
+    assert collector.steps() == list(range(23))
+
+
 def test_a_copy_that_never_arrives_does_not_hold_up_the_end(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +234,49 @@ def test_a_copy_that_never_arrives_does_not_hold_up_the_end(
     assert watch._session._ring.dropped == 3
     assert collector.steps() == []
     assert len({id(each) for each in Far.lasting}) == len(Far.lasting) > 3
+
+
+def test_a_close_in_another_thread_leaves_copies_to_the_training(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question of that thread would break a graph that the training records meanwhile."""
+    monkeypatch.setattr(Far, "takes", 10**6)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(collector, model, optimizer, is_watched=True) as watch:
+        train(model, optimizer, 3)
+        closing = threading.Thread(target=watch.close)
+        closing.start()
+        closing.join()
+        assert not Far.lasting
+        train(model, optimizer, 1)
+        assert Far.lasting
+    assert watch._session.guard.caught == 0
+
+
+def test_a_graph_that_is_recorded_has_nothing_of_a_watch_that_another_thread_closed(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch, capture: Capture
+) -> None:
+    """Neither its passes nor a second close() remove anything: the pass after the recording does."""
+    monkeypatch.setattr(Far, "takes", 10**6)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watching(collector, model, optimizer, is_watched=True) as watch:
+        train(model, optimizer, 3)
+        asked = Far.asked
+        capture.is_on = True
+        closing = threading.Thread(target=watch.close)
+        closing.start()
+        closing.join()
+        train(model, optimizer, 2)
+        watch.close()
+        assert not Far.lasting
+        capture.is_on = False
+        assert Far.asked == asked
+        train(model, optimizer, 1)
+        assert Far.lasting
+    assert watch._session.guard.caught == 0
+    assert not any(each._post_accumulate_grad_hooks for each in model.parameters())
 
 
 def test_a_copy_that_fails_costs_its_step(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +344,32 @@ def test_where_values_have_to_be_waited_for_few_steps_are_sampled(
     assert set(fetched) == {TRAINING}
     assert [fact["code"] for fact in collector.facts("slow_device")] == ["slow_device"]
     assert capsys.readouterr().err.count("by waiting for it") == 1
+
+
+def test_what_lies_where_reading_cuts_the_graph_is_not_measured(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on XLA: no operation of ours there but copies of the loss, nothing is read, and it says so."""
+    monkeypatch.setattr(transfers, "KIND", "cuda")
+    monkeypatch.setattr(statistics, "LAZY", ("cpu",))
+    monkeypatch.setitem(sys.modules, "torch_xla", ModuleType("torch_xla"))
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.01), foreach=False)
+    with watching(collector, model, optimizer, is_watched=True) as watch, monkeypatch.context() as unread:
+        unread.setattr(Tensor, "tolist", lambda _: pytest.fail("read"))
+        unread.setattr(Tensor, "__float__", lambda _: pytest.fail("read"))
+        for step in range(3):
+            loss_of(model).backward()
+            watch.log(mine=torch.tensor(1.0), acc=float(step), step=step)
+            optimizer.step()
+            optimizer.zero_grad()
+        watch.close()
+        assert watch._session.guard.caught == 0
+    assert collector.names == []
+    assert collector.metric("loss") == collector.metric("mine") == collector.metric("lr0") == {}
+    assert collector.metric("acc") == {step: float(step) for step in range(3)}
+    assert len(collector.facts("lazy_device")) == 1
+    assert capsys.readouterr().err.count("Layers on an XLA device are not measured") == 1
 
 
 class Operations(torch.utils._python_dispatch.TorchDispatchMode):

@@ -116,6 +116,26 @@ def test_bf16_autocast_leaves_float32_accumulators(collector: Recorded) -> None:
     assert collector.stored() == dict.fromkeys(collector.names, "float32")
 
 
+@pytest.mark.loop("bf16 autocast")
+def test_a_backward_pass_inside_of_autocast_has_all_its_numbers(collector: Recorded) -> None:
+    """There torch refuses to stack numbers of float16 on a CPU."""
+    model = mlp().half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    reference = Reference(model)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="inside") as watch:
+        for _ in range(4):
+            with torch.autocast("cpu", torch.bfloat16):
+                for _ in range(2):
+                    loss_of(model).backward()
+                    assert torch.is_autocast_enabled("cpu")
+            reference.read()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert watch._session.guard.caught == 0
+    assert set(collector.stored().values()) == {"float16"}
+    reference.assert_sent(collector)
+
+
 @pytest.mark.loop(
     "bfloat16, float16, float64 and complex parameters", caveat="complex ones by their real and imaginary parts"
 )
@@ -264,6 +284,31 @@ def test_a_scaler_that_steps_a_wrapper_of_the_optimizer_is_ours(collector: Recor
     with gradcanary.watch(model, optimizer, url=collector.url, run="wrapped"):
         largest = train_with_scaler(model, scaler, optimizer, Wrapper(optimizer))
     assert [each["0.weight"] for each in collector.stat("absmax").values()] == pytest.approx(largest, rel=EXACT)
+
+
+@pytest.mark.loop("`GradScaler`: plain, foreach and fused optimizers, overflows")
+def test_which_of_several_scalers_is_ours_shows_at_the_first_step(collector: Recorded) -> None:
+    """Until then nothing is sent that carries a scale that is not known: the first window overflows."""
+    earlier, other = mlp(), torch.amp.GradScaler("cpu", init_scale=2.0**4)
+    train_with_scaler(earlier, other, torch.optim.SGD(earlier.parameters(), lr=0.1))
+    model, read, losses = mlp(), [], []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler.scale(torch.ones(()))
+    with gradcanary.watch(model, optimizer, url=collector.url, run="several"):
+        for step in range(4):
+            loss = loss_of(model) * (float("inf") if step == 0 else 1.0)
+            losses.append(float(loss.detach()))
+            scaler.scale(loss).backward()
+            read.append(float(model[0].weight.grad.norm()) / scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    sent = {step: norms["0.weight"] for step, norms in collector.stat("norm").items() if step > 0}
+    assert sent == {step: pytest.approx(read[step], rel=EXACT) for step in range(1, 4)}
+    assert {states["0.weight"] for states in collector.states().values()} == {"measured", "partial"}
+    assert collector.states()[0]["0.weight"] == "partial"
+    assert collector.metric("loss") == {step: pytest.approx(losses[step], rel=EXACT) for step in range(1, 4)}
 
 
 def train_with_scaler(
@@ -482,10 +527,15 @@ def test_the_learning_rate_of_each_group(collector: Recorded) -> None:
     caveat="said as a fact of the session; no total norm, and no rule looks for falls",
 )
 @pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("engine_is", ["without callbacks", "silent", "refusing"])
 def test_without_the_engine_callback_the_step_hook_samples(
-    collector: Recorded, monkeypatch: pytest.MonkeyPatch, set_to_none: bool
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch, set_to_none: bool, engine_is: str
 ) -> None:
-    monkeypatch.setattr(engine, "has_callbacks", lambda: False)
+    """An engine without the private calls, one that never calls back, and one that raises."""
+    if engine_is == "without callbacks":
+        monkeypatch.setattr(engine, "has_callbacks", lambda: False)
+    else:
+        monkeypatch.setattr(engine, "at_end", refuse if engine_is == "refusing" else ignore)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reference = Reference(model)
@@ -501,6 +551,53 @@ def test_without_the_engine_callback_the_step_hook_samples(
     assert collector.phases("absmax") == {"post_clip"}
     assert collector.per_step("micro_steps") == [3] * 4
     assert [fact["code"] for fact in collector.hellos[-1]["facts"]] == ["no_engine_callback"]
+
+
+def ignore(_callback: object) -> None:
+    pass
+
+
+def refuse(_callback: object) -> None:
+    raise RuntimeError("Final callbacks can only be installed during backward pass.")
+
+
+@pytest.mark.parametrize("steps_with_the_rest", [False, True])
+def test_a_first_pass_that_raised_says_nothing_of_the_engine(collector: Recorded, steps_with_the_rest: bool) -> None:
+    """As where a script looks for the batch size that fits: the next pass has the callback."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def fail(_gradient: torch.Tensor) -> None:
+        raise RuntimeError("out of memory")
+
+    with gradcanary.watch(model, optimizer, url=collector.url, run="late"):
+        handle = next(model.parameters()).register_hook(fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            loss_of(model).backward()
+        handle.remove()
+        if steps_with_the_rest:
+            optimizer.step()
+        optimizer.zero_grad()
+        for _ in range(3):
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    last = max(collector.states())
+    assert set(collector.states()[last].values()) == {"measured"}
+    assert collector.phases("absmax") == ({"post_clip", "accumulated"} if steps_with_the_rest else {"accumulated"})
+    assert collector.hellos[-1]["facts"] == []
+
+
+def test_a_watch_runs_no_backward_pass(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one of a process starts threads of torch for its GPUs: a fork after that cannot run any."""
+    passes, run = [], torch.autograd.graph._engine_run_backward
+    for where in ("torch.autograd._engine_run_backward", "torch.autograd.graph._engine_run_backward"):
+        monkeypatch.setattr(where, lambda *args, **kwargs: (passes.append(1), run(*args, **kwargs))[1])
+    model = mlp()
+    with gradcanary.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), url=collector.url, run="late"):
+        assert passes == []
+        loss_of(model).backward()
+        assert passes == [1]
 
 
 @pytest.mark.loop("clipping", caveat="values are those before the clip; total norm and factor are series")

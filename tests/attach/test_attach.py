@@ -1,16 +1,20 @@
 """A training that is attached to and left again, as somebody would from another terminal."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import soak
-from targets import Training, Typed, training, until
+from receivers import Receiver
+from targets import Training, Typed, program, training, until
 
-from gradcanary import wire
-from gradcanary.attach import injection, visit
+from gradcanary import notices, wire
+from gradcanary.attach import injection, processes, visit
 from gradcanary.version import __version__
 
 LOW = [f"blocks.{number}.linear.{kind}" for number in (2, 4, 5) for kind in ("weight", "bias")]
@@ -83,7 +87,7 @@ def test_what_had_fallen_before_is_an_incident(joined: Training, module_collecto
     (incident,) = found()
     told = module_collector.get(f"/api/v1/incidents/{incident['id']}").json()
     assert {layer["name"] for layer in told["layers"]} == set(LOW)
-    assert {layer["evidence"] for layer in told["layers"]} <= {"siblings", "late"}
+    assert {layer["evidence"] for layer in told["layers"]} <= {"siblings", "joined_late"}
     (session,) = module_collector.get("/api/v1/runs/fallen").json()["sessions"]
     assert told["opened_step"] - session["first_step"] <= 25
 
@@ -96,7 +100,7 @@ def test_a_second_attach_is_refused_and_ps_lists_it(joined: Training, typed: Typ
     _, out, _ = typed("ps")
     (line,) = [line for line in out.splitlines() if line.startswith(f"{joined.pid} ")]
     assert " fallen " in line
-    assert f"forked from process {joined.pid}" not in out, "workers that load data"
+    assert re.search(rf"forked from process {joined.pid}\b", out) is None, "workers that load data"
 
 
 def test_detach_leaves_nothing_behind(
@@ -104,9 +108,9 @@ def test_detach_leaves_nothing_behind(
 ) -> None:
     assert joined.seen() != untouched
     status, out, err = typed("detach", joined.pid)
-    assert (status, out, err) == (0, f"left process {joined.pid}, run fallen: finished\n", "")
+    assert (status, out, err) == (0, f"left process {joined.pid}, run fallen: detached\n", "")
     assert joined.is_as(untouched)
-    assert module_collector.get("/api/v1/runs/fallen").json()["state"] == "finished"
+    assert module_collector.get("/api/v1/runs/fallen").json()["state"] == "detached"
     status, _, err = typed("detach", joined.pid)
     assert (status, err) == (
         1,
@@ -121,10 +125,44 @@ def test_it_may_be_joined_again_and_leaves_by_itself(
         status, out, _ = typed("attach", joined.pid, "--url", module_collector.url, "--run", "again", "--for", "1s")
         assert status == 0
         assert f"gradcanary detach {joined.pid}, or wait 1s" in out
-        until(lambda: module_collector.get("/api/v1/runs/again").json()["state"] == "finished")
+        until(lambda: module_collector.get("/api/v1/runs/again").json()["state"] == "detached")
         assert joined.is_as(untouched)
     launches = {each["launch"] for each in module_collector.get("/api/v1/runs/again").json()["sessions"]}
     assert len(launches) == 2
+
+
+def test_detach_resolves_no_incident_and_the_next_attach_continues_it(
+    tmp_path: Path, typed: Typed, collector_factory
+) -> None:
+    """The one ``resolved`` message is that of the training's own end."""
+    receiver = Receiver()
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("version: 1\npace: {wait_s: 0.1, interval_s: 0.1}\n")
+    collector = collector_factory("--webhook", receiver.url, "--rules", str(rules))
+
+    def incidents() -> list[tuple[int, str]]:
+        every = collector.get("/api/v1/incidents", run="left").json()["incidents"]
+        return [(each["id"], each["state"]) for each in every if each["rule"] == "collapse"]
+
+    attach = ("attach", "--url", collector.url, "--run", "left")
+    with training(tmp_path / "training") as left:
+        assert typed(*attach, left.pid)[0] == 0
+        until(lambda: receiver.got)
+        ((number, _),) = incidents()
+        assert typed("detach", left.pid)[1] == f"left process {left.pid}, run left: detached\n"
+        assert incidents() == [(number, "open")]
+        assert collector.get("/api/v1/runs", state="detached").json()["runs"][0]["run"] == "left"
+        assert typed("runs", "--url", collector.url)[1].splitlines()[1].split()[:2] == ["left", "detached"]
+        assert typed(*attach, left.pid)[0] == 0
+        assert collector.get("/api/v1/runs/left").json()["state"] == "live"
+        left.ended()
+    until(lambda: receiver.got[-1].type == "gradient.collapse.resolved")
+    assert [(message.type, message.data["incident"]) for message in receiver.got] == [
+        ("gradient.collapse.opened", number),
+        ("gradient.collapse.resolved", number),
+    ]
+    assert (collector.get("/api/v1/runs/left").json()["state"], incidents()) == ("finished", [(number, "resolved")])
+    receiver.close()
 
 
 def test_another_version_of_the_agent_is_refused(
@@ -184,3 +222,72 @@ def test_the_training_is_the_same_bit_for_bit(joined: Training, tmp_path: Path) 
     assert [line for line in said.splitlines() if not line.startswith("gradcanary: ")] == []
     with training(tmp_path / "alone") as alone:
         assert alone.ended(steps)[:2] == (steps, digest)
+
+
+WATCHED = """
+import os, sys, time
+import torch
+import gradcanary
+for run in sys.argv[1:]:
+    watch = gradcanary.watch(torch.nn.Linear(2, 2), run=run)
+child = os.fork()
+if not child:
+    time.sleep(600)
+print(child, flush=True)
+sys.stdin.readline()
+if sys.argv[1:]:
+    watch.close()
+print("closed", flush=True)
+sys.stdin.readline()
+os.kill(child, 9)
+"""
+
+
+def listed(typed: Typed, pid: int) -> tuple[str, str, str]:
+    """Return what ``ps`` says of a process: the run, what watches it, and its page."""
+    status, out, _ = typed("ps")
+    assert status == 0
+    head, *lines = out.splitlines()
+    assert re.split(r"  +", head) == ["PID", "PYTHON", "RANK", "SINCE", "WATCHED BY", "RUN", "COMMAND"]
+    (row,) = [re.split(r"  +", line) for line in lines if line.startswith(f"{pid} ")]
+    (page,) = [line for line in lines if line.startswith(f"Page of {row[5]}: ")] or [""]
+    return row[5], row[4], page.partition(": ")[2]
+
+
+def test_ps_tells_what_watches_a_process_and_its_run(typed: Typed, tmp_path: Path) -> None:
+    script, url = tmp_path / "watched.py", "http://127.0.0.1:9"
+    script.write_text(WATCHED)
+    env = {**os.environ, "GRADCANARY_URL": url}
+    by_run = [sys.executable, "-m", "gradcanary.cli", "run", "--run", "launched"]
+    options = {"env": env, "stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with (
+        program(sys.executable, str(script), "coded", **options) as coded,
+        program(*by_run, str(script), **options) as launched,
+    ):
+        assert listed(typed, coded.pid) == ("coded", "watch()", f"{url}/runs/coded")
+        assert listed(typed, launched.pid) == ("launched", "gradcanary run", f"{url}/runs/launched")
+        (child,) = [each for each in processes.all_of(os.geteuid()) if each.parent == coded.pid]
+        assert listed(typed, child.pid) == ("-", "-", ""), "its parent's watch is none of its own"
+        assert coded.stdin is not None
+        assert coded.stdout is not None
+        coded.stdin.write("\n")
+        coded.stdin.flush()
+        assert coded.stdout.readline() == "closed\n"
+        assert listed(typed, coded.pid) == ("-", "-", "")
+        os.kill(child.pid, 9)
+        for each in processes.all_of(os.geteuid()):
+            if each.parent == launched.pid:
+                os.kill(each.pid, 9)
+
+
+def test_a_file_of_the_script_in_the_place_of_a_notice_stays_open(tmp_path: Path) -> None:
+    notice = notices.Notice(run="r", url="u", by="watch()")
+    assert [each["run"] for each in notices.read_notices(os.getpid())] == ["r"]
+    number = notice._file
+    with (tmp_path / "theirs").open("wb") as theirs:
+        os.dup2(theirs.fileno(), number)  # as a daemon that closes all its files, and opens others
+        notice.withdraw()
+        os.write(number, b"still open")
+        os.close(number)
+    assert (tmp_path / "theirs").read_bytes() == b"still open"
+    assert list(notices.read_notices(os.getpid())) == []

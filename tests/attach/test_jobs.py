@@ -54,7 +54,7 @@ def test_every_rank_of_torchrun_is_attached_to_and_left(typed: Typed, tmp_path: 
         assert len({each["launch"] for each in sessions}) == 1
         status, out, err = typed("detach", second)
         assert (status, err) == (0, "")
-        assert out == "".join(f"left process {pid}, run {run}: finished\n" for pid in (first, second))
+        assert out == "".join(f"left process {pid}, run {run}: detached\n" for pid in (first, second))
         (folder / "stop").write_text(str(max(int(file.read_text()) for file in steps) + 5))
         both = ended(launcher)
         assert both == left_alone(tmp_path / "alone", both[0][1])

@@ -19,8 +19,8 @@ import ratios
 
 ratios.need("torch")
 
-import torch  # noqa: E402 -- once it is known to be there
-from torch import Tensor, nn  # noqa: E402 -- likewise
+import torch
+from torch import Tensor, nn
 
 WIDTH, LAYERS, RANK, BATCH, MICRO_STEPS, WINDOWS = 1024, 96, 64, 8, 8, 3
 WAYS = [("all", None), ("all", "all"), ("all", "lora"), ("lora", None), ("lora", "lora")]

@@ -23,13 +23,13 @@ import ratios
 
 ratios.need("torch", "psutil")
 
-import torch  # noqa: E402 -- once it is known to be there
-from servers import collector  # noqa: E402 -- likewise
-from settling import AT_DEFAULT, LOOK, Settled, Training, settle, turn  # noqa: E402 -- likewise
-from torch import Tensor, nn  # noqa: E402 -- likewise
-from trainings import Gpt, Loop  # noqa: E402 -- likewise
+import torch
+from servers import collector
+from settling import AT_DEFAULT, LOOK, Settled, Training, settle, turn
+from torch import Tensor, nn
+from trainings import Gpt, Loop
 
-import gradcanary  # noqa: E402 -- likewise
+import gradcanary
 
 NOBODY = "http://127.0.0.1:9"
 THREADS = 1

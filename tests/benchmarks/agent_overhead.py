@@ -20,12 +20,12 @@ import ratios
 
 ratios.need("torch", "wandb", "lightning", "psutil")
 
-import torch  # noqa: E402 -- once it is known to be there
-from pairs import alone, paired  # noqa: E402 -- likewise
-from servers import collector  # noqa: E402 -- likewise
-from settling import AT_DEFAULT, Settled, settle  # noqa: E402 -- likewise
-from trainings import Gpt, Loop, Lora  # noqa: E402 -- likewise
-from watchers import EVERY_STEP, NOTHING, UNSAMPLED, WANDB, Ways, all_ways  # noqa: E402 -- likewise
+import torch
+from pairs import alone, paired
+from servers import collector
+from settling import AT_DEFAULT, Settled, settle
+from trainings import Gpt, Loop, Lora
+from watchers import EVERY_STEP, NOTHING, UNSAMPLED, WANDB, Ways, all_ways
 
 DEFAULT = "gradcanary, default after 1,000 steps"
 AT_EVERY_STEP, CHEAPER_THAN_WANDB = 1.03, 10.0

@@ -11,26 +11,28 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "browser")]
 
-import blank_stores  # noqa: E402 -- found through the path above
-import scenes  # noqa: E402 -- likewise
-from fastapi.testclient import TestClient  # noqa: E402 -- comes with the collector
-from sqlalchemy import insert  # noqa: E402 -- likewise
-from streams import Session  # noqa: E402 -- found through the path above
+import blank_stores
+import scenes
+from fastapi.testclient import TestClient
+from sqlalchemy import insert
+from streams import Session
 
-from gradcanary_server import backtest  # noqa: E402 -- after the path
-from gradcanary_server.app import create_app  # noqa: E402 -- likewise
-from gradcanary_server.database import Database  # noqa: E402 -- likewise
-from gradcanary_server.rules import Rules  # noqa: E402 -- likewise
-from gradcanary_server.schema import run, tile  # noqa: E402 -- likewise
-from gradcanary_server.settings import Settings  # noqa: E402 -- likewise
-from gradcanary_server.storage import Storage  # noqa: E402 -- likewise
+from gradcanary_server.app import create_app
+from gradcanary_server.ops import backtest_worker
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.settings import Settings
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.schema import run, tile
+from gradcanary_server.tsdb.retention import DiskUsage
 
 HOST = "http://localhost"
+IN_FORCE = {"in_force": Rules()}
 RUNS = ((1_200, 12), (6_000, 25))
 """Steps, and blocks of 12 layers."""
 
@@ -47,28 +49,29 @@ def play(folder: Path) -> None:
         for steps, blocks in RUNS:
             stream = scenes.collapse(steps=steps, blocks=blocks, at=steps // 2)
             Session(HOST, run=f"of-{steps}", client=client).send(stream, 40)  # type: ignore[arg-type]  # an httpx.Client
-        state = app.state
+        state = app.state.services
         with state.database.read() as connection:
-            rows = {row.name: row for row in backtest.chosen(connection)}
+            rows = {row.name: row for row in backtest_worker.select_runs(connection)}
         for steps, blocks in RUNS:
             mine = rows[f"of-{steps}"]
-            took = [cpu_s(lambda: backtest.count_run(state.database, state.archive, Rules(), mine)) for _ in "abc"]  # noqa: B023 -- called here
+            play = partial(backtest_worker.play_run, state.database, state.archive, IN_FORCE, mine)
+            took = [cpu_s(play) for _ in "abc"]
             print(f"{steps:,} steps x {12 * blocks} layers: {median(took):.2f} s of CPU")
 
 
 def weigh(folder: Path) -> None:
     blank_stores.lay(folder)
     database = Database(f"sqlite:///{folder / blank_stores.FILE}")
-    keys = {"level": 0, "kind": "absmax", "launch_no": 1, "every": 1, "shelf": 0, "part": 0, "stored": 0}
+    keys = {"level": 0, "kind": "absmax", "launch_no": 1, "every": 1, "layer_group": 0, "part": 0, "stored": 0}
     with database.write() as connection:
         for number in range(10):
             about = {"run_id": number + 1, "name": f"run-{number}", "created": 0, "last_seen": 0}
             connection.execute(insert(run).values(**about))
             tiles = [
-                {**keys, "run_id": number + 1, "number": place, "body": os.urandom(20_000)} for place in range(4_000)
+                {**keys, "run_id": number + 1, "range_no": place, "body": os.urandom(20_000)} for place in range(4_000)
             ]
             connection.execute(insert(tile), tiles)
-    took = median(cpu_s(lambda: Storage(database).room()) for _ in "abc")
+    took = median(cpu_s(lambda: DiskUsage(database).use()) for _ in "abc")
     print(f"40,000 tiles of 20 kB: {took:.2f} s of CPU")
     database.close()
 

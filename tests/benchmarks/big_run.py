@@ -1,7 +1,7 @@
 """A run of a million steps: what it takes on disk, and how long its pictures take over HTTP.
 
 python tests/benchmarks/big_run.py [--steps 1000000] [--layers 500] [--keep FOLDER] [--growth]
-The samples go through the compactor's own functions into tiles and pyramid, without ingest and rules: the store and
+The samples go through the compactor's own functions into tiles and rollups, without ingest and rules: the store and
 its readers are measured, not the fold. With --keep the database stays and is used again. Times are medians; cold is a
 collector just started, its caches empty, of a heatmap and a trend in five starts. During ingest ten other trainings
 post ten steps a second each. Then pictures of 200,000 steps are held against those of 20,000, with --growth these
@@ -25,17 +25,18 @@ from sqlalchemy import update
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import streams  # noqa: E402 -- found through the path above
+import streams
 
-from gradcanary import wire  # noqa: E402 -- likewise
-from gradcanary_server import metrics, rolling, sessions, tiles  # noqa: E402 -- likewise
-from gradcanary_server.batches import Columns, MetricColumn  # noqa: E402 -- likewise
-from gradcanary_server.database import Database  # noqa: E402 -- likewise
-from gradcanary_server.log import Piece  # noqa: E402 -- likewise
-from gradcanary_server.samples import tiles_of  # noqa: E402 -- likewise
-from gradcanary_server.schema import run, session  # noqa: E402 -- likewise
-from gradcanary_server.sealing import metric_tiles  # noqa: E402 -- likewise
-from gradcanary_server.tiles import OF_METRICS, Chain, Tiles  # noqa: E402 -- likewise
+from gradcanary import wire
+from gradcanary_server.ingest import sessions
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.schema import run, session
+from gradcanary_server.tsdb import compaction, metric_index, tiles
+from gradcanary_server.tsdb.batch import Columns, MetricColumn
+from gradcanary_server.tsdb.compaction import build_metric_tiles
+from gradcanary_server.tsdb.log import LoggedBatch
+from gradcanary_server.tsdb.samples import build_sample_tiles
+from gradcanary_server.tsdb.tiles import METRIC_STREAM, SampleStream, TileStore
 
 RUN = "big"
 CHUNK = 4096
@@ -50,7 +51,7 @@ EXPORTED = 60e6
 """Bytes of CSV, of all that there would be."""
 GROWTH = (20_000, 200_000)
 GROWN = 1.5
-"""How many times as long a picture of ten times the steps may take: it is as wide, a level of the pyramid higher."""
+"""How many times as long a picture of ten times the steps may take: it is as wide, a level of the rollups higher."""
 
 
 def main() -> int:
@@ -89,37 +90,37 @@ def load(data: Path, steps: int, width: int) -> None:
     database.migrate()
     names = streams.layer_set(streams.layer_names(width))
     with database.write() as connection:
-        sessions.say_hello(connection, RUN, "s", streams.hello(names), None, database.now(connection))
-        metrics.note(
+        sessions.register_session(connection, RUN, "s", streams.hello(names), None, database.now(connection))
+        metric_index.update_series(
             connection, 1, 1, frozenset(), made(np.random.default_rng(0), steps - 1, steps, width).columns.metrics
         )
     began, used = time.perf_counter(), time.process_time()
-    chain, of_metrics = Chain(1, 1), Chain(1, OF_METRICS)
+    stream, of_metrics = SampleStream(1, 1), SampleStream(1, METRIC_STREAM)
     random = np.random.default_rng(0)
     for first in range(0, steps, CHUNK):
         piece = made(random, first, min(first + CHUNK, steps), width)
         until = min(first + CHUNK, steps)
-        of_metrics, logged = metric_tiles([piece], of_metrics, first)
-        packed = [tiles.packed(*each) for each in [*tiles_of([piece], chain, until), *logged]]
-        chain = replace(chain, sealed=until)
+        of_metrics, logged = build_metric_tiles([piece], of_metrics, first)
+        packed = tiles.pack_tiles([*build_sample_tiles([piece], stream, until), *logged])
+        stream = replace(stream, sealed_until=until)
         with database.write() as connection:
-            tiles.write(connection, 1, packed, database.now(connection))
-            tiles.note(connection, 1, chain)
-            tiles.note(connection, 1, of_metrics)
+            tiles.write_tiles(connection, 1, packed, database.now(connection))
+            tiles.write_stream(connection, 1, stream)
+            tiles.write_stream(connection, 1, of_metrics)
             connection.execute(update(session).values(first_sample=0, last_step=until - 1, every=1, next_seq=1))
             connection.execute(update(session).values(sealed_seq=1, ended="finished"))
             connection.execute(update(run).values(step=until - 1, revision=2, ended="finished"))
-    store = Tiles()
-    for every in (1, OF_METRICS):
+    store = TileStore()
+    for every in (1, METRIC_STREAM):
         while roll(database, store, every):
             pass
     took, used = time.perf_counter() - began, time.process_time() - used
     points = steps * width * len(STATS) / 1e6
-    print(f"{points:,.0f}M points into tiles and pyramid in {took:.0f} s: {used / points * 1e3:.0f} ms CPU per 1M")
+    print(f"{points:,.0f}M points into tiles and rollups in {took:.0f} s: {used / points * 1e3:.0f} ms CPU per 1M")
     database.close()
 
 
-def made(random: np.random.Generator, first: int, end: int, width: int) -> Piece:
+def made(random: np.random.Generator, first: int, end: int, width: int) -> LoggedBatch:
     """Return the samples of some steps, as a batch would hold them."""
     steps = np.arange(first, end, dtype=np.int64)
     absmax = (1e-3 * 10 ** random.normal(0, 0.1, (len(steps), width))).astype(np.float32)
@@ -140,17 +141,18 @@ def made(random: np.random.Generator, first: int, end: int, width: int) -> Piece
         metrics=(MetricColumn("loss", "{}", steps, np.exp(-steps / 3e5) + random.normal(0, 0.01, len(steps))),),
         dropped_steps=0,
     )
-    return Piece(1, "s", 0, np.arange(width, dtype=np.int32), columns)
+    return LoggedBatch(1, "s", 0, np.arange(width, dtype=np.int32), columns)
 
 
-def roll(database: Database, store: Tiles, every: int) -> bool:
-    """Make the next tile of the pyramid."""
+def roll(database: Database, store: TileStore, every: int) -> bool:
+    """Make the next tiles of a rollup."""
     with database.read() as connection:
-        work = rolling.prepare(connection, store, 1, 1, every)
-    if work is not None:
+        plan = compaction.plan_rollup(connection, store, 1, 1, every)
+    if plan is not None:
+        packed = tiles.pack_tiles(plan.tiles)
         with database.write() as connection:
-            rolling.carry_out(connection, work, database.now(connection))
-    return work is not None
+            compaction.apply_plan(connection, plan, packed, database.now(connection))
+    return plan is not None
 
 
 def ask(data: Path, steps: int) -> dict[str, dict[str, float]]:

@@ -19,12 +19,12 @@ import ratios
 
 ratios.need("torch", "psutil")
 
-import psutil  # noqa: E402 -- once it is known to be there
-import torch  # noqa: E402 -- likewise
-from servers import collector  # noqa: E402 -- likewise
-from torch import nn  # noqa: E402 -- likewise
+import psutil
+import torch
+from servers import collector
+from torch import nn
 
-import gradcanary  # noqa: E402 -- likewise
+import gradcanary
 
 NOBODY = "http://127.0.0.1:9"
 MOST_MIB = 8.0

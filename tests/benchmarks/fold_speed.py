@@ -15,10 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradcanary import wire
-from gradcanary_server import batches, fold_input
-from gradcanary_server.fold import FoldState, fold
-from gradcanary_server.observations import Launch, LayerFacts
-from gradcanary_server.rules import Rules
+from gradcanary_server.ingest import evaluation
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.evaluator import evaluate
+from gradcanary_server.rules.state import RuleState
+from gradcanary_server.rules.types import Launch, LayerFacts
+from gradcanary_server.tsdb import batch as tsdb_batch
 
 STEPS = 32
 ROUNDS = 30
@@ -75,13 +77,13 @@ def measure(layers: int) -> Figures:
     names = (f"blocks.{n // 2}.lora_{'AB'[n % 2]}" for n in range(layers))
     facts = tuple(LayerFacts(n, name, (8, 640), "float32", "Linear", 0) for n, name in enumerate(names))
     launch = Launch(1, 0, False, None, None, facts)
-    packed, spent = FoldState.empty().pack(), []
+    packed, spent = RuleState.empty().pack(), []
     for number in range(ROUNDS):
         batch = wire_batch(number * STEPS, layers, random)
-        decode_us, columns = timed(lambda batch=batch: batches.decode(batch))
-        samples = fold_input.samples(columns, 1)
-        unpack_us, state = timed(lambda packed=packed: FoldState.unpack(packed))
-        fold_us, (state, changes) = timed(lambda state=state, samples=samples: fold(state, launch, samples, rules))
+        decode_us, columns = timed(lambda batch=batch: tsdb_batch.decode_batch(batch))
+        samples = evaluation.to_samples(columns, 1)
+        unpack_us, state = timed(lambda packed=packed: RuleState.unpack(packed))
+        fold_us, (state, changes) = timed(lambda state=state, samples=samples: evaluate(state, launch, samples, rules))
         pack_us, packed = timed(lambda state=state: state.pack())
         assert changes == (), "a healthy run is quiet"
         spent.append((decode_us, fold_us, unpack_us + pack_us))

@@ -22,15 +22,15 @@ import ratios
 
 ratios.need("torch", "wandb", "httpx", "psutil")
 
-import httpx  # noqa: E402 -- once it is known to be there
-import torch  # noqa: E402 -- likewise
-import wandb  # noqa: E402 -- likewise
-from servers import collector  # noqa: E402 -- likewise
-from settling import AT_DEFAULT, WARM_UP, Settled, settle  # noqa: E402 -- likewise
-from torch import Tensor, nn  # noqa: E402 -- likewise
-from torch.nn import functional  # noqa: E402 -- likewise
+import httpx
+import torch
+import wandb
+from servers import collector
+from settling import AT_DEFAULT, WARM_UP, Settled, settle
+from torch import Tensor, nn
+from torch.nn import functional
 
-import gradcanary  # noqa: E402 -- likewise
+import gradcanary
 
 VOCABULARY, LENGTH, BATCH = 32_000, 1024, 4
 NOTHING, EVERY_STEP, WANDB = "nothing", "gradcanary, `every=1`", "`wandb.watch`"

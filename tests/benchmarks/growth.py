@@ -17,14 +17,14 @@ import ratios
 
 ratios.need("psutil")
 
-import jobs  # noqa: E402 -- once it is known to be there
-import postgresql  # noqa: E402 -- likewise
-import run_list  # noqa: E402 -- likewise
-import servers  # noqa: E402 -- likewise
-import streams  # noqa: E402 -- likewise
+import jobs
+import postgresql
+import run_list
+import servers
+import streams
 
-from gradcanary import wire  # noqa: E402 -- likewise
-from gradcanary_server.database import Database  # noqa: E402 -- likewise
+from gradcanary import wire
+from gradcanary_server.storage.database import Database
 
 LAYERS = (50, 500, 5000)
 

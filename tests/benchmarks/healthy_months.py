@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-from months import STEP_S, Job, told  # noqa: E402 -- found through the path above
+from months import STEP_S, Job, told
 
 MONTH_S = 30.4 * 86_400
 NOISES = (1.0, 1.5, 2.0, 3.0)

@@ -19,7 +19,7 @@ import ratios
 
 ratios.need("torch", "trackio", "mlflow", "tensorboard", "psutil")
 
-from trackers import Series, Tracker, all_trackers  # noqa: E402 -- once they are known to be there
+from trackers import Series, Tracker, all_trackers
 
 CUTS = (64, 5)
 TIMES_TRACKIO, TIMES_MLFLOW, BYTES_PER_POINT = 10.0, 500.0, 4.0

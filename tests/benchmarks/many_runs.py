@@ -15,18 +15,17 @@ import run_list
 from prometheus_client import generate_latest
 from sqlalchemy import func, insert, select, update
 
-from gradcanary_server import deletion, operations_routes
-from gradcanary_server.archive import Archive
-from gradcanary_server.compactor import Compactor
-from gradcanary_server.database import Database
-from gradcanary_server.deliverer import Deliverer
-from gradcanary_server.layer_sets import KnownSets
-from gradcanary_server.log import Log
-from gradcanary_server.pace import Pace
-from gradcanary_server.rules import Rules
-from gradcanary_server.schema import chain, endpoint, incident, incident_layer, run, session, tile
-from gradcanary_server.tiles import Tiles
-from gradcanary_server.watchdog import Watchdog
+from gradcanary_server.api import operations
+from gradcanary_server.api import runs as api_runs
+from gradcanary_server.incidents.watchdog import Watchdog
+from gradcanary_server.notify.dispatcher import Dispatcher
+from gradcanary_server.rules.config import Pace, Rules
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.layers import LayerSetCache
+from gradcanary_server.storage.schema import endpoint, incident, incident_layer, next_number, run, session, stream, tile
+from gradcanary_server.tsdb.compactor import Compactor
+from gradcanary_server.tsdb.log import BatchLog
+from gradcanary_server.tsdb.tiles import TileStore
 
 KILLED_IN, MEMBERS = 5, 10
 
@@ -55,14 +54,16 @@ def measure_again(database: Database, count: int, tiles_each: int) -> None:
         now = database.now(connection)
         connection.execute(update(run).values(last_seen=now - 1e6, step=tiles_each * 256))
         connection.execute(update(session).values(last_seen=now - 1e6, every=1, last_step=tiles_each * 256))
-        connection.execute(update(session).values(reached=tiles_each * 256, moved=now - 1e6, next_seq=9, sealed_seq=9))
+        connection.execute(
+            update(session).values(max_step=tiles_each * 256, max_step_at=now - 1e6, next_seq=9, sealed_seq=9)
+        )
         killed = run.c.run_id % KILLED_IN == 0
         connection.execute(update(run).where(killed).values(ended=None))
         connection.execute(update(session).where(session.c.run_id % KILLED_IN == 0).values(ended=None))
         under_way = run.c.run_id % 100 == 0
         connection.execute(update(run).where(under_way).values(last_seen=now))
         connection.execute(
-            update(session).where(session.c.run_id % 100 == 0).values(last_seen=now + 1e6, moved=now + 1e6)
+            update(session).where(session.c.run_id % 100 == 0).values(last_seen=now + 1e6, max_step_at=now + 1e6)
         )
         connection.execute(insert(endpoint).values(url="http://127.0.0.1:9/", secret="whsec_eA==", created=now - 2e6))
         for number in range(1, count + 1):
@@ -71,12 +72,11 @@ def measure_again(database: Database, count: int, tiles_each: int) -> None:
 
 def _fill_one(connection, number: int, tiles_each: int, now: float) -> None:  # type: ignore[no-untyped-def]
     of = {"run_id": number, "launch_no": 1, "every": 1}
-    connection.execute(insert(chain), [{**of, "sealed": tiles_each * 256, "rolled": f"[{tiles_each // 8 * 2048}]"}])
+    ends = {"sealed_until": tiles_each * 256, "rollup_ends": f"[{tiles_each // 8 * 2048}]"}
+    connection.execute(insert(stream).values(**of, **ends))
     body = bytes(2_000)
-    rows = [
-        {**of, "level": 0, "kind": "absmax", "number": place, "shelf": 0, "part": 0, "stored": now - 1e6, "body": body}
-        for place in range(tiles_each)
-    ]
+    of |= {"level": 0, "kind": "absmax", "layer_group": 0, "part": 0, "stored": now - 1e6, "body": body}
+    rows = [{**of, "range_no": number} for number in range(tiles_each)]
     connection.execute(insert(tile), rows)
     for rule, state in (("collapse", "resolved"), ("silent", "open" if number % KILLED_IN == 0 else "resolved")):
         row = {"run_id": number, "launch_no": 1, "rule": rule, "severity": "critical", "state": state}
@@ -85,13 +85,14 @@ def _fill_one(connection, number: int, tiles_each: int, now: float) -> None:  # 
             "opened": now - 1e6,
             "since_step": 9,
             "firing": MEMBERS,
-            "ever": MEMBERS,
+            "ever_firing": MEMBERS,
             "layers": 20,
         }
-        row |= {"headline": "x" * 60, "summary": "y" * 200, "settled": state == "resolved", "resolved": None}
-        added = connection.execute(insert(incident).values(row).returning(incident.c.incident_id)).scalar_one()
+        row |= {"headline": "x" * 60, "summary": "y" * 200, "notifications_done": state == "resolved", "resolved": None}
+        incident_id = next_number(connection, "incident")
+        connection.execute(insert(incident).values(incident_id=incident_id, **row))
         members = [
-            {"incident_id": added, "layer_no": place, "severity": "critical", "since_step": 9}
+            {"run_id": number, "incident_id": incident_id, "layer_no": place, "severity": "critical", "since_step": 9}
             for place in range(MEMBERS)
         ]
         connection.execute(insert(incident_layer), members)
@@ -99,19 +100,19 @@ def _fill_one(connection, number: int, tiles_each: int, now: float) -> None:  # 
 
 def rounds(database: Database) -> dict[str, Callable[[], object]]:
     """Return what is measured, in the order in which it is done."""
-    rules, tiles = Rules(), Tiles()
-    sets = KnownSets()
-    log = Log(sets)
-    registry = operations_routes.registry(database, rules, ())
-    watchdog = Watchdog(database, Archive(log, tiles), rules)
+    rules, tiles = Rules(), TileStore()
+    sets = LayerSetCache()
+    log = BatchLog(sets)
+    registry = operations.create_registry(database, rules, ())
+    watchdog = Watchdog(database, rules)
     compactor = Compactor(database, log, tiles, lambda: None, 30.0)
-    deliverer = Deliverer(database, Pace(), "http://here")
-    seal = deliverer._seal
+    dispatcher = Dispatcher(database, Pace(), "http://here")
+    seal = dispatcher._enqueue
     return {
         "/metrics": lambda: generate_latest(registry),
         "watchdog, a round (each 5 s)": lambda: (watchdog.listen(), watchdog.look()),
-        "deliverer, a round that writes": seal,
-        "deliverer, the next one": seal,
+        "dispatcher, a round that writes": seal,
+        "dispatcher, the next one": seal,
         "compactor, the first round": compactor.compact,
         "compactor, the second round": compactor.compact,
         "compactor, a round (each 2 s)": compactor.compact,
@@ -124,7 +125,7 @@ def _delete(database: Database) -> None:
     with database.write() as connection:
         last = connection.execute(select(func.max(run.c.run_id))).scalar_one()
         name = connection.execute(select(run.c.name).where(run.c.run_id == last)).scalar_one()
-        deletion.delete_run(connection, name, database.now(connection))
+        api_runs.end_and_delete(connection, name, Rules(), "", database.now(connection))
 
 
 def timed(act: Callable[[], object]) -> tuple[float, float]:

@@ -27,18 +27,18 @@ sys.path[:0] = [str(TESTS), str(TESTS / "browser")]
 
 ratios.need("playwright", "psutil")
 
-import big_run  # noqa: E402 -- found through the path above
-import chromium  # noqa: E402 -- likewise
-import httpx  # noqa: E402 -- likewise
-import jobs  # noqa: E402 -- likewise
-import plots  # noqa: E402 -- likewise
-import psutil  # noqa: E402 -- likewise
-import scenes  # noqa: E402 -- likewise
-import servers  # noqa: E402 -- likewise
-import streams  # noqa: E402 -- likewise
-from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402 -- likewise
+import big_run
+import chromium
+import httpx
+import jobs
+import plots
+import psutil
+import scenes
+import servers
+import streams
+from playwright.sync_api import Browser, Page, sync_playwright
 
-from gradcanary import wire  # noqa: E402 -- likewise
+from gradcanary import wire
 
 TARGETS = {"first heatmap, s": 1.5, "zoom to redraw, ms": 400.0, "ingest to pixels, s": 2.0}
 GROWING = "growing"

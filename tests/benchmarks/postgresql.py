@@ -11,7 +11,7 @@ import psutil
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import postgres  # noqa: E402 -- found through the path above
+import postgres
 
 
 class PostgreSQL(postgres.Server):

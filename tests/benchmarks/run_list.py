@@ -15,46 +15,52 @@ from sqlalchemy import Connection, func, insert, select
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import streams  # noqa: E402 -- found through the path above
+import streams
 
-from gradcanary_server import dossiers, incident_views, incidents, runs, sessions  # noqa: E402 -- likewise
-from gradcanary_server.database import Database  # noqa: E402 -- likewise
-from gradcanary_server.observations import Change  # noqa: E402 -- likewise
-from gradcanary_server.run_choice import Choice  # noqa: E402 -- likewise
-from gradcanary_server.schema import incident, launch, layer, run, session  # noqa: E402 -- likewise
-from gradcanary_server.spark import Spark  # noqa: E402 -- likewise
+from gradcanary_server.api import incidents
+from gradcanary_server.api import runs as api_runs
+from gradcanary_server.api.runs import RunFilter
+from gradcanary_server.incidents import liveness, service, text
+from gradcanary_server.ingest import sessions
+from gradcanary_server.rules.config import Silent
+from gradcanary_server.rules.types import Transition
+from gradcanary_server.storage import runs as run_store
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.schema import incident, launch, layer, run, run_name, session
+from gradcanary_server.tsdb.sparkline import Sparkline
 
 NOW, LAYERS, ROUNDS = 1e9, 20, 9
 WIDE, HIT, PAGE = 3_000, 30, 100
 RESUMED, LAUNCHES, RANKS, WIDTH, DTYPES = "resumed", 8, 8, 500, ("float32", "bfloat16")
 FACTS = '[{"code": "x", "text": "' + "y" * 2000 + '", "layers": []}]'
 QUESTIONS = {
-    "first page": Choice(),
-    "a later page": Choice(after="5000.0~5001"),
-    "by a part of the name": Choice(named="run-009"),
-    "by a word": Choice(text="run-009"),
-    "live ones": Choice(state="live"),
-    "by name": Choice(sort="name"),
-    "archive": Choice(archived=True),
+    "first page": RunFilter(),
+    "a later page": RunFilter(after="WzUwMDAuMCw1MDAxXQ"),
+    "by a part of the name": RunFilter(name_contains="run-009"),
+    "by a word": RunFilter(text="run-009"),
+    "live ones": RunFilter(state="live"),
+    "by name": RunFilter(sort="name"),
+    "archive": RunFilter(archived=True),
 }
 
 
 def fill(database: Database, count: int) -> None:
     """Store so many runs of one session each, a hundredth of which has not ended."""
     database.migrate()
-    spark = Spark.unpack(None).pack()
+    sparkline = Sparkline.unpack(None).pack()
     with database.write() as connection:
         for begin in range(1, count + 1, 1000):
             numbers = range(begin, min(begin + 1000, count + 1))
             at = {number: float(number - 1) for number in numbers}
             ended = {number: None if number % 100 == 0 else "finished" for number in numbers}
-            of_run = {"facts": FACTS, "spark": spark}
+            of_run = {"facts": FACTS, "sparkline": sparkline}
             named = [
                 {"run_id": number, "name": f"run-{number:06}", "created": at[number], "last_seen": at[number]}
                 | {"ended": ended[number], "archived": number % 10 == 1, **of_run}
                 for number in numbers
             ]
             connection.execute(insert(run), named)
+            connection.execute(insert(run_name), [{key: each[key] for key in ("name", "run_id")} for each in named])
             begun = {"launch_no": 1, "launch": "x", "world_size": 1, "late": False}
             connection.execute(insert(launch), [{"run_id": number, **begun} for number in numbers])
             told = {"session": "s", "launch_no": 1, "rank": 0, "interval_s": 15.0, "hello": "{}", "layer_sets": "{}"}
@@ -80,7 +86,7 @@ def launch_again(database: Database) -> float:
         for rank in range(RANKS):
             hello = replace(streams.hello(layers), launch=f"launch-{number}", rank=rank, world_size=RANKS)
             with database.write() as connection:
-                sessions.say_hello(connection, RESUMED, f"{number}.{rank}", hello, None, NOW + number)
+                sessions.register_session(connection, RESUMED, f"{number}.{rank}", hello, None, NOW + number)
     return 1000 * (time.process_time() - used) / (LAUNCHES * RANKS)
 
 
@@ -98,11 +104,11 @@ def measure(database: Database, ask: Callable[[Connection], object]) -> tuple[fl
 def ask_for_the_list(database: Database) -> None:
     """Print how long pages of the list take."""
     for words, chosen in QUESTIONS.items():
-        found: list[runs.Seen] = []
+        found: list[liveness.RunStatus] = []
 
-        def page(connection: Connection, chosen: Choice = chosen, found: list[runs.Seen] = found) -> None:
-            found[:] = runs.page(connection, chosen, NOW)[0]
-            runs.summaries(connection, found)
+        def page(connection: Connection, chosen: RunFilter = chosen, found: list[liveness.RunStatus] = found) -> None:
+            found[:] = api_runs.page(connection, chosen, NOW, Silent())[0]
+            api_runs.summaries(connection, found)
 
         ms, cpu_ms = measure(database, page)
         print(f"| {words} | {ms:.0f} | {cpu_ms:.0f} | {len(found)} |")
@@ -111,11 +117,15 @@ def ask_for_the_list(database: Database) -> None:
 def ask_for_one(database: Database) -> None:
     """Print how long the run of many launches takes."""
     asked: dict[str, Callable[[Connection], object]] = {
-        "GET /runs/{run}": lambda connection: runs.detail(connection, runs.one(connection, RESUMED, NOW), NOW),
-        "its gaps, which each heatmap has": lambda connection: runs.gaps(
-            connection, runs.find(connection, RESUMED).run_id
+        "GET /runs/{run}": lambda connection: api_runs.to_json(
+            connection, liveness.read_status(connection, RESUMED, NOW, Silent()), NOW, Silent()
         ),
-        "its row and a session's, which each batch reads": lambda connection: sessions.lock(connection, RESUMED, "0.0"),
+        "its gaps, which each heatmap has": lambda connection: api_runs.read_gaps(
+            connection, run_store.get_run(connection, RESUMED).run_id
+        ),
+        "its row and a session's, which each batch reads": lambda connection: run_store.lock_session(
+            connection, RESUMED, "0.0"
+        ),
     }
     for words, ask in asked.items():
         ms, cpu_ms = measure(database, ask)
@@ -129,16 +139,20 @@ def add_wide_runs(database: Database, rule: str, evidence: str) -> list[int]:
         first = connection.execute(select(func.max(run.c.run_id))).scalar_one() + 1
         numbers = range(first, first + PAGE)
         at = {"created": NOW, "last_seen": NOW, "facts": FACTS}
-        connection.execute(insert(run), [{"run_id": each, "name": f"wide-{each}", **at} for each in numbers])
+        named = [{"run_id": each, "name": f"wide-{each}"} for each in numbers]
+        connection.execute(insert(run), [{**each, **at} for each in named])
+        connection.execute(insert(run_name), named)
         known = {"shape": "[1280, 1280]", "param_dtype": "bfloat16", "module_class": "Linear", "group_no": 0}
         for number in numbers:
             named = [{"run_id": number, "layer_no": place, "name": name} for place, name in enumerate(names)]
             connection.execute(insert(layer), [{**each, **known} for each in named])
         change = [
-            Change(700, rule, place, "fired", "critical", 690, 1e-6, 1e-3, None, evidence) for place in range(HIT)
+            Transition(700, rule, place, "fired", "critical", 690, 1e-6, 1e-3, None, evidence) for place in range(HIT)
         ]
         for number in numbers:
-            incidents.record(connection, number, 1, change, NOW, 600.0)
+            service.record_transitions(connection, number, 1, change, NOW, 600.0)
+        while missing := text.compose_missing(connection):
+            text.store_summaries(connection, missing)
         found = select(incident.c.incident_id).where(incident.c.run_id.in_(numbers))
         return list(connection.scalars(found.order_by(incident.c.incident_id)))
 
@@ -149,11 +163,7 @@ def ask_for_incidents(database: Database) -> None:
         ids = add_wide_runs(database, rule, evidence)
 
         def page(connection: Connection, ids: list[int] = ids) -> None:
-            told = incident_views.told(connection, ids)
-            [
-                incident_views.brief(each, "", [], told[each.id])
-                for each in dossiers.load(connection, ids, is_brief=True)
-            ]
+            incidents.summaries(connection, ids, "", [])
 
         ms, cpu_ms = measure(database, page)
         print(f"| {rule} | {ms:.0f} | {cpu_ms:.0f} |")
@@ -161,7 +171,7 @@ def ask_for_incidents(database: Database) -> None:
 
 def size_of(database: Database) -> int:
     """Return the bytes on disk, without the log of writes."""
-    database.reclaim()
+    database.release_free_pages()
     with database.read() as connection:
         return database.size(connection)
 

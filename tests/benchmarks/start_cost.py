@@ -14,7 +14,7 @@ import ratios
 
 ratios.need("torch")
 
-from gradcanary import launching  # noqa: E402 -- once torch is known to be there
+from gradcanary import launching
 
 PYTHON = sys.executable
 CASES = {

@@ -16,10 +16,10 @@ import ratios
 
 ratios.need("psutil", "pytest")
 
-import jobs  # noqa: E402 -- once they are known to be there
-import servers  # noqa: E402 -- likewise
-import tabs  # noqa: E402 -- likewise
-from jobs import streams  # noqa: E402 -- likewise
+import jobs
+import servers
+import tabs
+from jobs import streams
 
 RUN = "growing"
 EACH = 10

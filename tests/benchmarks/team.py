@@ -22,12 +22,12 @@ import ratios
 
 ratios.need("psutil", "pytest")
 
-import jobs  # noqa: E402 -- once they are known to be there
-import postgresql  # noqa: E402 -- likewise
-import psutil  # noqa: E402 -- likewise
-import servers  # noqa: E402 -- likewise
-import tabs  # noqa: E402 -- likewise
-from prometheus_client.parser import text_string_to_metric_families  # noqa: E402 -- likewise
+import jobs
+import postgresql
+import psutil
+import servers
+import tabs
+from prometheus_client.parser import text_string_to_metric_families
 
 ACK_MS, CORES = 100.0, 2.0
 QUIET_S = 5.0

@@ -21,9 +21,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-import streams  # noqa: E402 -- found through the path above
+import streams
 
-from gradcanary import wire  # noqa: E402 -- likewise
+from gradcanary import wire
 
 QUIET_S = 2.5
 """A little more than the compactor sleeps."""

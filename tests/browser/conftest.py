@@ -1,6 +1,5 @@
 """A Chromium that goes through a recording proxy, and pages that may not complain."""
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -61,14 +60,12 @@ class _Forward(BaseHTTPRequestHandler):
             return
         length = int(self.headers.get("Content-Length") or 0)
         headers = {key: value for key, value in self.headers.items() if key.lower() not in HOP_BY_HOP}
+        body = self.rfile.read(length) if length else None
         try:
-            answer = self.server.http.request(
-                self.command, self.path, headers=headers, content=self.rfile.read(length) if length else None
-            )
+            with self.server.http.stream(self.command, self.path, headers=headers, content=body) as answer:
+                self._pass_on(answer)
         except httpx.HTTPError:
             self.send_error(502)
-            return
-        self._pass_on(answer)
 
     do_POST = do_GET  # noqa: N815 -- the name that http.server looks for
 
@@ -77,14 +74,20 @@ class _Forward(BaseHTTPRequestHandler):
         self.send_error(502)
 
     def _pass_on(self, answer: httpx.Response) -> None:
+        # What is streamed is passed on as it comes: the pages show it line by line.
+        whole = None if "transfer-encoding" in answer.headers else answer.read()
         self.send_response(answer.status_code)
         for key, value in answer.headers.items():
             if key.lower() not in HOP_BY_HOP:
                 self.send_header(key, value)
-        self.send_header("Content-Length", str(len(answer.content)))
+        self.send_header(*(("Transfer-Encoding", "chunked") if whole is None else ("Content-Length", str(len(whole)))))
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # a page that leads on does not wait for what it asked for
-            self.wfile.write(answer.content)
+        try:
+            for piece in answer.iter_bytes() if whole is None else ():
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self.wfile.write(b"0\r\n\r\n" if whole is None else whole)
+        except ConnectionError:  # a page that leads on does not wait for what it asked for
+            self.close_connection = True
 
     def log_message(self, *arguments: object) -> None:
         """Say nothing."""

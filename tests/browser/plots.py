@@ -84,9 +84,14 @@ def draw_over(page: Page, figure: str, begin: float, end: float) -> None:
 
 
 def drag(page: Page, figure: str, begin: float, end: float) -> None:
+    """Drag over a figure until that changes the address: one that is drawn anew meanwhile loses the drag."""
     address = page.url
-    draw_over(page, figure, begin, end)
-    until(page, "address => window.location.href !== address", arg=address)
+    for _ in range(4):
+        draw_over(page, figure, begin, end)
+        with contextlib.suppress(PlaywrightTimeoutError):
+            page.wait_for_url(lambda url: url != address, timeout=8000, wait_until="commit")
+            return
+    raise AssertionError(f"no drag over {figure} changed the address")
 
 
 def point(page: Page, figure: str, step: float, down: float = 0.5) -> None:

@@ -90,6 +90,17 @@ def test_the_list_shows_every_run_and_filters(watched: Any, open_page: Callable[
     expect(page.locator("h1")).to_contain_text("No open incident in 12 layers")
 
 
+def test_each_state_has_room_beside_the_name_of_its_run(collector: Any, open_page: Callable[..., Page]) -> None:
+    session = Session(collector.url, run="left")
+    session.send(scenes.quiet(steps=20, blocks=1))
+    session.end("detached").raise_for_status()
+    page = open_page(collector.url)
+    state = page.locator(".run > .state")
+    expect(state).to_have_text("detached")
+    needed, room = state.evaluate("state => [state.scrollWidth, state.clientWidth]")
+    assert needed <= room
+
+
 def test_a_run_page_tells_what_happened(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url)
     expect(page).to_have_title(f"{RUN} · gradcanary")

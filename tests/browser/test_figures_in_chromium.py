@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import scenes
 from PIL import Image, ImageColor
 from playwright.sync_api import Page, Route, expect
-from plots import IMAGE, drag, meta, open_row, open_run, place, point, query, steps_in_sight, until
+from plots import IMAGE, await_figures, drag, meta, open_row, open_run, place, point, query, steps_in_sight, until
+from streams import Stream
 
 RUN = "logged"
 SHOWN = """() => Object.fromEntries(Array.from(document.querySelectorAll("main .js-plotly-plot"), (plot) => {
@@ -20,6 +22,29 @@ SHOWN = """() => Object.fromEntries(Array.from(document.querySelectorAll("main .
     const across = line && !line.hidden ? new DOMMatrix(getComputedStyle(line).transform).e - size.l : null;
     return [plot.parentElement.id, across === null ? null : [xaxis.p2l(across), line.textContent]];
 }))"""
+KEEP_PICTURES = """() => {
+    const { toImage } = window.Plotly;
+    window.Plotly.toImage = (...asked) => toImage(...asked).then((svg) => (window.saved = svg));
+}"""
+TEXTS_OF_PICTURE = """() => {
+    const drawn = document.createElement("div");
+    drawn.innerHTML = decodeURIComponent(window.saved.slice(window.saved.indexOf(",") + 1));
+    document.body.append(drawn);
+    const around = drawn.firstElementChild.getBoundingClientRect();
+    const found = Array.from(drawn.querySelectorAll("text"), (text) => {
+        const { left, right, top, bottom, width } = text.getBoundingClientRect();
+        return width ? { text: text.textContent, left, right, top, bottom } : null;
+    }).filter(Boolean);
+    drawn.remove();
+    const isOut = ({ left, right, top, bottom }) =>
+        left < around.left || right > around.right || top < around.top || bottom > around.bottom;
+    const out = found.filter(isOut);
+    return { found, out };
+}"""
+EDGES = """() => Array.from(document.querySelectorAll("main .js-plotly-plot .nsewdrag"), (area) => {
+    const { left, right } = area.getBoundingClientRect();
+    return [area.closest("[id]").id, Math.round(left), Math.round(right)];
+})"""
 COUNT = """() => {
     window.redrawn = 0;
     const note = () => { window.redrawn += 1; };
@@ -88,6 +113,23 @@ def test_one_crosshair_goes_through_every_figure(logged: Any, open_page: Callabl
     expect(page.locator(".unseen[role=status]")).to_contain_text(re.compile(r"step 21\d 0\.\d+ 0\.\d"))
     page.keyboard.press("Escape")
     expect(page.locator(".crosshair:visible")).to_have_count(0)
+
+
+@pytest.mark.parametrize("width", [1440, 800, 390])
+@pytest.mark.parametrize("path", [RUN, f"{RUN}/layers/0"])
+def test_a_step_is_at_one_place_in_all_figures_of_a_page(
+    logged: Any, open_page: Callable[..., Page], path: str, width: int
+) -> None:
+    page = open_page(f"{logged.url}/runs/{path}")
+    page.set_viewport_size({"width": width, "height": 900})
+    await_figures(page)
+    for panel in page.locator(".panel .plot").all():
+        panel.scroll_into_view_if_needed()
+        expect(panel.locator(".main-svg").first).to_be_attached()
+    page.wait_for_timeout(300)  # figures follow the width when it rests
+    edges = page.evaluate(EDGES)
+    assert len(edges) > 4
+    assert len({tuple(ends) for _, *ends in edges}) == 1, edges
 
 
 def test_each_set_of_tags_is_a_line_that_can_be_chosen(logged: Any, open_page: Callable[..., Page]) -> None:
@@ -296,6 +338,47 @@ def test_what_is_shown_can_be_taken_along(shared: Any, open_page: Callable[..., 
     assert meta(copied) == meta(page)
     href = page.get_by_role("link", name="Compare with").get_attribute("href")
     assert href == "/compare?run=lora-collapse"
+
+
+def upon_each_other(boxes: list[dict[str, Any]]) -> list[str]:
+    def meet(one: dict[str, Any], other: dict[str, Any], low: str, high: str) -> bool:
+        return bool(min(one[high], other[high]) - max(one[low], other[low]) > 2)
+
+    return [
+        f"{one['text']} and {other['text']}"
+        for one, other in combinations(boxes, 2)
+        if meet(one, other, "left", "right") and meet(one, other, "top", "bottom")
+    ]
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize(
+    ("stat", "ends"), [("absmax", ("≤ 1e-8", "1e-4 threshold", "≥ 1")), ("norm", ("≤ ", "1e-8", "0.001"))]
+)
+def test_every_label_of_a_saved_heatmap_can_be_read(
+    shared: Any, open_page: Callable[..., Page], stat: str, ends: tuple[str, str, str], width: int
+) -> None:
+    names = ("transformer.wte.weight", "transformer.wpe.weight", *scenes.adapter_names(6), "ln_f.weight", "lm_head")
+    absmax = scenes.gradients(names, 60)
+    absmax[40:, 3], absmax[30:50, 7], absmax[:5, 9] = 1e-30, 0, np.inf
+    run = f"tiny-{stat}-{width}-of-a-long-name"
+    scenes.send(shared.url, run, Stream(absmax, names=names), ended=True)
+    page = open_page(f"{shared.url}/runs/{run}?stat={stat}")
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_selector(IMAGE)
+    page.wait_for_timeout(300)  # figures follow the width when it rests
+    page.evaluate(KEEP_PICTURES)
+    figure = page.locator("figure.plotted", has=page.locator("#heatmap"))
+    figure.hover()
+    with page.expect_download():
+        figure.get_by_role("button", name="Save as a picture").click()
+    picture = page.evaluate(TEXTS_OF_PICTURE)
+    texts = [each["text"] for each in picture["found"]]
+    assert upon_each_other(picture["found"]) == []
+    assert picture["out"] == []
+    assert {"exact 0", "no data", "non-finite"} <= set(texts)
+    assert all(any(text.startswith(end) for text in texts) for end in ends), texts
+    assert "steps 0 to 59" in " ".join(texts)
 
 
 @pytest.mark.parametrize(("figure", "name"), [("trend", "absmax-trend"), ("loss", "loss")])

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import scenes
 from playwright.sync_api import Locator, Page, expect
-from plots import IMAGE
+from plots import IMAGE, query
 from streams import Session, Stream, collapsed, healthy
 
 RUN = "woken-up"
@@ -198,6 +198,25 @@ def test_each_incident_has_its_own_order_and_filter(shared: Any, open_page: Call
     page.go_back()
     expect(page.locator("#members tr")).to_have_count(3)
     expect(page.get_by_label("Layers with this in their name")).to_have_value("q.lora")
+
+
+def test_the_steps_that_an_incident_offers_are_those_of_its_run(shared: Any, open_page: Callable[..., Page]) -> None:
+    """The run grows after the incident: the page follows, though the incident stays as it is."""
+    stream = scenes.collapse(steps=400, blocks=7, at=211)
+    session = Session(shared.url, run="short", session="session-of-short")
+    session.put_hello(stream.hello(first_step=0)).raise_for_status()
+    session.post_batch(0, stream.batch(0, 280, change_records=True)).raise_for_status()
+    number = shared.get("/api/v1/incidents", run="short", rule="collapse").json()["incidents"][0]["id"]
+    page = open_page(f"{shared.url}/incidents/{number}")
+    link = page.get_by_role("link", name="See steps")
+    expect(link).to_have_text(re.compile(r"See steps \d+ to 279 of the run"))
+    session.post_batch(1, stream.batch(280, 399)).raise_for_status()
+    expect(link).to_have_text(re.compile(r"See steps \d+ to 398 of the run"))
+    expect(page.locator("#members a").first).to_have_attribute("href", re.compile(r"[?&]to=398\b"))
+    session.end(last_step=398).raise_for_status()
+    link.click()
+    page.wait_for_selector(IMAGE)
+    assert query(page)["to"] == "398"
 
 
 def test_an_unknown_incident_says_so(shared: Any, open_page: Callable[..., Page]) -> None:

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import scenes
 from playwright.sync_api import Page, expect
 from plots import IMAGE, await_figures, open_run, place, point, query
+from streams import Session
 
 RUN = "lora-collapse"
 RESUMED = "resumed-twice"
@@ -55,6 +58,32 @@ def test_what_is_not_there_says_so(shared: Any, open_page: Callable[..., Page]) 
     expect(page.locator("h1")).to_have_text("No such layer")
     page.get_by_role("link", name="See the run").click()
     page.wait_for_selector(IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "phases"),
+    [
+        ({"total_norm": 1.2}, "accumulated"),  # no gradient was written to after its sample
+        ({"total_norm": 1.2, "clip_factor": 1.0}, "accumulated"),
+        ({"total_norm": 1.2, "clip_factor": 0.8}, "accumulated, post_clip"),
+        ({}, "accumulated, post_clip"),  # no clip was looked for
+    ],
+)
+def test_where_nothing_clips_no_value_is_of_after_a_clip(
+    shared: Any, open_page: Callable[..., Page], metrics: dict[str, float], phases: str
+) -> None:
+    run = f"clips-{'-'.join(map(str, metrics.values()))}"
+    stream = scenes.quiet(steps=40, blocks=1)
+    session = Session(shared.url, run=run)
+    session.put_hello(stream.hello()).raise_for_status()
+    first, rest = replace(stream, phase="post_clip").batch(0, 1, change_records=True), stream.batch(1, 40)
+    for seq, batch in enumerate((first, scenes.costing(rest, **metrics))):
+        session.post_batch(seq, batch).raise_for_status()
+    session.end().raise_for_status()
+    page = open_run(open_page, shared.url, run)
+    expect(page.locator("#trend-note")).to_have_text(f"gradient absmax, {phases}: mean in its min to max")
+    page.goto(f"{shared.url}/runs/{run}/layers/0")
+    expect(page.locator("#note-norm")).to_have_text(f"L2 norm of the gradient, {phases}")
 
 
 def test_heatmap_table_and_incidents_lead_to_the_layer(shared: Any, open_page: Callable[..., Page]) -> None:

@@ -140,3 +140,26 @@ def test_what_one_taps_has_room_for_a_thumb(shared: Any, phone: Page, path: str)
     await_figures(phone)
     assert too_small_for_fingers(phone) == []
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+BESIDE = """() => Array.from(document.querySelectorAll(".card.layers tr")).flatMap((row) => {
+    const cells = Array.from(row.cells).filter((cell) => !cell.matches(".name"));
+    const texts = cells.flatMap((cell) => {
+        const range = new Range();
+        range.selectNodeContents(cell);
+        return Array.from(range.getClientRects(), (box) => [cell.textContent, box]).filter(([, box]) => box.width);
+    });
+    return texts.flatMap(([text, box]) => texts
+        .filter(([other, its]) => other !== text && its.top < box.bottom && its.bottom > box.top)
+        .filter(([, its]) => its.left >= box.left && its.left < box.right + 5)
+        .map(([other]) => `${text} and ${other}`));
+})"""
+"""Texts of two cells of a row with less than 5 pixels between them; a name has a line of its own."""
+
+
+@pytest.mark.parametrize("width", [360, 390, 430])
+def test_columns_of_the_table_of_layers_stay_apart(shared: Any, phone: Page, width: int) -> None:
+    phone.set_viewport_size({"width": width, "height": 844})
+    phone.goto(f"{shared.url}/runs/lora-collapse")
+    expect(phone.locator("#layer-rows tr").first).to_be_attached()
+    assert phone.evaluate(BESIDE) == []

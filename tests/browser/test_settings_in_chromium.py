@@ -9,9 +9,11 @@ import httpx
 import pytest
 import scenes
 from collectors import Collector
+from players import frozen, is_over, player_of
 from playwright.sync_api import Locator, Page, Request, expect
 from receivers import Receiver, status
 from streams import Session
+from waiting import eventually
 
 HOSTILE = "on call <img src=x onerror=alert(1)>"
 SOON_MS = 180_000
@@ -22,6 +24,7 @@ SOON_MS = 180_000
 class Place:
     """A collector that asks for tokens, with a collapse and a quiet run, and who receives its messages."""
 
+    collector: Collector
     url: str
     api: httpx.Client
     receiver: Receiver
@@ -48,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             Session(collector.url, run=run, session=f"session-of-{run}", client=client).send(stream)
     headers = {"authorization": f"Bearer {admin}"}
     with httpx.Client(base_url=collector.url, headers=headers, trust_env=False) as api:
-        yield Place(collector.url, api, receiver, admin)
+        yield Place(collector, collector.url, api, receiver, admin)
     collector.kill()
     receiver.close()
 
@@ -305,26 +308,60 @@ def test_nothing_asks_what_a_click_does_before_there_is_one(place: Place, visit:
     place.api.delete(f"/api/v1/endpoints/{endpoint['id']}")
 
 
-def test_rules_are_shown_with_what_they_would_have_sent(place: Place, visit: Callable[..., Page]) -> None:
+def test_rules_are_tried_beside_those_in_force(place: Place, visit: Callable[..., Page]) -> None:
     page = visit("/settings/rules")
-    said = page.locator("#rules-backtest")
-    expect(said).to_contain_text("would have sent 1 message in your last", timeout=SOON_MS)
-    expect(said.locator("li")).to_have_text(["lora-fell: 1 message (collapse 1)"])
-    collapse = page.locator(".rules-of li").first
-    expect(collapse).to_contain_text("collapsenotifies1 messageenter 1e-4 · exit 3e-4")
+    expect(page.locator(".rules-of li").first).to_contain_text("collapsenotifiesenter 1e-4 · exit 3e-4")
     expect(page.locator(".rules-of li", has_text="accumulatoron the pages only")).to_be_visible()
 
-    text = page.get_by_label("A whole rules.yaml")
+    text, start = page.get_by_label("A whole rules.yaml"), page.get_by_role("button", name="Try it on the last runs")
+    said, trial = page.locator("#rules-tried"), page.locator("#rules-trial")
     text.fill("version: 1\nrules:\n  colapse: {}\n")
-    page.get_by_role("button", name="Try it on the last runs").click()
-    expect(page.locator("#rules-tried")).to_contain_text("rules.yaml, line 3: unknown key 'colapse'")
-    text.fill("version: 1\nrules:\n  collapse: {enabled: false}\n")
-    page.get_by_role("button", name="Try it on the last runs").click()
-    expect(page.locator("#rules-trial")).to_contain_text("would have sent 0 messages", timeout=SOON_MS)
-    page.wait_for_url(re.compile(r"/settings/rules\?trial="))
-    expect(said).to_contain_text("would have sent 1 message")
+    start.click()
+    expect(said).to_contain_text("rules.yaml, line 3: unknown key 'colapse'")
+    others = "version: 1\nrules:\n  collapse: {enabled: false}\n"
+    text.fill(others)
+    text.press("Control+Enter")
+    expect(trial).to_contain_text("Your rules would have sent 0 messages in your last", timeout=SOON_MS)
+    expect(trial).to_contain_text("The rules in force would have sent 1 message in your last")
+    expect(trial.locator(".in_force li")).to_have_text(["lora-fell: 1 message (collapse 1)"])
+    expect(said).to_contain_text("Done.")
+
+    # The address has the text and not the result; an empty field is about the rules in force alone.
     page.reload()
-    expect(page.locator("#rules-trial")).to_contain_text("would have sent 0 messages")
+    expect(text).to_have_value(others)
+    expect(trial).to_be_empty()
+    text.fill("")
+    start.click()
+    expect(trial).to_contain_text("The rules in force would have sent 1 message in your last", timeout=SOON_MS)
+    expect(trial).not_to_contain_text("Your rules")
+    expect(page).to_have_url(f"{place.url}/settings/rules")
+
+
+def test_a_trial_shows_how_far_it_is_and_ends_with_a_click_or_its_page(
+    place: Place, visit: Callable[..., Page]
+) -> None:
+    page = visit("/settings/rules")
+    start, stop = page.get_by_role("button", name="Try it on the last runs"), page.get_by_role("button", name="Stop")
+    said = page.locator("#rules-tried")
+    expect(stop).to_be_hidden()
+
+    def leave() -> None:
+        page.get_by_role("link", name="Retention", exact=True).click()
+        expect(page.locator(".sections [aria-current]")).to_have_text("Retention")
+
+    for end in (stop.click, leave):
+        start.click()
+        expect(said).to_contain_text("The last runs are being played again")
+        expect(start).to_be_disabled()
+        with frozen(player := player_of(place.collector)):
+            answer = place.api.post("/api/v1/rules/trials", json={}, timeout=60)
+            assert answer.status_code == 429
+            end()
+            eventually(lambda: is_over(player))
+        if end == stop.click:
+            expect(said).to_be_empty()
+            expect(start).to_be_enabled()
+            expect(stop).to_be_hidden()
 
 
 def test_a_visitor_who_may_only_read_sees_why_and_tokens_are_made_and_revoked(
@@ -378,6 +415,17 @@ def test_a_visitor_who_may_only_read_sees_why_and_tokens_are_made_and_revoked(
     expect(page.locator("#token-answer")).to_have_text("Revoked.")
     assert page.evaluate(KEPT) == "after"
     expect(wall.locator(".badge")).to_have_text("revoked")
+
+
+def test_a_collector_that_asks_for_no_token_has_a_tab_for_tokens_too(
+    shared: Collector, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(f"{shared.url}/settings")
+    sections = page.get_by_role("navigation", name="Sections of the settings")
+    sections.get_by_role("link", name="Tokens", exact=True).click()
+    expect(sections.locator("[aria-current]")).to_have_text("Tokens")
+    expect(page.locator("#token-list")).to_contain_text("The collector asks for one when it runs with --auth")
+    expect(page.get_by_role("button", name="Create token")).to_be_enabled()
 
 
 def test_settings_fit_a_phone(place: Place, visit: Callable[..., Page]) -> None:

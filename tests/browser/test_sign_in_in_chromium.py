@@ -51,6 +51,16 @@ def ack(page: Page) -> None:
     assert page.get_by_label("Your name").count() == 0
 
 
+def test_at_a_mistyped_address_a_reader_is_told_that_there_is_no_page(guarded: Guarded) -> None:
+    headers = {"authorization": f"Bearer {guarded.token()['secret']}", "accept": "text/html"}
+    with httpx.Client(base_url=guarded.url, headers=headers, trust_env=False) as reader:
+        answers = {path: reader.get(path) for path in ("/runs", "/rnus/lora", "/settings/nothing", "/api/v1/nothing")}
+    assert {path: answer.status_code for path, answer in answers.items()} == {
+        "/runs": 404, "/rnus/lora": 404, "/settings/nothing": 404, "/api/v1/nothing": 403,
+    }  # fmt: skip
+    assert "<h1>No such page</h1>" in answers["/runs"].text
+
+
 def test_a_visit_from_its_beginning_to_its_end(
     guarded: Guarded, open_page: Callable[..., Page], complaints: list[str]
 ) -> None:
@@ -93,7 +103,7 @@ def test_a_visit_from_its_beginning_to_its_end(
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in to gradcanary")
     page.goto(guarded.url)
     expect(page.get_by_label("Access token")).to_be_visible()
-    told = [each["what"] for each in guarded.admin.get("/api/v1/audit").json()["audit"]]
+    told = [each["action"] for each in guarded.admin.get("/api/v1/audit").json()["audit"]]
     assert told[:2] == ["signed out", "POST /incidents/1/ack"]
     assert all("401" in each for each in complaints), "what was under way as a visit ended"
     complaints.clear()

@@ -49,6 +49,14 @@ def test_dragging_on_the_heatmap_zooms_to_the_very_step(shared: Any, open_page: 
     assert query(page) == {}
 
 
+def test_nothing_lies_over_the_buttons_after_a_drag(shared: Any, open_page: Callable[..., Page]) -> None:
+    page = open_run(open_page, shared.url, RUN)
+    drag(page, "heatmap", 0.5, 0.7)
+    expect(page.locator(".notifier-note")).to_have_count(0, timeout=100)
+    drag(page, "trend", 0.5, 0.7)
+    expect(page.locator(".notifier-note")).to_have_count(0, timeout=100)
+
+
 def test_a_zoom_asks_once_and_metrics_wait_for_the_heatmap(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_run(open_page, shared.url, RUN)
     page.wait_for_selector("#trend .main-svg")

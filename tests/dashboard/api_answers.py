@@ -83,7 +83,7 @@ def layer(number: int, **changes: Any) -> dict[str, Any]:
         "accumulation_error": None,
         "frozen_fraction": None,
         "rules": {},
-        "low": False,
+        "below_threshold": False,
         "baseline": None,
         **changes,
     }
@@ -94,21 +94,21 @@ def run(**changes: Any) -> dict[str, Any]:
         "run": "run",
         "state": "live",
         "step": 99,
-        "stepped": "2026-11-20T09:59:58Z",
+        "last_step_at": "2026-11-20T09:59:58Z",
         "last_seen": "2026-11-20T10:00:00Z",
         "layers": 2,
         "firing": {},
-        "low": 0,
+        "below_threshold": 0,
         "worst": None,
         "accumulators": {"bfloat16": 2},
         "open_incidents": [],
         "headline": "",
-        "ended_on": None,
+        "severity_at_end": None,
         "note": "",
         "tags": [],
         "archived": False,
         "aliases": [],
-        "spark": None,
+        "sparkline": None,
         "revision": 1,
         "sessions": [],
         "gaps": [],
@@ -135,7 +135,7 @@ def incident(number: int = 31, **changes: Any) -> dict[str, Any]:
         "reopened_at": None,
         "acked": None,
         "silenced": None,
-        "told": [],
+        "last_deliveries": [],
         "counts": {"firing": 1, "ever": 1, "layers": 2},
         "summary": "1 of 2 layers fell from 3e-3 to 6e-7 at step 31.",
         "url": "",
@@ -161,5 +161,5 @@ def session(number: int, first: int | None, last: int | None, **changes: Any) ->
     }
 
 
-def gap(number: int, first: int, last: int, why: str = "missing") -> dict[str, Any]:
-    return {"session": f"session-{number}", "from_step": first, "to_step": last, "why": why}
+def gap(number: int, first: int, last: int, reason: str = "missing") -> dict[str, Any]:
+    return {"session": f"session-{number}", "from_step": first, "to_step": last, "reason": reason}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gradcanary_dashboard import axes, heatmap, palette
+from gradcanary_dashboard import axes, controls, heatmap, palette
 from gradcanary_dashboard.columns import decode, encode
 from gradcanary_dashboard.history import Hole
 from gradcanary_dashboard.marks import Events
@@ -102,6 +103,29 @@ def test_hostile_block_names_are_text() -> None:
     json.dumps(drawn)
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=150))
+def test_no_label_of_a_block_lies_on_another(sizes: list[int]) -> None:
+    answer = heatmap_answer(rows=sum(sizes), columns=2)
+    blocks = [f"h.{block}" for block, size in enumerate(sizes) for _ in range(size)]
+    for row, block in zip(answer["rows"], blocks, strict=True):
+        row["block"] = block
+    layout = figure_of(answer)["layout"]
+    places = layout["yaxis"]["tickvals"]
+    row_px = (layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]) / len(blocks)
+    assert places == sorted(places)
+    assert all((below - above) * row_px >= 14 for above, below in pairwise(places))
+    assert layout["yaxis"]["ticktext"] == [blocks[int(place)] for place in places]
+
+
+def test_of_blocks_too_close_to_each_other_the_largest_are_labelled() -> None:
+    answer = heatmap_answer(rows=76, columns=2)
+    blocks = ["wte", "wpe", *(f"h.{row // 6}" for row in range(72)), "ln_f", "lm_head"]
+    for row, block in zip(answer["rows"], blocks, strict=True):
+        row["block"] = block
+    labels = figure_of(answer)["layout"]["yaxis"]["ticktext"]
+    assert labels == ["wte", *(f"h.{block}" for block in range(12)), "ln_f"]
+
+
 def test_the_chosen_row_is_marked_beside_the_heatmap() -> None:
     drawn = figure_of(heatmap_answer(rows=3, columns=2), selected=2)
     assert [note["y"] for note in drawn["layout"]["annotations"] if note["text"] == "◀"] == [2]
@@ -165,6 +189,18 @@ def test_without_a_threshold_darker_is_more_and_a_good_zero_is_white() -> None:
         assert colour_at(scale, scale.zero) == zero
         assert colour_at(scale, -3000) == palette.ABOVE[1][1]
         assert colour_at(scale, -500) == palette.ABOVE[-1][1]
+
+
+def test_a_few_tiny_values_leave_the_others_their_colours() -> None:
+    scale, codes = heatmap.coded(np.array([[-30_000, -3000, -1000]], np.int16), STATS["norm"], 1e-4)
+    assert scale.told == (-9000, -1000)
+    assert codes.tolist() == [[-30_000, -3000, -1000]], "the pointer reads them as they are"
+    assert colour_at(scale, -30_000) == palette.ABOVE[1][1]
+    answer = {**heatmap_answer(rows=1, columns=3), "stat": "norm"}
+    for cells, low in (([-30_000, -3000, -1000], "≤ 1e-9"), ([-9000, -3000, -1000], "1e-9")):
+        answer["cells"] = column(np.array([cells]), "int16")
+        legend = controls.legend(figure_of(answer), STATS["norm"])
+        assert legend[0].children[0].children == low
 
 
 def test_a_hole_is_drawn_over_its_steps_and_told_to_the_pointer() -> None:

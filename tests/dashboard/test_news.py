@@ -147,18 +147,6 @@ def test_the_list_of_runs_has_news_once_a_run_says_hello(api: Api) -> None:
     assert answer(api, "/", known) == 200
 
 
-def test_how_the_demo_goes_is_news_before_the_first_run(collector: Any) -> None:
-    api = Api(collector.url)
-    known = runs_version(api)
-    api.demo = lambda: Answer({"offered": True, "state": "starting"}, "")  # type: ignore[method-assign]
-    assert runs_version(api) != known
-    begin(api.url, "first")
-    known = runs_version(api)
-    api.demo = lambda: pytest.fail("there is a run")  # type: ignore[method-assign]
-    assert runs_version(api) == known
-    api.close()
-
-
 def test_what_the_address_says_by_now_is_news(api: Api) -> None:
     begin(api.url, "chosen")
     known = {"version": runs_version(api, {}, "state=live"), "chosen": "state=live"}
@@ -199,7 +187,7 @@ def test_an_endpoint_that_was_given_up_is_news(api: Api, monkeypatch: pytest.Mon
         "url": "http://gone/",
         "state": "disabled",
         "since": "",
-        "why": "",
+        "reason": "",
         "disabled_by": "failures",
     }
     made = httpx.post(f"{api.url}/api/v1/endpoints", json={"url": "http://8.8.8.8/"}).json()

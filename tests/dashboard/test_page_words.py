@@ -3,10 +3,11 @@
 import base64
 import json
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
-from api_answers import column, incident, layer, run
+from api_answers import column, incident, layer, run, session
 from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
@@ -18,6 +19,7 @@ from gradcanary_dashboard import (
     layer_page,
     layers,
     notes,
+    parts,
     run_page,
     runs_page,
     silent_endpoints,
@@ -29,6 +31,7 @@ from gradcanary_dashboard.sparkline import sparkline
 from gradcanary_dashboard.stats import STATS
 from gradcanary_dashboard.verdict import Verdict, of_layer, verdict
 from gradcanary_dashboard.view import View
+from gradcanary_server.api.models import RunState
 
 NONE_OPEN = {"incidents": [], "next": None}
 
@@ -44,12 +47,12 @@ def test_an_open_incident_speaks_first() -> None:
 
 
 def test_the_end_of_a_run_is_no_recovery() -> None:
-    said = verdict(run(state="finished", ended_on="critical", headline="all gradients fell together at step 31"))
+    said = verdict(run(state="finished", severity_at_end="critical", headline="all gradients fell together at step 31"))
     assert said == Verdict("critical", "All gradients fell together at step 31")
 
 
 def test_a_recovered_run_is_quiet() -> None:
-    said = verdict(run(low=1))
+    said = verdict(run(below_threshold=1))
     assert said == Verdict("quiet", "No open incident in 2 layers, 1 of them low")
 
 
@@ -58,11 +61,13 @@ def test_a_crash_is_not_quiet() -> None:
 
 
 def test_a_crash_is_said_beside_what_the_run_ended_on() -> None:
-    noted = verdict(run(state="crashed", ended_on="information", headline="all 48 layers summed in low precision"))
+    noted = verdict(
+        run(state="crashed", severity_at_end="information", headline="all 48 layers summed in low precision")
+    )
     assert noted == Verdict("warning", "The training crashed at step 99; all 48 layers summed in low precision")
-    fell = verdict(run(state="crashed", ended_on="critical", headline="1 of 2 layers collapsed at step 31"))
+    fell = verdict(run(state="crashed", severity_at_end="critical", headline="1 of 2 layers collapsed at step 31"))
     assert fell == Verdict("critical", "1 of 2 layers collapsed at step 31; the training crashed at step 99")
-    early = verdict(run(state="crashed", step=None, ended_on="warning", headline="nothing heard"))
+    early = verdict(run(state="crashed", step=None, severity_at_end="warning", headline="nothing heard"))
     assert early == Verdict("warning", "Nothing heard; the training crashed")
 
 
@@ -82,11 +87,29 @@ def test_a_run_without_a_step_waits() -> None:
     assert verdict(run(step=None, layers=0)).tone == "waiting"
 
 
+@pytest.mark.parametrize("layers", [0, 2])
+def test_a_run_that_ended_without_a_step_does_not_wait(layers: int) -> None:
+    ended = verdict(run(state="finished", step=None, layers=layers))
+    assert ended == Verdict("information", "The training finished without a step")
+    assert verdict(run(state="crashed", step=None, layers=layers)) == Verdict("warning", "The training crashed")
+    for state in ("live", "stale", "silent"):
+        assert verdict(run(state=state, step=None, layers=layers)).tone == "waiting"
+
+
+def test_nor_do_its_layers_and_launches() -> None:
+    unmeasured = layer(0, absmax=None, norm=None, step=None, state=None)
+    assert of_layer(unmeasured, [], has_ended=True) == Verdict("information", "Nothing was measured of this layer")
+    assert of_layer(unmeasured, [], has_ended=False).tone == "waiting"
+    for state, words in (("finished", "no step"), ("crashed", "no step"), ("live", "no step yet")):
+        cards = text_of(notes.cards(run(sessions=[session(1, None, None, state=state)])))
+        assert f"Launch 1, {state}: {words};" in cards
+
+
 def test_the_worst_layers_come_first() -> None:
     listed = [
         layer(0),
         layer(1, absmax=None, norm=None, state="no_gradient"),
-        layer(2, absmax=1e-5, low=True),
+        layer(2, absmax=1e-5, below_threshold=True),
         layer(3, absmax=None, state="nonfinite"),
         layer(4, absmax=1e-6, rules={"collapse": "suspect"}),
         layer(5, absmax=1e-2, rules={"collapse": "firing"}),
@@ -152,17 +175,17 @@ def endpoint(**changes: object) -> dict[str, object]:
         "state": "enabled",
         "since": "2026-11-20T10:00:00.000Z",
     }
-    told = dict.fromkeys(("why", "disabled_by", "failing_since", "last_failure", "last_error"))
+    told = dict.fromkeys(("reason", "disabled_by", "failing_since", "last_failure", "last_error"))
     return {**made, **told, **changes}
 
 
 def test_whom_no_message_reaches_stands_above_the_runs() -> None:
-    given_up = {"state": "disabled", "why": "answered 410", "disabled_by": "failures"}
+    given_up = {"state": "disabled", "reason": "answered 410", "disabled_by": "failures"}
     failing = {"failing_since": "2026-11-20T10:00:00.000Z", "last_failure": "2026-11-20T10:11:00.000Z"}
     shown = [endpoint(**given_up), endpoint(**failing, last_error="answered 500", name="pager")]
     hidden = [
         endpoint(),
-        endpoint(state="disabled", why="somebody disabled it", disabled_by="api"),
+        endpoint(state="disabled", reason="disabled over HTTP", disabled_by="api"),
         endpoint(**{**failing, "last_failure": "2026-11-20T10:01:00.000Z"}),
     ]
     silent = silent_endpoints.load(Endpoints([*shown, *hidden]))
@@ -191,12 +214,12 @@ class Endpoints:
 
 def test_a_card_says_who_knows_and_until_when_nobody_is_told() -> None:
     acked = {"at": "2026-11-20T02:00:00.000Z", "by": "ada", "note": "restarting"}
-    silenced = {"until": "2026-11-20T10:00:00.000Z", "members": 1, "of": 1}
+    silenced = {"until": "2026-11-20T10:00:00.000Z", "members": 1, "firing": 1}
     said = text_of(incident_cards.card(incident(acked=acked, silenced=silenced), View()))
     assert "acked by ada: restarting" in said
     assert '"silenced, ends "' in said
     assert silenced["until"] in said
-    some = text_of(incident_cards.card(incident(silenced={**silenced, "of": 18}), View()))
+    some = text_of(incident_cards.card(incident(silenced={**silenced, "firing": 18}), View()))
     assert "1 of 18 layers silenced, ends " in some
     assert "silenced" not in text_of(incident_cards.card(incident(), View()))
 
@@ -209,11 +232,8 @@ def test_a_listed_incident_without_details_is_a_card_too() -> None:
     assert "resolved at step 80" in said
 
 
-DEMO = {"offered": True, "state": "none", "runs": [], "why": None}
-
-
-def first(url: str = "http://127.0.0.1:4711", *, asks_token: bool = False, **demo: object) -> str:
-    return text_of(first_start.page(url, {**DEMO, **demo}, asks_token=asks_token))
+def first(url: str = "http://127.0.0.1:4711", *, asks_token: bool = False) -> str:
+    return text_of(first_start.page(url, asks_token=asks_token))
 
 
 def test_the_empty_state_names_the_collector_that_was_asked() -> None:
@@ -228,18 +248,10 @@ def test_the_empty_state_names_the_collector_that_was_asked() -> None:
     assert "gradcanary token create --scope ingest" in said
 
 
-def test_the_empty_state_says_how_the_demo_goes() -> None:
-    assert '"demo-start"' in first()
-    assert "Starting the demo" in first(state="starting")
-    assert "The demo trains" in first(state="running")
-    failed = first(state="failed", why="torch is not installed")
-    assert "The demo failed: torch is not installed" in failed
-    assert "Try the demo again" in failed
-    elsewhere = first(offered=False)
-    assert '"demo-start"' not in elsewhere
-    assert "gradcanary demo" in elsewhere
-    versions = {first_start.version({**DEMO, "state": state}) for state in ("none", "starting", "running", "failed")}
-    assert len(versions) == 4
+def test_the_empty_state_has_the_line_of_the_demo_to_copy() -> None:
+    assert "\\ngradcanary demo --url http://127.0.0.1:4711" in first()
+    said = first("https://here.example", asks_token=True)
+    assert "\\nGRADCANARY_TOKEN=gc_ingest_... gradcanary demo --url https://here.example" in said
 
 
 def test_the_filter_says_when_nothing_matches() -> None:
@@ -257,7 +269,7 @@ def test_of_more_open_incidents_than_one_answer_holds_none_is_said_to_be_the_las
 
 
 def test_a_run_is_one_link() -> None:
-    said = text_of(runs_page.fill([run(spark=column(np.full(64, -3.0), "float32"))], NONE_OPEN, Listing())["runs"])
+    said = text_of(runs_page.fill([run(sparkline=column(np.full(64, -3.0), "float32"))], NONE_OPEN, Listing())["runs"])
     assert '"href": "/runs/run"' in said
     assert "data:image/svg+xml" in said
 
@@ -342,7 +354,7 @@ def test_a_layer_without_a_firing_rule_says_what_it_is() -> None:
     tones = {
         "warning": layer(0, rules={"collapse": "suspect"}),
         "waiting": layer(0, step=None, state=None),
-        "information": layer(0, low=True),
+        "information": layer(0, below_threshold=True),
         "quiet": layer(0),
     }
     assert {tone: of_layer(one, []).tone for tone, one in tones.items()} == {tone: tone for tone in tones}
@@ -381,7 +393,12 @@ def test_only_stats_that_were_measured_can_be_chosen() -> None:
     [("absmax", [1e-8, 1e-4, 1.0], ["≤ 1e-8", "1e-4, the threshold", "≥ 1"]), ("norm", [1e-3, 0.4], ["0.001", "0.4"])],
 )
 def test_the_colours_of_a_heatmap_have_their_numbers(stat: str, told: list[float], words: list[str]) -> None:
-    [scale, *swatches] = controls.legend({"layout": {"meta": {"told": told}}}, STATS[stat])
+    [scale, *swatches] = controls.legend({"layout": {"meta": {"told": told, "ends": told}}}, STATS[stat])
     assert [part.children for part in scale.children if part.children] == words
     assert len(swatches) == len(("exact 0", "no data", "non-finite"))
     assert controls.legend({"layout": {}}, STATS[stat])[0].children == []
+
+
+def test_the_list_offers_each_state_of_the_collector_with_an_icon():
+    assert set(STATES) == set(parts.RUN_STATES) == set(get_args(RunState))
+    assert "detached" in STATES

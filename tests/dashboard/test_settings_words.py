@@ -1,6 +1,7 @@
-"""Settings in words: endpoints, silences, sizes, rules and what they would have said; and who sees what of them."""
+"""Settings in words: endpoints, silences, sizes, rules and their trials; and who sees what of them."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -21,6 +22,7 @@ from gradcanary_dashboard import (
     tokens_page,
 )
 from gradcanary_dashboard.client import Answer, Collector
+from gradcanary_dashboard.errors import RefusedError
 
 URL = "http://collector:8787"
 AT, LATER = "2026-11-20T10:00:00Z", "2026-11-20T11:00:00Z"
@@ -41,7 +43,7 @@ def endpoint(**changes: Any) -> dict[str, Any]:
         "min_severity": "warning",
         "state": "enabled",
         "since": AT,
-        "why": None,
+        "reason": None,
         "disabled_by": None,
         "failing_since": None,
         "last_success": None,
@@ -79,7 +81,7 @@ def test_an_endpoint_says_how_it_goes() -> None:
     failed = {"last_failure": LATER, "last_error": "answered 500"}
     assert "answered 500" in known(**failed, last_success=AT)["Last error"]
     assert "Last error" not in known(last_failure=AT, last_error="answered 500", last_success=LATER)
-    assert "5 days" in known(state="disabled", why="5 days of failures")["Disabled"]
+    assert "5 days" in known(state="disabled", reason="5 days of failures")["Disabled"]
     assert known(pending=2)["Pending"] == '"2 messages"'
 
 
@@ -130,28 +132,26 @@ def test_before_when_no_sample_goes_is_said_with_how_long_they_are_kept() -> Non
     assert LATER in text_of(waits)
 
 
-def outcome(**changes: Any) -> dict[str, Any]:
-    return {
-        "run": "lora",
-        "revision": 1,
-        "incidents": 1,
-        "messages": 0,
-        "by_rule": {},
-        "layers": 4,
-        "samples": 20_000,
-        "first_step": 0,
-        "last_step": 19_999,
-        "is_whole": True,
-        "gone_before": None,
-        "matched": [],
-        **changes,
+def count(messages: int = 0, **by_rule: int) -> dict[str, Any]:
+    return {"incidents": 1, "messages": messages, "by_rule": by_rule}
+
+
+def outcome(
+    in_force: dict[str, Any] | None = None, tried: dict[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
+    ends = {"samples": 20_000, "first_step": 0, "last_step": 19_999, "is_whole": True, "raw_start_step": None}
+    counts = {"in_force": in_force or count(), **({"tried": tried} if tried else {})}
+    return {"run": "lora", "layers": 4, **ends, "counts": counts, **changes}
+
+
+def result(*outcomes: dict[str, Any], entries: Sequence[dict[str, Any]] = (), **changes: Any) -> dict[str, Any]:
+    found = [each["counts"] for each in outcomes]
+    totals = {
+        name: {"incidents": 1, "messages": sum(each[name]["messages"] for each in found), "entries": list(entries)}
+        for name in (found[0] if found else ("in_force",))
     }
-
-
-def counted(*outcomes: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    messages = sum(each["messages"] for each in outcomes)
-    found = {"id": None, "state": "counted", "runs": len(outcomes), "left": 0, "at": AT, "messages": messages}
-    return {**found, "outcomes": list(outcomes), **changes}
+    line = {"kind": "result", "runs": len(outcomes), "played": len(outcomes), "totals": totals}
+    return {**line, "outcomes": list(outcomes), **changes}
 
 
 RULES: dict[str, Any] = {
@@ -166,53 +166,59 @@ RULES: dict[str, Any] = {
 }
 
 
-def shown(found: dict[str, Any], rules: dict[str, Any] | None = None, **tried: Any) -> dict[str, str]:
-    trial = tried or {"tried": None, "is_chosen": False}
-    filled = rules_page.fill(rules or RULES, found, **trial, may=True)
-    return {name: text_of(value) for name, value in filled.items()}
+def shown(rules: dict[str, Any] | None = None) -> dict[str, str]:
+    return {name: text_of(value) for name, value in rules_page.fill(rules or RULES, may=True).items()}
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("line", "said"),
     [
-        (counted(), "There is no run yet"),
-        (counted(runs=30, left=30, state="counting"), "are being played again"),
-        (counted(outcome(messages=2, by_rule={"collapse": 2})), "would have sent 2 messages in your last run"),
-        (counted(outcome(messages=1), outcome(messages=2)), "would have sent 3 messages in your last 2 runs"),
-        (counted(outcome(messages=1), runs=30, left=29, state="counting"), "; 29 more are being played"),
-        (counted(outcome(messages=1), runs=2, left=1, state="failed"), "; 1 more could not be played"),
-        (counted(outcome(is_whole=False)), "lora: its first 20,000 samples only"),
-        (counted(outcome(gone_before=500)), "lora: without what was before step 500"),
+        (result(), "There is no run yet"),
+        (result(outcome(count(2, collapse=2))), "The rules in force would have sent 2 messages in your last run"),
+        (result(outcome(count(2, collapse=2, unused=0))), ": 2 messages (collapse 2)"),
+        (result(outcome(count(1)), outcome(count(2))), "would have sent 3 messages in your last 2 runs"),
+        (result(outcome(count(1), count(7))), "Your rules would have sent 7 messages in your last run"),
+        (result(outcome(count(1), count(7))), "The rules in force would have sent 1 message in your last run"),
+        (result(outcome(), runs=2), "1 run could not be played, or not in time: see the collector's log"),
+        (result(outcome(is_whole=False)), "lora: its first 20,000 samples only"),
+        (result(outcome(raw_start_step=500)), "lora: without what was before step 500"),
+        (result(outcome(), entries=[{"match": "<b>a", "layers": 0, "runs": 0}]), "holds for no layer of these runs"),
+        (
+            result(outcome(), outcome(), entries=[{"match": "<b>a", "layers": 12, "runs": 1}]),
+            "holds for up to 12 layers of a run, in 1 of 2",
+        ),
     ],
 )
-def test_what_rules_would_have_sent_says_what_was_counted(found: dict[str, Any], said: str) -> None:
-    assert said in shown(found)["rules-backtest"]
+def test_what_rules_would_have_sent_says_what_was_counted(line: dict[str, Any], said: str) -> None:
+    slots = rules_page.tried(line)
+    assert said in slots["rules-trial"]
+    assert "Done." in slots["rules-tried"]
+
+
+def test_a_trial_says_how_far_it_is_and_what_goes_wrong() -> None:
+    begun = rules_page.tried({"kind": "progress", "runs": None, "played": 0})
+    assert "being played again \\u2026" in begun["rules-tried"]
+    assert begun["rules-trial"] == "[]", "what came of the trial before is gone"
+    assert "3 of 30 runs" in rules_page.tried({"kind": "progress", "runs": 30, "played": 3})["rules-tried"]
+    wrong = rules_page.tried({"kind": "error", "code": "trial_failed", "message": "It took longer than <b>."})
+    assert "It took longer than <b>." in wrong["rules-tried"]
+    assert "one trial runs at a time" in rules_page.refused(RefusedError("one trial runs at a time"))["rules-tried"]
 
 
 def test_rules_are_listed_with_what_they_do() -> None:
-    found = shown(counted(outcome(messages=2, by_rule={"collapse": 2, "unused": 0})))
+    found = shown()
     assert '"enter 1e-4 \\u00b7 evidence fall, siblings"' in found["rules-list"]
-    assert found["rules-list"].count("2 messages") == 1
     assert found["rules-list"].index('"notifies"') < found["rules-list"].index('"off"')
     assert "The defaults, version 3" in found["rules-source"]
-    assert "/etc/rules.yaml" in shown(counted(), {**RULES, "file": "/etc/rules.yaml"})["rules-source"]
+    assert "/etc/rules.yaml" in shown({**RULES, "file": "/etc/rules.yaml"})["rules-source"]
 
 
 def test_rules_of_layers_are_shown_as_far_as_they_differ() -> None:
     own = {**RULES["collapse"], "enter": 1e-6}
     entries = [{"match": "<b>lora", "collapse": own, "unused": None}, {"match": "x", "collapse": None, "unused": None}]
-    found = counted(outcome(matched=[0, 0]), outcome(matched=[12, 0]), outcome(matched=[7, 0]))
-    said = shown(found, {**RULES, "layers": entries})["rules-layers"]
+    said = shown({**RULES, "layers": entries})["rules-layers"]
     assert '"collapse: enter 1e-6"' in said
-    assert "holds for up to 12 layers of a run, in 2 of 3" in said
-    assert "holds for no layer of the last runs" in said
-
-
-def test_rules_that_are_forgotten_are_said_to_be() -> None:
-    assert shown(counted())["rules-trial"] == "[]"
-    assert "forgotten" in shown(counted(), tried=None, is_chosen=True)["rules-trial"]
-    tried = counted(outcome(messages=7))
-    assert "would have sent 7 messages" in shown(counted(), tried=tried, is_chosen=True)["rules-trial"]
+    assert '"<b>lora"' in said
 
 
 def test_a_list_that_is_empty_says_what_to_do_in_lines_to_copy() -> None:
@@ -228,7 +234,7 @@ def test_a_list_that_is_empty_says_what_to_do_in_lines_to_copy() -> None:
 
 def test_what_a_silence_would_hide_is_counted_and_named() -> None:
     def found(number: int, **changes: object) -> dict[str, Any]:
-        return {"id": number, "run": "fell", "rule": "scale_drop", "members": 2, "of": 2, **changes}
+        return {"id": number, "run": "fell", "rule": "scale_drop", "members": 2, "firing": 2, **changes}
 
     many = [found(number) for number in range(1, silence_forms.PREVIEWED + 4)]
     said = text_of(silence_forms.preview({"runs": 3, "incidents": many}))
@@ -244,8 +250,8 @@ def test_what_a_silence_would_hide_is_counted_and_named() -> None:
 
 
 def test_silences_of_the_past_are_those_of_the_audit_log() -> None:
-    def record(what: str, on: str = "") -> dict[str, Any]:
-        return {"id": 1, "at": AT, "who": "ada", "token": 1, "address": "", "what": what, "on": on}
+    def record(action: str, target: str = "") -> dict[str, Any]:
+        return {"id": 1, "at": AT, "actor": "ada", "token": 1, "address": "", "action": action, "target": target}
 
     audit = [record("DELETE /silences/4"), record("POST /runs/silences"), record("POST /silences", "4: collapse in x")]
     audit.append(record("PATCH /silences/4", f"until {LATER}"))

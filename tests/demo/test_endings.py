@@ -17,7 +17,6 @@ from waiting import eventually
 
 from gradcanary.demo import LOOK_EACH_S, processes
 from gradcanary.demo.processes import Collector, NotListeningError, new_secret
-from gradcanary_server.demo import Demo as PageDemo
 
 PATIENCE_S = 60
 
@@ -142,20 +141,23 @@ def test_without_its_collector_it_ends_and_says_so(start) -> None:
     assert demo.children() == []
 
 
-def test_trainings_of_a_page_end_with_the_process_that_has_them_and_can_be_started_again(collector) -> None:
-    running = PageDemo()
-    for ending in (signal.SIGKILL, signal.SIGTERM, None):
-        running.start(collector.url)
-        eventually(lambda: running.state == "running")
-        pair = running._process.pid
-        trainings = children_of(pair)
-        assert len(trainings) == 2
-        for pid in trainings if ending is None else [pair]:
-            os.kill(pid, ending or signal.SIGKILL)
-        eventually(lambda pids=(pair, *trainings): not [pid for pid in pids if is_alive(pid)])
-        eventually(lambda: running.state != "running")
-        expected = {signal.SIGKILL: "It ended with status -9.", signal.SIGTERM: None}
-        assert running.why == expected.get(ending, f"{running.runs[0]} ended with status -9: the log says more.")
+def test_it_plays_into_a_collector_that_runs_and_ends_without_it(start, collector) -> None:
+    demo = start("--url", collector.url)
+    demo.wait_for(f"{collector.url}/runs/lora-healthy-")
+    names = {word.rpartition("/")[2] for word in demo.seen.split() if "/runs/" in word}
+    eventually(lambda: {each["run"] for each in collector.get("/api/v1/runs").json()["runs"]} == names)
+    children = demo.children()
+    assert len(children) == 2
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.process.wait(PATIENCE_S) == 130
+    assert not [pid for pid in children if is_alive(pid)]
+    assert collector.get("/healthz").status_code == 200
+
+
+def test_a_collector_that_does_not_answer_is_said_before_anything_starts(start) -> None:
+    demo = start("--url", "http://127.0.0.1:9/")
+    demo.wait_for("The collector at http://127.0.0.1:9 does not answer")
+    assert demo.process.wait(PATIENCE_S) == 1
 
 
 def wait_until_known(demo: Demo, name: str) -> None:

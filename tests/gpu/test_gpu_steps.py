@@ -40,7 +40,7 @@ def waits(kind: type[Plain], collector: Recorded, steps: int, mode: str, *, is_w
             trained.finish()
         debug("default")
     if watch is not None:
-        assert watch._session.guard.caught == watch._session._ring.dropped == 0, watch._session.guard.last
+        assert watch._session.guard.caught == watch._session._ring.dropped == 0, watch._session.guard.facts
     return sum("synchronizing CUDA operation" in str(each.message) for each in told)
 
 

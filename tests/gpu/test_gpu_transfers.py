@@ -1,6 +1,7 @@
 """How values leave a GPU: pinned memory, events, streams, graphs, several devices; and what memory that takes."""
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -124,6 +125,48 @@ def test_a_graph_is_recorded_as_without_us(collector: Recorded) -> None:
     assert collector.facts("cuda_graph")
 
 
+def closed_while_recorded(collector: Recorded, *, is_watched: bool) -> Capturable:
+    """Record a step while another thread closes the watch, replay it, and make one that is not recorded."""
+    trained = Capturable()
+    x = torch.randn(16, 64, device=DEVICE, generator=trained.generator)
+
+    def step() -> None:
+        out: Tensor = trained.model(x)
+        out.square().mean().backward()
+        trained.optimizer.step()
+
+    with watching(trained, collector, is_watched=is_watched) as watch:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(5):
+                trained.optimizer.zero_grad()
+                step()
+            trained.optimizer.zero_grad()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            if watch is not None:
+                closing = threading.Thread(target=watch.close)
+                closing.start()
+                closing.join()
+            step()
+        for _ in range(3):
+            graph.replay()
+        trained.optimizer.zero_grad(set_to_none=False)
+        step()
+    if watch is not None:
+        assert watch._session.guard.caught == 0
+    return trained
+
+
+def test_a_close_in_another_thread_while_a_graph_is_recorded(collector: Recorded) -> None:
+    watched, bare = (closed_while_recorded(collector, is_watched=each) for each in (True, False))
+    assert all(map(torch.equal, watched.model.parameters(), bare.model.parameters()))
+    assert len(collector.ends) == 1
+    assert not any(each._post_accumulate_grad_hooks for each in watched.model.parameters())
+
+
 @pytest.fixture
 def nodes_of_another_stream() -> Iterator[None]:
     """``make_graphed_callables`` keeps its outputs, and with them the nodes that accumulate on the stream where it
@@ -196,6 +239,20 @@ def test_backward_on_several_streams(collector: Recorded, is_beside: bool) -> No
     assert collector.stat("norm") == {step: pytest.approx(norms, rel=1e-5) for step, norms in enumerate(read)}
 
 
+def test_a_number_that_is_logged_on_a_side_stream(collector: Recorded) -> None:
+    """It is made there late, and no stream of the script waits for it."""
+    trained, side = Plain(), torch.cuda.Stream()
+    with watching(trained, collector, is_watched=True) as watch:
+        assert watch is not None
+        for step in range(6):
+            steps(trained, 1)
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(BUSY_CYCLES // 20)
+                watch.log(late=torch.full((), float(step), device=DEVICE))
+        torch.cuda.synchronize()
+    assert collector.metric("late") == {step: float(step) for step in range(6)}
+
+
 class Spread(nn.Module):
     """A table on the CPU before layers on the GPU, as where a model does not fit; on two GPUs where there are two."""
 
@@ -230,7 +287,7 @@ def test_layers_on_several_devices(collector: Recorded) -> None:
 
 @pytest.mark.parametrize("kind", [Plain, LowPrecision])
 def test_peak_memory_grows_by_no_more_than_is_said(collector: Recorded, kind: type[Plain]) -> None:
-    """At most 64 MiB of copies of weights, and as much of float32 sums; of small layers as much as they have."""
+    """Copies of two layers, as far as they are looked at, and at most 64 MiB of float32 sums."""
 
     def peak(*, is_watched: bool) -> int:
         gc.collect()

@@ -1,4 +1,4 @@
-"""A store whose clock goes through days, and the deliverer as shipped on it."""
+"""A store whose clock goes through days, and the dispatcher as shipped on it."""
 
 import threading
 import time
@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 from sqlalchemy import select
 
-from gradcanary_server import endpoints
-from gradcanary_server.database import Database
-from gradcanary_server.deliverer import Deliverer
-from gradcanary_server.pace import Pace
-from gradcanary_server.rules import Rules
-from gradcanary_server.schema import delivery
+from gradcanary_server.notify import endpoints
+from gradcanary_server.notify.dispatcher import Dispatcher
+from gradcanary_server.rules.config import Pace, Rules
+from gradcanary_server.storage import heartbeat
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.schema import delivery
 
 URL = "http://127.0.0.1:8787"
 
@@ -34,16 +34,19 @@ class Clocked(Database):
         self.seen.ahead_s = self.ahead_s  # a test may move it on before this thread asks what follows
         return super().now(connection) + self.seen.ahead_s + self.set_s
 
-    def steady(self):
-        return super().steady() + getattr(self.seen, "ahead_s", 0.0)
-
     def set(self, by_s):
-        """Set the clock, and let everybody see it."""
+        """Set the clock between two heartbeats of the collector, and let everybody see it."""
+        self.beat()
         self.set_s += by_s
+        self.beat()
         self.wait()
 
+    def beat(self):
+        with self.write() as connection:
+            heartbeat.listen(self, connection)
+
     def wait(self, seconds=0.0):
-        """Let time go by, and the deliverer go through rounds of it until what it sends has arrived."""
+        """Let time go by, and the dispatcher go through rounds of it until what it sends has arrived."""
         self.ahead_s += seconds
         self.look_on(10)
         end = time.monotonic() + 60
@@ -64,14 +67,16 @@ class Clocked(Database):
 
 def listen(store, receiver):
     with store.database.write() as connection:
-        endpoints.ensure_operator_endpoint(connection, receiver.url, None, store.database.now(connection))
+        endpoints.upsert_configured(
+            connection, endpoints.ConfiguredEndpoint(receiver.url), None, store.database.now(connection)
+        )
 
 
 @contextmanager
 def delivering(store):
-    deliverer = Deliverer(store.database, Pace(), URL, Rules().muted)
-    deliverer.start()
+    dispatcher = Dispatcher(store.database, Pace(), URL, Rules().muted)
+    dispatcher.start()
     try:
         yield
     finally:
-        deliverer.stop()
+        dispatcher.stop()

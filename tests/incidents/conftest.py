@@ -6,7 +6,7 @@ from dialects import dialect, new_db, new_store_url
 from receivers import Receiver
 from stores import Store
 
-from gradcanary_server import deliverer as deliverers
+from gradcanary_server.notify import dispatcher as dispatchers
 
 __all__ = ["dialect", "new_db", "new_store", "new_store_url", "receiver_factory", "store"]
 
@@ -20,8 +20,8 @@ def store(new_store_url):
 
 @pytest.fixture
 def new_store(new_store_url, monkeypatch):
-    """Make stores whose clock can be moved on, under a deliverer that looks at it often."""
-    monkeypatch.setattr(deliverers, "WAKE_S", 0.01)
+    """Make stores whose clock can be moved on, under a dispatcher that looks at it often."""
+    monkeypatch.setattr(dispatchers, "WAKE_S", 0.01)
     made = []
 
     def make(**options):

@@ -2,12 +2,12 @@
 
 import json
 
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 from streams import layer_names
 
-from gradcanary_server import incidents
-from gradcanary_server.database import Database
-from gradcanary_server.schema import launch, layer, run
+from gradcanary_server.incidents import service
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.schema import launch, layer, run, run_name
 
 
 class Store:
@@ -38,6 +38,7 @@ class Store:
                     facts="[]",
                 )
             )
+            connection.execute(insert(run_name).values(name="sdxl", run_id=1))
             connection.execute(insert(launch).values(run_id=1, launch_no=1, launch="a", world_size=1, late=False))
             rows = [
                 {
@@ -55,12 +56,15 @@ class Store:
     def record(self, *changes, shift_s=0.0, launch_no=1, reached=None):
         with self.database.write() as connection:
             now = self.database.now(connection) + shift_s
-            incidents.record(connection, self.run_id, launch_no, changes, now, reached=reached)
+            service.record_transitions(connection, self.run_id, launch_no, changes, now, reached=reached)
 
     def close_run(self, step=1000):
         with self.database.write() as connection:
-            incidents.close_run(connection, self.run_id, step, self.database.now(connection), "run_finished")
+            service.close_run(connection, self.run_id, step, self.database.now(connection), "run_finished")
 
     def rows(self, query):
         with self.database.read() as connection:
             return connection.execute(query).mappings().all()
+
+    def count(self, table):
+        return len(self.rows(select(table)))

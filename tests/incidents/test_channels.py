@@ -10,6 +10,7 @@ import socketserver
 import ssl
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,17 +18,17 @@ import pytest
 import trustme
 from apprise.plugins import pagerduty
 from changes import fired
-from receivers import hang, status
+from receivers import Receiver, hang, status
 from sqlalchemy import select
 from streams import Session, Stream, collapsed
-from test_deliverer import SLOW, URL, eventually
+from test_dispatcher import SLOW, URL, eventually
 
-from gradcanary_server import channels, endpoints
-from gradcanary_server.courier import Courier
-from gradcanary_server.deliverer import Deliverer
 from gradcanary_server.errors import SettingsError
-from gradcanary_server.schema import attempt, endpoint
-from gradcanary_server.webhooks import TransportError
+from gradcanary_server.notify import apprise_channel, endpoints
+from gradcanary_server.notify.dispatcher import Dispatcher
+from gradcanary_server.notify.sender import Sender
+from gradcanary_server.notify.webhook import TransportError
+from gradcanary_server.storage.schema import attempt, endpoint
 
 PASSWORD = "hunter2hunter2"
 DATA = {
@@ -50,11 +51,11 @@ def message(kind="opened", **changes):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """A busy machine is no service that hangs."""
-    monkeypatch.setattr(channels, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(apprise_channel, "TIMEOUT_S", 60.0)
 
 
 def opened(url):
-    [channel] = channels.open_all([url]).values()
+    [channel] = apprise_channel.open_channels([url]).values()
     channel.target.socket_read_timeout = 60.0
     channel.target.request_rate_per_sec = 0
     return channel
@@ -63,7 +64,7 @@ def opened(url):
 def notify(channel, body=None):
     # In a thread of its own: the browser tests leave an event loop running in this one.
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, channels.notify(channel, body or message())).result()
+        pool.submit(asyncio.run, apprise_channel.send_text(channel, body or message())).result()
 
 
 def posted(receiver):
@@ -72,7 +73,7 @@ def posted(receiver):
 
 def test_a_layers_name_calls_nobody():
     body = json.loads(message(summary="@everyone <!channel> fell", likely_cause="@here"))
-    assert not re.search("@everyone|<!channel|@here", channels.rendered(body)[1])
+    assert not re.search("@everyone|<!channel|@here", apprise_channel.render(body)[1])
 
 
 def test_an_incident_as_text(receiver_factory):
@@ -170,21 +171,21 @@ def test_pagerduty_resolves_what_it_opened(receiver_factory, monkeypatch):
 
 
 def test_a_service_is_told_like_any_endpoint(store, receiver_factory, monkeypatch):
-    monkeypatch.setattr("gradcanary_server.webhooks.FIRST_RETRY_S", 0.1)
+    monkeypatch.setattr("gradcanary_server.notify.webhook.FIRST_RETRY_S", 0.1)
     receiver = receiver_factory(status(500))
-    given = channels.open_all([f"critical=json://ada:{PASSWORD}@127.0.0.1:{receiver.port}/{PASSWORD}"])
+    given = apprise_channel.open_channels([f"critical=json://ada:{PASSWORD}@127.0.0.1:{receiver.port}/{PASSWORD}"])
     with store.database.write() as connection:
         for each in given:
-            assert endpoints.ensure(connection, each, None, store.database.now(connection)) is None
-    courier = Courier({channel.key: channel for channel in given.values()})
-    deliverer = Deliverer(store.database, SLOW, URL, courier=courier)
+            assert endpoints.upsert_configured(connection, each, None, store.database.now(connection)) is None
+    courier = Sender({channel.key: channel for channel in given.values()})
+    dispatcher = Dispatcher(store.database, SLOW, URL, sender=courier)
     store.record(fired(0, severity="warning", rule="explosion"), fired(0))
-    deliverer.start()
+    dispatcher.start()
     try:
         receiver.wait(2)
         eventually(lambda: len(store.rows(select(attempt))) == 2)
     finally:
-        deliverer.stop()
+        dispatcher.stop()
     assert [each["message"].split(":")[0] for each in posted(receiver)] == ["opened, critical, in sdxl"] * 2
     failed, delivered = store.rows(select(attempt).order_by(attempt.c.number))
     assert failed["error"] == "JSON: Failed to send JSON POST notification: Internal server error., error=500."
@@ -202,31 +203,70 @@ def test_what_apprise_says_is_told_without_the_address(receiver_factory):
     assert not logging.getLogger("apprise").propagate, "what it logs names topics"
     url = "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/%23general"
     assert (
-        channels.masked("slack: TIiajkdnlazkcOXrIdevi7FQ to #general at T1JJ3T3L2", url)
+        apprise_channel.redact_address("slack: TIiajkdnlazkcOXrIdevi7FQ to #general at T1JJ3T3L2", url)
         == "slack: **** to #**** at ****"
     )
 
 
 def test_a_service_that_does_not_answer_is_left_alone(receiver_factory, monkeypatch):
-    monkeypatch.setattr(channels, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(apprise_channel, "TIMEOUT_S", 0.3)
     receiver = receiver_factory(hang)
     channel = opened(f"json://127.0.0.1:{receiver.port}/?rto=20")
-    with pytest.raises(TransportError, match=r"no answer within 0\.3 s"):
+    with pytest.raises(TransportError, match=r"no answer within 0\.3 s") as first:
         notify(channel)
-    with pytest.raises(TransportError, match="has not ended yet"):
+    assert first.value.maybe_delivered, "it may have arrived"
+    with pytest.raises(TransportError, match="has not ended yet") as second:
         notify(channel)
+    assert not second.value.maybe_delivered, "nothing was sent"
     receiver.release.set()
-    eventually(lambda: not channel.free.locked())
+    eventually(lambda: not channel.under_way)
+
+
+def test_a_service_that_hung_is_told_again_once_it_answers(receiver_factory, monkeypatch):
+    """Its first connection stays open, as behind a firewall that forgot it: that attempt never ends."""
+    monkeypatch.setattr(apprise_channel, "HUNG_S", 0.5)
+    monkeypatch.setattr(apprise_channel, "TIMEOUT_S", 0.3)
+    mute = receiver_factory(hang)
+    channel = opened(f"json://127.0.0.1:{mute.port}/")
+    with pytest.raises(TransportError, match="no answer"):
+        notify(channel)
+    mute.server.shutdown()
+    mute.server.server_close()
+    monkeypatch.setattr(apprise_channel, "TIMEOUT_S", 60.0)
+    time.sleep(0.5)
+    with contextlib.closing(Receiver(port=mute.port)) as answering:
+        notify(channel)
+        assert len(posted(answering)) == 1
+    assert len(channel.under_way) == 1, "the first one, still"
+
+
+def test_attempts_that_never_end_are_bounded(receiver_factory, monkeypatch):
+    monkeypatch.setattr(apprise_channel, "HUNG_S", 0.0)
+    monkeypatch.setattr(apprise_channel, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(apprise_channel, "MAX_HUNG", 2)
+    receiver = receiver_factory(hang, hang)
+    channel = opened(f"json://127.0.0.1:{receiver.port}/")
+    for _ in range(2):
+        with pytest.raises(TransportError, match="no answer"):
+            notify(channel)
+    for _ in range(3):
+        with pytest.raises(TransportError, match="2 attempts before have not ended yet"):
+            notify(channel)
+    assert len(receiver.got) == len(channel.under_way) == 2
+    receiver.release.set()
+    eventually(lambda: not channel.under_way)
+    notify(channel)
+    assert len(receiver.got) == 3
 
 
 def test_an_address_that_apprise_does_not_know_is_refused_and_not_repeated(monkeypatch):
     for url in (f"nonsense://{PASSWORD}", f"slack://{PASSWORD}", PASSWORD):
         with pytest.raises(SettingsError, match="--notify number 2") as refused:
-            channels.open_all(["json://127.0.0.1", url])
+            apprise_channel.open_channels(["json://127.0.0.1", url])
         assert PASSWORD not in str(refused.value)
     monkeypatch.setitem(sys.modules, "apprise", None)
     with pytest.raises(SettingsError, match=r"gradcanary\[notify\]"):
-        channels.open_all(["json://127.0.0.1"])
+        apprise_channel.open_channels(["json://127.0.0.1"])
 
 
 def test_the_command_line_is_the_list_of_the_operators_endpoints(collector_factory, receiver_factory, tmp_path):
@@ -249,7 +289,7 @@ def test_the_command_line_is_the_list_of_the_operators_endpoints(collector_facto
         ("apprise", "warning", None, "JSON"),
     ]
     said = "".join(collector.output)
-    assert f"incidents are told to {loud.url}, critical and above\nincidents are told to JSON\n" in said
+    assert f"incidents are sent to {loud.url}, critical and above\nincidents are sent to JSON\n" in said
     assert f"webhook secret of {loud.url} (shown once): whsec_" in said
     collector.stop()
     collector.arguments = (*rules, "--webhook", loud.url)
@@ -261,7 +301,7 @@ def test_the_command_line_is_the_list_of_the_operators_endpoints(collector_facto
         ("enabled", "warning"),
         ("disabled", "warning"),
     ]
-    assert {each["why"] for each in listed} == {None, "the command line did not name it at the last start"}
+    assert {each["reason"] for each in listed} == {None, "the command line did not name it at the last start"}
     collector.stop()
     files = [path.read_bytes() for path in Path(collector.data).rglob("*") if path.is_file()]
     assert not any(PASSWORD.encode() in content for content in files)

@@ -11,14 +11,16 @@ from traces import Trace, healthy, launch, lora
 from wired import batches, greeting
 
 from gradcanary import wire
-from gradcanary_server.database import Database
-from gradcanary_server.ingest import Ingest
-from gradcanary_server.layer_sets import KnownSets
-from gradcanary_server.log import Log
-from gradcanary_server.schema import fold_state, incident, incident_layer, run
+from gradcanary_server.incidents import text
+from gradcanary_server.ingest.service import Ingest
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.layers import LayerSetCache
+from gradcanary_server.storage.schema import incident, incident_layer, is_of_incident, rule_state, run
+from gradcanary_server.tsdb.log import BatchLog
 
 TIMES = ("opened", "resolved", "reopened_at", "acked")
-NUMBERS = ("incident_id", "run_id", *TIMES)
+NUMBERS = ("incident_id", "run_id", "revision", *TIMES)
+"""Each batch that changes an incident is a revision of it."""
 
 
 class Collector:
@@ -32,24 +34,26 @@ class Collector:
 
     def restart(self):
         """Remember nothing but what is stored, as a new process does."""
-        sets = KnownSets()
-        self.ingest = Ingest(self.database, QUICK, sets, Log(sets), "http://here")
+        sets = LayerSetCache()
+        self.ingest = Ingest(self.database, QUICK, sets, BatchLog(sets), "http://here")
 
     def told(self, name):
         """Return the incidents of a run as people and pages see them, without times, and what its rules remember."""
         number = select(run.c.run_id).where(run.c.name == name).scalar_subquery()
         mine = incident.c.run_id == number
-        members = select(incident_layer).join(incident, incident.c.incident_id == incident_layer.c.incident_id)
+        is_member = is_of_incident(incident_layer, incident.c.run_id, incident.c.incident_id)
+        members = select(incident_layer).join(incident, is_member)
         with self.database.read() as connection:
             rows = connection.execute(select(incident).where(mine).order_by(incident.c.incident_id)).mappings().all()
+            rows = [{**row, "summary": text.current_summary(connection, row)} for row in rows]
             layers = connection.execute(members.where(mine)).mappings().all()
             packed = connection.execute(
-                select(fold_state.c.packed).where(fold_state.c.run_id == number).order_by(fold_state.c.piece)
+                select(rule_state.c.packed).where(rule_state.c.run_id == number).order_by(rule_state.c.part)
             ).all()
         ids = [row["incident_id"] for row in rows]
         found = [{key: row[key] for key in row if key not in NUMBERS} for row in rows]
         joined = [
-            (ids.index(row["incident_id"]), {key: row[key] for key in row if key != "incident_id"}) for row in layers
+            (ids.index(row["incident_id"]), {key: row[key] for key in row if key not in NUMBERS}) for row in layers
         ]
         return found, sorted(joined, key=lambda entry: (entry[0], entry[1]["layer_no"])), packed
 

@@ -1,4 +1,4 @@
-"""The deliverer as shipped and a real receiver, while the store's clock goes through days."""
+"""The dispatcher as shipped and a real receiver, while the store's clock goes through days."""
 
 import itertools
 from contextlib import nullcontext
@@ -8,8 +8,8 @@ from clocks import delivering, listen
 from receivers import status
 from sqlalchemy import select
 
-from gradcanary_server.pace import Pace
-from gradcanary_server.schema import endpoint
+from gradcanary_server.rules.config import Pace
+from gradcanary_server.storage.schema import endpoint
 
 HOUR = 3_600.0
 PACE = Pace()
@@ -55,7 +55,7 @@ def test_layers_that_trickle_in_for_a_day_are_told_by_doubling(new_store, receiv
 
 
 def flap(store, receiver, restarting):
-    """Let two layers come and go for half a day, and tell of it; ``restarting`` gives the deliverer of each hour."""
+    """Let two layers come and go for half a day, and tell of it; ``restarting`` gives the dispatcher of each hour."""
     listen(store, receiver)
     for hour in range(14):
         store.record(*[resolved(layer) if hour % 2 else fired(layer) for layer in range(1 + hour // 5)])
@@ -64,9 +64,29 @@ def flap(store, receiver, restarting):
     return [(message.id, message.type, message.data["counts"], message.data["state"]) for message in receiver.got]
 
 
-def test_a_deliverer_that_begins_anew_each_hour_says_what_one_says_that_never_ends(new_store, receiver_factory):
+def test_a_dispatcher_that_begins_anew_each_hour_says_what_one_says_that_never_ends(new_store, receiver_factory):
     store, other = new_store(), new_store()
     anew = flap(store, receiver_factory(), lambda: delivering(store))
     with delivering(other):
         assert flap(other, receiver_factory(), nullcontext) == anew
     assert 4 <= len(anew) <= 9
+
+
+def test_the_end_by_a_changed_rule_is_told_when_the_rule_did_not_find_the_same_again(new_store, receiver_factory):
+    days, receiver = new_store(), receiver_factory()
+    listen(days, receiver)
+    other_rules = [resolved(layer, resolution="rule_changed") for layer in range(2)]
+    with delivering(days):
+        days.record(fired(0), fired(1))
+        days.database.wait(HOUR)
+        days.record(*other_rules)
+        days.database.wait(HOUR / 2)
+        days.record(fired(1))
+        days.database.wait(2 * HOUR)
+        assert told(receiver) == [("opened", 2)]
+        days.record(*other_rules)
+        days.database.wait(HOUR / 2)
+        assert told(receiver) == [("opened", 2)]
+        days.database.wait(HOUR)
+        assert told(receiver) == [("opened", 2), ("resolved", 2)]
+    assert receiver.got[-1].data["resolution"] == "rule_changed"

@@ -167,7 +167,7 @@ def test_incidents_over_http(caught):
     incident = one.json()
     assert set(incident) == {
         "id", "run", "rule", "severity", "state", "opened_step", "opened", "resolved_step", "resolution", "reopened",
-        "since_step", "resolved", "reopened_at", "told",
+        "since_step", "resolved", "reopened_at", "last_deliveries",
         "acked", "silenced", "counts", "layers", "summary", "likely_cause", "fix", "url", "deliveries",
     }  # fmt: skip
     assert len(incident["layers"]) == FALLEN

@@ -1,21 +1,29 @@
 """Incidents over HTTP: which ones are listed, what is said of whom was told, and when an asker has the same already."""
 
+import base64
+import json
+from dataclasses import replace
+
 import pytest
 from changes import fired, resolved
 from clocks import Clocked
 from sqlalchemy import event, insert, update
 from starlette.testclient import TestClient
 from stores import Store
+from streams import layer_names
 
-from gradcanary_dashboard import run_data
+from gradcanary_dashboard import layer_data, run_data
 from gradcanary_dashboard.client import Answer
 from gradcanary_dashboard.errors import NotFoundError
-from gradcanary_server import attempts, deliveries, endpoints, incidents, sessions, silences
 from gradcanary_server.app import create_app
-from gradcanary_server.pace import Pace
-from gradcanary_server.schema import endpoint, launch, run
+from gradcanary_server.incidents import service, silences, text
+from gradcanary_server.incidents.silences import Silence
+from gradcanary_server.notify import endpoints, outbox, planner
+from gradcanary_server.notify.sender import Attempt
+from gradcanary_server.rules.config import Pace
 from gradcanary_server.settings import Settings
-from gradcanary_server.silences import Silence
+from gradcanary_server.storage import runs
+from gradcanary_server.storage.schema import endpoint, launch, layer, run, run_name
 
 HOOK = "http://127.0.0.1:9/hook"
 
@@ -26,7 +34,8 @@ class Desk:
     def __init__(self, url, folder):
         self.store = Store(url, kind=Clocked)
         self.app = create_app(Settings(folder, url))
-        self.app.state.database = self.store.database  # whose clock can be moved on
+        services = self.app.state.services
+        self.app.state.services = replace(services, database=self.store.database)  # whose clock can be moved on
         self.api = TestClient(self.app, base_url="http://localhost")
 
     def write(self, change):
@@ -38,12 +47,13 @@ class Desk:
             empty = {"note": "", "tags": "[]", "archived": False, "facts": "[]", "framework": ""}
             known = {"run_id": number, "name": name, "created": now, "last_seen": now, "revision": 1, "step": 0}
             connection.execute(insert(run).values(**known, **empty))
+            connection.execute(insert(run_name).values(name=name, run_id=number))
             connection.execute(insert(launch).values(run_id=number, launch_no=1, launch="a", world_size=1, late=False))
 
         self.write(begin)
 
     def record(self, run_id, *changes):
-        self.write(lambda connection, now: incidents.record(connection, run_id, 1, changes, now))
+        self.write(lambda connection, now: service.record_transitions(connection, run_id, 1, changes, now))
 
     def listed(self, **query):
         answer = self.api.get("/api/v1/incidents", params=query)
@@ -52,7 +62,7 @@ class Desk:
 
     def close(self):
         self.api.close()
-        self.app.state.gate.database.close()
+        self.app.state.services.gate.database.close()
         self.store.database.close()
 
 
@@ -61,6 +71,20 @@ def desk(new_store_url, tmp_path):
     made = Desk(new_store_url(), tmp_path)
     yield made
     made.close()
+
+
+NO_CURSORS = (
+    *("", "2", "-1", "=", "e30", "W10", "W10x", "WzFdWzFd", "\u00e9", "W" * 3_000),
+    *(
+        base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+        for text in ("[-1]", "[true]", "[1.0]", "[null]", '["1"]', "[1, 2]", "[[1]]", f"[{2**63}]", "1", "[" * 1_000)
+    ),
+)
+"""Nothing that an answer has as next."""
+
+
+def cursor(key):
+    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode().rstrip("=")
 
 
 def test_incidents_are_chosen_by_all_that_a_page_offers(desk):
@@ -74,27 +98,64 @@ def test_incidents_are_chosen_by_all_that_a_page_offers(desk):
         ({"state": "open"}, [3, 2]),
         ({"severity": "warning"}, [3, 2]),
         ({"rule": "collapse"}, [1]),
-        ({"named": "sdxl"}, [3, 2, 1]),
-        ({"named": "100%_"}, [2]),
-        ({"named": "_"}, [2]),
-        ({"named": "sdxl", "severity": "warning", "state": "open", "rule": "vanished", "before": 3}, []),
+        ({"name_contains": "sdxl"}, [3, 2, 1]),
+        ({"name_contains": "100%_"}, [2]),
+        ({"name_contains": "_"}, [2]),
+        ({"name_contains": "sdxl", "severity": "warning", "state": "open", "rule": "vanished"}, [3]),
         ({"run": "sdxl", "severity": "critical"}, [1]),
     ):
         assert desk.listed(**query) == (ids, None), query
-    assert desk.listed(limit=2) == ([3, 2], 2)
-    assert desk.listed(limit=2, before=2) == ([1], None)
+    newest, following = desk.listed(limit=2)
+    assert (newest, desk.listed(limit=2, before=following)) == ([3, 2], ([1], None))
     assert desk.listed(limit=3) == ([3, 2, 1], None), "there is no page without any"
     for query, field in (
         ({"rule": "colapse"}, "rule"),
         ({"severity": "bad"}, "severity"),
-        ({"named": "x" * 101}, "named"),
+        ({"name_contains": "x" * 101}, "name_contains"),
         ({"limit": 101}, "limit"),
-        ({"before": -1}, "before"),
-        ({"before": 2**31}, "before"),
-        ({"before": 13 * 2**31, "sort": "worst"}, "before"),
+        ({"before": following, "sort": "worst"}, "before"),
+        *(({"before": before}, "before") for before in NO_CURSORS),
     ):
         refused = desk.api.get("/api/v1/incidents", params=query)
         assert (refused.status_code, refused.json()["error"]["field"]) == (422, field)
+
+
+def test_a_list_holds_the_incidents_of_one_layer_and_of_the_whole_run(desk):
+    desk.add_run(2, "other")
+    desk.record(1, fired(0), fired(7))
+    desk.record(1, fired(7, rule="vanished", severity="warning"))
+    desk.record(1, fired(None, rule="nonfinite"))
+    desk.record(2, fired(None, rule="nonfinite"))
+    desk.record(1, resolved(7))
+    for query, ids in (
+        ({"layer": "7"}, [3, 2, 1]),
+        ({"layer": layer_names(300)[7]}, [3, 2, 1]),
+        ({"layer": "0"}, [3, 1]),
+        ({"layer": "8"}, [3]),
+        ({"layer": "7", "sort": "worst"}, [3, 1, 2]),
+        ({"layer": "7", "severity": "warning"}, [2]),
+    ):
+        assert desk.listed(run="sdxl", **query) == (ids, None), query
+    newest, following = desk.listed(run="sdxl", layer="7", limit=2)
+    assert (newest, desk.listed(run="sdxl", layer="7", before=following)) == ([3, 2], ([1], None))
+    for query, status, code, field in (
+        ({"run": "sdxl", "layer": "300"}, 404, "unknown_layer", "layer"),
+        ({"run": "sdxl", "layer": "9" * 20}, 404, "unknown_layer", "layer"),
+        ({"run": "sdxl", "layer": "no such"}, 404, "unknown_layer", "layer"),
+        ({"run": "sdxl", "layer": "x" * 501}, 422, "invalid", "layer"),
+        ({"layer": "7"}, 422, "invalid", "run"),
+    ):
+        refused = desk.api.get("/api/v1/incidents", params=query)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["field"]) == (status, code, field), query
+
+
+def test_a_layer_is_meant_by_its_number_before_another_by_that_name(desk):
+    desk.write(lambda connection, _now: connection.execute(update(layer).where(layer.c.layer_no == 9).values(name="7")))
+    desk.record(1, fired(9))
+    desk.record(1, fired(7, rule="vanished"))
+    assert desk.listed(run="sdxl", layer="7") == ([2], None)
+    assert desk.listed(run="sdxl", layer="9") == ([1], None)
 
 
 def test_the_worst_of_any_number_come_first_over_all_pages(desk):
@@ -107,7 +168,7 @@ def test_the_worst_of_any_number_come_first_over_all_pages(desk):
     for number in (3, 6, 9, 12):
         desk.record(number + 1, resolved(None, rule=made[number - 1][2]))
     for number in (5, 10, 15):
-        desk.write(lambda connection, now, of=number + 1: incidents.close_run(connection, of, 900, now, "run_finished"))
+        desk.write(lambda connection, now, of=number + 1: service.close_run(connection, of, 900, now, "run_finished"))
 
     def place(of):
         number, severity, rule = of
@@ -144,7 +205,8 @@ class Reader:
         self.api = desk.api
 
     def incidents(self, **query):
-        return Answer(self.api.get("/api/v1/incidents", params=query).json(), "1")
+        given = {name: value for name, value in query.items() if value is not None}
+        return Answer(self.api.get("/api/v1/incidents", params=given).json(), "1")
 
     def incident(self, number):
         answer = self.api.get(f"/api/v1/incidents/{number}")
@@ -172,10 +234,29 @@ def test_the_page_of_a_run_has_the_incident_somebody_came_for_behind_however_man
     assert shown(1_000) == newest, "there is none"
 
 
+def test_the_page_of_a_layer_has_each_of_its_incidents_however_many_the_run_has(desk):
+    desk.record(1, fired(3))
+    desk.record(1, resolved(3))
+    for _ in range(110):
+        desk.record(1, fired(9, rule="vanished", severity="warning"))
+        desk.record(1, resolved(9, rule="vanished"))
+        desk.store.database.ahead_s += Pace().reopen_s + 1  # or it would be the same incident again
+
+    def shown(layer, named=None):
+        found, _ = layer_data.load_incidents(Reader(desk), "sdxl", layer, named)
+        return [each["id"] for each in found]
+
+    assert shown(3) == [1], "the oldest of 111"
+    assert shown(9) == list(range(111, 11, -1)), "as many as one answer holds"
+    assert shown(9, named=5) == [5, *range(111, 11, -1)]
+    assert shown(9, named=1) == list(range(111, 11, -1)), "another layer's"
+    assert shown(4) == []
+
+
 def test_a_list_says_of_each_what_it_says_by_itself_and_reads_less(desk):
     """Of causes that are looked for in all layers of a run, and of those that are not."""
     desk.record(1, *(fired(number) for number in range(0, 300, 2)))
-    desk.record(1, fired(2, step=400, rule="vanished", severity="warning", evidence="steady"))
+    desk.record(1, fired(2, step=400, rule="vanished", severity="warning", evidence="stopped"))
     desk.record(1, *(fired(number, step=401, rule="nonfinite", evidence=None) for number in range(4)))
     desk.record(1, fired(None, step=402, rule="scale_drop", evidence=None))
     listed = desk.api.get("/api/v1/incidents").json()["incidents"]
@@ -185,6 +266,8 @@ def test_a_list_says_of_each_what_it_says_by_itself_and_reads_less(desk):
         alone = desk.api.get(f"/api/v1/incidents/{each['id']}").json()
         assert {name: alone[name] for name in each} == each
 
+    desk.write(lambda connection, _: text.store_summaries(connection, text.compose_missing(connection)))
+    assert desk.api.get("/api/v1/incidents").json()["incidents"] == listed
     read = []
     event.listen(desk.store.database._engine, "before_cursor_execute", lambda *asked: read.append(asked[2]))
     desk.listed(rule="nonfinite")
@@ -194,17 +277,19 @@ def test_a_list_says_of_each_what_it_says_by_itself_and_reads_less(desk):
 
 
 def seal(connection, now):
-    for each in deliveries.plan(connection, Pace(wait_s=0.0), now + 1):
-        deliveries.carry_out(connection, each, "", now + 1)
+    steps = outbox.plan_deliveries(connection, Pace(wait_s=0.0), now + 1)
+    drafts = outbox.compose_drafts(connection, steps, "", now + 1)
+    for each in steps:
+        outbox.apply_step(connection, each, drafts, now + 1)
 
 
 def deliver(connection, now):
-    claim = attempts.claim(connection, deliveries.Key(1, 1, 1), now + 2)
-    attempts.conclude(connection, claim, 200, 12, now + 3, 0.0)
+    claim = outbox.claim_delivery(connection, planner.DeliveryKey(1, 1, 1, 1), now + 2)
+    outbox.finish_attempt(connection, claim, Attempt(200, 12), now + 3, 0.0)
 
 
 def hush(connection, now):
-    silences.add(connection, Silence(0, "sdxl", None, r"^blocks\.0\.", now, now + 60, "ada", ""))
+    silences.create_silence(connection, Silence(0, "sdxl", None, r"^blocks\.0\.", now, now + 60, "ada", ""))
 
 
 def call(table, key, name):
@@ -217,7 +302,9 @@ def test_an_asker_has_the_same_exactly_until_something_of_it_changes(desk):
 
     desk.add_run(2, "other")
     desk.record(1, fired(0), fired(1))
-    desk.write(lambda connection, now: endpoints.ensure_operator_endpoint(connection, HOOK, None, now))
+    desk.write(
+        lambda connection, now: endpoints.upsert_configured(connection, endpoints.ConfiguredEndpoint(HOOK), None, now)
+    )
     changes = {
         "a message is sealed": (seal, True),
         "it arrives": (deliver, True),
@@ -226,9 +313,10 @@ def test_an_asker_has_the_same_exactly_until_something_of_it_changes(desk):
         "time goes by": (lambda *_: wait(1), False),
         "the silence is over": (lambda *_: wait(100), True),
         "the run has another name": (call(run, run.c.run_id, "sdxl-best"), True),
-        "another run goes on": (lambda connection, _now: sessions.revise(connection, 2), False),
+        "another run goes on": (lambda connection, _now: runs.bump_revision(connection, 2), False),
     }
-    held = {path: desk.api.get(path) for path in ("/api/v1/incidents?before=2", "/api/v1/incidents/1")}
+    page = f"/api/v1/incidents?before={cursor([2])}"
+    held = {path: desk.api.get(path) for path in (page, "/api/v1/incidents/1")}
     for words, (change, is_news) in changes.items():
         desk.write(change)
         for path, before in held.items():
@@ -237,7 +325,7 @@ def test_an_asker_has_the_same_exactly_until_something_of_it_changes(desk):
             if is_news:
                 assert again.json() != before.json(), (words, path)
                 held[path] = again
-    told = held["/api/v1/incidents?before=2"].json()["incidents"][0]["told"]
+    told = held[page].json()["incidents"][0]["last_deliveries"]
     assert told == [{"endpoint": 1, "name": "on call", "kind": "opened", "state": "delivered"}]
 
 

@@ -1,6 +1,6 @@
 """Months of incidents in a real store, told to receivers that fail in every way, on a virtual clock.
 
-What is carried out is what the deliverer does: plan, seal, claim, send, conclude; a step of hypothesis is one of
+What is carried out is what the dispatcher does: plan, seal, claim, send, conclude; a step of hypothesis is one of
 these rounds, a change, or something that goes wrong between them.
 """
 
@@ -19,14 +19,15 @@ from sqlalchemy import insert, select, update
 from stores import Store
 from streams import layer_names
 
-from gradcanary_server import attempts, deliveries, incident_rows, incidents
-from gradcanary_server.deliveries import Seal
-from gradcanary_server.incident_state import RANKS
-from gradcanary_server.pace import Pace
-from gradcanary_server.rules import Rules
-from gradcanary_server.schema import delivery, endpoint, incident
-from gradcanary_server.tracks import RULES
-from gradcanary_server.webhooks import TransportError
+from gradcanary_server.incidents import repository, service, text
+from gradcanary_server.incidents.lifecycle import RANKS
+from gradcanary_server.notify import outbox
+from gradcanary_server.notify.planner import Enqueue
+from gradcanary_server.notify.sender import Attempt
+from gradcanary_server.notify.webhook import TransportError
+from gradcanary_server.rules.config import Pace, Rules
+from gradcanary_server.rules.signals import RULES
+from gradcanary_server.storage.schema import delivery, endpoint, incident
 
 PACE, URL, MUTED = Pace(), "http://127.0.0.1:8787", Rules().muted
 LAYERS = 40
@@ -34,7 +35,7 @@ BEGIN = 1.7e9
 NAMES = sorted([*RULES, "scale_drop"])
 WORKS, FAILS, LOSES = "works", "fails", "answers into the void"
 SLOW, AWAY = "answers too late", "is not there, which nobody can tell from that"
-NO = {FAILS: TransportError("no", status=500), SLOW: TransportError("late", is_unsure=True)}
+NO = {FAILS: TransportError("no", status=500), SLOW: TransportError("late", maybe_delivered=True)}
 NO[AWAY] = NO[SLOW]
 
 
@@ -74,7 +75,7 @@ class Mail(RuleBasedStateMachine):
             self.receivers[number] = Receiver()
 
     def record(self, *changes):
-        incidents.record(self.connection, self.store.run_id, self.launch_no, changes, self.now)
+        service.record_transitions(self.connection, self.store.run_id, self.launch_no, changes, self.now)
 
     @rule(
         name=st.sampled_from(NAMES),
@@ -103,7 +104,7 @@ class Mail(RuleBasedStateMachine):
 
     @rule()
     def end(self):
-        incidents.close_run(self.connection, self.store.run_id, 1000, self.now, "run_finished")
+        service.close_run(self.connection, self.store.run_id, 1000, self.now, "run_finished")
 
     @rule(name=st.sampled_from(NAMES))
     def acknowledge(self, name):
@@ -125,23 +126,26 @@ class Mail(RuleBasedStateMachine):
 
     @rule()
     def come_back(self):
-        """A deliverer that hung while it sent says how that went."""
+        """A dispatcher that hung while it sent says how that went."""
         for claim in self.late:
             self.conclude(claim, 200)
         self.late.clear()
 
     def seal(self):
-        for step in deliveries.plan(self.connection, PACE, self.now, MUTED, holding=True):
-            deliveries.carry_out(self.connection, step, URL, self.now)
-            if isinstance(step, Seal):
+        text.store_summaries(self.connection, text.compose_missing(self.connection))
+        for step in outbox.plan_deliveries(self.connection, PACE, self.now, MUTED, lock=True):
+            outbox.apply_step(
+                self.connection, step, outbox.compose_drafts(self.connection, [step], URL, self.now), self.now
+            )
+            if isinstance(step, Enqueue):
                 self.check_sealed(step.key)
 
     def send(self):
         """Send one message to each receiver; tell whether there were any."""
-        keys = {key.endpoint: key for key in reversed(deliveries.claimable(self.connection, self.now))}
+        keys = {key.endpoint_id: key for key in reversed(outbox.claimable(self.connection, self.now))}
         for key in keys.values():
-            claim = attempts.claim(self.connection, key, self.now)
-            receiver = self.receivers[key.endpoint]
+            claim = outbox.claim_delivery(self.connection, key, self.now)
+            receiver = self.receivers[key.endpoint_id]
             if receiver.mood not in (FAILS, AWAY):
                 receiver.got[claim.message.id].append(claim.message.body)
                 receiver.heard.append(json.loads(claim.message.body))
@@ -152,19 +156,25 @@ class Mail(RuleBasedStateMachine):
         return bool(keys)
 
     def conclude(self, claim, result):
-        its = select(delivery.c.state).where(*deliveries.is_key(claim.key))
+        its = select(delivery.c.state).where(*outbox.has_key(claim.key))
         before = self.connection.execute(its).scalar_one()
-        attempts.conclude(self.connection, claim, result, 5, self.now, 0.0)
+        outbox.finish_attempt(self.connection, claim, Attempt(result, 5), self.now, 0.0)
         if (before, self.connection.execute(its).scalar_one()) == ("pending", "delivered"):
-            self.receivers[claim.key.endpoint].took.append((self.now, json.loads(claim.message.body)))
+            self.receivers[claim.key.endpoint_id].took.append((self.now, json.loads(claim.message.body)))
 
     def check_sealed(self, key):
         """A message counts and covers every layer that ever fired, and says what is."""
-        query = select(delivery.c.body).where(*deliveries.is_key(key))
+        query = select(delivery.c.body).where(*outbox.has_key(key))
         body = json.loads(self.connection.execute(query).scalar_one())["data"]
-        what = self.connection.execute(select(incident).where(incident.c.incident_id == key.incident)).mappings().one()
-        ever = [number for number in incident_rows.members(self.connection, key.incident) if number is not None]
-        names = incident_rows.names(self.connection, self.store.run_id)
+        what = (
+            self.connection.execute(select(incident).where(incident.c.incident_id == key.incident_id)).mappings().one()
+        )
+        ever = [
+            number
+            for number in repository.load_members(self.connection, key.run_id, key.incident_id)
+            if number is not None
+        ]
+        names = repository.layer_names(self.connection, self.store.run_id)
         assert what["rule"] not in MUTED
         assert body["counts"] == {"firing": what["firing"], "ever": len(ever), "layers": LAYERS}
         assert (body["state"], body["severity"]) == (what["state"], what["severity"])
@@ -178,8 +188,7 @@ class Mail(RuleBasedStateMachine):
                 self.settle()
                 self.check()
         finally:
-            self.connection.rollback()
-            self.transaction.__exit__(None, None, None)
+            self.transaction.__exit__(LookupError, LookupError("never committed"), None)
 
     def settle(self):
         """All receivers work again, and time goes by until everything is said."""
@@ -211,9 +220,10 @@ class Mail(RuleBasedStateMachine):
         assert kinds.count("grew") <= math.log2(LAYERS) + 2
 
     def reopened(self, body):
-        key = deliveries.Key(body["data"]["incident"], 1, body["data"]["version"])
-        told = select(delivery.c.told_reopened).where(*deliveries.is_key(key))
-        return self.connection.execute(told).scalar_one_or_none() or 0
+        is_of_incident = delivery.c.incident_id == body["data"]["incident"]
+        is_message = (delivery.c.endpoint_id == 1) & (delivery.c.version == body["data"]["version"])
+        query = select(delivery.c.notified_reopens).where(is_of_incident, is_message)
+        return self.connection.execute(query).scalar_one_or_none() or 0
 
     def check_last_word(self, row, bodies, least):
         if not bodies:
@@ -223,10 +233,10 @@ class Mail(RuleBasedStateMachine):
         last = bodies[-1]["data"]
         assert last["state"] == row["state"]
         if row["state"] == "resolved":
-            assert (last["counts"]["ever"], last["severity"]) == (row["ever"], row["severity"])
-            assert row["settled"]
+            assert (last["counts"]["ever"], last["severity"]) == (row["ever_firing"], row["severity"])
+            assert row["notifications_done"]
         elif row["severity"] == "critical" and row["acked"] is None:
-            assert last["counts"]["ever"] == row["ever"]
+            assert last["counts"]["ever"] == row["ever_firing"]
 
 
 def test_any_story_of_incidents_and_receivers(new_store_url):

@@ -4,33 +4,35 @@ import json
 from dataclasses import replace
 from typing import get_args
 
-import jsonschema
 import pytest
+import shapes
 from changes import fired
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradcanary import remedies
-from gradcanary_server import causes, json_schemas, notifications, rules, summaries
-from gradcanary_server.dossiers import Dossier
-from gradcanary_server.incident_state import Origin, apply
-from gradcanary_server.observations import LayerFacts
-from gradcanary_server.pace import Kind
+from gradcanary_server.incidents import causes, text
+from gradcanary_server.incidents.detail import IncidentDetail
+from gradcanary_server.incidents.lifecycle import TransitionContext, apply_transitions
+from gradcanary_server.notify import payload
+from gradcanary_server.notify.planner import Kind
+from gradcanary_server.rules.config import NAMES
+from gradcanary_server.rules.types import LayerFacts
 
 URL = "http://127.0.0.1:8787/runs/sdxl?incident=31"
 
 
 def dossier(names, bad, framework="peft", run="sdxl"):
-    [case] = apply(None, [fired(layer) for layer in bad], Origin(1, len(names), 0.0), 0.0)
+    [case] = apply_transitions(None, [fired(layer) for layer in bad], TransitionContext(1, len(names), 0.0), 0.0)
     layers = {number: LayerFacts(number, name, (8, 64), "float32", "Linear", 0) for number, name in enumerate(names)}
-    cause = causes.likely(causes.Scene(case.incident, case.members, layers))
-    summary = summaries.sentence(case.incident, case.members, dict(enumerate(names)))
+    cause = causes.likely_cause(causes.CauseContext(case.incident, case.members, layers))
+    summary = text.sentence(case.incident, case.members, dict(enumerate(names)))
     fix = remedies.fix(cause.code, framework)
-    return Dossier(31, run, 12480, case.incident, case.members, layers, summary, None, cause, fix)
+    return IncidentDetail(31, run, 12480, case.incident, case.members, layers, summary, None, cause, fix)
 
 
 def sealed(*arguments, **more):
-    return notifications.seal(dossier(*arguments, **more), "opened", 1, URL, 1.7e9)
+    return payload.build_payload(dossier(*arguments, **more), "opened", 1, URL, 1.7e9)
 
 
 def test_a_message_has_the_documented_shape():
@@ -50,31 +52,31 @@ def test_a_message_has_the_documented_shape():
 
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_every_message_is_what_its_schema_says(kind):
-    schema = jsonschema.Draft202012Validator(json_schemas.schema("notification"))
-    for rule in rules.NAMES:
+    schema = shapes.notification()
+    for rule in NAMES:
         about = dossier(["a.0", "a.1"], [0])
         about = replace(about, incident=replace(about.incident, rule=rule))
-        message = json.loads(notifications.seal(about, kind, 1, URL, 1.7e9))
+        message = json.loads(payload.build_payload(about, kind, 1, URL, 1.7e9))
         schema.validate(message)
         for wrong in ({"type": f"gradient.{rule}.closed"}, {"type": f"gradient.x.{kind}"}, {"timestamp": 3}):
             assert not schema.is_valid(message | wrong)
         for missing in message["data"]:
             assert not schema.is_valid(message | {"data": {k: v for k, v in message["data"].items() if k != missing}})
-    schema.validate(json.loads(notifications.test(URL, 1.7e9)))
+    schema.validate(json.loads(payload.build_test_payload(URL, 1.7e9)))
 
 
 def test_twenty_thousand_hostile_names_fit():
     quotes, turned = '."\\{' * 20, "\u202e" * 100
     names = [f"{chr(0x1F600 + i % 70) * 250}{quotes}{turned}{i}.{'y' * 40}" for i in range(20_000)]
     body = sealed(names, range(0, 20_000, 2), run="r" * 100)
-    assert len(body) < notifications.MAX_BODY
+    assert len(body) < payload.MAX_BODY
     assert json.loads(body)["data"]["counts"]["ever"] == 10_000
 
 
 def test_long_names_without_anything_in_common_fit():
     names = [f"{chr(0x1F600 + i) * 490}.{i}a" for i in range(38)]
     body = sealed(names, range(0, 38, 2), run="r" * 100)
-    assert len(body) < notifications.MAX_BODY
+    assert len(body) < payload.MAX_BODY
     assert len(json.loads(body)["data"]["prefixes"]) == 19
 
 
@@ -85,13 +87,13 @@ hostile = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, ma
 @settings(max_examples=100)
 def test_any_names_fit(names):
     body = sealed(names, range(0, len(names), 2), run="r" * 100)
-    assert len(body) < notifications.MAX_BODY
+    assert len(body) < payload.MAX_BODY
     assert json.loads(body)["data"]["prefixes"]
 
 
 @given(st.text(max_size=300), st.integers(3, 400))
 @settings(max_examples=200)
 def test_a_clipped_text_keeps_its_beginning_and_its_limit(text, size):
-    clipped = notifications.clip(text, size)
+    clipped = payload.truncate_bytes(text, size)
     assert len(json.dumps(clipped, ensure_ascii=False).encode("utf-8", "surrogatepass")) - 2 <= size
     assert clipped == text or text.startswith(clipped[:-1])

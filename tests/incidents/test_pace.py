@@ -7,20 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradcanary_server.incident_state import Case, Origin, apply
-from gradcanary_server.observations import Change
-from gradcanary_server.pace import Due, Pace, Told, due, spacing
+from gradcanary_server.incidents.lifecycle import RULE_CHANGE_S, IncidentCase, TransitionContext, apply_transitions
+from gradcanary_server.notify.planner import LastNotification, NextNotification, min_interval_s, next_notification
+from gradcanary_server.rules.config import Pace
+from gradcanary_server.rules.types import Transition
 
 PACE = Pace()
 DAY = 86_400.0
 
 
 def fired(layer, step=0, severity="critical"):
-    return Change(step, "collapse", layer, "fired", severity, step, evidence="fall")
+    return Transition(step, "collapse", layer, "fired", severity, step, evidence="fall")
 
 
 def resolved(layer, step=0):
-    return Change(step, "collapse", layer, "resolved", "critical", step, resolution="recovered")
+    return Transition(step, "collapse", layer, "resolved", "critical", step, resolution="recovered")
+
+
+def by_other_rules(layer):
+    return replace(resolved(layer), resolution="rule_changed")
 
 
 @dataclass
@@ -38,32 +43,32 @@ class World:
 
     pace: Pace = PACE
     now: float = 0.0
-    case: Case | None = None
-    told: Told | None = None
+    case: IncidentCase | None = None
+    told: LastNotification | None = None
     acked: bool = False
     messages: list[Message] = field(default_factory=list)
 
     def change(self, *changes):
         before = self.case
-        [self.case] = apply(before, changes, Origin(1, 300, self.now), math.inf) or [before]
+        [self.case] = apply_transitions(before, changes, TransitionContext(1, 300, self.now), math.inf) or [before]
         if before is not None and self.case.incident.reopened > before.incident.reopened:
             self.acked = False
 
     def wait(self, seconds):
         end = self.now + seconds
         while self.case is not None:
-            news = due(self.case.incident, self.told, self.pace, self.acked)
+            news = next_notification(self.case.incident, self.told, self.pace, self.acked)
             if news is None or news.not_before > end:
                 break
             self.now = max(self.now, news.not_before)
             self.send(news)
         self.now = end
 
-    def send(self, news: Due):
+    def send(self, news: NextNotification):
         what = self.case.incident
-        assert news.members == what.ever
-        self.told = Told(self.now, news.kind, news.members, what.severity, what.reopened)
-        self.messages.append(Message(self.now, news.kind, news.members, what.state, what.reopened))
+        assert news.layers == what.ever_firing
+        self.told = LastNotification(self.now, news.kind, news.layers, what.severity, what.reopened)
+        self.messages.append(Message(self.now, news.kind, news.layers, what.state, what.reopened))
 
     def kinds(self):
         return [message.kind for message in self.messages]
@@ -92,10 +97,38 @@ def test_what_a_changed_rule_takes_back_is_said_to_who_was_told(waited, kinds):
     world = World()
     world.change(fired(1))
     world.wait(waited)
-    world.change(replace(resolved(1), resolution="rule_changed"))
-    world.wait(DAY)
+    world.change(by_other_rules(1))
+    world.wait(RULE_CHANGE_S - 1)
+    assert world.kinds() == kinds[:1], "the other rule may find it again"
+    world.wait(1)
     assert world.kinds() == kinds
     assert world.case.incident.resolution == "rule_changed"
+
+
+def test_a_changed_rule_that_finds_the_same_again_says_nothing():
+    world = World()
+    world.change(fired(1), fired(2))
+    world.wait(PACE.wait_s)
+    for _ in range(10):
+        world.change(by_other_rules(1), by_other_rules(2))
+        world.wait(RULE_CHANGE_S - 1)
+        world.change(fired(2))
+        world.wait(RULE_CHANGE_S)
+    assert world.kinds() == ["opened"]
+    world.change(resolved(2))
+    world.wait(1)
+    assert world.kinds() == ["opened", "resolved"]
+
+
+def test_what_a_changed_rule_finds_later_is_said():
+    world = World()
+    world.change(fired(1))
+    world.wait(PACE.wait_s)
+    world.change(by_other_rules(1))
+    world.wait(RULE_CHANGE_S + 1)
+    world.change(fired(1))
+    world.wait(PACE.interval_s * 2)
+    assert world.kinds() == ["opened", "resolved", "reopened"]
 
 
 def test_what_a_run_ends_on_is_said_even_when_it_ends_at_once():
@@ -200,6 +233,7 @@ events = st.one_of(
     st.tuples(st.just("rise"), layer_numbers),
     st.tuples(st.just("resolve"), st.lists(layer_numbers, max_size=41)),
     st.tuples(st.just("resolve"), st.just(list(range(41)))),
+    st.tuples(st.just("rules"), st.none()),
     st.tuples(st.just("ack"), st.none()),
 )
 pauses = st.one_of(st.sampled_from([0.0, 1.0, 11.0, 60.0, PACE.interval_s]), st.floats(0, 1e5))
@@ -215,6 +249,8 @@ def tell(story):
             world.change(fired(which))
         elif what == "resolve" and world.case is not None:
             world.change(*[resolved(layer) for layer in which])
+        elif what == "rules" and world.case is not None:
+            world.change(*[by_other_rules(layer) for layer in range(41)])
         elif what == "ack":
             world.acked = True
         world.wait(pause)
@@ -253,7 +289,7 @@ def test_every_layer_that_fired_is_covered_at_the_latest_when_it_is_over(story):
         return
     world.change(*[resolved(layer) for layer in range(41)])
     world.wait(40 * PACE.interval_s)
-    assert world.messages[-1].ever == world.case.incident.ever
+    assert world.messages[-1].ever == world.case.incident.ever_firing
 
 
 @given(stories)
@@ -265,7 +301,7 @@ def test_a_reminder_covers_every_layer_within_a_day(story):
     world.acked = False
     world.change(fired(0))
     world.wait(PACE.remind_s + 40 * PACE.interval_s)
-    assert world.messages[-1].ever == world.case.incident.ever
+    assert world.messages[-1].ever == world.case.incident.ever_firing
 
 
 @given(stories)
@@ -284,5 +320,5 @@ def test_nothing_is_due_twice(story):
     world = tell(story)
     if world.case is None or world.told is None:
         return
-    news = due(world.case.incident, world.told, PACE, world.acked)
-    assert news is None or news.not_before >= world.told.at + spacing(world.case.incident, PACE) - 1e-6
+    news = next_notification(world.case.incident, world.told, PACE, world.acked)
+    assert news is None or news.not_before >= world.told.at + min_interval_s(world.case.incident, PACE) - 1e-6

@@ -4,7 +4,7 @@ from covering import covers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradcanary_server.patterns import compress
+from gradcanary_server.incidents.name_patterns import compress_names
 
 LIMIT = 20
 KINDS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out", "mlp.up", "mlp.down")
@@ -15,7 +15,7 @@ NETWORK = tuple(
 
 def of(which):
     bad = [name for name in NETWORK if which(name)]
-    return compress(bad, [name for name in NETWORK if name not in bad], LIMIT)
+    return compress_names(bad, [name for name in NETWORK if name not in bad], LIMIT)
 
 
 def test_one_half_of_some_blocks_is_one_pattern():
@@ -34,7 +34,7 @@ def test_a_single_layer_is_itself():
 def test_what_would_cover_a_healthy_layer_is_not_merged():
     bad = ["blocks.1.attn.lora_A", "blocks.2.mlp.lora_A"]
     healthy = ["blocks.1.mlp.lora_A", "blocks.2.attn.lora_A"]
-    assert compress(bad, healthy, LIMIT) == tuple(bad)
+    assert compress_names(bad, healthy, LIMIT) == tuple(bad)
 
 
 numbers = st.integers(0, 12).map(str)
@@ -45,7 +45,7 @@ plain_names = st.lists(st.one_of(numbers, words), min_size=1, max_size=5).map(".
 @given(st.sets(plain_names, min_size=1, max_size=40), st.sets(plain_names, max_size=40), st.integers(1, 20))
 @settings(max_examples=300)
 def test_every_name_is_covered_within_the_limit(names, others, limit):
-    found = compress(names, sorted(others - names), limit)
+    found = compress_names(names, sorted(others - names), limit)
     assert len(found) <= limit
     for name in names:
         assert any(covers(pattern, name) for pattern in found), (name, found)
@@ -55,7 +55,7 @@ def test_every_name_is_covered_within_the_limit(names, others, limit):
 @settings(max_examples=300)
 def test_while_there_is_room_no_healthy_layer_is_covered(names, others):
     healthy = sorted(others - names)
-    found = compress(names, healthy, 15)
+    found = compress_names(names, healthy, 15)
     if healthy:
         assert not [name for name in healthy if any(covers(pattern, name) for pattern in found)]
 
@@ -63,4 +63,4 @@ def test_while_there_is_room_no_healthy_layer_is_covered(names, others):
 @given(st.sets(st.text(max_size=30), min_size=1, max_size=60))
 @settings(max_examples=200)
 def test_hostile_names_stay_within_the_limit(names):
-    assert 1 <= len(compress(names, ["healthy"], 5)) <= 5
+    assert 1 <= len(compress_names(names, ["healthy"], 5)) <= 5

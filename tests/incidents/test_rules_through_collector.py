@@ -83,10 +83,10 @@ def test_each_fault_is_an_incident_with_words_a_cause_and_a_fix(collector):
     assert {each["fix"]["framework"] for each in found.values()} == {"peft"}
     assert all(each["fix"]["text"] and each["fix"]["code"] for each in found.values())
     assert found["vanished"]["likely_cause"]["code"] == "cut_off"
-    assert found["accumulator"]["likely_cause"]["code"] == "low_sum"
+    assert found["accumulator"]["likely_cause"]["code"] == "low_precision_sum"
     assert found["explosion"]["id"] in found["vanished"]["likely_cause"]["incidents"]
     [row] = [each for each in collector.get("/api/v1/runs/run-1/layers").json()["layers"] if each["layer"] == LOST]
-    assert row["rules"] == {"vanished": "firing", "accumulator": "noted"}
+    assert row["rules"] == {"vanished": "firing", "accumulator": "info"}
     assert collector.get("/api/v1/runs/run-1").json()["firing"]["accumulator"] == 0
 
 

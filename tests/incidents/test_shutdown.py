@@ -12,8 +12,8 @@ from sqlalchemy import select
 from streams import Session, Stream, collapsed, healthy
 
 from gradcanary import wire
-from gradcanary_server.database import Database
-from gradcanary_server.schema import attempt, delivery
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.schema import attempt, delivery
 
 RULES = """\
 version: 1
@@ -90,7 +90,7 @@ def test_a_request_and_a_delivery_that_are_under_way_are_finished(telling):
     assert collector.get("/api/v1/runs/late").status_code == 200
     serving = next(each for each in told(collector) if each["message"].startswith("serving"))
     assert set(serving) == {"time", "level", "logger", "message"}
-    assert (serving["level"], serving["logger"]) == ("info", "gradcanary_server.serving")
+    assert (serving["level"], serving["logger"]) == ("info", "gradcanary_server.ops.process")
 
 
 def test_a_delivery_without_an_answer_is_given_back(telling):

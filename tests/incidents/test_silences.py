@@ -10,17 +10,20 @@ import pytest
 from changes import fired
 from collectors import Collector
 from receivers import Receiver
+from sqlalchemy import event, select
 from streams import Session, Stream, collapsed, healthy, shared_client
 
-from gradcanary_server import attempts, deliveries, endpoints, silences
 from gradcanary_server.errors import RequestError
-from gradcanary_server.pace import Pace
-from gradcanary_server.silences import Silence
+from gradcanary_server.incidents import silences
+from gradcanary_server.incidents.silences import Silence
+from gradcanary_server.notify import endpoints, outbox, planner
+from gradcanary_server.rules.config import Pace
+from gradcanary_server.storage.schema import incident
 
 LAYERS, AT, FALLEN = 24, 130, (0, 2, 4)
 WAIT_S, INTERVAL_S, REMIND_S = 0.2, 0.4, 1.0
 QUIET_S = 1.7
-"""Without a message, after which none comes any more: more than any of the above, and two rounds of the deliverer."""
+"""Without a message, after which none comes any more: more than any of the above, and two rounds of the dispatcher."""
 
 RULES = f"""\
 version: 1
@@ -149,7 +152,7 @@ def test_what_is_silenced_is_told_once_when_that_is_over(stage):
     story.tell(AT + 30)
     unheard.tell(AT + 230)
     incident = story.incident()
-    assert (incident["state"], incident["silenced"]["members"], incident["silenced"]["of"]) == ("open", 3, 3)
+    assert (incident["state"], incident["silenced"]["members"], incident["silenced"]["firing"]) == ("open", 3, 3)
     assert incident["silenced"]["until"] == made.json()["until"]
     assert unheard.incident()["resolution"] == "recovered"
     assert story.hears_nothing()
@@ -188,38 +191,54 @@ def test_messages_name_only_what_is_not_silenced(stage):
 def test_a_silence_that_another_one_ends_meanwhile_is_not_moved(store):
     with store.database.write() as connection:
         now = store.database.now(connection)
-        made = silences.add(connection, Silence(0, "sd?l", None, None, now, now + 60, "ada", ""))
-        silences.end(connection, made.id, now)
+        made = silences.create_silence(connection, Silence(0, "sd?l", None, None, now, now + 60, "ada", ""))
+        silences.end_silence(connection, made.id, now)
         with pytest.raises(RequestError, match="no silence") as gone:
-            silences.move(connection, made, now + 90)
+            silences.change_end(connection, made, now + 90)
     assert gone.value.status == 404
+
+
+def test_only_the_names_of_members_are_read_to_silence_some(store):
+    store.record(fired(0), fired(2))
+    asked = []
+    event.listen(store.database._engine, "before_cursor_execute", lambda *arguments: asked.append(arguments[2:4]))
+    with store.database.read() as connection:
+        rows = connection.execute(select(incident)).mappings().all()
+        names = Silence(1, "*", None, r"^blocks\.0\..*lora_A", 0.0, 9.0, "ada", "")
+        asked.clear()
+        [veil] = silences.silenced_members_by_incident(connection, rows, [names]).values()
+        read = sum(len(connection.exec_driver_sql(*each).all()) for each in list(asked))
+    assert veil.covered == {0}
+    assert read == 1 + 2 + 2, "the run, the members, and their names, of 300 layers"
 
 
 def test_a_silence_takes_back_what_is_not_sent_yet(store, monkeypatch):
     with store.database.write() as connection:
         now = store.database.now(connection)
-        endpoints.ensure_operator_endpoint(connection, "http://127.0.0.1:9/hook", None, now)
+        endpoints.upsert_configured(connection, endpoints.ConfiguredEndpoint("http://127.0.0.1:9/hook"), None, now)
     store.record(fired(0))
-    pace, key = Pace(wait_s=0.0), deliveries.Key(1, 1, 1)
+    pace, key = Pace(wait_s=0.0), planner.DeliveryKey(1, 1, 1, 1)
     with store.database.write() as connection:
-        [seal] = deliveries.plan(connection, pace, now + 1)
-        deliveries.carry_out(connection, seal, "", now + 1)
-        made = silences.add(connection, Silence(0, "sd?l", None, r"^blocks\.0\.", now, now + 60, "ada", ""))
-        attempts.claim(connection, key, now + 2)
-        assert deliveries.plan(connection, pace, now + 2) == [], "it is on its way"
-        late = now + 3 + attempts.LEASE_S
-        [expire] = deliveries.plan(connection, pace, late)
-        assert expire == deliveries.Expire(key)
-        deliveries.carry_out(connection, expire, "", late)
-        assert deliveries.plan(connection, pace, late) == []
-        monkeypatch.setattr(silences, "MOST", 1)
+        [seal] = outbox.plan_deliveries(connection, pace, now + 1)
+        outbox.apply_step(connection, seal, outbox.compose_drafts(connection, [seal], "", now + 1), now + 1)
+        made = silences.create_silence(connection, Silence(0, "sd?l", None, r"^blocks\.0\.", now, now + 60, "ada", ""))
+        outbox.claim_delivery(connection, key, now + 2)
+        assert outbox.plan_deliveries(connection, pace, now + 2) == [], "it is on its way"
+        late = now + 3 + outbox.LEASE_S
+        [expire] = outbox.plan_deliveries(connection, pace, late)
+        assert expire == outbox.Expire(key)
+        outbox.apply_step(connection, expire, {}, late)
+        assert outbox.plan_deliveries(connection, pace, late) == []
+        monkeypatch.setattr(silences, "MAX_SILENCES", 1)
         with pytest.raises(RequestError, match="There are 1 silences already: end some"):
-            silences.add(connection, made)
-        silences.end(connection, made.id, late)
-        [again] = deliveries.plan(connection, pace, late)
+            silences.create_silence(connection, made)
+        silences.end_silence(connection, made.id, late)
+        [again] = outbox.plan_deliveries(connection, pace, late)
         assert (again.key.version, again.due.kind) == (2, "opened")
-        silences.add(connection, replace(made, until=late + 1))
-        assert silences.add(connection, replace(made, created=late + 1, until=late + 9)).id > made.id, "one was over"
+        silences.create_silence(connection, replace(made, until=late + 1))
+        assert silences.create_silence(connection, replace(made, created=late + 1, until=late + 9)).id > made.id, (
+            "one was over"
+        )
 
 
 def test_a_new_baseline_ends_an_incident_and_only_a_further_fall_opens_it_again(stage):
@@ -260,7 +279,7 @@ def test_a_silence_is_tried_before_it_is_made_and_its_end_is_moved(stage):
     def preview(**wished):
         return story.collector.get("/api/v1/silences/preview", **wished)
 
-    hidden = {"id": number, "run": "tried-1", "rule": "collapse", "members": 3, "of": 3}
+    hidden = {"id": number, "run": "tried-1", "rule": "collapse", "members": 3, "firing": 3}
     assert preview(run="tried-?").json() == {"runs": 1, "incidents": [hidden]}
     some = {**hidden, "members": 1}
     assert preview(run="tried-1", rule="collapse", match=r"\.2\.").json()["incidents"] == [some]
@@ -296,7 +315,7 @@ def test_a_wrong_silence_is_refused_with_what_would_work(stage):
         ({"run": "a b"}, "every run"),
         ({"run": ""}, "every run"),
         ({"run": "x" * 101}, "every run"),
-        ({"rule": "colapse"}, "one of collapse, "),
+        ({"rule": "colapse"}, "'collapse', "),
         ({"match": "(a"}, "does not work"),
         ({"match": r"(?=a)"}, "does not work"),
         ({"match": "a" * 201}, "characters"),
@@ -309,7 +328,7 @@ def test_a_wrong_silence_is_refused_with_what_would_work(stage):
         ({"by": ""}, "characters"),
         ({"by": "a\0"}, "control"),
         ({"note": "\0"}, "control"),
-        ({"forever": True}, "nexpected"),
+        ({"forever": True}, "not permitted"),
     ):
         answer = silence(stage[0], **{"run": "nobody", **changes})
         assert answer.status_code == 422, changes

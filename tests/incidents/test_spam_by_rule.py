@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from people import People, live
 from traces import Trace, healthy, launch, lora
 
-from gradcanary_server.observations import Change
-from gradcanary_server.pace import Pace
-from gradcanary_server.tracks import RULES
+from gradcanary_server.rules.config import Pace
+from gradcanary_server.rules.signals import RULES
+from gradcanary_server.rules.types import Transition
 
 DAY = 86_400.0
 PACE = Pace()
@@ -43,7 +43,7 @@ def check(people, layers):
         rises = len({each.severity for each in mine})
         assert kinds.count("grew") <= math.log2(layers) + rises
         if mine and what.state == "resolved":
-            assert (mine[-1].kind, mine[-1].ever) == ("resolved", what.ever)
+            assert (mine[-1].kind, mine[-1].ever) == ("resolved", what.ever_firing)
         elif mine:
             assert mine[-1].state == "open"
         else:
@@ -103,7 +103,7 @@ def test_three_hundred_layers_that_trickle_in_are_one_opened_and_at_most_eight_m
     arrive = np.sort(np.random.default_rng(data.draw(st.integers(0, 99))).uniform(0, DAY / 2, 300))
     for layer, (moment, before) in enumerate(zip(arrive, [0.0, *arrive], strict=False)):
         people.wait(moment - before)
-        people.change(Change(layer, rule, layer, "fired", names[severity], layer))
+        people.change(Transition(layer, rule, layer, "fired", names[severity], layer))
     people.wait(PACE.interval_s)
     check(people, 300)
     kinds = [each.kind for each in people.messages]

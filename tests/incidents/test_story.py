@@ -9,12 +9,12 @@ from sqlalchemy import select
 from traces import Trace, launch
 from wired import batches, greeting
 
-from gradcanary_server.ingest import Ingest
-from gradcanary_server.layer_sets import KnownSets
-from gradcanary_server.log import Log
-from gradcanary_server.observations import LayerFacts
-from gradcanary_server.rules import Rules
-from gradcanary_server.schema import incident
+from gradcanary_server.ingest.service import Ingest
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.types import LayerFacts
+from gradcanary_server.storage.layers import LayerSetCache
+from gradcanary_server.storage.schema import incident
+from gradcanary_server.tsdb.log import BatchLog
 
 AT, BLOCKS, KINDS = 12_000, 10, ("to_q", "to_k", "to_v")
 FALLEN = (3, 4, 5)
@@ -49,9 +49,9 @@ def trace(every, begin, end, *, falls):
 
 @pytest.mark.parametrize("falls", [True, False])
 def test_the_story_is_one_message_within_thirty_steps_and_without_the_fall_none(new_store, receiver_factory, falls):
-    store, receiver, sets = new_store(bare=True), receiver_factory(), KnownSets()
+    store, receiver, sets = new_store(bare=True), receiver_factory(), LayerSetCache()
     listen(store, receiver)
-    ingest = Ingest(store.database, Rules(), sets, Log(sets), URL)
+    ingest = Ingest(store.database, Rules(), sets, BatchLog(sets), URL)
     of = launch(layers())
     ingest.hello("story", "s", greeting(of))
     parts = [trace(*span, falls=falls) for span in SPANS]

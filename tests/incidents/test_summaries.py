@@ -7,27 +7,28 @@ from changes import fired, resolved
 from streams import layer_names
 
 from gradcanary import remedies, wire
-from gradcanary_server import causes, summaries
-from gradcanary_server.incident_state import Origin, apply, close
-from gradcanary_server.observations import Change, LayerFacts
+from gradcanary_server.incidents import causes, text
+from gradcanary_server.incidents.lifecycle import TransitionContext, apply_transitions, close_incident
+from gradcanary_server.rules.signals import RULES, RUN_RULES
+from gradcanary_server.rules.types import SEVERITIES, LayerFacts, Transition
 
 NAMES = layer_names(300)
 BLOCKS = tuple(f"blocks.{b}.{kind}.lora_{half}" for b in range(10) for kind in "qkv" for half in "AB")
 
 
 def case_of(*changes, names=NAMES):
-    [case] = apply(None, changes, Origin(1, len(names), 0.0), 0.0)
+    [case] = apply_transitions(None, changes, TransitionContext(1, len(names), 0.0), 0.0)
     return case
 
 
 def sentence(*changes, names=NAMES):
     case = case_of(*changes, names=names)
-    return summaries.sentence(case.incident, case.members, dict(enumerate(names)))
+    return text.sentence(case.incident, case.members, dict(enumerate(names)))
 
 
 def headline(*changes, names=NAMES):
     case = case_of(*changes, names=names)
-    return summaries.headline(case.incident, case.members)
+    return text.headline(case.incident, case.members)
 
 
 def lora_a(blocks):
@@ -44,7 +45,7 @@ def test_a_fall_names_layers_values_and_when_it_began():
 
 
 def test_several_kinds_of_evidence_are_told_apart():
-    far = Change(359, "collapse", 2, "fired", "warning", 340, 1e-9, None, 2e-4, "siblings")
+    far = Transition(359, "collapse", 2, "fired", "warning", 340, 1e-9, None, 2e-4, "siblings")
     said = sentence(fired(0), far)
     assert said == (
         "1 of 300 layers (blocks.0.attn.lora_A.weight) fell from 3e-3 to 6e-7 at step 340; 1 more "
@@ -56,7 +57,7 @@ def test_several_kinds_of_evidence_are_told_apart():
     ("evidence", "words"),
     [
         ("threshold", "went under the threshold given for them"),
-        ("late", "were already at 6e-7 when the run was joined"),
+        ("joined_late", "were already at 6e-7 when the run was joined"),
     ],
 )
 def test_weaker_evidence_claims_no_fall(evidence, words):
@@ -72,7 +73,7 @@ def test_weaker_evidence_claims_no_fall(evidence, words):
     ],
 )
 def test_a_scale_drop_says_what_the_loss_did(severity, words):
-    change = Change(500, "scale_drop", None, "fired", severity, 480, 2.1)
+    change = Transition(500, "scale_drop", None, "fired", severity, 480, 2.1)
     assert words in sentence(change)
     assert headline(change) == "all gradients fell together at step 480"
 
@@ -91,13 +92,13 @@ def test_nonfinite_names_loss_and_gradients():
     ("rule", "evidence", "value", "few", "words"),
     [
         ("explosion", None, 5.0, "exploded", "went up from 3e-3 to 5"),
-        ("vanished", "steady", None, "without a gradient", "in nearly every step, and none since"),
-        ("vanished", "steady", 0.0, "without a gradient", "in nearly every step, and exact zeros since"),
-        ("vanished", "rare", None, "without a gradient", "ten times as long as ever before"),
+        ("vanished", "stopped", None, "without a gradient", "in nearly every step, and none since"),
+        ("vanished", "stopped", 0.0, "without a gradient", "in nearly every step, and exact zeros since"),
+        ("vanished", "sporadic", None, "without a gradient", "ten times as long as ever before"),
         ("vanished", "by_script", None, "frozen by the script", "the script froze them"),
         ("unused", None, None, "never had a gradient", "trainable and never had a gradient"),
         ("accumulation_loss", None, 0.22, "lost gradient while summing", "lost 22% of their gradient"),
-        ("accumulator", "low_sum", None, "summed in low precision", "in low precision since"),
+        ("accumulator", "low_precision_sum", None, "summed in low precision", "in low precision since"),
         ("accumulator", "declared", None, "summed in low precision", "another dtype than the configuration asks for"),
         ("frozen", "forecast", None, "with weights that stand still", "too coarse for their learning rate"),
         ("frozen", "measured", 0.9, "with weights that stand still", "weights of which 90% did not move"),
@@ -118,12 +119,29 @@ def test_each_rule_says_what_it_saw_of_whom_and_since_when(rule, evidence, value
     assert headline(change).endswith("at step 340")
 
 
+@pytest.mark.parametrize(
+    ("rule", "evidence"), [(rule, each.evidence) for rule, tracks in RULES.items() for each in tracks]
+)
+def test_all_evidence_that_the_rules_give_has_its_words_and_its_cause(rule, evidence):
+    assert (rule, evidence) in text.WORDS
+    change = fired(0, rule=rule, evidence=evidence)
+    assert "{" not in sentence(change) + headline(change)
+    assert scene(change).code in remedies.CAUSES
+
+
+@pytest.mark.parametrize("rule", RUN_RULES)
+def test_every_rule_of_the_whole_run_has_its_words_and_its_cause(rule):
+    change = fired(None, rule=rule, evidence=None, severity=SEVERITIES[RUN_RULES[rule].severity])
+    assert "{" not in sentence(change) + headline(change)
+    assert scene(change).code in remedies.CAUSES
+
+
 def test_the_end_is_told():
     assert sentence(fired(0), fired(2), resolved(0)).endswith("1 of them have not recovered.")
     assert sentence(fired(0), resolved(0, step=900)).endswith("Recovered at step 900.")
     case = case_of(fired(0))
-    ended = close(case.incident, 1000, 1.0, "run_finished")
-    assert summaries.sentence(ended, case.members, {}).endswith("The run ended at step 1,000 without a recovery.")
+    ended = close_incident(case.incident, 1000, 1.0, "run_finished")
+    assert text.sentence(ended, case.members, {}).endswith("The run ended at step 1,000 without a recovery.")
 
 
 @pytest.mark.parametrize(
@@ -139,13 +157,13 @@ def test_the_end_is_told():
     ],
 )
 def test_numbers_are_written_as_people_write_them(value, words):
-    assert summaries.number(value) == words
+    assert text.format_number(value) == words
 
 
 def scene(*changes, names=BLOCKS, groups=lambda number: number % 2, near=(), facts=(), dtype="float32"):
     case = case_of(*changes, names=names)
     layers = {n: LayerFacts(n, name, (8, 8), dtype, "Linear", groups(n)) for n, name in enumerate(names)}
-    return causes.likely(causes.Scene(case.incident, case.members, layers, near, facts))
+    return causes.likely_cause(causes.CauseContext(case.incident, case.members, layers, near, facts))
 
 
 def test_one_half_of_lora_pairs_points_to_the_other():
@@ -164,7 +182,7 @@ def test_whole_blocks_and_whole_groups_are_seen():
 
 
 def test_what_came_before_comes_first():
-    near = (causes.Near(30, "nonfinite", "critical", 330),)
+    near = (causes.NearbyIncident(30, "nonfinite", "critical", 330),)
     cause = scene(*[fired(number) for number in lora_a((3,))], near=near)
     assert (cause.code, cause.incidents) == ("after_nonfinite", (30,))
     assert cause.evidence == ("incident 30 (nonfinite) opened at step 330",)
@@ -191,13 +209,13 @@ def test_nonfinite_says_what_was_first():
         ("explosion", None, "warning", "nonfinite", "after_nonfinite"),
         ("explosion", None, "warning", None, "exploding"),
         ("explosion", None, "critical", None, "diverging"),
-        ("vanished", "steady", "critical", None, "cut_off"),
-        ("vanished", "rare", "warning", None, "idle_for_long"),
+        ("vanished", "stopped", "critical", None, "cut_off"),
+        ("vanished", "sporadic", "warning", None, "idle_for_long"),
         ("vanished", "never", "warning", None, "never_any_gradient"),
         ("vanished", "by_script", "information", None, "frozen_by_script"),
         ("unused", None, "warning", None, "never_used"),
         ("accumulation_loss", None, "critical", None, "lossy_sum"),
-        ("accumulator", "low_sum", "information", None, "low_sum"),
+        ("accumulator", "low_precision_sum", "information", None, "low_precision_sum"),
         ("accumulator", "declared", "information", None, "other_dtype"),
         ("frozen", "forecast", "warning", None, "coarse_weights"),
         ("frozen", "stopped", "critical", None, "stopped_weights"),
@@ -206,12 +224,15 @@ def test_nonfinite_says_what_was_first():
     ],
 )
 def test_each_rule_has_its_likely_cause(rule, evidence, severity, near, code):
-    neighbours = () if near is None else (causes.Near(30, near, "critical", 330),)
+    neighbours = () if near is None else (causes.NearbyIncident(30, near, "critical", 330),)
     assert scene(fired(0, rule=rule, evidence=evidence, severity=severity), near=neighbours).code == code
 
 
 def test_how_gradients_are_summed_explains_no_fall_of_them():
-    near = (causes.Near(30, "accumulator", "information", 0), causes.Near(31, "nonfinite", "critical", 330))
+    near = (
+        causes.NearbyIncident(30, "accumulator", "information", 0),
+        causes.NearbyIncident(31, "nonfinite", "critical", 330),
+    )
     fell = scene(fired(0), near=near)
     assert fell.incidents == (31,)
     assert not [line for line in fell.evidence if "accumulator" in line]
@@ -220,10 +241,10 @@ def test_how_gradients_are_summed_explains_no_fall_of_them():
 
 def test_blocks_that_lose_their_gradient_together_are_seen():
     blocks = [number for number, name in enumerate(BLOCKS) if name.split(".")[1] in "34"]
-    lost = [fired(number, rule="vanished", evidence="steady") for number in blocks]
+    lost = [fired(number, rule="vanished", evidence="stopped") for number in blocks]
     assert scene(*lost).code == "cut_off_blocks"
     assert scene(*lost).evidence == ("every layer of 2 of 10 blocks lost its gradient, and no other",)
-    everything = [fired(number, rule="vanished", evidence="steady") for number in range(len(BLOCKS))]
+    everything = [fired(number, rule="vanished", evidence="stopped") for number in range(len(BLOCKS))]
     assert scene(*everything).code == "no_gradient_at_all"
 
 

@@ -9,7 +9,7 @@ from streams import hello
 from traces import Trace
 
 from gradcanary import wire
-from gradcanary_server.observations import Launch
+from gradcanary_server.rules.types import Launch
 
 IN_TURNS = {"accumulation_error": "accumulated", "norm_ratio": "accumulated", "zero_fraction": "accumulated"}
 """Stats that a layer has at some steps only, by phase; what is not here is of weights."""

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gradcanary_server import collapse
+from gradcanary_server.rules import collapse
+from gradcanary_server.rules.steps import Falls
 
 LAYERS = 400
 FELL = np.arange(LAYERS) / 100
@@ -12,11 +13,11 @@ FELL = np.arange(LAYERS) / 100
 
 
 def asked(fell, zero, seen):
-    told, baseline = np.ones(LAYERS, np.bool_), np.zeros(LAYERS)
-    moment = SimpleNamespace(seen=seen, zero=zero)
-    view = SimpleNamespace(enter_level=np.full(LAYERS, -4.0))
-    known = (fell, moment, np.ones(LAYERS, np.bool_), told, baseline, view)
-    return collapse.common(*known), *collapse.reached(*known, (2.05, 9.0))
+    alive = zero_counts = np.ones(LAYERS, np.bool_)
+    sample = SimpleNamespace(is_measured=seen, zero=zero)
+    falls = Falls(sample, np.zeros(LAYERS), fell, alive, zero_counts)
+    config = SimpleNamespace(enter_level=np.full(LAYERS, -4.0))
+    return collapse.find_common_fall(falls, config), *collapse.common_fall_reaches(falls, config, (2.05, 9.0))
 
 
 def test_it_is_told_of_each_step_by_the_layers_that_can_say_something():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from traces import POST_CLIP, Trace, fired, healthy, launch, run
 
-from gradcanary_server.rules import Explosion, LayerRule, Rules
+from gradcanary_server.rules.config import Explosion, LayerRule, Rules
 
 
 def exploding(times, start=200, end=None, layer=6, steps=400):

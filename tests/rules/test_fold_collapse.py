@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from traces import Trace, fired, healthy, launch, lora, run
 
-from gradcanary_server.rules import Collapse, LayerRule, Rules
+from gradcanary_server.rules.config import Collapse, LayerRule, Rules
 
 FAULT = 200
 FALLEN = (6, 8, 10)
@@ -73,7 +73,7 @@ def test_healthy_lora_start_is_quiet():
     absmax[1:40, ::2] *= np.logspace(-5, 0, 39)[:, None]
     state, changes = run(Trace(absmax))
     assert changes == ()
-    assert state.low_count() == 0
+    assert state.below_threshold_count() == 0
 
 
 def test_small_from_the_first_step_is_low_and_no_more():
@@ -86,9 +86,9 @@ def test_small_from_the_first_step_is_low_and_no_more():
     )
     state, changes = run(Trace(absmax), launch(unlike))
     assert changes == ()
-    assert state.low_count() == 3
-    assert state.verdict(1).low
-    assert not state.verdict(0).low
+    assert state.below_threshold_count() == 3
+    assert state.verdict(1).below_threshold
+    assert not state.verdict(0).below_threshold
 
 
 def test_always_exactly_zero_is_no_fall():
@@ -103,7 +103,7 @@ def test_low_stays_while_a_layer_is_not_seen():
     absmax = healthy(30, size=1e-8)
     absmax[20:] = -1
     state, _ = run(Trace(absmax))
-    assert state.low_count() == 16
+    assert state.below_threshold_count() == 16
 
 
 def test_fall_to_exact_zero_fires():

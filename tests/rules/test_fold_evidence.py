@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from traces import ACCUMULATED, NONFINITE, PARTIAL, POST_CLIP, Trace, fired, healthy, launch, run
 
-from gradcanary_server.observations import Jump
-from gradcanary_server.rules import Collapse, LayerRule, Rules
+from gradcanary_server.rules.config import Collapse, LayerRule, Rules
+from gradcanary_server.rules.types import Jump
 
 
 def small(rows: int = 300, layers=(2, 4), size: float = 1e-6) -> np.ndarray:
@@ -41,8 +41,10 @@ def test_three_siblings_are_too_few():
 def test_attach_to_a_running_job_informs_once():
     absmax = healthy(400, size=1e-6)
     state, changes = run(Trace(absmax, first=12_000), launch(first_step=12_000, late=True))
-    assert {(c.layer, c.severity, c.evidence) for c in changes} == {(n, "information", "late") for n in range(16)}
-    assert state.low_count() == 0
+    assert {(c.layer, c.severity, c.evidence) for c in changes} == {
+        (n, "information", "joined_late") for n in range(16)
+    }
+    assert state.below_threshold_count() == 0
     assert run(Trace(absmax, first=12_000), launch(first_step=12_000))[1] == ()
 
 
@@ -51,7 +53,7 @@ def test_late_information_is_given_on_coarse_samples_and_not_for_later_ones():
     assert len(run(Trace(absmax, every=100), launch(late=True))[1]) == 16
     later = np.concatenate([healthy(60), healthy(300, size=1e-6)])
     rows = run(Trace(later), launch(late=True))[1]
-    assert [c for c in rows if c.evidence == "late"] == []
+    assert [c for c in rows if c.evidence == "joined_late"] == []
 
 
 @pytest.mark.parametrize(

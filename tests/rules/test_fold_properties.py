@@ -8,13 +8,10 @@ from drawn import LAYERS, QUICK, drawn_rates, launches, now_and_then, traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_score import history
-from traces import Trace, healthy, run
+from traces import Trace, healthy, launch, lora, run
 
-from gradcanary_server.fold import FoldState
-from gradcanary_server.losses import Losses
-from gradcanary_server.moment import Moments
-from gradcanary_server.rules import (
-    OF_RUN,
+from gradcanary_server.rules.config import (
+    RUN_WIDE_KEYS,
     AccumulationLoss,
     Accumulator,
     Explosion,
@@ -25,9 +22,8 @@ from gradcanary_server.rules import (
     Unused,
     Vanished,
 )
-from gradcanary_server.scores import Cast, Scores, count
-from gradcanary_server.tracks import EXPLOSION, ZEROS
-from gradcanary_server.walk import Walk
+from gradcanary_server.rules.evaluator import Evaluator, RuleState
+from gradcanary_server.rules.signals import EXPLOSION, ZEROS, Scores, Vote, apply_vote
 
 PICKY = LayerRule(
     "lora_A",
@@ -41,8 +37,10 @@ PICKY = LayerRule(
     frozen=Frozen(share=0.9, moved_share=0.1, stopped_share=0.5),
     fp16_underflow=Fp16Underflow(growth=0.1, share=0.5, observations=2),
 )
-DEAF = LayerRule("0.lora_B", **{rule: replace(getattr(PICKY, rule), enabled=False) for rule in OF_RUN})
+DEAF = LayerRule("0.lora_B", **{rule: replace(getattr(PICKY, rule), enabled=False) for rule in RUN_WIDE_KEYS})
 QUICK_BY_LAYER = replace(QUICK, layers=(PICKY, DEAF))
+
+OF = launch(lora()[:LAYERS])
 
 rules = st.sampled_from([QUICK, QUICK_BY_LAYER])
 
@@ -57,13 +55,13 @@ def test_any_cutting_gives_the_same_bytes_and_changes(trace, of, rules, cuts):
 
 
 def step_by_step(trace, of, rules, state):
-    """Fold a trace one event after the other."""
-    walk, samples = Walk(FoldState.unpack(state.pack()), of, rules), trace.samples()
-    moments, losses = Moments.of(samples, LAYERS), Losses.of(samples, walk.state.progress.last_loss_step)
-    walk.learn(samples.accumulators)
-    events = [losses.at(place) for place in range(len(losses))] + [moments.at(row) for row in range(len(moments.steps))]
-    found = [change for event in sorted(events, key=lambda event: event.step) for change in walk.take(event)]
-    return walk.state, tuple(found)
+    """Evaluate a trace one event after the other."""
+    evaluator = Evaluator(RuleState.unpack(state.pack()), of, trace.samples(), rules)
+    batch, losses = evaluator.context.batch, evaluator.context.losses
+    events = [(int(step), evaluator.observe_loss, losses.at(place)) for place, step in enumerate(losses.steps)]
+    events += [(int(batch.steps[row]), evaluator.observe, batch.at(row)) for row in range(len(batch.steps))]
+    found = [change for _, observe, event in sorted(events, key=lambda event: event[0]) for change in observe(event)]
+    return evaluator.state, tuple(found)
 
 
 quiet = st.builds(
@@ -99,7 +97,7 @@ seldom = st.builds(now_and_then, st.integers(1, 220), st.sampled_from([1, 10]), 
 )
 def test_what_is_folded_at_once_is_what_one_step_after_the_other_makes(parts, of, rules, observations):
     """Also where a spool thinned the stream in its middle, or other rules came with a restart."""
-    at_once = one_by_one = FoldState.empty()
+    at_once = one_by_one = RuleState.empty()
     begin = 0
     for part, needed in zip(parts, observations, strict=False):
         trace = replace(part, first=-(-begin // part.every) * part.every)
@@ -162,7 +160,7 @@ def test_the_order_of_columns_does_not_matter(trace, of, order):
 @settings(max_examples=60)
 @given(traces(), launches)
 def test_scores_keep_their_bounds_and_nothing_resolves_that_did_not_fire(trace, of):
-    state = FoldState.empty()
+    state = RuleState.empty()
     open_severity: dict[tuple[str, int | None], int] = defaultdict(lambda: -1)
     ranks = ["information", "warning", "critical"]
     state, changes = run(trace, of, QUICK)
@@ -186,11 +184,11 @@ def test_scores_keep_their_bounds_and_nothing_resolves_that_did_not_fire(trace, 
 
 @given(st.lists(st.sampled_from([-1, 0, 1, 1]), max_size=200), st.sampled_from([1, 10, 100, 1000]))
 def test_the_score_is_the_one_of_the_design(votes, every):
-    scores, column, found = Scores.zeros(1, 1), np.zeros(1, np.int64), []
+    scores, column, found = Scores.none(1, 1), np.zeros(1, np.int64), []
     limits = np.array([20], np.float32), np.array([100], np.float32)
     for step, vote in enumerate(votes):
         was = bool(scores.firing[0, 0])
-        tipped = count(scores, 0, Cast(step, every, column, np.array([vote], np.int8), *limits))
+        tipped = apply_vote(Vote(scores, 0, step, every, column, np.array([vote], np.int8), *limits))
         assert tipped == (was != bool(scores.firing[0, 0]))
         found.append((float(scores.score[0, 0]), bool(scores.firing[0, 0])))
     assert found == history(votes, every)

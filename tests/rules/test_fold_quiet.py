@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from traces import Trace, fired, healthy, launch, lora, run
 
-from gradcanary_server.fold import fold
-from gradcanary_server.observations import LayerFacts
-from gradcanary_server.rules import Collapse, LayerRule, Rules
+from gradcanary_server.rules.config import Collapse, LayerRule, Rules
+from gradcanary_server.rules.evaluator import evaluate
+from gradcanary_server.rules.types import LayerFacts
 
 
 def strangers(count: int) -> tuple[LayerFacts, ...]:
@@ -105,7 +105,7 @@ def test_exactly_the_threshold_is_not_under_it():
     absmax = np.full((300, 16), np.float32(1e-4), np.float64)
     state, changes = run(Trace(absmax), launch(absmax_below=1e-4))
     assert changes == ()
-    assert state.low_count() == 0
+    assert state.below_threshold_count() == 0
 
 
 def test_skipped_windows_do_not_end_the_warm_up():
@@ -117,7 +117,7 @@ def test_skipped_windows_do_not_end_the_warm_up():
 
 def test_a_layer_that_is_switched_off_is_not_low():
     rules = Rules(layers=(LayerRule("lora_A", Collapse(enabled=False)),))
-    assert run(Trace(healthy(30, size=1e-8)), rules=rules)[0].low_count() == 8
+    assert run(Trace(healthy(30, size=1e-8)), rules=rules)[0].below_threshold_count() == 8
 
 
 def test_losses_out_of_order_count_by_their_steps():
@@ -125,7 +125,7 @@ def test_losses_out_of_order_count_by_their_steps():
     mixed = np.random.default_rng(0).permutation(100)
     other = replace(samples, loss_steps=samples.loss_steps[mixed], loss=samples.loss[mixed])
     empty = run(Trace(healthy(0)))[0]
-    one, two = (fold(empty, launch(), each, Rules())[0].pack() for each in (samples, other))
+    one, two = (evaluate(empty, launch(), each, Rules())[0].pack() for each in (samples, other))
     assert one == two
 
 

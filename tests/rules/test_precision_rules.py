@@ -7,8 +7,8 @@ import pytest
 from traces import Trace, fired, healthy, launch, lora, run
 
 from gradcanary import wire
-from gradcanary_server.precision import predicted_loss
-from gradcanary_server.rules import Accumulator, ClipBeforeUnscale, Fp16Underflow, Frozen, Rules
+from gradcanary_server.rules.config import Accumulator, ClipBeforeUnscale, Fp16Underflow, Frozen, Rules
+from gradcanary_server.rules.precision import predicted_loss
 
 STEPS = 400
 BFLOAT16 = (wire.Accumulator((0, 2), None, "bfloat16", None),)
@@ -95,7 +95,7 @@ def test_parameters_in_float16_have_gradients_born_there():
 def test_a_sum_in_bfloat16_is_told_once_by_what_it_is_predicted_to_lose(micro_steps, severity):
     trace = Trace(healthy(STEPS), accumulators=BFLOAT16, micro_steps=np.full(STEPS, micro_steps, np.int16))
     state, changes = run(trace, cuts=(100, 200))
-    assert told(changes) == [("accumulator", layer, "fired", 0, severity, "low_sum") for layer in (0, 2)]
+    assert told(changes) == [("accumulator", layer, "fired", 0, severity, "low_precision_sum") for layer in (0, 2)]
     again = replace(trace, first=0)
     assert run(again, launch(number=2), state=state)[1] == ()
 

@@ -1,4 +1,4 @@
-"""What other rules take back of a run: what they said, for the layers for which they are others, and nothing else."""
+"""What other rules take back of a run: the findings of each rule that is another one, and nothing else."""
 
 from dataclasses import replace
 
@@ -10,9 +10,9 @@ from test_fold_properties import LAYERS, QUICK, QUICK_BY_LAYER, launches, traces
 from traces import Trace, fired, healthy, launch, run
 
 from gradcanary import wire
-from gradcanary_server.rule_changes import withdraw
-from gradcanary_server.rules import Collapse, Grace, LayerRule, Rules, ScaleDrop
-from gradcanary_server.tracks import RULES
+from gradcanary_server.rules.config import Collapse, Grace, LayerRule, Rules, ScaleDrop
+from gradcanary_server.rules.resets import reset_changed_rules
+from gradcanary_server.rules.signals import RULES
 
 NAMES = {layer.number: layer.name for layer in launch().layers}
 LOW, MISSED = (2, 4, 6), 9
@@ -28,7 +28,7 @@ def troubled(steps=400):
 
 def taken_back(before, after, state=None):
     state = run(troubled(), rules=before)[0] if state is None else state
-    moved, changes = withdraw(state, NAMES, before, after)
+    moved, changes = reset_changed_rules(state, NAMES, before, after)
     assert {(c.kind, c.resolution) for c in changes} <= {("resolved", "rule_changed")}
     return state, moved, {(change.rule, change.layer) for change in changes}
 
@@ -40,11 +40,11 @@ def taken_back(before, after, state=None):
         (Rules(collapse=Collapse(notify=False)), set()),
         (Rules(grace=Grace(steps=60), scale_drop=ScaleDrop(common_decades=2)), set()),
         (Rules(collapse=Collapse(enter=2e-4)), {("collapse", layer) for layer in LOW}),
-        (Rules(layers=(LayerRule("blocks.1", Collapse(enabled=False)),)), {("collapse", 2)}),
+        (Rules(layers=(LayerRule("blocks.1", Collapse(enabled=False)),)), {("collapse", layer) for layer in LOW}),
         (Rules(layers=(LayerRule("blocks.[12]", Collapse()),)), set()),
     ],
 )
-def test_what_changed_for_a_layer_is_taken_back_of_it(after, said):
+def test_what_changed_for_a_layer_is_taken_back_of_all(after, said):
     state, moved, found = taken_back(Rules(), after)
     assert found == said
     assert {(rule, n) for n in NAMES for rule in moved.verdict(n).rules} == {
@@ -91,7 +91,7 @@ def test_what_is_known_without_counting_is_looked_at_anew():
     state, changes = run(Trace(healthy(60), accumulators=sums))
     assert {change.severity for change in changes} == {"information"}
     after = Rules(accumulator=replace(Rules().accumulator, warn_above=1e-3))
-    moved, changes = withdraw(state, NAMES, Rules(), after)
+    moved, changes = reset_changed_rules(state, NAMES, Rules(), after)
     assert {change.layer for change in changes} == set(NAMES)
     _, changes = run(Trace(healthy(70)), rules=after, state=moved)
     assert {(change.step, change.severity) for change in changes} == {(60, "warning")}
@@ -104,18 +104,18 @@ def test_only_changed_rules_are_taken_back_and_the_same_ones_never(trace, of, ch
     after = replace(QUICK, **moved_rules)
     state, _ = run(trace, of, QUICK)
     names = {layer.number: layer.name for layer in of.layers}
-    moved, changes = withdraw(state, names, QUICK, after)
+    moved, changes = reset_changed_rules(state, names, QUICK, after)
     before = {(rule, n) for n in range(LAYERS) for rule, said in state.verdict(n).rules.items() if said != "suspect"}
     assert {(c.rule, c.layer) for c in changes if c.layer is not None} == {
         each for each in before if each[0] in changed
     }
     left = {(rule, n) for n in range(LAYERS) for rule in moved.verdict(n).rules}
     assert left == {(rule, n) for n in range(LAYERS) for rule in state.verdict(n).rules if rule not in changed}
-    assert withdraw(moved, names, after, after) == (moved, ())
+    assert reset_changed_rules(moved, names, after, after) == (moved, ())
     assert run(trace, of, after, moved)[1] == ()
 
 
 def test_layers_that_are_not_named_yet_and_entries_that_say_the_same_change_nothing():
     state, _ = run(troubled(), rules=QUICK_BY_LAYER)
     same = replace(QUICK_BY_LAYER, layers=tuple(replace(entry) for entry in QUICK_BY_LAYER.layers))
-    assert withdraw(state, {}, QUICK_BY_LAYER, same) == (state, ())
+    assert reset_changed_rules(state, {}, QUICK_BY_LAYER, same) == (state, ())

@@ -1,14 +1,13 @@
 """rules.yaml: what it moves, and the line of every mistake."""
 
-import json
 from dataclasses import replace
 
 import pytest
+import yaml
 
-from gradcanary_server import rules_json
 from gradcanary_server.errors import RulesError
-from gradcanary_server.rules import Rules
-from gradcanary_server.rules_file import load
+from gradcanary_server.rules.config import NAMES, Rules, rules_from_json, rules_to_json
+from gradcanary_server.rules.config_file import load
 
 EXAMPLE = r"""version: 1
 rules:
@@ -43,14 +42,20 @@ def read(tmp_path, text):
     return load(path)
 
 
+def collapse_of(rules, name):
+    """Return the rule collapse as it applies to a layer by its name."""
+    return rules.section("collapse", rules.entry_of(name))
+
+
 def test_the_example_loads_and_says_the_defaults(tmp_path):
     rules = read(tmp_path, EXAMPLE)
     assert rules == Rules(layers=rules.layers)
-    assert not rules.collapse_of("blocks.1.k_proj.bias").enabled
-    assert rules.collapse_of("blocks.1.lora_A").evidence == ("threshold",)
-    assert rules.collapse_of("blocks.1.lora_A").enter == 1e-5
-    assert rules.collapse_of("blocks.1.lora_A").exit == pytest.approx(3e-5)  # keeps the ratio
-    assert rules.collapse_of("blocks.1.mlp") == rules.collapse
+    assert {*yaml.safe_load(EXAMPLE)["rules"]} == {*NAMES}
+    assert not collapse_of(rules, "blocks.1.k_proj.bias").enabled
+    assert collapse_of(rules, "blocks.1.lora_A").evidence == ("threshold",)
+    assert collapse_of(rules, "blocks.1.lora_A").enter == 1e-5
+    assert collapse_of(rules, "blocks.1.lora_A").exit == pytest.approx(3e-5)  # keeps the ratio
+    assert collapse_of(rules, "blocks.1.mlp") == rules.collapse
 
 
 def test_layers_have_their_own_numbers_of_every_rule_of_layers(tmp_path):
@@ -75,7 +80,7 @@ layers:
     assert entry.explosion == replace(rules.explosion, observations=9)  # ratio falls back to rules
     assert entry.frozen == replace(rules.frozen, enabled=True)
     assert entry.collapse == replace(rules.collapse, norm_below=1e-6)
-    assert rules_json.load(json.loads(rules_json.dump(rules))) == rules
+    assert rules_from_json(rules_to_json(rules)) == rules
 
 
 def test_rules_without_messages_are_known(tmp_path):
@@ -86,7 +91,7 @@ def test_rules_without_messages_are_known(tmp_path):
 
 def test_the_first_entry_that_matches_wins(tmp_path):
     text = "version: 1\nlayers:\n- {match: a, collapse: {enter: 1e-6}}\n- {match: ab, collapse: {enter: 1e-7}}\n"
-    assert read(tmp_path, text).collapse_of("ab").enter == 1e-6
+    assert collapse_of(read(tmp_path, text), "ab").enter == 1e-6
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,7 @@ def test_the_first_entry_that_matches_wins(tmp_path):
         ("layers:\n- match: a\n  vanished:\n    steady_share: 2\n", 5, "at most 1"),
         ("layers:\n- match: a\n  clip_before_unscale: {}\n", 4, "is of all layers together"),
         ("layers:\n- match: a\n  grace: {steps: 3}\n", 4, "unknown key 'grace'"),
-        ("rules:\n  collapse:\n    norm_below: null\n", 4, "a number over 0"),
+        ("rules:\n  collapse:\n    norm_below: 0\n", 4, "a number over 0"),
         ("grace: {}\ngrace: {}\n", 3, "twice"),
         ("? [a]\n: 1\n", 2, "a key is a word"),
     ],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from traces import POST_CLIP, Trace, fired, healthy, launch, run
 
-from gradcanary_server.rules import Collapse, Rules, Unused, Vanished
+from gradcanary_server.rules.config import Collapse, Rules, Unused, Vanished
 
 NO_GRADIENT, NOT_TRAINABLE = -1, -2
 
@@ -22,7 +22,7 @@ def told(changes):
 def test_a_layer_that_always_had_a_gradient_is_missed_after_twenty_steps():
     _, changes = run(Trace(without(200, 260)))
     assert told(changes) == [
-        ("vanished", 6, "fired", 219, "critical", "steady"),
+        ("vanished", 6, "fired", 219, "critical", "stopped"),
         ("vanished", 6, "resolved", 359, "critical", None),
     ]
     assert changes[0].since_step == 200
@@ -63,7 +63,7 @@ def test_a_layer_that_is_idle_more_often_warns_after_ten_times_its_longest_span(
     absmax[400:500, 8] = NO_GRADIENT
     _, changes = run(Trace(absmax))
     found = fired(changes, "vanished")
-    assert (found[6].step, found[6].severity, found[6].evidence) == (317, "warning", "rare")
+    assert (found[6].step, found[6].severity, found[6].evidence) == (317, "warning", "sporadic")
     assert (found[8].step, found[8].severity) == (419, "critical")
 
 
@@ -91,7 +91,7 @@ def test_a_layer_at_exactly_zero_is_one_incident_of_collapse(every):
 def test_zeros_that_collapse_does_not_look_at_are_missed():
     rules = Rules(collapse=Collapse(enabled=False))
     _, changes = run(Trace(without(200, value=0)), rules=rules)
-    assert told(changes) == [("vanished", 6, "fired", 219, "critical", "steady")]
+    assert told(changes) == [("vanished", 6, "fired", 219, "critical", "stopped")]
     assert run(Trace(without(200, value=0), every=10), rules=rules)[1] == ()  # other steps may have been not zero
 
 

@@ -7,17 +7,16 @@ import numpy as np
 from sqlalchemy import delete, func, select
 
 from gradcanary import wire
-from gradcanary_server import deletion, layer_table, runs, views
-from gradcanary_server.archive import Archive
-from gradcanary_server.compactor import Compactor
-from gradcanary_server.database import Database
-from gradcanary_server.ingest import Ingest
-from gradcanary_server.layer_sets import KnownSets
-from gradcanary_server.log import Log
-from gradcanary_server.rules import Rules
-from gradcanary_server.schema import (
-    deleted_session,
-    fold_state,
+from gradcanary_server.api import charts, layer_table
+from gradcanary_server.api.charts import HeatmapOptions
+from gradcanary_server.incidents import text
+from gradcanary_server.incidents.watchdog import Watchdog
+from gradcanary_server.ingest.service import Ingest
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.storage import runs
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.layers import LayerSetCache
+from gradcanary_server.storage.schema import (
     incident,
     incident_layer,
     launch,
@@ -25,25 +24,37 @@ from gradcanary_server.schema import (
     layer_set,
     metadata,
     metric,
+    rule_state,
     run,
     session,
+    session_tombstone,
 )
-from gradcanary_server.tiles import Tiles
-from gradcanary_server.views import Picture
-from gradcanary_server.watchdog import Watchdog
-from gradcanary_server.window import Range
+from gradcanary_server.tsdb import retention
+from gradcanary_server.tsdb.compactor import Compactor
+from gradcanary_server.tsdb.log import BatchLog
+from gradcanary_server.tsdb.query import StepRange
+from gradcanary_server.tsdb.reader import Reader
+from gradcanary_server.tsdb.tiles import TileStore
 
 RUN = "run"
 LAYERS = 3
 
 ROUGH = 2.5e-4
-"""What a node is made wider by, beyond what is in it; single samples, and buckets of them, are exact."""
+"""What an aggregate is made wider by, beyond what is in it; single samples, and buckets of them, are exact."""
 
-TOLD = (run, launch, session, layer, layer_set, metric, fold_state, incident, incident_layer, deleted_session)
+TOLD = (run, launch, session, layer, layer_set, metric, rule_state, incident, incident_layer, session_tombstone)
 """What follows from what agents told."""
 
-OF_A_STORE = ("run_id", "incident_id", "sealed_seq", "settled", "folded")
-"""Columns that count what was tried, are drawn anew, or say what was compacted and delivered."""
+OF_A_STORE = (
+    "run_id",
+    "incident_id",
+    "sealed_seq",
+    "summary",
+    "described_revision",
+    "notifications_done",
+    "state_token",
+)
+"""Columns that count what was tried, are drawn anew, or say what was compacted, composed and delivered."""
 
 
 class Store:
@@ -57,12 +68,12 @@ class Store:
 
     def forget(self, rules=Rules()):  # noqa: B008 -- immutable
         """Begin with empty caches, as a new process does."""
-        sets, tiles = KnownSets(), Tiles()
-        log = Log(sets)
-        self.archive = Archive(log, tiles)
+        sets, tiles = LayerSetCache(), TileStore()
+        log = BatchLog(sets)
+        self.archive = Reader(log, tiles)
         self.ingest = Ingest(self.database, rules, sets, log, "http://here")
-        self.compactor = Compactor(self.database, log, tiles, self.ingest.settle)
-        self.watchdog = Watchdog(self.database, self.archive, rules)
+        self.compactor = Compactor(self.database, log, tiles, self.ingest.merge_overdue)
+        self.watchdog = Watchdog(self.database, rules)
 
     def clear(self):
         with self.database.write() as connection:
@@ -79,37 +90,41 @@ class Store:
             self.ingest.end(RUN, session, wire.dump(wire.End(end, None, None)))
 
     def thin(self, older_than, keeping=0):
-        """Let go of samples stored before a time, but for so many tiles of each chain; tell in how many bites."""
+        """Let go of samples stored before a time, but for so many tiles of each stream; tell in how many bites."""
         with self.database.read() as connection:
-            aged = deletion.aged(connection, older_than)
+            aged = retention.expired_streams(connection, older_than)
         bites = 0
         for *key, last in aged:
             is_more = True
             while is_more:
                 with self.database.write() as connection:
-                    is_more = deletion.thin(connection, *key, last - keeping)
+                    is_more = retention.drop_raw_chunk(connection, *key, last - keeping)
                 bites += 1
         self.forget()
         return bites
 
     def read(self, build):
         with self.database.read() as connection:
-            return build(connection, runs.one(connection, RUN, 0.0).row)
+            return build(connection, runs.get_run(connection, RUN))
 
     def pictures(self, points, begin=None, end=None):
         """Every picture of the run as the API sends it."""
-        span, rules, archive = Range(begin, end, points), Rules(), self.archive
+        span, rules, archive = StepRange(begin, end, points), Rules(), self.archive
         wanted = [str(number) for number in range(LAYERS)]
         found = {}
         for stat in ("absmax", "norm", "nonfinite"):
-            found[stat] = self.read(lambda c, run, s=stat: views.series(c, archive, rules, run, s, wanted, span))
+            found[stat] = self.read(lambda c, run, s=stat: charts.build_series(c, archive, rules, run, s, wanted, span))
         for value in ("min", "mean", "max"):
-            picture = Picture(value, "model", None, 400)
-            found[value] = self.read(lambda c, run, p=picture: views.picture(c, archive, rules, run, "absmax", p, span))
-        found["metrics"] = self.read(lambda c, run: views.metrics(c, archive, run, views.Chosen((), ()), span))
-        found["layers"] = self.read(lambda c, run: layer_table.table(c, archive, run.run_id))
+            picture = HeatmapOptions(value, "model", None, 400)
+            found[value] = self.read(
+                lambda c, run, p=picture: charts.build_heatmap(c, archive, rules, run, "absmax", p, span)
+            )
+        found["metrics"] = self.read(
+            lambda c, run: charts.build_metrics(c, archive, run, charts.MetricSelector((), ()), span)
+        )
+        found["layers"] = self.read(lambda c, run: layer_table.build_layer_table(c, archive, run.run_id))
         found["samples"] = self.read(
-            lambda _, run: sum(len(p.columns.steps) for p in views.samples(self.database, archive, run.run_id))
+            lambda _, run: sum(len(p.columns.steps) for p in charts.iter_samples(self.database, archive, run.run_id))
         )
         for each in found.values():
             if isinstance(each, dict):
@@ -122,9 +137,11 @@ class Store:
         with self.database.read() as connection:
             for table in TOLD:
                 wanted = select(*(column for column in table.c if column.name not in OF_A_STORE))
-                if table in deletion.HEAVY:  # what is of deleted runs goes bit by bit
+                if table in retention.HEAVY:  # what is of deleted runs goes bit by bit
                     wanted = wanted.where(table.c.run_id.in_(select(run.c.run_id)))
                 found[table.name] = sorted(map(repr, connection.execute(wanted)))
+            rows = connection.execute(select(incident)).mappings().all()
+            found["texts"] = sorted(text.current_summary(connection, row) for row in rows)
         return found
 
     def count(self, table):

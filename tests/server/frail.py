@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import event
 
-from gradcanary_server.database import Database
+from gradcanary_server.storage.database import Database
 
 
 class Killed(BaseException):
@@ -27,8 +27,6 @@ class Frail(Database):
     """``points`` counts what is asked of the store: each statement, and each commit before and after it."""
 
     time = 1.7e9
-    set_s = 0.0
-    """By which the clock was set: all other time went by."""
 
     def __init__(self, url):
         super().__init__(url)
@@ -39,9 +37,6 @@ class Frail(Database):
     def now(self, connection):
         return self.time
 
-    def steady(self):
-        return self.time - self.set_s
-
     def break_at(self, points, error):
         """Raise an error at the point that comes after so many others."""
         self._at, self._error = self.points + points, error
@@ -49,9 +44,15 @@ class Frail(Database):
     def mend(self):
         self._at = None
 
-    @contextmanager
     def write(self):
-        with super().write() as connection:
+        return self._frail(super().write())
+
+    def write_shared(self):
+        return self._frail(super().write_shared())
+
+    @contextmanager
+    def _frail(self, transaction):
+        with transaction as connection:
             yield connection
             self._pass()
         self.commits += 1

@@ -73,17 +73,17 @@ def send(store, story, size=None):
             seq += -(-len(each.absmax) // (size or told.size))
 
 
-def counted(story, begin=0, end=2**31, raw_from=None):
+def counted(story, begin=0, end=2**31, raw_start=None):
     """Every sample that counts between two steps, both included: {step: absmax of each such sample [layer]}.
 
-    A later launch hides what it went over again. ``raw_from`` tells, by the place of a launch and its interval, before
-    which step single samples are gone: there all of a node of eight counts where one of its samples does.
+    A later launch hides what it went over again. ``raw_start`` tells, by the place of a launch and its interval, before
+    which step single samples are gone: there all of an aggregate of eight counts where one of its samples does.
     """
     found = {}
     for place, told in enumerate(story):
         hidden = [later.span() for later in story[place + 1 :]]
         for each in told.streams:
-            raw, width = (raw_from or {}).get((place, each.every), 0), 8 * each.every
+            raw, width = (raw_start or {}).get((place, each.every), 0), 8 * each.every
             steps = each.steps().tolist()
 
             def is_seen(step, hidden=hidden):
@@ -91,8 +91,8 @@ def counted(story, begin=0, end=2**31, raw_from=None):
 
             low, high = told.span()
             for step, values in zip(steps, each.absmax, strict=True):
-                node = range(step // width * width, (step // width + 1) * width, each.every)
-                of = [at for at in node if low <= at <= high] if step < raw else [step]
+                aggregate = range(step // width * width, (step // width + 1) * width, each.every)
+                of = [at for at in aggregate if low <= at <= high] if step < raw else [step]
                 if any(map(is_seen, of)):
                     found.setdefault(step, []).append(values)
     return found

@@ -16,8 +16,10 @@ import pytest
 import streams
 
 from gradcanary import wire
-from gradcanary_server import bodies, requests
+from gradcanary_server import validation
+from gradcanary_server.api import http as api_http
 from gradcanary_server.errors import RequestError
+from gradcanary_server.tsdb import batch
 
 JSON = {"Content-Type": "application/json"}
 
@@ -227,10 +229,10 @@ def test_a_body_that_is_no_message(ready, case):
 
 
 def test_the_longest_and_the_largest_of_everything(ready):
-    last = requests.MAX_STEP
+    last = validation.MAX_STEP
     wide = tuple(chr(0x1F400 + number) * wire.MAX_NAME for number in range(3))
     stream = streams.Stream(streams.healthy(2, 3), first_step=last - 1, names=wide, stored="d" * 40)
-    facts = (wire.Fact("c" * 100, "\n" * requests.MAX_TEXT, wide),)
+    facts = (wire.Fact("c" * 100, "\n" * validation.MAX_TEXT, wide),)
     words = dict.fromkeys(("agent", "python", "torch", "framework", "optimizer"), "w" * 100)
     other = replace(ready, run="r" * 100, session="s" * 64)
     hello = stream.hello(launch="l" * 64, facts=facts, absmax_below=1e308, **words)
@@ -331,7 +333,7 @@ def test_a_gzip_bomb(ready):
 
 def test_a_body_of_errors_is_read_up_to_the_first_of_each_list():
     with pytest.raises(RequestError) as refusal:
-        requests.batch(NO_JSON["a million errors"][0])
+        batch.parse_batch(NO_JSON["a million errors"][0])
     assert refusal.value.__cause__.error_count() < 50
 
 
@@ -339,10 +341,10 @@ def test_a_gzip_bomb_never_becomes_its_size():
     bomb = gzip.compress(b" " * 400_000_000, 9)
     tracemalloc.start()
     with pytest.raises(RequestError, match="inflated"):
-        bodies.inflate(bomb)
+        api_http.inflate(bomb)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 3 * bodies.MAX_INFLATED
+    assert peak < 3 * api_http.MAX_INFLATED_BYTES
 
 
 def test_100_mb_declared_and_not_declared(ready):

@@ -1,78 +1,93 @@
-"""What rules would have said of the last runs: as `test-rules` has it, within bounds, changing nothing."""
+"""What rules would have sent of the last runs: as `test-rules` has it, within bounds, changing nothing."""
 
 import io
-from dataclasses import replace
+import json
+from contextlib import contextmanager
 
 import httpx
 import pytest
 import shapes
 from collectors import Collector
-from sqlalchemy import select
+from fastapi.testclient import TestClient
+from players import frozen, is_over, player_of
 from streams import Session, Stream, collapsed, healthy
 from waiting import eventually
 
-from gradcanary_server import backtest, backtest_rows, replays, takes
-from gradcanary_server.backtest_rows import Found
-from gradcanary_server.backtests import Backtests
-from gradcanary_server.database import Database
-from gradcanary_server.rules import Collapse, LayerRule, Rules
-from gradcanary_server.schema import backtest as backtest_table
+from gradcanary_server import caches
+from gradcanary_server.app import create_app
+from gradcanary_server.ops import backtest_worker, backtests, replay_source
+from gradcanary_server.rules.config import Collapse, LayerRule, Rules
+from gradcanary_server.settings import Settings
 
 LAYERS, AT, STEPS = 24, 130, 300
-DEAF = "version: 1\nrules:\n  collapse: {enabled: false}\nlayers:\n- match: lora_A\n  explosion: {ratio: 50}\n"
+OTHERS = "version: 1\nrules:\n  collapse: {enabled: false}\nlayers:\n- match: lora_A\n  explosion: {ratio: 50}\n"
 PATIENCE_S = 300.0
-"""The process that counts lets others have the processor."""
+"""The process that counts has a lower priority."""
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE_S)
 
 
-def settled(ask):
-    return eventually(lambda: None if (found := ask())["state"] in ("waiting", "counting") else found, PATIENCE_S)
-
-
-@pytest.fixture(scope="module")
-def trained(module_collector):
+def train(url):
     """A run of which four layers collapse, one that is well and goes on, one in the archive."""
-    url = module_collector.url
     Session(url, run="aside").send(Stream(collapsed(STEPS, LAYERS, range(4), AT)))
     httpx.patch(f"{url}/api/v1/runs/aside", json={"archived": True}).raise_for_status()
     fell = Session(url, run="fell")
     fell.send(Stream(collapsed(STEPS, LAYERS, range(4), AT)))
     fell.end(last_step=STEPS - 1).raise_for_status()
     Session(url, run="well").send(Stream(healthy(60, 6)))
+
+
+@pytest.fixture(scope="module")
+def trained(module_collector):
+    train(module_collector.url)
     return module_collector
 
 
-@pytest.fixture
-def attempt(trained):
-    def post(text):
-        return httpx.post(f"{trained.url}/api/v1/rules/trials", json={"text": text})
+@contextmanager
+def asked(collector, wish=None, **headers):
+    with (
+        httpx.Client(base_url=collector.url, timeout=PATIENCE_S, headers=headers) as client,
+        client.stream("POST", "/api/v1/rules/trials", json={} if wish is None else wish) as answer,
+    ):
+        yield answer
 
-    return post
+
+def lines_of(answer):
+    """The lines of a trial, each held to its schema."""
+    assert answer.status_code == 200, answer.read()
+    yield from shapes.hold_lines(answer)
 
 
-def test_the_rules_in_force_and_others_are_tried_on_the_last_runs(trained, attempt):
+def tried(collector, text=None):
+    with asked(collector, {"text": text}) as answer:
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        return list(lines_of(answer))
+
+
+def test_the_rules_in_force_and_others_are_tried_on_the_last_runs(trained):
     incidents = trained.get("/api/v1/incidents").json()
-    found = settled(lambda: shapes.hold("backtest", trained.get("/api/v1/rules/backtest")))
-    well, fell = found["outcomes"]
-    assert (found["id"], found["runs"], found["left"], found["state"]) == (None, 2, 0, "counted")
-    assert (well["run"], well["messages"], well["incidents"], well["by_rule"]) == ("well", 0, 0, {})
-    assert (well["samples"], well["first_step"], well["last_step"], well["is_whole"]) == (60, 0, 59, True)
-    assert fell["by_rule"] == {"collapse": fell["messages"]}
-    assert fell["messages"] == found["messages"] >= 1
-    assert found["incidents"] == 1
-    assert fell["matched"] == [], "these rules have no entry of layers"
-
-    tried = attempt(DEAF)
-    assert tried.status_code == 201
-    other = settled(lambda: trained.get(f"/api/v1/rules/trials/{tried.json()['id']}").json())
-    assert (other["messages"], other["incidents"], other["runs"]) == (0, 0, 2)
-    assert [each["matched"] for each in other["outcomes"]] == [[3], [LAYERS // 2]]
-    assert attempt(DEAF).json()["id"] == other["id"], "the same rules are counted once"
+    *progress, result = tried(trained, OTHERS)
+    assert {each["kind"] for each in progress} == {"progress"}
+    assert list(dict.fromkeys((each["played"], each["runs"]) for each in progress)) == [(0, None), (0, 2), (1, 2)]
+    assert (result["kind"], result["runs"], result["played"]) == ("result", 2, 2)
+    well, fell = result["outcomes"]
+    assert (well["run"], well["samples"], well["first_step"], well["last_step"]) == ("well", 60, 0, 59)
+    assert well["is_whole"] is True
+    quiet = {"incidents": 0, "messages": 0, "by_rule": {}}
+    assert well["counts"] == {"in_force": quiet, "tried": quiet}
+    count = fell["counts"]["in_force"]
+    assert count["by_rule"] == {"collapse": count["messages"]}
+    assert count["messages"] >= 1
+    assert fell["counts"]["tried"] == quiet
+    entries = [{"match": "lora_A", "layers": LAYERS // 2, "runs": 2}]
+    in_force = {"incidents": 1, "messages": count["messages"], "entries": []}
+    assert result["totals"] == {"in_force": in_force, "tried": {"incidents": 0, "messages": 0, "entries": entries}}
 
     assert trained.get("/api/v1/incidents").json() == incidents
     assert trained.get("/api/v1/rules").json()["collapse"]["enabled"] is True
-    assert trained.get("/api/v1/rules/backtest").json() == found, "and not counted anew so soon"
+
+    alone = tried(trained)[-1]
+    assert alone["totals"] == {"in_force": in_force}
 
 
 @pytest.mark.parametrize(
@@ -88,172 +103,132 @@ def test_the_rules_in_force_and_others_are_tried_on_the_last_runs(trained, attem
         ("#" * 64_001, "text"),
     ],
 )
-def test_rules_that_are_none_are_refused_with_the_line(attempt, text, said):
-    answer = attempt(text)
+def test_rules_that_are_none_are_refused_with_the_line(trained, text, said):
+    answer = httpx.post(f"{trained.url}/api/v1/rules/trials", json={"text": text})
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "text")
     assert said in answer.json()["error"]["message"]
 
 
-def test_rules_that_nobody_tried_are_unknown(trained):
-    for name in ("0123456789abcdef", "%00", "x" * 3_000):
-        answer = trained.get(f"/api/v1/rules/trials/{name}")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_trial"), name
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_lines_come_while_runs_are_played_and_one_trial_runs_at_a_time(trained, encoding):
+    with asked(trained, **{"accept-encoding": encoding}) as answer:
+        assert answer.headers.get("content-encoding", "identity") == encoding
+        assert "no-store" in answer.headers["cache-control"]
+        lines = lines_of(answer)
+        assert next(lines)["played"] == 0
+        player = player_of(trained)
+        with frozen(player):
+            for _ in range(3):
+                next(lines)
+            other = httpx.post(f"{trained.url}/api/v1/rules/trials", json={}, timeout=PATIENCE_S)
+            assert (other.status_code, other.json()["error"]["code"]) == (429, "trial_runs")
+            assert "one trial runs at a time" in other.json()["error"]["message"]
+            assert int(other.headers["retry-after"]) > 0
+            assert trained.get("/readyz").status_code == 200
+            answer.close()
+            eventually(lambda: is_over(player), 30)
+    assert tried(trained)[-1]["played"] == 2, "and the next one has its turn"
+
+
+def test_a_trial_that_is_left_in_the_middle_ends_its_process(trained):
+    """As when a tab is closed: the connection is gone, and nothing is said."""
+    with asked(trained) as answer:
+        lines = lines_of(answer)  # httpx closes the connection with it
+        next(lines)
+        player = player_of(trained)
+        assert not is_over(player)
+    eventually(lambda: is_over(player), 30)
+    assert tried(trained)[-1]["played"] == 2
 
 
 @pytest.fixture
-def another(trained, tmp_path):
-    """Another collector of the store; of SQLite, which has one, that one after a restart."""
-    if trained.db is None:
-        trained.stop()
-        yield trained.start()
-        return
-    beside = Collector(tmp_path / "beside", db=trained.db)
-    yield beside.start()
-    beside.kill()
+def another(tmp_path):
+    collector = Collector(tmp_path / "another").start()
+    train(collector.url)
+    yield collector
+    collector.kill()
 
 
-def test_what_one_collector_was_asked_another_one_answers(trained, attempt, request):
-    tried = attempt(DEAF.replace("50", "51")).json()["id"]
-    asked = f"/api/v1/rules/trials/{tried}"
-    mine = settled(lambda: trained.get(asked).json())
-    other = request.getfixturevalue("another")
-    assert other.get(asked).json() == mine
-    assert other.get("/api/v1/rules/backtest").json()["state"] == "counted", "and it is not counted anew"
-    newer = httpx.post(f"{other.url}/api/v1/rules/trials", json={"text": DEAF.replace("50", "52")}).json()["id"]
-    found = settled(lambda: trained.get(f"/api/v1/rules/trials/{newer}").json())
-    assert (found["state"], found["runs"], found["left"]) == ("counted", 2, 0)
+def test_a_trial_ends_with_the_collector_and_says_so(another):
+    with asked(another) as answer:
+        lines = lines_of(answer)
+        next(lines)
+        player = player_of(another)
+        with frozen(player):
+            assert another.stop() == 0
+            assert is_over(player)
+        *_, last = lines
+        assert (last["kind"], last["code"]) == ("error", "trial_failed")
+        assert "The collector is stopping" in last["message"]
 
 
-class Clocked(Database):
-    """A store whose clock is set."""
-
-    ahead_s = 0.0
-
-    def now(self, connection):
-        return super().now(connection) + self.ahead_s
+def test_a_trial_ends_with_a_collector_that_is_killed(another):
+    with asked(another) as answer:
+        lines = lines_of(answer)
+        next(lines)
+        player = player_of(another)
+        another.kill()
+        eventually(lambda: is_over(player), 30)
 
 
 @pytest.fixture
-def store(trained):
-    database = Clocked(trained.store_url)
-    yield database
-    database.close()
+def app(tmp_path):
+    app = create_app(Settings(tmp_path, f"sqlite:///{tmp_path / 'gradcanary.db'}"))
+    with TestClient(app, base_url="http://localhost") as client:
+        yield client
 
 
-@pytest.fixture
-def counter(trained, store):
-    """What counts in a collector, with rules that nobody else has."""
-    made = Backtests(store, trained.store_url, Rules(layers=(LayerRule("nowhere", collapse=Collapse(enabled=False)),)))
-    yield made
-    made.stop()
+def lines_from(app):
+    return [json.loads(line) for line in app.post("/api/v1/rules/trials", json={}).text.splitlines()]
 
 
-def stored(store, name):
-    with store.read() as connection:
-        return backtest_rows.find(connection, name, store.now(connection))
+def test_of_a_store_without_runs_nothing_is_counted(app):
+    none = {"incidents": 0, "messages": 0, "entries": []}
+    assert lines_from(app)[-1:] == [
+        {"kind": "result", "runs": 0, "played": 0, "totals": {"in_force": none}, "outcomes": []}
+    ]
 
 
-def test_a_run_that_did_not_change_is_not_played_again(trained, store, counter):
-    first = settled(lambda: vars(counter.present()))["found"].counts
-    forged = {number: replace(each, messages=99) for number, each in first.items()}
-    with store.write() as connection:
-        claim = backtest_rows.claim(connection, counter.name, store.now(connection) + backtest_rows.FOR_S + 1)
-        found = Found(tuple(forged), 0, forged)
-        backtest_rows.conclude(connection, claim, found, store.now(connection), is_whole=True)
-    Session(trained.url, run="well", session="session-1").heartbeat()
-    Session(trained.url, run="well").post_batch(1, Stream(healthy(80, 6)).batch(60, 80)).raise_for_status()
-    assert counter.present().state == "counted"
-    store.ahead_s = backtest_rows.FOR_S + 1
-    assert counter.present().state == "waiting"
-    now = settled(lambda: vars(counter.present()))["found"].counts.values()
-    assert {each.run: each.messages for each in now} == {"fell": 99, "well": 0}
-    assert {each.run: each.samples for each in now} == {"fell": STEPS, "well": 80}
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("raise SystemExit(3)", "ended with status 3: see the collector's log"),
+        ("import time; time.sleep(600)", "It took longer than 0 minutes"),
+        ("print('.' * 2000)", "wrote a line that is too long"),
+    ],
+)
+def test_a_process_that_fails_is_an_error_and_the_next_one_has_its_turn(app, monkeypatch, program, said):
+    with monkeypatch.context() as patch:
+        patch.setattr(backtests, "_SCRIPT", program)
+        patch.setattr(backtests, "TIMEOUT_S", 3.0)
+        patch.setattr(backtests, "LINE_BYTES", 1000)
+        line = lines_from(app)[-1]
+    assert (line["kind"], line["code"]) == ("error", "trial_failed")
+    assert said in line["message"]
+    assert lines_from(app)[-1]["kind"] == "result"
 
 
-def test_of_several_that_count_one_does_until_it_is_not_heard_of(store, counter):
-    name = counter.try_rules(Rules(layers=(LayerRule("lora_A", collapse=Collapse(enter=1e-6)),)))
-    with store.write() as connection:
-        claim = backtest_rows.claim(connection, name, store.now(connection))
-        assert backtest_rows.claim(connection, name, store.now(connection)) is None
-    assert counter.tried(name).state == "counting"
-    store.ahead_s = backtest_rows.LEASE_S + 1
-    found = settled(lambda: vars(counter.tried(name)))["found"]
-    assert (len(found.counts), found.left) == (2, 0)
-    with store.write() as connection:
-        now = store.now(connection)
-        assert not backtest_rows.keep(connection, claim, Found(), now), "who comes back late writes nothing"
-        assert not backtest_rows.conclude(connection, claim, Found(), now, is_whole=False)
-    assert stored(store, name).found == found
+def test_the_process_has_its_share_of_the_caches(app, monkeypatch, tmp_path):
+    read = f"import sys; open({str(tmp_path / 'task')!r}, 'w').write(sys.stdin.readline()); raise SystemExit(3)"
+    monkeypatch.setattr(backtests, "_SCRIPT", read)
+    assert lines_from(app)[-1]["kind"] == "error"
+    assert json.loads((tmp_path / "task").read_text())["cache_bytes"] == caches.split_cache_budget().backtests
 
 
-def test_what_is_being_counted_as_a_collector_stops_is_left_to_others(store, counter, monkeypatch):
-    monkeypatch.setattr(replays, "_START", "import time; time.sleep(600)")
-    assert counter.present().state == "waiting"
-    eventually(lambda: counter.present().state != "waiting", PATIENCE_S)
-    counter.stop(PATIENCE_S)
-    assert stored(store, counter.name).state == "waiting"
-    assert counter.present().state == "waiting", "and it counts no more"
+def test_a_run_that_cannot_be_played_or_not_in_time_is_left_out(monkeypatch, caplog, capsys):
+    class Row:
+        name = "broken"
 
+    def fail(*_):
+        raise MemoryError
 
-def test_a_process_that_fails_is_said_to_have_and_not_started_each_second(store, counter, monkeypatch, caplog):
-    monkeypatch.setattr(replays, "_START", "raise SystemExit(3)")
-    assert settled(lambda: vars(counter.present()))["state"] == "failed"
-    assert "ended with 3" in caplog.text
-    assert counter.present().state == "failed"
-    store.ahead_s = backtest_rows.FOR_S + 1
-    assert counter.present().state == "waiting"
-
-
-def test_rules_are_remembered_for_a_day_and_only_so_many(store, counter):
-    store.ahead_s = backtest_rows.FOR_S * 2  # later than anything here was counted
-    names = [counter.try_rules(Rules(layers=(LayerRule(f"x{each}"),))) for each in range(backtest_rows.KEPT + 1)]
-    assert [name for name in names if stored(store, name) is None] == names[:1]
-    store.ahead_s += backtest_rows.KEPT_S + 1
-    assert stored(store, names[-1]) is None
-    last = counter.try_rules(Rules())
-    with store.read() as connection:
-        assert connection.scalars(select(backtest_table.c.name)).all() == [last]
-
-
-def test_what_was_counted_of_the_rules_in_force_outlasts_trials_and_days(store, counter):
-    store.ahead_s = 3 * backtest_rows.KEPT_S  # of what others tried nothing is left
-    runs = settled(lambda: vars(counter.present()))["found"].runs
-    for _ in range(3):
-        store.ahead_s += 0.6 * backtest_rows.KEPT_S
-        for each in range(backtest_rows.KEPT + 1):
-            counter.try_rules(Rules(layers=(LayerRule(f"y{each}"),)))
-        assert counter.present().found.runs == runs
-        settled(lambda: vars(counter.present()))
-
-
-def test_what_is_being_counted_is_not_forgotten(store, counter):
-    store.ahead_s = 9 * backtest_rows.KEPT_S
-    name = counter.try_rules(Rules(layers=(LayerRule("z"),)))
-    with store.write() as connection:
-        claim = backtest_rows.claim(connection, name, store.now(connection))
-    for each in range(backtest_rows.KEPT + 1):
-        counter.try_rules(Rules(layers=(LayerRule(f"z{each}"),)))
-    with store.write() as connection:
-        assert backtest_rows.keep(connection, claim, Found(), store.now(connection))
-
-
-def test_whatever_fails_as_a_count_is_kept_it_is_tried_again(store, counter, monkeypatch, caplog):
-    real, calls = backtest_rows.keep, []
-
-    def keep(*of):
-        calls.append(of)
-        if len(calls) == 1:
-            raise OSError("a descriptor too many")
-        return real(*of)
-
-    monkeypatch.setattr(backtest_rows, "keep", keep)
-    monkeypatch.setattr(replays, "KEEP_S", 0.05)
-    monkeypatch.setattr(replays, "RENEW_S", 0.0)
-    monkeypatch.setattr(replays, "_START", "import time; time.sleep(3)")
-    store.ahead_s = 20 * backtest_rows.KEPT_S
-    settled(lambda: vars(counter.present()))
-    assert len(calls) > 1
-    assert "a descriptor too many" in caplog.text
+    monkeypatch.setattr(backtest_worker, "play_run", fail)
+    assert backtest_worker._play_runs(None, None, {}, [Row, Row]) == []
+    assert "run broken could not be played again" in caplog.text
+    assert capsys.readouterr().out.count('"progress"') == 2
+    monkeypatch.setattr(backtest_worker, "PLAY_S", -1.0)
+    monkeypatch.setattr(backtest_worker, "play_run", lambda *_: pytest.fail("it is too late"))
+    assert backtest_worker._play_runs(None, None, {}, [Row, Row]) == []
 
 
 def source(steps, layers):
@@ -264,23 +239,27 @@ def source(steps, layers):
         f"{step},2026-01-01T00:{step // 60:02}:{step % 60:02}Z," + ",".join(map(repr, row.tolist()))
         for step, row in enumerate(absmax)
     ]
-    return takes.of_csv("run", io.StringIO("\n".join([head, *rows])))
+    return replay_source.source_of_csv("run", io.StringIO("\n".join([head, *rows])))
+
+
+def played(source, rules):
+    return backtest_worker.play(source, {"in_force": rules})
 
 
 def test_of_a_long_run_the_beginning_is_played(monkeypatch):
-    whole = backtest.count(source(600, 8), Rules(), 1)
-    assert (whole.samples, whole.is_whole, whole.messages) == (600, True, 1)
-    monkeypatch.setattr(backtest, "POINTS", 8 * 100)
-    cut = backtest.count(source(600, 8), Rules(), 1)
+    whole = played(source(600, 8), Rules())
+    assert (whole.samples, whole.is_whole, whole.counts["in_force"].messages) == (600, True, 1)
+    monkeypatch.setattr(backtest_worker, "MAX_POINTS", 8 * 100)
+    cut = played(source(600, 8), Rules())
     assert (cut.samples, cut.last_step, cut.is_whole) == (256, 255, False)
-    monkeypatch.setattr(backtest, "POINTS", 8 * 300)
-    assert backtest.count(source(600, 8), Rules(), 1).samples == 512
-    monkeypatch.setattr(backtest, "SAMPLES", 10)
-    assert backtest.count(source(600, 8), Rules(), 1).samples == 256
+    monkeypatch.setattr(backtest_worker, "MAX_POINTS", 8 * 300)
+    assert played(source(600, 8), Rules()).samples == 512
+    monkeypatch.setattr(backtest_worker, "MAX_SAMPLES", 10)
+    assert played(source(600, 8), Rules()).samples == 256
 
 
 def test_an_entry_of_layers_tells_how_many_it_holds_for():
     rules = Rules(
         layers=(LayerRule("blocks.[0-4]", collapse=Collapse(enabled=False)), LayerRule("lora_A"), LayerRule("x"))
     )
-    assert backtest.count(source(10, 8), rules, 1).matched == (5, 3, 0)
+    assert played(source(10, 8), rules).matched["in_force"] == (5, 3, 0)

@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_server import buckets
-from gradcanary_server.buckets import Buckets, neighbourhood
+from gradcanary_server.auth import rate_limit
+from gradcanary_server.auth.rate_limit import RateLimiter, rate_limit_key
 
 WAITS = st.lists(st.floats(0, 20), min_size=1, max_size=60)
 
 
 @given(st.integers(1, 5), st.floats(0.05, 5), WAITS)
 def test_no_more_goes_through_than_was_in_it_and_came(size, per_s, waits):
-    bucket, now, taken = Buckets(size, per_s), 0.0, []
+    bucket, now, taken = RateLimiter(size, per_s), 0.0, []
     for wait in waits:
         now += wait
-        if bucket.take("x", now) == 0.0:
+        if bucket.acquire("x", now) == 0.0:
             taken.append(now)
     for place, begin in enumerate(taken):
         for count, end in enumerate(taken[place:], start=1):
@@ -24,23 +24,23 @@ def test_no_more_goes_through_than_was_in_it_and_came(size, per_s, waits):
 
 @given(st.integers(1, 5), st.floats(0.05, 5), WAITS)
 def test_after_the_time_that_it_says_there_is_one(size, per_s, waits):
-    bucket, now = Buckets(size, per_s), 0.0
+    bucket, now = RateLimiter(size, per_s), 0.0
     for wait in waits:
         now += wait
-        said = bucket.take("x", now)
+        said = bucket.acquire("x", now)
         if said:
             now += said + 1e-6
-            assert bucket.take("x", now) == 0.0
+            assert bucket.acquire("x", now) == 0.0
 
 
 def test_others_have_their_own_and_the_longest_unused_is_forgotten(monkeypatch):
-    monkeypatch.setattr(buckets, "MOST_BUCKETS", 2)
-    bucket = Buckets(1, 0.001)
-    assert bucket.take("a", 0) == 0.0
-    assert bucket.take("a", 0) == pytest.approx(1000)
-    assert bucket.take("b", 0) == 0.0
-    assert bucket.take("c", 0) == 0.0
-    assert bucket.take("a", 0) == 0.0
+    monkeypatch.setattr(rate_limit, "MAX_BUCKETS", 2)
+    bucket = RateLimiter(1, 0.001)
+    assert bucket.acquire("a", 0) == 0.0
+    assert bucket.acquire("a", 0) == pytest.approx(1000)
+    assert bucket.acquire("b", 0) == 0.0
+    assert bucket.acquire("c", 0) == 0.0
+    assert bucket.acquire("a", 0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_others_have_their_own_and_the_longest_unused_is_forgotten(monkeypatch):
     ],
 )
 def test_what_is_one_neighbour(address, shared):
-    assert neighbourhood(address) == shared
+    assert rate_limit_key(address) == shared

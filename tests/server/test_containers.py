@@ -1,6 +1,7 @@
 """The image and docker-compose.yml, as far as they can be tried without Docker: what is said in them is run here."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,37 @@ def listed(text):
     return json.loads(text[text.index("[") :])
 
 
+FAULTS = """
+import resource, threading
+found = []
+def work():
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            [b"x" * 2**21 for _ in range(10)]
+        found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(found[-1])
+"""
+"""As a question is answered: in a thread, by some arrays of megabytes at a time."""
+
+
+def faults(**environment):
+    """Return the pages that the kernel gives a process that makes 20 MiB ten times, having done so before."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    asked = [sys.executable, "-c", FAULTS]
+    return int(subprocess.run(asked, env=others | environment, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="another C library")
+def test_the_image_uses_freed_memory_again():
+    given = dict(word.split("=", 1) for line in instructions("ENV") for word in line.split())
+    assert faults(**{name: value for name, value in given.items() if name.startswith("MALLOC_")}) < 100
+    assert faults() > 10_000
+
+
 def test_the_commands_of_the_containers_serve_a_store(compose, postgres_server, tmp_path):
     [entry] = map(listed, instructions("ENTRYPOINT"))
     service = compose["services"]["gradcanary"]
@@ -52,7 +84,7 @@ def test_the_commands_of_the_containers_serve_a_store(compose, postgres_server, 
     try:
         said = "".join(collector.output)
         assert f"rules are those of {tmp_path / 'rules'}\n" in said
-        assert "incidents are told to http://127.0.0.1:9/hook, critical and above\nincidents are told to JSON\n" in said
+        assert "incidents are sent to http://127.0.0.1:9/hook, critical and above\nincidents are sent to JSON\n" in said
         assert "webhook secret" not in said, "it is the one that was given"
         assert collector.get("/api/v1/runs").status_code == 401, "others reach it, so it asks for a token"
         assert health(collector.port) == 0

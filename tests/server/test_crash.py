@@ -12,9 +12,9 @@ import streams
 from sqlalchemy import make_url, select
 
 from gradcanary import wire
-from gradcanary_server import log_bodies
-from gradcanary_server.database import Database
-from gradcanary_server.schema import batch, fold_state, incident, session
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.schema import batch, incident, rule_state, session
+from gradcanary_server.tsdb import log as tsdb_log
 
 KILLS = {"sqlite": 20, "postgresql": 6}
 """PostgreSQL does not die with the collector: what is tried there is the protocol only."""
@@ -48,13 +48,15 @@ def measured(collector):
 
 def stored(collector):
     """What the store holds: the next seq, the packed fold state, and the incidents without their times."""
-    told = (incident.c[name] for name in ("rule", "severity", "state", "opened_step", "since_step", "firing", "ever"))
+    told = (
+        incident.c[name] for name in ("rule", "severity", "state", "opened_step", "since_step", "firing", "ever_firing")
+    )
     database = Database(collector.store_url)
     with database.read() as connection:
         log = connection.execute(select(batch.c.sha256, batch.c.body)).all()
-        assert all(hashlib.sha256(log_bodies.restored(body)).digest() == digest for digest, body in log)
+        assert all(hashlib.sha256(tsdb_log.decompress_body(body)).digest() == digest for digest, body in log)
         next_seq = connection.scalars(select(session.c.next_seq)).all()
-        packed = connection.scalars(select(fold_state.c.packed).order_by(fold_state.c.piece)).all()
+        packed = connection.scalars(select(rule_state.c.packed).order_by(rule_state.c.part)).all()
         incidents = connection.execute(select(*told).order_by(incident.c.incident_id)).all()
     database.close()
     return next_seq, packed, incidents

@@ -23,11 +23,13 @@ from receivers import Receiver, close_mid_answer, status
 from sqlalchemy import select
 
 from gradcanary import wire
-from gradcanary_server import deliverer as deliverers
-from gradcanary_server import deliveries, endpoints, sealing, tiles
-from gradcanary_server.deliverer import Deliverer
-from gradcanary_server.pace import MAX_DOUBLINGS, Pace
-from gradcanary_server.schema import delivery, incident, session
+from gradcanary_server.notify import dispatcher as dispatchers
+from gradcanary_server.notify import endpoints, outbox
+from gradcanary_server.notify.dispatcher import Dispatcher
+from gradcanary_server.notify.planner import MAX_DOUBLINGS
+from gradcanary_server.rules.config import Pace
+from gradcanary_server.storage.schema import delivery, incident, session
+from gradcanary_server.tsdb import compaction, tiles
 
 ROUNDS = 100 * EFFORT
 AT_ONCE = 3
@@ -62,16 +64,16 @@ def receiver():
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(tiles, "ROWS", 8)
-    monkeypatch.setattr(sealing, "MOST_BATCHES", 4)
-    monkeypatch.setattr(deliverers, "WAKE_S", 0.01)
+    monkeypatch.setattr(tiles, "TILE_ROWS", 8)
+    monkeypatch.setattr(compaction, "MOST_BATCHES", 4)
+    monkeypatch.setattr(dispatchers, "WAKE_S", 0.01)
     context = httpx.create_ssl_context()  # each would take longer to make one than for everything else
     monkeypatch.setattr(httpx, "create_ssl_context", lambda: context)
 
 
 def listen(store, receiver):
     with store.database.write() as connection:
-        endpoints.ensure_operator_endpoint(connection, receiver.url, None, Frail.time)
+        endpoints.upsert_configured(connection, endpoints.ConfiguredEndpoint(receiver.url), None, Frail.time)
 
 
 def next_seq(store):
@@ -118,8 +120,8 @@ def test_killed_hundreds_of_times_a_store_is_as_if_undisturbed(new_store_url, sm
 def work(store, bodies, begin, tell):
     """Take batches, compact, and deliver, as one process after its start."""
     store.forget(RULES)
-    deliverer = Deliverer(store.database, RULES.pace, "http://here", RULES.muted)
-    deliverer.start()
+    dispatcher = Dispatcher(store.database, RULES.pace, "http://here", RULES.muted)
+    dispatcher.start()
     for seq in range(begin, min(begin + AT_ONCE, len(bodies))):
         assert store.ingest.batch(RUN, "s", seq, bodies[seq]).status in ("stored", "duplicate")
         tell(seq)
@@ -134,7 +136,7 @@ def wait_until_told(store):
         with store.database.read() as connection:
             now = store.database.now(connection)
             under_way = (delivery.c.state == "pending") & (delivery.c.lease_until > now)
-            due = deliveries.plan(connection, RULES.pace, now, RULES.muted) or deliveries.claimable(connection, now)
+            due = outbox.plan_deliveries(connection, RULES.pace, now, RULES.muted) or outbox.claimable(connection, now)
             if not due and connection.execute(select(delivery.c.version).where(under_way)).first() is None:
                 return True
         time.sleep(0.01)
@@ -153,13 +155,13 @@ def kill_in(store, rng):
 def check_messages(store, receiver):
     """Let everything be said: a message has one id, ids come in the order of versions, and the last word is true."""
     receiver.answers.clear()
-    deliverer = Deliverer(store.database, RULES.pace, "http://here", RULES.muted)
-    deliverer.start()
+    dispatcher = Dispatcher(store.database, RULES.pace, "http://here", RULES.muted)
+    dispatcher.start()
     is_told = True
     for _ in range(60):
         store.database.time += LONGEST_APART_S / 20 if is_told else ROUND_S
         is_told = wait_until_told(store)
-    deliverer.stop()
+    dispatcher.stop()
     with store.database.read() as connection:
         states = {row.incident_id: row.state for row in connection.execute(select(incident))}
         sealed = connection.execute(select(delivery).order_by(delivery.c.incident_id, delivery.c.version)).all()

@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradcanary import wire
-from gradcanary_server import incidents, launches, tiles
+from gradcanary_server.incidents import service
+from gradcanary_server.storage import runs as run_store
+from gradcanary_server.tsdb import tiles
 
 BEFORE, AFTER = 1_000.0, 2_000.0
 """When the first and the second launch began."""
@@ -195,9 +197,9 @@ def test_a_launch_that_began_after_our_clock_was_set_back_is_the_newer_one(store
         now = store.database.now(connection)
     store.send("later", stream, 100, started=now - 1.0)
     assert store.read(lambda _, run: run.step) == 499
-    known = store.read(lambda connection, run: launches.in_order(connection, run.run_id))
+    known = store.read(lambda connection, run: run_store.launches_in_order(connection, run.run_id))
     assert [each.launch for each in known] == ["s0", "s1", "s2", "later"]
-    (brief,) = store.read(lambda connection, run: incidents.open_briefs(connection, run.run_id, ""))
+    (brief,) = store.read(lambda connection, run: service.open_briefs(connection, run.run_id, ""))
     assert brief.rule == "collapse"
 
 
@@ -236,8 +238,8 @@ def store(new_store_url):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles of so few rows that a short run has a pyramid."""
-    monkeypatch.setattr(tiles, "ROWS", 8)
+    """Tiles of so few rows that a short run has rollups."""
+    monkeypatch.setattr(tiles, "TILE_ROWS", 8)
 
 
 BATCH = 30

@@ -1,18 +1,24 @@
 """How runs and sessions begin, live, fall silent, end, and come back; over restarts too."""
 
+import errno
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import httpx
 import pytest
 import streams
 from sqlalchemy import create_engine, select
-from sqlalchemy.exc import OperationalError
 
-from gradcanary_server.database import Database
-from gradcanary_server.life import run_state, session_state
-from gradcanary_server.outages import Outage, busy, unavailable
-from gradcanary_server.schema import run
+from gradcanary import wire
+from gradcanary_server.background import OutageLog
+from gradcanary_server.errors import StoreUnavailable
+from gradcanary_server.incidents.liveness import run_state, session_state
+from gradcanary_server.storage import runs
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.driver_errors import translated
+from gradcanary_server.storage.schema import run
 
 
 def detail(session, collector):
@@ -206,6 +212,30 @@ def test_a_locked_database_is_503_and_comes_back(collector, stream):
     assert session.post_batch(0, stream.batch(0, 10)).json()["status"] == "stored"
 
 
+WRONG = {
+    "no JSON": (400, None, lambda raw: raw[:-1]),
+    "another shape": (422, "steps.0", lambda raw: raw.replace(b'"steps":[0', b'"steps":["0"', 1)),
+    "steps that do not rise": (422, "steps", lambda raw: raw.replace(b'"steps":[0,1,', b'"steps":[1,0,', 1)),
+    "too few numbers": (422, "micro_steps", lambda raw: raw.replace(b'"micro_steps":[8,', b'"micro_steps":[', 1)),
+    "a block that is too short": (422, "blocks.0.values", lambda raw: raw.replace(b'"values":"', b'"values":"AAAA', 1)),
+}
+
+
+def test_a_wrong_batch_is_refused_while_another_writer_works(collector, stream):
+    session = streams.Session(collector.url)
+    session.put_hello(stream.hello()).raise_for_status()
+    raw, headers = wire.dump(stream.batch(0, 10)), {"Content-Type": "application/json"}
+    database, found = Database(collector.store_url), {}
+    with database.write() as connection:
+        connection.execute(select(run).with_for_update())
+        for name, (_, _, spoil) in WRONG.items():
+            answer = httpx.post(session.path("/batches/0"), content=spoil(raw), headers=headers, timeout=60)
+            found[name] = answer.status_code, answer.json()["error"]["field"]
+    database.close()
+    assert found == {name: (status, field) for name, (status, field, _) in WRONG.items()}
+    assert session.post_batch(0, stream.batch(0, 10)).json()["status"] == "stored"
+
+
 def test_many_sessions_at_once(collector):
     stream = streams.Stream(streams.healthy(200, 30))
 
@@ -221,24 +251,32 @@ def test_many_sessions_at_once(collector):
 def test_a_full_disk_asks_the_sender_to_come_back(tmp_path):
     database = Database(f"sqlite:///{tmp_path / 'x.db'}")
     database.migrate()
-    with database.write() as connection:
-        connection.exec_driver_sql("PRAGMA max_page_count = 1")
-        with pytest.raises(OperationalError) as full:
-            connection.exec_driver_sql("INSERT INTO fold_state (run_id, packed) VALUES (1, zeroblob(10000000))")
+    with pytest.raises(StoreUnavailable) as full:
+        fill(database)
     database.close()
-    answer = unavailable(full.value)
+    answer = full.value
     assert (answer.status, answer.code) == (503, "unavailable")
     assert answer.retry_after_s >= 1
+
+
+def fill(database):
+    with database.write() as connection:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1")
+        connection.exec_driver_sql("INSERT INTO rule_state (run_id, packed) VALUES (1, zeroblob(10000000))")
 
 
 def test_a_file_that_cannot_be_opened_now_asks_the_sender_to_come_back(tmp_path):
     """As where too many files are open, which SQLite says in the same words."""
     (tmp_path / "x.db").mkdir()
-    with pytest.raises(OperationalError) as shut:
+    with pytest.raises(StoreUnavailable, match="too many files"), translated():
         create_engine(f"sqlite:///{tmp_path / 'x.db'}").connect()
-    answer = unavailable(shut.value)
-    assert (answer.status, answer.retry_after_s) == (503, 2)
-    assert "too many files" in answer.message
+
+
+def test_a_process_without_a_file_descriptor_left_asks_the_sender_to_come_back():
+    with pytest.raises(StoreUnavailable, match="too many files"), translated():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    with pytest.raises(FileNotFoundError), translated():
+        raise FileNotFoundError
 
 
 def test_the_clock_is_the_databases(new_store_url):
@@ -250,15 +288,24 @@ def test_the_clock_is_the_databases(new_store_url):
     database.close()
 
 
+def test_a_run_that_is_held_has_the_same_columns_wherever_it_comes_from(store):
+    store.send("s0", streams.Stream(streams.healthy(3, 2)), 3)
+    with store.database.write() as connection:
+        held, _ = runs.lock_session(connection, "run", "s0")
+        assert runs.read_held_run(connection, held.run_id) == held
+        with pytest.raises(AttributeError):
+            _ = runs.read_held_run(connection, held.run_id).step  # what one of them had the other one had not
+
+
 def test_an_outage_is_told_with_its_loop_and_its_end(caplog):
     caplog.set_level(logging.INFO)
-    outage = Outage(logging.getLogger("an_outage_is_told"), "deliverer")
+    outage = OutageLog(logging.getLogger("an_outage_is_told"), "dispatcher")
     outage.end()
     for _ in range(3):
-        assert outage.explains(busy("It is away."))
+        assert outage.handles(StoreUnavailable("It is away."))
     outage.end()
     outage.end()
     assert caplog.messages == [
-        "deliverer: It is away. Trying again until it is back.",
-        "deliverer: the database is back.",
+        "dispatcher: It is away. Trying again until it is back.",
+        "dispatcher: the database is back.",
     ]

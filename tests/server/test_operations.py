@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 from streams import Session, Stream, collapsed, healthy
 
-from gradcanary_server import serving
 from gradcanary_server.app import create_app
+from gradcanary_server.ops import process as ops_process
 from gradcanary_server.settings import Settings
 
 
@@ -61,7 +61,7 @@ def test_healthz_is_answered_while_all_threads_wait(served):
 def test_metrics_of_runs_and_rules(served):
     before = samples(served)
     assert before["gradcanary_database_up",] == 1
-    for loop in ("compactor", "deliverer", "watchdog"):
+    for loop in ("compactor", "dispatcher", "watchdog"):
         assert before["gradcanary_loop_lag_seconds", loop] < 60
     sick = send(served, "sick", collapsed(200, 8, (0, 2, 4), 120))
     send(served, "well", healthy(10, 4))
@@ -117,25 +117,25 @@ def test_metrics_are_openmetrics_for_who_asks_for_it(served):
 
 def test_ready_says_what_is_not(served):
     answer = served.get("/readyz")
-    parts = ("database", "tables", *(loop.name for loop in served.app.state.loops))
-    assert {"deliverer", "compactor", "watchdog"} <= {*parts}
+    parts = ("database", "tables", *(loop.name for loop in served.app.state.services.loops))
+    assert {"dispatcher", "compactor", "watchdog"} <= {*parts}
     working = dict.fromkeys(parts, "ok")
     assert (answer.status_code, answer.json()) == (200, {"status": "ready", "checks": working})
-    with served.app.state.database.write() as connection:
+    with served.app.state.services.database.write() as connection:
         [newest] = connection.scalars(text("SELECT version_num FROM alembic_version"))
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    served.app.state.watchdog.stop()
+    served.app.state.services.watchdog.stop()
     answer = served.get("/readyz")
     assert (answer.status_code, answer.headers["retry-after"], answer.json()["status"]) == (503, "2", "not ready")
     said = answer.json()["checks"]
     assert said["tables"] == f"They are of revision 9999, this collector works with {newest}."
     assert said["watchdog"].startswith("It does not run")
-    assert {key: said[key] for key in ("database", "deliverer", "compactor")} == dict.fromkeys(
-        ("database", "deliverer", "compactor"), "ok"
+    assert {key: said[key] for key in ("database", "dispatcher", "compactor")} == dict.fromkeys(
+        ("database", "dispatcher", "compactor"), "ok"
     )
-    with served.app.state.database.write() as connection:
+    with served.app.state.services.database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :newest"), {"newest": newest})
-    served.app.state.watchdog.start()
+    served.app.state.services.watchdog.start()
     assert served.get("/readyz").status_code == 200
 
 
@@ -146,4 +146,4 @@ def test_a_collector_may_have_more_open_than_a_shell_gives_it(tmp_path):
         assert any("listening on" in line for line in process.stdout)
         soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         process.terminate()
-    assert (soft, hard) == (min(most, serving.OPEN_FILES), most)
+    assert (soft, hard) == (min(most, ops_process.OPEN_FILES), most)

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import streams
 from archives import LAYERS, RUN
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 
 from gradcanary import wire
-from gradcanary_server import incident_rows, sealing
-from gradcanary_server.schema import batch, session
+from gradcanary_server.incidents import repository, service
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.storage import runs
+from gradcanary_server.storage.schema import batch, session
+from gradcanary_server.tsdb import compaction
 
 SICK = 12
 PARTIAL, NONFINITE = wire.STATES.index("partial"), wire.STATES.index("nonfinite")
@@ -68,7 +71,7 @@ def post(store, rank, seq, message):
 
 def ranks(store):
     """The rank of each layer of the incident."""
-    case = store.read(lambda c, run: incident_rows.latest(c, run.run_id, "nonfinite"))
+    case = store.read(lambda c, run: repository.latest_incident(c, run.run_id, "nonfinite"))
     return {layer: member.rank for layer, member in case.members.items()}
 
 
@@ -125,7 +128,7 @@ def test_another_step_and_another_launch_are_not_attributed(store):
 
 
 def test_other_ranks_are_not_drawn_not_waited_for_and_leave_the_log(store, monkeypatch):
-    monkeypatch.setattr(sealing, "MOST_BATCHES", 2)
+    monkeypatch.setattr(compaction, "MOST_BATCHES", 2)
     made, batches = first_rank()
     greet(store, made)
     post(store, 0, 0, batches[0])
@@ -146,7 +149,7 @@ def test_other_ranks_are_not_drawn_not_waited_for_and_leave_the_log(store, monke
 
 
 def test_what_is_told_of_a_resumed_run_waits_for_its_own_launch(store, monkeypatch):
-    monkeypatch.setattr(sealing, "MOST_BATCHES", 1)
+    monkeypatch.setattr(compaction, "MOST_BATCHES", 1)
     made, batches = first_rank()
     store.ingest.hello(RUN, "before", wire.dump(made.hello(launch="zero")))
     for seq, each in enumerate((batches[0], batches[2])):
@@ -161,3 +164,66 @@ def test_what_is_told_of_a_resumed_run_waits_for_its_own_launch(store, monkeypat
     with store.database.read() as connection:
         query = select(func.count()).select_from(batch).where(batch.c.session == "r1")
         assert connection.execute(query).scalar_one() == 0
+
+
+MANY = 260
+"""Sessions: more than the 256 of which a collector once kept the layers."""
+
+
+@pytest.fixture
+def learnt(store, monkeypatch):
+    """The work that a collector does to learn layers: queries for a layer set, and names that the rules looked up."""
+    found, entry_of = [], Rules.entry_of
+
+    def note(_connection, _cursor, statement, *_rest):
+        if "FROM layer_set" in statement or statement.startswith("SELECT session.layer_sets \nFROM"):
+            found.append(statement)
+
+    def note_name(rules, name):
+        found.append(name)
+        return entry_of(rules, name)
+
+    event.listen(store.database._engine, "before_cursor_execute", note)
+    monkeypatch.setattr(Rules, "entry_of", note_name)
+    yield found
+    event.remove(store.database._engine, "before_cursor_execute", note)
+
+
+def test_many_ranks_with_the_same_layers_are_learnt_once(store, learnt):
+    made, batches = first_rank()
+    greet(store, made, MANY)
+    post(store, 0, 0, batches[0])
+    for rank in range(1, MANY):
+        post(store, rank, 0, fault(made.layers))
+    assert len([each for each in learnt if "FROM layer_set" in each]) == 1
+    learnt.clear()
+    for rank in range(1, MANY):
+        post(store, rank, 1, fault(made.layers, SICK + 1))
+    assert learnt == []
+
+
+def test_runs_of_one_model_are_learnt_once(store, learnt):
+    made, batches = first_rank()
+    for number in range(10):
+        store.ingest.hello(f"run-{number}", "s", wire.dump(made.hello()))
+        store.ingest.batch(f"run-{number}", "s", 0, wire.dump(batches[0]))
+    assert sorted(each for each in learnt if "FROM" not in each) == sorted(made.names), "the rules were compiled once"
+    assert len(learnt) == len(made.names) + 1
+
+
+def test_runs_in_turn_are_judged_by_their_own_layers(store):
+    made, batches = first_rank()
+    names = {"forth": made.names, "back": made.names[::-1], "other": tuple(f"other.{each}" for each in made.names)}
+    streams_of = {name: streams.Stream(made.absmax, names=of) for name, of in names.items()}
+    for name, stream in streams_of.items():
+        store.ingest.hello(name, "s", wire.dump(stream.hello()))
+    for seq in range(len(batches)):
+        for name, stream in streams_of.items():
+            store.ingest.batch(name, "s", seq, wire.dump(stream.batch(10 * seq, 10 * seq + 10)))
+    with store.database.read() as connection:
+        for name, of in names.items():
+            (brief,) = service.open_briefs(connection, runs.get_run(connection, name).run_id, "http://here")
+            case = repository.latest_incident(connection, runs.get_run(connection, name).run_id, "nonfinite")
+            known = repository.layer_names(connection, runs.get_run(connection, name).run_id)
+            assert {known[layer] for layer in case.members} == set(of[:2])
+            assert brief.rule == "nonfinite"

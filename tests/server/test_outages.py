@@ -16,14 +16,16 @@ from receivers import Receiver
 from waiting import eventually
 
 from gradcanary import wire
-from gradcanary_server import compactor, deliverer, watchdog
 from gradcanary_server.app import create_app
+from gradcanary_server.incidents import watchdog
+from gradcanary_server.notify import dispatcher
 from gradcanary_server.settings import Settings
+from gradcanary_server.tsdb import compactor
 
 STREAM = streams.Stream(streams.collapsed(1200, 6, [0], 420), streams.falling_loss(1200))
 SIZE = 40
-LOOPS = ("deliverer", "compactor", "watchdog")
-QUICK = (compactor, deliverer, watchdog)
+LOOPS = ("dispatcher", "compactor", "watchdog")
+QUICK = (compactor, dispatcher, watchdog)
 """Loops that look often: nobody waits here for rounds of seconds."""
 
 SEVEN_HOURS = 7 * 3600.0
@@ -39,8 +41,8 @@ class Story:
 
     def __init__(self, client, receiver):
         self.client, self.receiver, self.time = client, receiver, time.time()
-        database = client.app.state.database
-        database.now, database.steady = lambda _: self.time, lambda: self.time
+        database = client.app.state.services.database
+        database.now = lambda _: self.time
 
     def post(self, seq):
         made = STREAM.batch(seq * SIZE, seq * SIZE + SIZE, change_records=seq == 0)
@@ -64,7 +66,11 @@ def asked_to_come_back(answer):
 
 
 def threads():
-    return {each.name: each.ident for each in threading.enumerate() if each.name.startswith("gradcanary-")}
+    """Return the threads of the loops and of ingest; the dispatcher's workers are begun when they are needed."""
+    ours = {each.name: each.ident for each in threading.enumerate() if each.name.startswith("gradcanary-")}
+    workers = [name for name in ours if name.startswith("gradcanary-dispatcher-")]
+    assert len(workers) <= dispatcher.MAX_THREADS
+    return {name: ident for name, ident in ours.items() if name not in workers}
 
 
 def test_postgresql_that_is_away_for_hours(tmp_path, caplog, monkeypatch):

@@ -11,13 +11,11 @@ import pytest
 import streams
 from collectors import Collector
 from sqlalchemy import select, update
-from sqlalchemy.exc import DBAPIError
 
 from gradcanary import cli
-from gradcanary_server.database import Database
-from gradcanary_server.errors import StoreError
-from gradcanary_server.outages import unavailable
-from gradcanary_server.schema import run
+from gradcanary_server.errors import StoreError, StoreUnavailable
+from gradcanary_server.storage.database import Database
+from gradcanary_server.storage.schema import run
 
 STREAM = streams.Stream(streams.healthy(40, 6), streams.falling_loss(40))
 
@@ -167,9 +165,9 @@ def test_connections_that_run_out_are_503_and_heal(postgres_server, db, collecto
 
 
 def test_of_a_deadlock_one_goes_on_and_one_comes_back(database):
-    for name in ("a", "b"):
+    for run_id, name in enumerate(("a", "b")):
         with database.write() as connection:
-            connection.execute(run.insert().values(name=name, created=0.0, last_seen=0.0))
+            connection.execute(run.insert().values(run_id=run_id, name=name, created=0.0, last_seen=0.0))
     gate = threading.Barrier(2)
 
     def change(first, second):
@@ -178,8 +176,8 @@ def test_of_a_deadlock_one_goes_on_and_one_comes_back(database):
                 connection.execute(update(run).where(run.c.name == first).values(note=first))
                 gate.wait()
                 connection.execute(update(run).where(run.c.name == second).values(note=first))
-        except DBAPIError as error:
-            return unavailable(error).status
+        except StoreUnavailable as error:
+            return error.status
         return 200
 
     with ThreadPoolExecutor(2) as pool:
@@ -191,26 +189,24 @@ def test_of_a_deadlock_one_goes_on_and_one_comes_back(database):
     ["SET LOCAL statement_timeout = 50; SELECT pg_sleep(60)", "SELECT pg_terminate_backend(pg_backend_pid())"],
 )
 def test_what_was_cut_off_comes_back(database, statement):
-    with pytest.raises(DBAPIError) as cut, database.write() as connection:
+    with pytest.raises(StoreUnavailable), database.write() as connection:
         connection.exec_driver_sql(statement)
-    assert unavailable(cut.value).status == 503
     with database.read() as connection:
         assert connection.execute(select(run)).all() == []
 
 
 def test_a_fault_of_ours_is_none_of_the_databases(database):
-    with pytest.raises(DBAPIError) as wrong, database.write() as connection:
+    with pytest.raises(StoreError, match='column "nothing" does not exist'), database.write() as connection:
         connection.exec_driver_sql("SELECT nothing FROM run")
-    assert unavailable(wrong.value) is None
 
 
 def test_one_of_several_tidies(database):
-    with database.alone() as first:
-        with database.alone() as second:
+    with database.singleton_lock() as first:
+        with database.singleton_lock() as second:
             assert (first, second) == (True, False)
-        with database.alone() as third:
+        with database.singleton_lock() as third:
             assert not third
-    with database.alone() as fourth:
+    with database.singleton_lock() as fourth:
         assert fourth
 
 
@@ -232,6 +228,8 @@ def test_up_says_in_a_sentence_what_is_wrong_with_the_address(capsys, postgres_s
     assert "cannot be reached" in refused(capsys, "postgresql://user:sesame@nowhere.invalid/x")
     assert "SQLite and PostgreSQL" in refused(capsys, "mysql://user:sesame@127.0.0.1/x")
     assert "not a database URL" in refused(capsys, "postgresql://user:sesame@127.0.0.1:port/x")
+    for address in ("user:sesame?x@127.0.0.1:port/x", "127.0.0.1:port/x?sslmode=require&password=sesame"):
+        assert "not a database URL" in refused(capsys, f"postgresql://{address}")
     assert "permission denied" in refused(capsys, db.rpartition("/")[0] + "/postgres")
 
 

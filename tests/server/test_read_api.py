@@ -16,14 +16,14 @@ import streams
 from gradcanary import wire
 
 RUN = {
-    "run", "state", "step", "stepped", "last_seen", "layers", "firing", "low", "worst", "accumulators",
-    "open_incidents", "headline", "ended_on", "note", "tags", "archived", "spark",
+    "run", "state", "step", "last_step_at", "last_seen", "layers", "firing", "below_threshold", "worst", "accumulators",
+    "open_incidents", "headline", "severity_at_end", "note", "tags", "archived", "sparkline",
 }  # fmt: skip
 DETAIL = {"aliases", "created", "revision", "framework", "rules_version", "sessions", "gaps", "facts", "metrics"}
 LAYER = {
     "layer", "name", "block", "shape", "param_dtype", "accumulator", "micro_steps", "step", "state", "absmax", "norm",
-    "zero_fraction", "nonfinite", "update_ratio", "accumulation_error", "norm_ratio", "frozen_fraction", "rules", "low",
-    "baseline",
+    "zero_fraction", "nonfinite", "update_ratio", "accumulation_error", "norm_ratio", "frozen_fraction", "rules",
+    "below_threshold", "baseline",
 }  # fmt: skip
 ENVELOPE = {"min", "mean", "max", "count", "nonfinite"}
 
@@ -58,8 +58,8 @@ def test_a_run_that_only_said_hello(session, read):
     row = listed(session)
     assert set(row) == RUN
     assert (row["state"], row["step"], row["layers"], row["firing"], row["worst"]) == ("live", None, 0, {}, None)
-    assert row["stepped"] is None
-    assert np.isnan(decode(row["spark"])).all()
+    assert row["last_step_at"] is None
+    assert np.isnan(decode(row["sparkline"])).all()
     assert set(read("")) == RUN | DETAIL
     assert read("/layers") == {"revision": 1, "layers": []}
     assert decode(read("/heatmap")["cells"]).shape == (0, 0)
@@ -73,9 +73,9 @@ def test_the_run_and_its_list_entry(session, read):
     assert set(detail) == RUN | DETAIL
     assert {key: detail[key] for key in RUN} == row
     assert (row["step"], row["layers"], row["accumulators"]) == (99, 6, {"bfloat16": 6})
-    for when in (row["last_seen"], row["stepped"]):
+    for when in (row["last_seen"], row["last_step_at"]):
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", when)
-    spark = decode(row["spark"])
+    spark = decode(row["sparkline"])
     assert (spark.shape, spark.dtype) == ((64,), np.float32)
     np.testing.assert_allclose(np.nanmin(spark), np.log10(stream.absmax.min()), rtol=1e-5)
     assert detail["sessions"] == [
@@ -253,8 +253,8 @@ def test_gaps_say_who_knew(session, read):
     dropped = streams.replace(stream.batch(50, 60), dropped_steps=20)
     session.post_batch(2, dropped).raise_for_status()
     gaps = [
-        {"session": "session-1", "from_step": 10, "to_step": 19, "why": "missing"},
-        {"session": "session-1", "from_step": 30, "to_step": 49, "why": "dropped"},
+        {"session": "session-1", "from_step": 10, "to_step": 19, "reason": "missing"},
+        {"session": "session-1", "from_step": 30, "to_step": 49, "reason": "dropped"},
     ]
     assert read("")["gaps"] == read("/heatmap")["gaps"] == gaps
     assert read("")["sessions"][0]["dropped_steps"] == 20
@@ -270,7 +270,7 @@ def test_what_an_agent_thinned_is_one_gap_up_to_where_it_is_fine_again(session, 
     told = (0, whole[0]), (27, coarse.batch(0, 4)), (36, coarse.batch(4, 5)), (45, whole[1]), (46, whole[2])
     for seq, (dropped, batch) in enumerate(told):
         session.post_batch(seq, streams.replace(batch, dropped_steps=dropped)).raise_for_status()
-    assert [(gap["from_step"], gap["to_step"], gap["why"]) for gap in read("")["gaps"]] == [
+    assert [(gap["from_step"], gap["to_step"], gap["reason"]) for gap in read("")["gaps"]] == [
         (11, 59, "dropped"),
         (70, 70, "dropped"),
     ]

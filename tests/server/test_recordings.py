@@ -6,10 +6,13 @@ from archives import LAYERS, RUN
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradcanary_server import deletion, fold_states, recordings, runs, takes, tiles, trial_report
-from gradcanary_server.fold import FoldState, fold
-from gradcanary_server.rules import Rules
-from gradcanary_server.trial import Trial
+from gradcanary_server.ops import recording, replay_source, rules_command
+from gradcanary_server.ops.simulation import Simulation
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.evaluator import evaluate
+from gradcanary_server.rules.state import RuleState
+from gradcanary_server.storage import rule_states, runs
+from gradcanary_server.tsdb import retention, tiles
 
 
 def stream(rng, steps, first, every, names):
@@ -24,12 +27,14 @@ def stream(rng, steps, first, every, names):
 
 def folded_again(store):
     with store.database.read() as connection:
-        row = runs.find(connection, RUN)
-        packed = b"".join(fold_states.stored(connection, row.run_id).pieces)
-    state, rules = FoldState.empty(), Rules()
-    for take in takes.of_recording(recordings.lines(store.database, store.archive, row, "live")).takes:
+        row = runs.get_run(connection, RUN)
+        packed = b"".join(rule_states.read_state(connection, row.run_id).parts)
+    state, rules = RuleState.empty(), Rules()
+    for take in replay_source.source_of_recording(
+        recording.recording_lines(store.database, store.archive, row, "live")
+    ).chunks:
         assert len(take.times) == len(take.samples.steps)
-        state, _ = fold(state, take.launch, take.samples, rules)
+        state, _ = evaluate(state, take.launch, take.samples, rules)
     return state.pack(), packed
 
 
@@ -45,7 +50,7 @@ def folded_again(store):
 )
 def test_a_recording_folds_to_the_memory_of_the_collector(module_store, monkeypatch, launches, size, seed):
     """Launches go back in steps, change their interval, have other layers, and end in the middle of a tile."""
-    monkeypatch.setattr(tiles, "ROWS", 8)
+    monkeypatch.setattr(tiles, "TILE_ROWS", 8)
     module_store.clear()
     rng = np.random.default_rng(seed)
     for number, parts in enumerate(launches):
@@ -66,22 +71,24 @@ def test_a_recording_folds_to_the_memory_of_the_collector(module_store, monkeypa
 
 
 def test_samples_that_are_gone_are_said_to_be(store, monkeypatch):
-    monkeypatch.setattr(tiles, "ROWS", 8)
+    monkeypatch.setattr(tiles, "TILE_ROWS", 8)
     store.send("s0", stream(np.random.default_rng(0), 200, 0, 1, streams.layer_names(LAYERS)), 64, end="finished")
     store.compactor.compact()
     with store.database.write() as connection:
-        for each in deletion.aged(connection, 2e9):
-            while deletion.thin(connection, *each):
+        for each in retention.expired_streams(connection, 2e9):
+            while retention.drop_raw_chunk(connection, *each):
                 pass
-        row = runs.find(connection, RUN)
-    source = takes.of_recording(recordings.lines(store.database, store.archive, row, "finished"))
-    trial = Trial(Rules(), LAYERS)
+        row = runs.get_run(connection, RUN)
+    source = replay_source.source_of_recording(
+        recording.recording_lines(store.database, store.archive, row, "finished")
+    )
+    trial = Simulation(Rules(), LAYERS)
     steps = []
-    for take in source.takes:
+    for take in source.chunks:
         trial.play(take)
         steps += take.samples.steps.tolist()
     trial.finish(is_over=True)
-    assert source.gone_before is not None
-    assert steps == list(range(source.gone_before, 200))
-    said = list(trial_report.lines(source, {"mine": trial}, (steps[0], steps[-1])))
-    assert said[1].startswith(f"Single samples before step {source.gone_before} are gone (GRADCANARY_RAW_DAYS)")
+    assert source.raw_start_step is not None
+    assert steps == list(range(source.raw_start_step, 200))
+    said = list(rules_command.report_lines(source, {"mine": trial}, (steps[0], steps[-1])))
+    assert said[1].startswith(f"Single samples before step {source.raw_start_step} are gone (GRADCANARY_RAW_DAYS)")

@@ -1,6 +1,7 @@
 """Launches whose ranks send shards: put together they are one stream, whoever comes first and whoever is left out."""
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -13,11 +14,21 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select, update
 
 from gradcanary import wire
-from gradcanary_server import batches, gathering, incidents, ingest, layer_table, requests, runs
+from gradcanary_server import validation
+from gradcanary_server.api import layer_table
+from gradcanary_server.api import runs as api_runs
 from gradcanary_server.errors import RequestError
-from gradcanary_server.log import Log
-from gradcanary_server.roll_call import BACKOFF_S, LAG_S, STALL_S
-from gradcanary_server.schema import batch, fold_state, session
+from gradcanary_server.incidents import liveness
+from gradcanary_server.incidents import service as incident_service
+from gradcanary_server.ingest import service as ingest_service
+from gradcanary_server.ingest import shard_stream
+from gradcanary_server.ingest.shard_stream import BACKOFF_S, LAG_S, STALL_S
+from gradcanary_server.rules.config import Silent
+from gradcanary_server.storage import runs as run_store
+from gradcanary_server.storage.heartbeat import BEAT_S
+from gradcanary_server.storage.schema import batch, rule_state, session
+from gradcanary_server.tsdb import batch as tsdb_batch
+from gradcanary_server.tsdb.log import BatchLog
 
 NUMEL = ((4, 3, 5), (4, 2, 0), (0, 1, 5))
 """Elements of each layer, by rank."""
@@ -95,15 +106,6 @@ def post(store, part, seq, message):
     return store.ingest.batch(RUN, f"r{part.rank}", seq, wire.dump(message))
 
 
-def test_a_clock_that_answers_late_is_not_asked_again_while_a_run_is_held(store, monkeypatch):
-    greet(store, measured(0, 1, 2))
-    steady, answer, asked = iter(range(0, 10**6, 60)), store.database.now, []
-    monkeypatch.setattr(store.database, "steady", lambda: float(next(steady)))
-    monkeypatch.setattr(store.database, "now", lambda connection: asked.append(1) or answer(connection))
-    store.ingest.heartbeat(RUN, "r0", wire.dump(wire.Heartbeat(None, 0, 0, 0.0)))
-    assert len(asked) == 2, "when it came, and whether the clock was set"
-
-
 def finish(store, parts):
     for part in parts:
         store.ingest.end(RUN, f"r{part.rank}", wire.dump(wire.End("finished", None, None)))
@@ -117,7 +119,7 @@ def seen(store):
             picture.pop("revision", None)
             picture.pop("gaps", None)
     with store.database.read() as connection:
-        packed = connection.scalars(select(fold_state.c.packed).order_by(fold_state.c.piece)).all()
+        packed = connection.scalars(select(rule_state.c.packed).order_by(rule_state.c.part)).all()
     return found, packed
 
 
@@ -129,14 +131,17 @@ def series(store, stat="absmax", layer=0):
 @pytest.fixture
 def clock(store, monkeypatch):
     """The database's clock, which tests move on."""
-    (real, steady), ahead, was_set = (store.database.now, store.database.steady), [0.0], [0.0]
-    monkeypatch.setattr(store.database, "now", lambda connection: real(connection) + ahead[0] + was_set[0])
-    monkeypatch.setattr(store.database, "steady", lambda: steady() + ahead[0])
+    real, ahead = store.database.now, [0.0]
+    monkeypatch.setattr(store.database, "now", lambda connection: real(connection) + ahead[0])
 
-    def move(by_s, *, is_set=False):
-        (was_set if is_set else ahead)[0] += by_s
+    def move(by_s, *, is_listening=False):
+        rounds = math.ceil(by_s / BEAT_S) if is_listening else 1
+        for _ in range(rounds):
+            ahead[0] += by_s / rounds
+            if is_listening:
+                store.watchdog.listen()
 
-    store.ingest.settle()  # it listens from now on
+    store.ingest.merge_overdue()  # it listens from now on
     return move
 
 
@@ -156,9 +161,10 @@ def waiting(store):
 
 def gaps(store):
     with store.database.read() as connection:
-        run = runs.one(connection, RUN, 0.0).row
+        run = run_store.get_run(connection, RUN)
         return [
-            (gap["session"], gap["from_step"], gap["to_step"], gap["why"]) for gap in runs.gaps(connection, run.run_id)
+            (gap["session"], gap["from_step"], gap["to_step"], gap["reason"])
+            for gap in api_runs.read_gaps(connection, run.run_id)
         ]
 
 
@@ -216,7 +222,7 @@ def test_a_dead_rank_is_not_waited_for_and_what_it_held_is_partial(store, clock)
     beat(store, 0)
     assert store.read(lambda _, run: run.step) == 19
     assert waiting(store) == 0
-    table = store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id))
+    table = store.read(lambda c, run: layer_table.build_layer_table(c, store.archive, run.run_id))
     assert [row["state"] for row in table] == ["partial", "partial", "measured"], "of the last layer it held nothing"
     assert [row["absmax"] for row in table] == [None, None, np.float32(1e-3)]
     assert series(store)["count"] == [1] * 10 + [0] * 10
@@ -233,6 +239,27 @@ def test_a_dead_rank_is_not_waited_for_and_what_it_held_is_partial(store, clock)
     assert waiting(store) == 0
 
 
+def test_a_rank_that_is_excluded_again_in_its_replay_is_not_waited_for_at_each_batch(store, clock):
+    first, second = measured(24, 50, 2)
+    greet(store, (first, second))
+    post(store, first, 0, first.batch(0, 20))
+    post(store, second, 0, second.batch(0, 10))
+    clock(LAG_S + BACKOFF_S)
+    beat(store, 0)
+    assert (step(store), gaps(store)) == (19, [("r1", 10, 19, "late")])
+    post(store, second, 1, second.batch(10, 15))
+    post(store, first, 1, first.batch(20, 30))
+    assert step(store) == 19, "it is waited for again"
+    clock(LAG_S + BACKOFF_S)
+    beat(store, 0)
+    assert (step(store), gaps(store)) == (29, [("r1", 10, 29, "late")])
+    post(store, first, 2, first.batch(30, 40))
+    assert (step(store), gaps(store)) == (39, [("r1", 10, 39, "late")])
+    post(store, second, 2, second.batch(15, 40))
+    post(store, first, 3, first.batch(40, 50))
+    assert step(store) == 39, "and again"
+
+
 def test_what_waits_is_put_together_when_nobody_is_left_to_send(store, clock):
     first, _ = measured(3, 10, 2)
     greet(store, (first,))
@@ -242,7 +269,7 @@ def test_what_waits_is_put_together_when_nobody_is_left_to_send(store, clock):
     clock(LAG_S + BACKOFF_S)
     store.compactor.compact()
     assert store.read(lambda _, run: run.step) == 9
-    table = store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id))
+    table = store.read(lambda c, run: layer_table.build_layer_table(c, store.archive, run.run_id))
     assert {row["state"] for row in table} <= {"partial", "nonfinite"}, "nobody knows what the other one holds"
 
 
@@ -266,15 +293,15 @@ def test_a_rank_that_could_not_reach_us_is_waited_for_after_a_restart(store, clo
 def test_a_clock_that_is_set_neither_leaves_a_rank_out_nor_waits_for_one_for_a_day(store, clock, set_s):
     first, second = measured(22, 40, 2)
     greet(store, (first, second))
-    clock(LAG_S + BACKOFF_S)
+    clock(LAG_S + BACKOFF_S, is_listening=True)
     post(store, second, 0, second.batch(0, 10))
     post(store, first, 0, first.batch(0, 20))
-    clock(set_s, is_set=True)
+    clock(set_s)
     store.compactor.compact()
     beat(store, 0)
     assert (step(store), gaps(store)) == (None, []), "it is there, and has 60 s"
     post(store, second, 1, second.batch(10, 15))
-    clock(LAG_S + BACKOFF_S + 1)
+    clock(LAG_S + BACKOFF_S + BEAT_S + 1, is_listening=True)
     store.compactor.compact()
     assert (step(store), gaps(store), waiting(store)) == (19, [("r1", 15, 19, "late")], 0)
 
@@ -283,9 +310,10 @@ def test_a_rank_that_died_before_the_clock_was_set_back_is_not_waited_for_for_a_
     first, second = measured(23, 20, 2)
     greet(store, (first, second))
     post(store, first, 0, first.batch(0, 20))
-    clock(-86_400.0, is_set=True)
+    store.watchdog.listen()
+    clock(-86_400.0)
     store.compactor.compact()
-    clock(LAG_S + BACKOFF_S)
+    clock(LAG_S + BACKOFF_S + BEAT_S, is_listening=True)
     store.compactor.compact()
     assert (step(store), waiting(store)) == (19, 0)
 
@@ -333,8 +361,8 @@ def test_a_whole_is_not_larger_than_what_readers_take(store, monkeypatch):
     first, second = measured(15, 30, 2)
     stores = []
     for points in (10**6, 6 * LAYERS * 3):
-        limits = replace(requests.LIMITS, max_points=points)
-        for module in (batches, gathering):
+        limits = replace(validation.LIMITS, max_points=points)
+        for module in (tsdb_batch, shard_stream):
             monkeypatch.setattr(module, "LIMITS", limits)
         store.clear()
         greet(store, (first, second))
@@ -354,8 +382,8 @@ def test_only_what_can_be_taken_is_read(store, monkeypatch):
         post(store, first, seq, message)
     store.forget()
     read = []
-    really = batches.decode
-    monkeypatch.setattr(batches, "decode", lambda message: read.append(message.steps) or really(message))
+    really = tsdb_batch.decode_batch
+    monkeypatch.setattr(tsdb_batch, "decode_batch", lambda message: read.append(message.steps) or really(message))
     post(store, second, 0, second.batch(0, 5))
     assert step(store) == 4
     assert len(read) == 1 + 6, "its own, those five, and the next one"
@@ -366,8 +394,8 @@ def test_only_what_can_be_taken_is_read(store, monkeypatch):
 def test_a_batch_that_left_the_log_is_not_kept_decoded(store, monkeypatch):
     first, second = measured(17, 5, 2)
     greet(store, (first, second))
-    kept, really = [], Log.keep
-    monkeypatch.setattr(Log, "keep", lambda log, key, columns: kept.append(key[1]) or really(log, key, columns))
+    kept, really = [], BatchLog.cache
+    monkeypatch.setattr(BatchLog, "cache", lambda log, key, columns: kept.append(key[1]) or really(log, key, columns))
     post(store, first, 0, first.batch(0, 5))
     post(store, second, 0, second.batch(0, 5))
     assert (kept, waiting(store)) == (["r0"], 0)
@@ -387,9 +415,9 @@ def test_a_resumed_run_has_come_as_far_as_all_its_ranks(store):
         store.ingest.hello(RUN, f"s{part.rank}", wire.dump(part.hello(launch="two")))
         for seq, message in enumerate(part.batches(10)):
             if seq == 1 and part.rank == 1:
-                assert not store.read(lambda c, run: incidents.open_briefs(c, run.run_id, ""))
+                assert not store.read(lambda c, run: incident_service.open_briefs(c, run.run_id, ""))
             store.ingest.batch(RUN, f"s{part.rank}", seq, wire.dump(message))
-    (brief,) = store.read(lambda c, run: incidents.open_briefs(c, run.run_id, ""))
+    (brief,) = store.read(lambda c, run: incident_service.open_briefs(c, run.run_id, ""))
     assert brief.rule == "collapse"
 
 
@@ -425,7 +453,7 @@ def test_pages_come_without_a_launch_that_nobody_draws(store):
     store.send("one", replace(first), 20, end="finished", sharded=False)
     store.compactor.compact()
     with store.database.write() as connection:
-        connection.execute(update(session).values(draws=False))
+        connection.execute(update(session).values(is_primary=False))
     assert json.loads(store.pictures(40))["samples"] == 0
 
 
@@ -464,10 +492,10 @@ def test_pages_show_the_ranks_and_a_collapse_of_the_whole(store):
     for seq in range(4):
         for part in parts:
             post(store, part, seq, part.batch(50 * seq, 50 * seq + 50))
-    detail = store.read(lambda c, run: runs.detail(c, runs.one(c, RUN, 0.0), 0.0))
+    detail = store.read(lambda c, run: api_runs.to_json(c, liveness.read_status(c, RUN, 0.0, Silent()), 0.0, Silent()))
     assert [(each["session"], each["rank"]) for each in detail["sessions"]] == [("r0", 0), ("r1", 1)]
     assert detail["gaps"] == []
-    (brief,) = store.read(lambda c, run: incidents.open_briefs(c, run.run_id, "http://here"))
+    (brief,) = store.read(lambda c, run: incident_service.open_briefs(c, run.run_id, "http://here"))
     assert (brief.rule, brief.layers) == ("collapse", 1)
     finish(store, parts)
     assert store.read(lambda _, run: run.ended) == "finished"
@@ -495,7 +523,7 @@ def test_a_transaction_that_fails_leaves_nothing_and_is_said_again(store, monkey
     post(store, parts[0], 0, next(parts[0].batches()))
     before = seen(store)
     with monkeypatch.context() as patched:
-        patched.setattr(ingest, "_note_progress", killed_when_drawn)
+        patched.setattr(ingest_service, "advance", killed_when_merged)
         with pytest.raises(KeyboardInterrupt):
             post(store, parts[1], 0, next(parts[1].batches()))
     assert seen(store) == before
@@ -509,7 +537,29 @@ def test_a_transaction_that_fails_leaves_nothing_and_is_said_again(store, monkey
     assert seen(store) == after
 
 
-def killed_when_drawn(connection, row, *rest, really=ingest._note_progress):
-    if row.rank < 0:
+def test_layers_that_were_described_again_after_a_failure_are_judged_as_they_are_described(store, monkeypatch):
+    parts = measured(7, 20, 2)
+    reshaped = tuple(replace(layer, shape=(16, 32)) for layer in parts[0].layers.layers)
+    again = parts[0].hello(layer_sets=(wire.LayerSet(wire.layer_set_id(reshaped), reshaped),))
+
+    def tell(failing):
+        greet(store, parts)
+        post(store, parts[0], 0, next(parts[0].batches()))
+        if failing:
+            with monkeypatch.context() as patched:
+                patched.setattr(ingest_service, "advance", killed_when_merged)
+                with pytest.raises(KeyboardInterrupt):
+                    post(store, parts[1], 0, next(parts[1].batches()))
+        store.ingest.hello(RUN, "r0", wire.dump(again))
+        post(store, parts[1], 0, next(parts[1].batches()))
+        return seen(store)
+
+    failed = tell(failing=True)
+    store.clear()
+    assert failed == tell(failing=False)
+
+
+def killed_when_merged(context, values, really=ingest_service.advance):
+    if context.session.rank < 0:
         raise KeyboardInterrupt
-    really(connection, row, *rest)
+    really(context, values)

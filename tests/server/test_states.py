@@ -56,7 +56,10 @@ def told(collector, run):
     layers = collector.get(f"/api/v1/runs/{run}/layers").json()["layers"]
     listed = collector.get("/api/v1/incidents", run=run).json()["incidents"]
     incidents = [collector.get(f"/api/v1/incidents/{each['id']}").json() for each in listed]
-    health = {key: summary[key] for key in ("step", "firing", "low", "worst", "open_incidents", "headline", "spark")}
+    health = {
+        key: summary[key]
+        for key in ("step", "firing", "below_threshold", "worst", "open_incidents", "headline", "sparkline")
+    }
     return health, layers, incidents
 
 
@@ -89,7 +92,7 @@ def told_twice(tmp_path_factory, new_db):
 )
 def test_what_the_rules_say(told_twice, name, rules, low, worst):
     health, layers, incidents = told_twice[0][name]
-    assert (health["firing"], health["low"], health["worst"]) == (rules, low, worst)
+    assert (health["firing"], health["below_threshold"], health["worst"]) == (rules, low, worst)
     assert len(incidents) == len(rules)
     firing = {layer["layer"] for layer in layers if layer["rules"].get("collapse") == "firing"}
     assert len(firing) == rules.get("collapse", 0)

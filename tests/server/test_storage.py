@@ -15,7 +15,7 @@ from gradcanary_server.settings import Settings
 
 def test_runs_are_listed_by_their_weight(module_collector):
     def asked(**query):
-        return shapes.hold("storage", module_collector.get("/api/v1/storage", **query))
+        return shapes.hold(module_collector.get("/api/v1/storage", **query))
 
     for run, steps in (("light", 20), ("heavy", 1200), ("middling", 100)):
         Session(module_collector.url, run=run).send(Stream(healthy(steps, 20)))
@@ -55,6 +55,6 @@ def test_before_when_no_sample_goes_is_told(tmp_path):
     """In a store at which nobody looked yet, whose clock may be wrong."""
     for days, expected in (({}, None), ({"GRADCANARY_RAW_DAYS": "30"}, 86_400.0)):
         with TestClient(create_app(Settings.from_env(days, data=tmp_path)), base_url="http://localhost") as client:
-            found = shapes.hold("storage", client.get("/api/v1/storage"))
+            found = shapes.hold(client.get("/api/v1/storage"))
         until = found["raw_until"] and datetime.fromisoformat(found["raw_until"]).timestamp() - time.time()
         assert until == pytest.approx(expected, abs=600.0)

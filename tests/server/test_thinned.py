@@ -8,9 +8,10 @@ from archives import LAYERS, ROUGH, Store, decoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradcanary_server import tiles, views
-from gradcanary_server.rules import Rules
-from gradcanary_server.window import Range
+from gradcanary_server.api import charts
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.tsdb import tiles
+from gradcanary_server.tsdb.query import StepRange
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def store(tmp_path_factory):
     # That both databases let go of the same samples is tested in test_deletion.
     made = Store(f"sqlite:///{tmp_path_factory.mktemp('store') / 'gradcanary.db'}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "ROWS", 8)
+        patch.setattr(tiles, "TILE_ROWS", 8)
         yield made
     made.database.close()
 
@@ -29,14 +30,14 @@ def thin(store, story, keeping=0, **how):
     store.compactor.compact()
     store.thin(time.time() + 60, keeping)
     with store.database.read() as connection:
-        chains = [chain for _, chain in tiles.every_chain(connection) if chain.every != tiles.OF_METRICS]
-    return {(chain.launch_no - 1, chain.every): chain.raw_from for chain in chains}
+        streams = [stream for _, stream in tiles.all_streams(connection) if stream.every != tiles.METRIC_STREAM]
+    return {(stream.launch_no - 1, stream.every): stream.raw_start for stream in streams}
 
 
 def drawn(store, points, begin, end):
     """The series of absmax between two steps, and each layer's lines."""
-    wanted, span = [str(number) for number in range(LAYERS)], Range(begin, end, points)
-    answer = store.read(lambda c, run: views.series(c, store.archive, Rules(), run, "absmax", wanted, span))
+    wanted, span = [str(number) for number in range(LAYERS)], StepRange(begin, end, points)
+    answer = store.read(lambda c, run: charts.build_series(c, store.archive, Rules(), run, "absmax", wanted, span))
     lines = [
         {name: decoded(series[name]) for name in ("min", "mean", "max", "count", "nonfinite")}
         for series in answer["series"]
@@ -52,17 +53,17 @@ def drawn(store, points, begin, end):
     st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=3),
 )
 def test_any_part_equals_a_plain_reading(store, story, keeping, points, parts):
-    raw_from = thin(store, story, keeping)
+    raw_start = thin(store, story, keeping)
     low, high = min(told.span()[0] for told in story), max(told.span()[1] for told in story)
-    assert_plain(store, story, raw_from, points, None, None)
+    assert_plain(store, story, raw_start, points, None, None)
     for part in parts:
         begin, end = sorted(round(low + each * (high - low)) for each in part)
-        assert_plain(store, story, raw_from, points, begin, end)
+        assert_plain(store, story, raw_start, points, begin, end)
 
 
-def assert_plain(store, story, raw_from, points, begin, end):
+def assert_plain(store, story, raw_start, points, begin, end):
     """Hold what is drawn of the steps between two, both included, against each sample of them."""
-    samples = stories.counted(story, begin or 0, 2**31 if end is None else end, raw_from)
+    samples = stories.counted(story, begin or 0, 2**31 if end is None else end, raw_start)
     starts, width, lines = drawn(store, points, begin, end)
     assert len(starts) <= points
     if samples:
@@ -79,18 +80,18 @@ LONG = stories.Told((stories.Part(0, 1, 300, 1),))
 @pytest.mark.parametrize(
     ("story", "begin", "end"),
     [
-        ([LONG], 102, 199),  # what an edge cuts of a node is in it
+        ([LONG], 102, 199),  # what an edge cuts of an aggregate is in it
         ([LONG], 105, 107),  # even if that is all
         ([stories.Told((stories.Part(0, 1, 300, 1), stories.Part(300, 10, 30, 2)))], None, None),  # 8 and 10
-        ([LONG, stories.Told((stories.Part(101, 1, 2, 2),))], None, None),  # a launch within a node of the one before
+        ([LONG, stories.Told((stories.Part(101, 1, 2, 2),))], None, None),  # a launch within one aggregate
         ([LONG, stories.Told((stories.Part(101, 1, 99, 2),))], 95, 204),
     ],
 )
-def test_a_node_is_in_one_bucket_and_once(store, story, begin, end):
-    raw_from = thin(store, story)
-    assert raw_from[0, 1] >= 256
+def test_an_aggregate_is_in_one_bucket_and_once(store, story, begin, end):
+    raw_start = thin(store, story)
+    assert raw_start[0, 1] >= 256
     for points in (1, 50, 600):
-        assert_plain(store, story, raw_from, points, begin, end)
+        assert_plain(store, story, raw_start, points, begin, end)
 
 
 def test_a_dip_is_there_wherever_somebody_looks_from(store):

@@ -1,4 +1,4 @@
-"""Tiles and pyramid: what is read does not depend on what was compacted, and equals a plain reading in float64."""
+"""Tiles and rollups: what is read does not depend on what was compacted, and equals a plain reading in float64."""
 
 import json
 from dataclasses import replace
@@ -14,14 +14,15 @@ from sqlalchemy import select, update
 from stories import stream
 
 from gradcanary import wire
-from gradcanary_server import layer_table, nodes, rolling, sealing, tiles, views
-from gradcanary_server.schema import batch, session, tile
+from gradcanary_server.api import charts, layer_table
+from gradcanary_server.storage.schema import batch, session, tile
+from gradcanary_server.tsdb import compaction, rollup, tiles
 
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles of so few rows that a short run has a pyramid."""
-    monkeypatch.setattr(tiles, "ROWS", 8)
+    """Tiles of so few rows that a short run has rollups."""
+    monkeypatch.setattr(tiles, "TILE_ROWS", 8)
     return monkeypatch
 
 
@@ -33,7 +34,7 @@ def small_tiles(monkeypatch):
     st.sampled_from([1, 2, 64]),
 )
 def test_compaction_does_not_show(module_store, small_tiles, story, points, some, most):
-    small_tiles.setattr(sealing, "MOST_BATCHES", most)
+    small_tiles.setattr(compaction, "MOST_BATCHES", most)
     begin, end = min(some), max(some)
     stories.send(module_store, story)
     whole, part = module_store.pictures(points), module_store.pictures(points, begin, end)
@@ -74,32 +75,10 @@ def test_envelopes_are_those_of_a_plain_reading(store):
         assert_plain(json.loads(store.pictures(points))["absmax"], made, 40)
 
 
-def test_nodes_of_an_older_version_that_did_not_round_them_go_on(tmp_path, small_tiles):
-    store = Store(f"sqlite:///{tmp_path / 'gradcanary.db'}")
-    made = stream(np.random.default_rng(14), 700, 0, 1)
-    halves = [streams.Stream(made.absmax[:400], made.loss[:400]), streams.Stream(made.absmax[400:], first_step=400)]
-    with pytest.MonkeyPatch.context() as older:
-        older.setattr(nodes, "rounded", lambda _name, plane: plane)
-        store.send("s", halves[0], 100)
-        store.compactor.compact()
-    store.send("s", halves[1], 100, first_seq=4, end="finished")
-    before = store.pictures(10)
-    store.compactor.compact()
-    assert store.pictures(10) == before
-    store.database.close()
-    lines = json.loads(before)["absmax"]
-    width = lines["bucket_steps"]
-    for layer, series in enumerate(lines["series"]):
-        inside = made.absmax[:width, layer].astype(np.float64)
-        lowest, highest = np.nanmin(inside), np.max(inside[np.isfinite(inside)])
-        assert lowest * (1 - ROUGH) <= decoded(series["min"])[0] <= lowest
-        assert highest <= decoded(series["max"])[0] <= highest * (1 + ROUGH)
-
-
 def assert_plain(answer, made, first):
     """Hold a series against the values themselves, in float64; layer 1 has one dip, of one step."""
     width, starts = answer["bucket_steps"], decoded(answer["steps"]).astype(int)
-    rough = 0 if width < nodes.FACTOR else ROUGH
+    rough = 0 if width < rollup.FACTOR else ROUGH
     values = made.absmax.astype(np.float64)
     for layer in range(LAYERS):
         line = {name: decoded(answer["series"][layer][name]) for name in ("min", "mean", "max", "count", "nonfinite")}
@@ -137,14 +116,14 @@ def test_a_live_run_keeps_less_than_a_tile_in_the_log(store):
 
 def sampled(store):
     run_id = store.read(lambda _, run: run.run_id)
-    pieces = views.samples(store.database, store.archive, run_id)
+    pieces = charts.iter_samples(store.database, store.archive, run_id)
     return [step for piece in pieces for step in piece.columns.steps.tolist()]
 
 
 def test_one_step_a_batch_fills_tiles_while_it_lives_and_all_of_it_at_its_end(store):
     store.send("s", stream(np.random.default_rng(8), 260, 0, 1), 1)
     store.compactor.compact()
-    assert store.count(batch) == 260 - tiles.ROWS
+    assert store.count(batch) == 260 - tiles.TILE_ROWS
     store.ingest.end(RUN, "s", wire.dump(wire.End("finished", None, None)))
     store.compactor.compact()
     assert store.count(batch) == 0
@@ -174,7 +153,7 @@ def of_few_samples(steps, every):
 
 @pytest.mark.parametrize("every", [100, 1000])
 def test_the_log_of_a_run_with_few_samples_does_not_grow_for_ever(store, monkeypatch, every):
-    monkeypatch.setattr(sealing, "MOST_BATCHES", 40)
+    monkeypatch.setattr(compaction, "MOST_BATCHES", 40)
     store.ingest.hello(RUN, "s", wire.dump(stream(np.random.default_rng(9), 1, 0, every).hello()))
     for seq, each in enumerate(of_few_samples(110, every)):
         store.ingest.batch(RUN, "s", seq, wire.dump(each))
@@ -185,7 +164,7 @@ def test_the_log_of_a_run_with_few_samples_does_not_grow_for_ever(store, monkeyp
 
 
 def test_what_is_large_is_sealed_in_parts(store, monkeypatch):
-    monkeypatch.setattr(sealing, "MOST_BYTES", 5_000)
+    monkeypatch.setattr(compaction, "MOST_BYTES", 5_000)
     store.send("s", stream(np.random.default_rng(10), 300, 0, 1), 10, end="finished")
     before = store.pictures(50)
     store.compactor.compact()
@@ -203,10 +182,10 @@ def test_the_layers_last_values_are_those_of_so_many_samples(store):
         ratio = wire.Block("update_ratio", None, (each.steps[0],), (seq % 3,), wire.column("f", [seq / 64]))
         told = (*each.blocks, ratio) if seq in (5, 12, 13) else each.blocks
         store.ingest.batch(RUN, "s", seq, wire.dump(replace(each, blocks=told)))
-    before = store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id))
+    before = store.read(lambda c, run: layer_table.build_layer_table(c, store.archive, run.run_id))
     assert [layer["update_ratio"] for layer in before] == [12 / 64, 13 / 64, None]
     store.compactor.compact()
-    assert store.read(lambda c, run: layer_table.table(c, store.archive, run.run_id)) == before
+    assert store.read(lambda c, run: layer_table.build_layer_table(c, store.archive, run.run_id)) == before
 
 
 def test_a_session_that_goes_on_after_its_end_is_whole(store):
@@ -227,7 +206,7 @@ def test_a_session_that_goes_on_after_its_end_is_whole(store):
     assert json.loads(store.pictures(77))["absmax"]["series"] == json.loads(before)["absmax"]["series"]
 
 
-def test_points_that_come_late_are_in_the_pyramid(store):
+def test_points_that_come_late_are_in_the_rollups(store):
     made = stream(np.random.default_rng(4), 3000, 0, 1)
     store.send("s", made, 100)
     store.compactor.compact()
@@ -246,9 +225,9 @@ def test_points_that_come_late_are_in_the_pyramid(store):
 
 
 def stored(store):
-    query = select(tile.c.level, tile.c.number, tile.c.stored).where(tile.c.kind == tiles.METRICS, tile.c.level > 0)
+    query = select(tile.c.level, tile.c.range_no, tile.c.stored).where(tile.c.kind == tiles.METRICS, tile.c.level > 0)
     with store.database.read() as connection:
-        return {(row.level, row.number): row.stored for row in connection.execute(query)}
+        return {(row.level, row.range_no): row.stored for row in connection.execute(query)}
 
 
 def test_only_what_a_late_point_is_in_is_made_again(store, small_tiles):
@@ -281,32 +260,32 @@ def test_a_collector_sees_what_another_one_made_again(store, small_tiles):
     other.database.close()
 
 
-def work_of(store, prepare, *arguments):
+def planned(store, make_plan, *arguments):
     with store.database.read() as connection:
-        return prepare(connection, *arguments)
+        return make_plan(connection, *arguments)
 
 
-def carried_out(store, module, work):
+def apply(store, plan):
     with store.database.write() as connection:
-        module.carry_out(connection, work, store.database.now(connection))
+        return compaction.apply_plan(connection, plan, tiles.pack_tiles(plan.tiles), store.database.now(connection))
 
 
 def test_what_another_collector_rolled_up_meanwhile_stays_so(store, small_tiles):
     made = stream(np.random.default_rng(11), 200, 0, 1)
     halves = [streams.Stream(made.absmax[:160], made.loss[:160]), streams.Stream(made.absmax[160:], first_step=160)]
     store.send("s", halves[0], 40)
-    (key,) = work_of(store, sealing.waiting, 0.0)
-    carried_out(store, sealing, work_of(store, sealing.prepare, store.archive.log, store.archive.tiles, *key, 0.0))
+    (key,) = planned(store, compaction.seal_candidates, 0.0)
+    assert apply(store, planned(store, compaction.plan_seal, store.archive.log, store.archive.tiles, *key, 0.0))
     store.send("s", halves[1], 40, first_seq=4)
-    stale = work_of(store, sealing.prepare, store.archive.log, store.archive.tiles, *key, 0.0)
-    while (rolled := work_of(store, rolling.prepare, store.archive.tiles, key[0], 1, 1)) is not None:
-        carried_out(store, rolling, rolled)
-    carried_out(store, sealing, stale)
+    stale = planned(store, compaction.plan_seal, store.archive.log, store.archive.tiles, *key, 0.0)
+    while (rollup_plan := planned(store, compaction.plan_rollup, store.archive.tiles, key[0], 1, 1)) is not None:
+        assert apply(store, rollup_plan)
+    assert not apply(store, stale)
     before = store.pictures(50)
     store.compactor.compact()
     assert store.pictures(50) == before
-    _, of = work_of(store, tiles.chains, key[0])
-    assert (of.sealed, of.rolled) == (200, (192,))
+    _, of = planned(store, tiles.read_streams, key[0])
+    assert (of.sealed_until, of.rollup_ends) == (200, (192,))
 
 
 def test_a_batch_that_cannot_be_read_holds_up_no_other_session(store, caplog):

@@ -9,14 +9,16 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from gradcanary import naming
+from gradcanary import incident_words, naming, notices, on_call
 from gradcanary.attach import control, gate, processes, refusals, words
 from gradcanary.attach.errors import AlreadyAttachedError, AttachError
 from gradcanary.attach.visit import Visit
 from gradcanary.settings import Settings
 
 DETACH_S = 60.0
+HEAD = ("PID", "PYTHON", "RANK", "SINCE", "WATCHED BY", "RUN", "COMMAND")
 
 NOT_ATTACHED = "process {pid} is not attached. gradcanary ps lists those that are"
 LATER = """\
@@ -126,31 +128,41 @@ def _left(process: processes.Process, path: Path, timeout_s: float) -> int:
         _complain(f"gradcanary detach: {NOT_ATTACHED.format(pid=process.pid)}")
         return 1
     processes.wait_for_thread(process.pid, said["thread"])
-    _print(f"left process {process.pid}, run {said['detached']}: {said.get('unsent') or 'finished'}")
+    _print(f"left process {process.pid}, run {said['detached']}: {said.get('unsent') or 'detached'}")
     return 0
 
 
 def ps(_arguments: argparse.Namespace) -> int:
-    """List what can be attached to; returns the exit status."""
+    """List the trainings of this user and what watches them; returns the exit status."""
     refusals.check_system()
     every = sorted(processes.all_of(os.geteuid()), key=lambda process: process.pid)
-    rows = [_row(process, every) for process in every]
+    found = [_watches(process) for process in every]
+    rows = [_row(process, watches, every) for process, watches in zip(every, found, strict=True)]
     if not rows:
         _print(NOBODY)
         return 0
-    _print("\n".join(words.table([("PID", "PYTHON", "RANK", "SINCE", "ATTACHED", "COMMAND"), *rows])))
+    _print("\n".join(words.table([HEAD, *rows])), below="    ")
+    for run, url in dict.fromkeys(
+        (watch["run"], watch["url"]) for watches in found for watch in watches if watch["url"]
+    ):
+        _print(f"Page of {run}: {url}")
     return 0
 
 
-def _row(process: processes.Process, every: list[processes.Process]) -> tuple[str, ...]:
+def _watches(process: processes.Process) -> list[dict[str, Any]]:
+    """Return the watches of a process: of an attached one what it answers, else the notices of its own."""
     try:
-        said = refusals.said_by(process)
+        attached = refusals.said_by(process)
     except TimeoutError:
-        said = {"run": "does not answer"}
+        attached = {"run": "does not answer", "url": ""}
+    return list(notices.read_notices(process.pid)) if attached is None else [{**attached, "by": "attach"}]
+
+
+def _row(process: processes.Process, watches: list[dict[str, Any]], every: list[processes.Process]) -> tuple[str, ...]:
     rank, age = process.environ.get("RANK", "-"), words.duration(processes.age_s(process))
-    where = "-" if said is None else said["run"]
+    watched = [", ".join(dict.fromkeys(watch[key] for watch in watches)) or "-" for key in ("by", "run")]
     forked = f"forked from process {process.parent}" if processes.is_forked(process, every) else None
-    return str(process.pid), process.spelled, rank, age, where, forked or words.typed(process.command)
+    return str(process.pid), process.spelled, rank, age, *watched, forked or words.typed(process.command)
 
 
 def _job(pid: int) -> list[int]:
@@ -176,8 +188,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
     return {name: value or os.environ.get(f"GRADCANARY_{name.upper()}") for name, value in typed.items()}
 
 
-def _print(text: str) -> None:
-    print(words.plain(text), flush=True)  # noqa: T201 -- the command line speaks
+def _print(text: str, below: str = "") -> None:
+    print(incident_words.wrapped(words.plain(text), on_call.width(), below), flush=True)  # noqa: T201 -- the command line speaks
 
 
 def _complain(text: str) -> None:

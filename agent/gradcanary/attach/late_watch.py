@@ -10,7 +10,7 @@ from gradcanary.settings import Settings
 
 class LateWatch(watching.Watch):
     """A watch that touches nothing before :meth:`begin`, and that can be left in steps: :meth:`take_off`,
-    :meth:`settle`, ``close()``. A ``watch()`` that the script comes to takes over, with its arguments."""
+    :meth:`settle`, :meth:`detach`. A ``watch()`` that the script comes to takes over, with its arguments."""
 
     def __init__(self, settings: Settings, unnamed: str, launch: str | None = None) -> None:
         """The run is called ``unnamed`` where nobody names it; without ``launch`` the environment says the launch."""
@@ -45,6 +45,10 @@ class LateWatch(watching.Watch):
         """Hand over the last window, in the training's thread; ``timeout_s`` is for values that are on their way."""
         if self._is_ours():
             self._session.settle(timeout_s)
+
+    def detach(self, timeout_s: float) -> None:
+        """End the watch of a training that goes on, and send the rest for ``timeout_s`` at most."""
+        self._close("detached", None, timeout_s)
 
     @property
     def is_settled(self) -> bool:

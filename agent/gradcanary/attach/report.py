@@ -50,9 +50,13 @@ def of(watch: LateWatch) -> dict[str, Any]:
         "unseen": [fact.text for fact in observer.facts],
         "is_heard": None if sender is None else sender.is_heard,
         "is_barred": sender is not None and sender.is_barred,
-        **_trained(observer),
-        **_measured(observer, sender),
+        **trained_and_measured(observer, sender),
     }
+
+
+def trained_and_measured(observer: Observer, sender: Sender | None) -> dict[str, Any]:
+    """Return what is known of the layers and of the latest window by now; None as in :func:`of`."""
+    return {**_trained(observer), **_measured(observer, sender)}
 
 
 def _trained(observer: Observer) -> dict[str, Any]:

@@ -154,7 +154,7 @@ class Guest:
         for _ in range(TRIES):  # again only where a signal's exception came in between
             if not watch.is_settled:
                 Errand(self._request["package"], self._move_out, settle=self._settle).insist()
-        watch.close(timeout_s=END_S)
+        watch.detach(END_S)
 
     def _clear(self) -> None:
         global _here

@@ -38,6 +38,16 @@ def described(said: Mapping[str, Any], pid: int, stopped_s: float | None) -> Ite
     yield f"  {'leave with':<13}gradcanary detach {pid}{until}"
 
 
+def summarized(said: Mapping[str, Any]) -> str:
+    """Return in one line what is trained and measured."""
+    layers = f"{said['layers']:,} layer{'' if said['layers'] == 1 else 's'} ({_counted(said['dtypes'])})"
+    return f"{said['optimizer']}, {layers}, {_micro_steps(said)}"
+
+
+def _micro_steps(said: Mapping[str, Any]) -> str:
+    return f"K = {said['k']} per step, summed in {_counted(said['accumulators']) or 'nothing yet'}"
+
+
 def _facts(said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for each in said["alive"]:
         yield "optimizer", f"{each['kind']}: {each['tensors']:,} tensors, {each['elements']:,} elements"
@@ -52,7 +62,7 @@ def _facts(said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if said["world_size"] > 1:
         yield "rank", f"{said['rank']} of {said['world_size']}" + (f"; {SILENT}" if said["is_silent"] else "")
     if said["k"] is not None:
-        yield "micro-steps", f"K = {said['k']} per step, summed in {_counted(said['accumulators']) or 'nothing yet'}"
+        yield "micro-steps", _micro_steps(said)
         yield "low", _low(said)
     elif said["layers"] is not None and not said["is_silent"]:
         yield "micro-steps", NO_WINDOW

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
+import secrets
 import signal
+import ssl
 import tempfile
 import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +30,11 @@ MISSING = """\
 gradcanary demo needs torch, the collector and the dashboard, and {missing} is not installed. Install them with,
 in a clone of gradcanary: pip install torch '.[all]'"""
 
+OF_COLLECTOR = ("GRADCANARY_TOKEN", "GRADCANARY_CA_FILE")
+"""Settings of the user's own trainings that a collector of theirs needs."""
+
+ANSWER_S = 10.0
+
 TRAININGS_S = 300.0
 """How long the trainings may take; alone on two cores it is about a tenth of it."""
 MESSAGE_S = 30.0
@@ -33,12 +44,8 @@ LOOK_EACH_S = 0.5
 
 def run(headless: bool, data: Path | None, port: int) -> int:
     """Show a collapse being caught, and return an exit status: headless, 0 only if the right thing was caught."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        say(MISSING.format(missing=missing[0]))
+    if not _is_ready(NEEDED):
         return 2
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, _interrupt)
     with contextlib.ExitStack() as stack:
         folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradcanary-demo-")))
         receiver = stack.enter_context(contextlib.closing(Receiver(new_secret(), tell)))
@@ -54,6 +61,55 @@ def run(headless: bool, data: Path | None, port: int) -> int:
             return 1
 
 
+def run_into(url: str, trusted: ssl.SSLContext | None) -> int:
+    """Train both runs for a collector that runs already, and return an exit status.
+
+    ``trusted``: the context of its TLS. Nothing is read from it: its token may be one that only sends.
+    """
+    if not _is_ready(("torch",)):
+        return 2
+    problem = _problem_of(url, trusted)
+    if problem is not None:
+        say(f"The collector at {url} does not answer ({problem}): is --url right?")
+        return 1
+    mark = secrets.token_hex(2)
+    runs = Runs(f"lora-wrong-schedule-{mark}", f"lora-healthy-{mark}")
+    own = {name: os.environ[name] for name in OF_COLLECTOR if name in os.environ}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradcanary-demo-")))
+        trainings = _start(stack, runs, url, folder, own)
+        introduce(url, runs)
+        failed = [training.name for training in trainings if training.wait()]
+    for name in failed:
+        say(f"wrong: {name} did not end well")
+    return 1 if failed else 0
+
+
+def _is_ready(needed: Sequence[str]) -> bool:
+    """Say which package is missing, and return whether none is; let signals end the demo in order."""
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        say(MISSING.format(missing=missing[0]))
+        return False
+    for ending in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, ending):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, ending), _interrupt)
+    return True
+
+
+def _problem_of(url: str, trusted: ssl.SSLContext | None) -> str | None:
+    """Return why a collector does not answer, None where it does."""
+    # As the agent sends: past the proxies of the environment.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted))
+    try:
+        direct.open(f"{url}/healthz", timeout=ANSWER_S).close()
+    except urllib.error.URLError as error:
+        return str(error.reason)
+    except OSError as error:
+        return str(error)
+    return None
+
+
 def _collector(folder: Path, port: int, receiver: Receiver) -> Collector:
     """Start the collector on this port, or on a free one where it is taken."""
     if not is_free(port):
@@ -64,10 +120,7 @@ def _collector(folder: Path, port: int, receiver: Receiver) -> Collector:
 
 def _show(stack: contextlib.ExitStack, collector: Collector, folder: Path, receiver: Receiver, headless: bool) -> int:
     runs = Runs.unused(collector.read)
-    trainings = []
-    for name in (runs.faulty, runs.twin):
-        training = Training(name, collector.url, folder, is_faulty=name == runs.faulty)
-        trainings.append(stack.enter_context(contextlib.closing(training)))
+    trainings = _start(stack, runs, collector.url, folder, {})
     introduce(collector.url, runs)
     wrong = _watch(collector, trainings, runs)
     _await_message(receiver)
@@ -80,6 +133,14 @@ def _show(stack: contextlib.ExitStack, collector: Collector, folder: Path, recei
     elif not wrong:
         say("Exactly the right thing was caught: three layers, one incident, one webhook; the healthy twin is quiet.")
     return 1 if wrong else 0
+
+
+def _start(stack: contextlib.ExitStack, runs: Runs, url: str, folder: Path, own: Mapping[str, str]) -> list[Training]:
+    trainings = []
+    for name in (runs.faulty, runs.twin):
+        training = Training(name, url, folder, own, is_faulty=name == runs.faulty)
+        trainings.append(stack.enter_context(contextlib.closing(training)))
+    return trainings
 
 
 def _watch(collector: Collector, trainings: list[Training], runs: Runs) -> list[str]:

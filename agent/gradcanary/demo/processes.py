@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -151,9 +152,9 @@ class Collector(Process):
 class Training(Process):
     """One of the two trainings."""
 
-    def __init__(self, name: str, url: str, folder: Path, is_faulty: bool) -> None:
+    def __init__(self, name: str, url: str, folder: Path, own: Mapping[str, str], *, is_faulty: bool) -> None:
         arguments = ["--run", name, *(["--fault"] if is_faulty else [])]
         # What a collector that is interrupted with its trainings did not take is of no use to anybody later.
-        environment = {"GRADCANARY_URL": url, "GRADCANARY_SPOOL": str(folder / "spool")}
+        environment = {**own, "GRADCANARY_URL": url, "GRADCANARY_SPOOL": str(folder / "spool")}
         super().__init__("gradcanary.demo.training", arguments, environment)
         self.name = name

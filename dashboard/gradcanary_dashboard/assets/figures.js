@@ -8,7 +8,8 @@
   const NEAR_PX = 200; // out of sight by no more than this is in sight
   const CALM_MS = 500; // what is out of sight is drawn by then, busy as the page may be
   const AGAIN_MS = 2000; // after Plotly did not come
-  const CONFIG = { displayModeBar: false, displaylogo: false, plotlyServerURL: "", doubleClick: "autosize" };
+  // No tips: they lie over the buttons on top of the page.
+  const CONFIG = { displayModeBar: false, displaylogo: false, showTips: false, plotlyServerURL: "", doubleClick: "autosize" };
 
   const told = new WeakMap(); // place -> the attribute that is drawn in it, or is to be
   const waiting = new Map(); // place -> its figure, to be drawn

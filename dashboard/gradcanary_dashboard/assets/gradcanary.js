@@ -419,12 +419,13 @@
   document.addEventListener("focusin", (event) => {
     if (event.target.closest("dialog")) return; // what had the focus gets it back when the dialog closes
     const slot = event.target.closest("main [id]:not(a, button)");
-    focused = slot && { element: event.target, slot: slot.id, name: nameOf(event.target) };
+    focused = slot && { element: event.target, slot: slot.id, name: nameOf(event.target), href: event.target.href };
   });
 
   document.addEventListener("focusout", (event) => {
     setTimeout(() => {
-      const isLeft = focused && focused.element === event.target && event.target.isConnected;
+      // Behind another window the element stays the active one.
+      const isLeft = focused && focused.element === event.target && event.target.isConnected && event.target !== document.activeElement;
       if (isLeft && !document.querySelector("dialog[open]")) focused = null;
     });
   });
@@ -432,7 +433,10 @@
   new MutationObserver(() => {
     if (!focused || focused.element.isConnected || document.activeElement !== document.body) return;
     const slot = document.getElementById(focused.slot);
-    const again = slot && Array.from(slot.querySelectorAll("a, button, summary")).find((one) => nameOf(one) === focused.name);
+    if (!slot) return;
+    const alike = Array.from(slot.querySelectorAll("a, button, summary")).filter((one) => nameOf(one) === focused.name);
+    // A run and its open incidents are links with the same words.
+    const again = alike.find((one) => one.href === focused.href) || alike[0];
     if (again) again.focus({ preventScroll: true });
   }).observe(document.documentElement, { childList: true, subtree: true });
 

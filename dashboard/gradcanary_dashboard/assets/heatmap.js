@@ -152,4 +152,6 @@
     const place = readout();
     if (place && !place.textContent) say(IDLE);
   }).observe(document.documentElement, { childList: true, subtree: true });
+
+  window.gradcanary = Object.assign(window.gradcanary || {}, { scientific });
 })();

@@ -3,6 +3,9 @@
   "use strict";
 
   const TITLE_PX = 34;
+  const LINE_PX = 18; // each line of a title after the first; Plotly moves all of them up by half of it
+  const LETTER_PX = 8;
+  const LABEL_PX = 18;
   const SCALE = 2;
 
   function escaped(text) {
@@ -37,12 +40,51 @@
     return [Math.max(0, Math.ceil(first)), Math.max(0, Math.floor(last))];
   }
 
-  function withScale(trace, meta) {
-    const decades = [];
-    for (let decade = Math.ceil(Math.log10(meta.ends[0])); decade <= Math.log10(meta.ends[1]); decade += 2) decades.push(decade);
-    const tickvals = [...decades.map((decade) => decade * 1000), meta.zero, meta.no_data, meta.nonfinite];
-    const ticktext = [...decades.map((decade) => "1e" + decade), "exact 0", "no data", "non-finite"];
-    return { ...trace, showscale: true, colorbar: { tickvals, ticktext, thickness: 10, outlinewidth: 0 } };
+  function lines(text, width) {
+    const most = Math.max(20, Math.floor(width / LETTER_PX));
+    const pieces = text.split(/(?<= )/).flatMap((word) => word.match(new RegExp(`[^]{1,${most}}`, "gu")));
+    return pieces.reduce((found, piece) => {
+      const last = found.length - 1;
+      if ((found[last] + piece).trimEnd().length > most) return [...found, piece];
+      return [...found.slice(0, last), found[last] + piece];
+    }, [""]).filter(Boolean);
+  }
+
+  // The colours of the values, and apart from them those of cells without one: each label has room, at any height.
+  function bar(trace, meta, height, { paper, grid, x }) {
+    const codes = meta.told.map((value) => Math.round(1000 * Math.log10(value)));
+    const [low, high] = [codes[0], codes[codes.length - 1]];
+    const label = ((high - low) * LABEL_PX) / (height - 4 * LABEL_PX); // codes that a label is high
+    const stops = trace.colorscale.map(([place, shade]) => [trace.zmin + place * (trace.zmax - trace.zmin), shade]);
+    const zero = stops.findLast(([code]) => code < meta.zero)[1];
+    const bands = [
+      [low - 2.5 * label, low - 1.5 * label, stops[0][1]],
+      [low - 1.5 * label, low - 0.5 * label, zero],
+      [low - 0.5 * label, low, paper],
+      [high, high + 0.5 * label, paper],
+      [high + 0.5 * label, high + 1.5 * label, stops[stops.length - 1][1]],
+    ].map(([from, to, shade]) => [[from, shade], [to, shade]]);
+    const shades = [...bands.slice(0, 3).flat(), ...stops.filter(([code]) => code > low - 0.5 && code < high + 0.5), ...bands.slice(3).flat()];
+    const [first, last] = [shades[0][0], shades[shades.length - 1][0]];
+    const ticks = [...ticksOf(meta, codes, label), [low - 2 * label, "no data"], [low - label, "exact 0"], [high + label, "non-finite"]];
+    const colorbar = { tickvals: ticks.map(([code]) => code), ticktext: ticks.map(([, text]) => text), thickness: 10, outlinewidth: 1, outlinecolor: grid, ypad: 0 };
+    const colorscale = shades.map(([code, shade]) => [Math.min(1, Math.max(0, (code - first) / (last - first))), shade]);
+    return { type: "scatter", mode: "markers", x: [x], y: [0], hoverinfo: "skip", marker: { color: [low], cmin: first, cmax: last, colorscale, showscale: true, opacity: 0, colorbar } };
+  }
+
+  // The ends, beyond which colours stay, the threshold, and between these the decades that have room.
+  function ticksOf(meta, codes, label) {
+    const words = meta.told.map((value) => window.gradcanary.scientific(value, 2));
+    const hasThreshold = codes.length === 3;
+    const [low, high] = [codes[0], codes[codes.length - 1]];
+    const found = codes.map((code, place) => [code, words[place]]);
+    if (hasThreshold) found[1][1] += " threshold";
+    if (hasThreshold || meta.ends[0] < meta.told[0]) found[0][1] = "≤ " + words[0];
+    if (hasThreshold) found[2][1] = "≥ " + words[2];
+    for (let decade = Math.ceil(low / 1000); decade <= high / 1000; decade += 1) {
+      if (found.every(([code]) => Math.abs(code - 1000 * decade) >= label)) found.push([1000 * decade, window.gradcanary.scientific(Math.pow(10, decade), 2)]);
+    }
+    return found;
   }
 
   function painted(plot, title) {
@@ -50,16 +92,19 @@
     const [ink, paper, grid] = [colour("--ink"), colour("--card"), colour("--grid")];
     const isNamed = plot.data.filter((trace) => trace.name).length > 1;
     const data = plot.data.map((trace) => ({ ...trace, showlegend: isNamed && Boolean(trace.name) }));
-    if (layout.meta && layout.meta.ends) data[0] = withScale(data[0], layout.meta);
-    const named = { text: escaped(title), x: 0.01, xanchor: "left", yref: "container", y: 0.99, yanchor: "top", font: { size: 14 } };
+    const titled = lines(title, plot.clientWidth);
+    const above = TITLE_PX + LINE_PX * (titled.length - 1);
+    const { t: top, b: bottom } = layout.margin;
+    if (layout.meta && layout.meta.ends) data.push(bar(data[0], layout.meta, plot.clientHeight - top - bottom, { paper, grid, x: layout.xaxis.range[0] }));
+    const named = { text: titled.map(escaped).join("<br>"), x: 0.01, xanchor: "left", yref: "container", y: 0.99, yanchor: "top", pad: { t: (above - TITLE_PX) / 2 }, font: { size: 14 } };
     return {
       data,
       layout: {
         ...layout,
         title: named,
         width: plot.clientWidth,
-        height: plot.clientHeight + TITLE_PX,
-        margin: { ...layout.margin, t: layout.margin.t + TITLE_PX },
+        height: plot.clientHeight + above,
+        margin: { ...layout.margin, t: top + above },
         paper_bgcolor: paper,
         plot_bgcolor: paper,
         font: { ...layout.font, color: ink, family: getComputedStyle(document.body).fontFamily },

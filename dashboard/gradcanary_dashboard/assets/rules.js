@@ -1,0 +1,78 @@
+/* A trial of rules: the server answers lines, and each says what slots of the page show from then on. It ends with its page. */
+(function () {
+  "use strict";
+
+  const LONGEST_TEXT = 2000; // characters that an address can hold, also behind a proxy
+  const BROKEN = [["span", { class: "tone-critical" }, "The trial broke off. Try it again, or load the page again."]];
+
+  let trial = null; // the AbortController of the trial that runs
+
+  function field() {
+    return document.getElementById("rules-text");
+  }
+
+  // ---- the text is in the address, not what came of it
+
+  function fill() {
+    const empty = field();
+    if (!empty || "filled" in empty.dataset) return;
+    empty.dataset.filled = "";
+    empty.value = new URLSearchParams(window.location.search).get("rules") || "";
+  }
+
+  new MutationObserver(fill).observe(document.documentElement, { childList: true, subtree: true });
+
+  // ---- one at a time
+
+  function show(slots) {
+    for (const [name, drawn] of Object.entries(slots)) {
+      const slot = document.getElementById(name);
+      if (slot) slot.dataset.drawn = drawn;
+    }
+  }
+
+  function setBusy(isBusy) {
+    const [start, stop] = ["rules-try-do", "rules-try-stop"].map((name) => document.getElementById(name));
+    if (!start) return;
+    start.disabled = isBusy;
+    stop.hidden = !isBusy;
+  }
+
+  async function showLines(answer, from) {
+    if (!answer.ok) throw new Error(answer.statusText);
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      if (!from.isConnected) throw new DOMException("The page is gone.", "AbortError");
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) show(JSON.parse(line));
+    }
+  }
+
+  async function start() {
+    const [from, mine] = [field(), new AbortController()];
+    const text = from.value;
+    trial = mine;
+    setBusy(true);
+    window.gradcanary.go({ rules: text.length > LONGEST_TEXT ? null : text });
+    try {
+      await showLines(await fetch("/_trial", { method: "POST", body: text, cache: "no-store", signal: mine.signal }), from);
+    } catch (error) {
+      const isStopped = error.name === "AbortError";
+      if (from.isConnected) show({ "rules-tried": JSON.stringify(isStopped ? [] : BROKEN) });
+    } finally {
+      mine.abort(); // the server ends the process when the connection is gone
+      if (from.isConnected) setBusy(false);
+    }
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    if (button.id === "rules-try-do") start();
+    else if (button.id === "rules-try-stop") trial.abort();
+  });
+})();

@@ -1,0 +1,1 @@
+"""The HTTP interface: routes, the types of their answers, and errors as JSON."""

@@ -1,0 +1,398 @@
+"""Series, heatmap and metrics of a run as JSON, and all samples as an iterator.
+
+A heatmap has a row per layer or group of layers and a column per bucket of steps; its cells are int16 milli-decades.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Connection, select
+
+from gradcanary_server.api import runs
+from gradcanary_server.api.http import Json, encode_array
+from gradcanary_server.errors import RequestError, invalid
+from gradcanary_server.incidents import service
+from gradcanary_server.matchers import Matcher, MatcherError
+from gradcanary_server.rules.config import Rules
+from gradcanary_server.rules.state import RuleState
+from gradcanary_server.storage import layers, rule_states
+from gradcanary_server.storage.database import Database, Record
+from gradcanary_server.storage.schema import metric
+from gradcanary_server.tsdb.batch import canonical_tags
+from gradcanary_server.tsdb.log import LoggedBatch
+from gradcanary_server.tsdb.query import BucketGrid, StepRange, query, query_metrics
+from gradcanary_server.tsdb.reader import Reader, Segment
+from gradcanary_server.tsdb.rollup import (
+    COUNT,
+    FACTOR,
+    MAXIMUM,
+    MEAN,
+    MINIMUM,
+    NONFINITE,
+    PLANES,
+    REDUCTIONS,
+    Groups,
+    Plane,
+    Planes,
+    SparseAggregates,
+    means,
+    sample_sums,
+)
+from gradcanary_server.tsdb.samples import merge_streams
+
+Value = Literal["min", "mean", "max"]
+Order = Literal["model", "worst", "block"]
+
+NO_DATA = -32768
+EXACT_ZERO = -32767
+ANY_NONFINITE = 32767
+LIMIT = 32766
+"""The largest value of a cell in milli-decades; beyond it are the three codes above."""
+
+_CHUNK_CELLS = 100_000
+"""Cells that are encoded together: each takes some 50 bytes meanwhile."""
+
+_BLOCK = re.compile(r"^\D*\d+")
+
+_NEEDED: dict[Value, tuple[str, ...]] = {
+    "min": (MINIMUM, NONFINITE),
+    "mean": (MEAN, COUNT, NONFINITE),
+    "max": (MAXIMUM, NONFINITE),
+}
+_STATE_RANKS = {"firing": 0, "recovering": 1, "suspect": 2}
+
+MAX_SERIES = 100
+"""Layers or metrics of one answer."""
+
+MAX_CELLS = 4_000_000
+
+CHUNK_LEVEL = 4
+CHUNK_STEPS = FACTOR**CHUNK_LEVEL
+"""Steps of metrics that are read together, those of an aggregate of this level."""
+
+_TAGS = TypeAdapter(dict[str, str])
+
+_PLANE_KEYS = {MINIMUM: "min", MAXIMUM: "max"}
+
+ColumnRanks = tuple[NDArray[np.bool_], NDArray[np.floating]]
+"""Per column of an envelope: True if all its values are finite, and its last minimum."""
+
+
+@dataclass(frozen=True)
+class HeatmapOptions:
+    """The values, order and rows of a heatmap; ``match`` is an expression found in names of layers."""
+
+    value: Value
+    order: Order
+    match: str | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class MetricSelector:
+    """Metrics with one of these names and one of these tags in their stored form; all if both are empty."""
+
+    names: Sequence[str]
+    tags: Sequence[str]
+
+    @classmethod
+    def parse(cls, names: Sequence[str], tags: Sequence[str]) -> "MetricSelector":
+        """Return the selector for tags given as JSON objects; raises RequestError 422."""
+        try:
+            return cls(names, [canonical_tags(_TAGS.validate_json(text)) for text in tags])
+        except ValidationError as error:
+            raise invalid('Tags are a JSON object of texts: {"split": "val"}.', "tags") from error
+
+
+@dataclass(frozen=True)
+class Row:
+    """The layers that share a row of a heatmap, as columns of the envelope."""
+
+    columns: tuple[int, ...]
+    name: str
+    block: str
+
+
+def block_name(name: str) -> str:
+    """Return a layer's name up to and including its first number; without a number, its module."""
+    match = _BLOCK.match(name)
+    return match.group() if match else name.rpartition(".")[0] or name
+
+
+def sort_columns(
+    order: Order, names: Sequence[str], states: Sequence[int], ranks: Sequence[ColumnRanks]
+) -> NDArray[np.intp]:
+    """Return the columns of an envelope in the order of the rows.
+
+    ``model``: as the run first named them; ``block``: blocks together, in the order of their first layer; ``worst``:
+    non-finite first, then firing, recovering, suspect (``states``), then by the last value (``ranks``, in parts).
+    """
+    if order == "model" or not names:
+        return np.arange(len(names))
+    if order == "block":
+        firsts: dict[str, int] = {}
+        return np.argsort([firsts.setdefault(block_name(name), len(firsts)) for name in names], kind="stable")
+    are_finite, lasts = (np.concatenate(parts) for parts in zip(*ranks, strict=True))
+    return np.lexsort([lasts.astype(np.float64), np.array(states), are_finite])
+
+
+def rank_columns(envelope: Planes) -> ColumnRanks:
+    """Return for each column if it is finite, and its last minimum; a column without data sorts last."""
+    filled = ~np.isnan(envelope[MINIMUM])
+    at = len(filled) - 1 - np.argmax(filled[::-1], axis=0) if len(filled) else np.zeros(filled.shape[1], np.intp)
+    values = envelope[MINIMUM][at, np.arange(filled.shape[1])] if len(filled) else np.full(filled.shape[1], np.nan)
+    return (envelope[NONFINITE] > 0).sum(axis=0) == 0, np.where(filled.any(axis=0), values, np.inf)
+
+
+def group_rows(columns: NDArray[np.intp], names: Sequence[str], most: int) -> list[Row]:
+    """Return at most ``most`` rows; of more layers neighbours share a row."""
+    share = max(1, -(-len(columns) // most))
+    rows = []
+    for begin in range(0, len(columns), share):
+        group = columns[begin : begin + share].tolist()
+        first, last = names[group[0]], names[group[-1]]
+        title = first if len(group) == 1 else f"{first} … {last} ({len(group)} layers)"
+        rows.append(Row(tuple(group), title, block_name(first)))
+    return rows
+
+
+class Cells:
+    """The cells of a heatmap, merged from parts of the envelope: only the rows are in memory as a whole."""
+
+    def __init__(self, rows: Sequence[Row], buckets: int, value: Value) -> None:
+        """``rows`` hold each column once."""
+        columns = [column for row in rows for column in row.columns]
+        self._row = np.empty(len(columns), np.intp)
+        self._row[columns] = np.repeat(np.arange(len(rows)), [len(row.columns) for row in rows])
+        self._has_begun = np.zeros(len(rows), np.bool_)
+        shape = (len(rows), buckets)
+        self._value = value
+        self._merged: dict[str, Plane] = (
+            {MEAN: np.zeros(shape), COUNT: np.zeros(shape, np.int32)}
+            if value == "mean"
+            else {_NEEDED[value][0]: np.full(shape, np.nan, np.float32)}
+        )
+        self._nonfinite = np.zeros(shape, np.bool_)
+
+    def add(self, columns: slice, envelope: Planes) -> None:
+        """Merge the next columns of the envelope; those of one row follow each other."""
+        rows = self._row[columns]
+        begun = np.unique(rows[self._has_begun[rows]])
+        keys = np.concatenate([begun, rows])
+        order = np.argsort(keys, kind="stable")
+        groups = Groups(keys[order])
+        at = keys[order][groups.starts]
+
+        def merge(function: np.ufunc, merged: NDArray[np.generic], plane: NDArray[np.generic]) -> None:
+            merged[at] = groups.reduce(function, np.concatenate([merged[begun], plane.T])[order])
+
+        merge(np.logical_or, self._nonfinite, envelope[NONFINITE] > 0)
+        for name, merged in self._merged.items():
+            merge(REDUCTIONS[name], merged, sample_sums(envelope) if name == MEAN else envelope[name])
+        self._has_begun[rows] = True
+
+    def encode(self) -> NDArray[np.int16]:
+        """Return int16[rows, buckets]: round(1000 * log10(value)), or one of the three codes."""
+        height, width = self._nonfinite.shape
+        cells = np.empty((height, width), np.int16)
+        share = max(1, _CHUNK_CELLS // max(width, 1))
+        for begin in range(0, height, share):
+            rows = slice(begin, begin + share)
+            merged = {name: plane[rows] for name, plane in self._merged.items()}
+            values = means(merged) if self._value == "mean" else merged[_NEEDED[self._value][0]].astype(np.float64)
+            with np.errstate(divide="ignore"):
+                milli = np.clip(np.round(1000 * np.log10(values)), -LIMIT, LIMIT)
+            milli = np.where(np.isnan(values), NO_DATA, np.where(values == 0, EXACT_ZERO, milli))
+            cells[rows] = np.where(self._nonfinite[rows], ANY_NONFINITE, milli)
+        return cells
+
+
+def build_series(
+    connection: Connection,
+    archive: Reader,
+    rules: Rules,
+    run: Record,
+    stat: str,
+    layer_keys: Sequence[str],
+    span: StepRange,
+) -> Json:
+    """Return the envelope of a stat for some layers, given by number or name."""
+    chosen = select_layers(layers.read_layers(connection, run.run_id), layer_keys)
+    result = query(archive, connection, run.run_id, stat, span)
+    envelope = result.read(archive, connection, _numbers(chosen))
+    return {
+        "run": run.name,
+        "stat": stat,
+        "phases": result.phases,
+        **_axis(run, result.buckets, result.times),
+        "series": [
+            {"layer": row.layer_no, "name": row.name, **_lines(envelope, column)} for column, row in enumerate(chosen)
+        ],
+        "threshold": {"enter": rules.collapse.enter, "exit": rules.collapse.exit},
+        "marks": service.incident_marks(connection, run.run_id),
+    }
+
+
+def build_heatmap(
+    connection: Connection,
+    archive: Reader,
+    rules: Rules,
+    run: Record,
+    stat: str,
+    options: HeatmapOptions,
+    span: StepRange,
+) -> Json:
+    """Return the heatmap of a stat."""
+    if options.rows * span.points > MAX_CELLS:
+        raise invalid(f"rows x columns is at most {MAX_CELLS}.", "rows")
+    chosen = filter_layers(layers.read_layers(connection, run.run_id), options.match)
+    names = [row.name for row in chosen]
+    numbers = _numbers(chosen)
+    is_worst = options.order == "worst"
+    planes = {*_NEEDED[options.value], *((MINIMUM,) if is_worst else ())}
+    result = query(archive, connection, run.run_id, stat, span)
+    slices = result.layer_slices(numbers)
+
+    @lru_cache(maxsize=int(len(slices) == 1))  # a single slice is read once, for the order and the cells
+    def read(number: int) -> Planes:
+        return result.read(archive, connection, numbers[slices[number]], planes)
+
+    states = _worst_states(rule_states.read_state(connection, run.run_id).state, chosen) if is_worst else []
+    ranks = [rank_columns(read(number)) for number in range(len(slices))] if is_worst else []
+    rows = group_rows(sort_columns(options.order, names, states, ranks), names, options.rows)
+    cells = Cells(rows, result.buckets.count, options.value)
+    for number, columns in enumerate(slices):
+        cells.add(columns, read(number))
+    return {
+        "run": run.name,
+        "stat": stat,
+        "value": options.value,
+        "phases": result.phases,
+        **_axis(run, result.buckets, result.times),
+        "rows": [
+            {"layers": [chosen[column].layer_no for column in row.columns], "name": row.name, "block": row.block}
+            for row in rows
+        ],
+        "cells": encode_array(cells.encode()),
+        "threshold": {"enter": rules.collapse.enter},
+        "gaps": runs.read_gaps(connection, run.run_id),
+        "marks": service.incident_marks(connection, run.run_id),
+    }
+
+
+def build_metrics(
+    connection: Connection, archive: Reader, run: Record, selector: MetricSelector, span: StepRange
+) -> Json:
+    """Return the envelopes of the selected metrics."""
+    keys = select_metrics(connection, run.run_id, selector)
+    if len(keys) > MAX_SERIES:
+        raise invalid(f"At most {MAX_SERIES} metrics in one answer: give name= and tags=.", "name")
+    result = query_metrics(archive, connection, run.run_id, keys, span)
+    return {
+        "run": run.name,
+        **_axis(run, result.buckets, result.times),
+        "metrics": [
+            {"name": name, "tags": json.loads(tags), **_lines(result.envelope, row)}
+            for row, (name, tags) in enumerate(keys)
+        ],
+    }
+
+
+def select_metrics(connection: Connection, run_id: int, selector: MetricSelector) -> list[tuple[str, str]]:
+    """Return the sorted names and tags of the selected metrics."""
+    query = select(metric.c.name, metric.c.tags).where(metric.c.run_id == run_id)
+    query = query.where(metric.c.name.in_(selector.names)) if selector.names else query
+    rows = connection.execute(query.where(metric.c.tags.in_(selector.tags)) if selector.tags else query)
+    return sorted((row.name, row.tags) for row in rows)
+
+
+def iter_samples(
+    database: Database, archive: Reader, run_id: int, begin: int | None = None, end: int | None = None
+) -> Iterator[LoggedBatch]:
+    """Yield the stored samples of a run in the order of steps, from ``begin`` to ``end``, both included."""
+    with database.read() as connection:
+        segments = archive.segments(connection, run_id, begin, end)
+    bounded = [replace(part, begin=max(part.begin, part.first), end=min(part.end, part.last + 1)) for part in segments]
+    return merge_streams((part.begin, archive.samples(database, run_id, part)) for part in bounded)
+
+
+def iter_points(
+    database: Database,
+    archive: Reader,
+    run_id: int,
+    series: Sequence[tuple[str, str]],
+    begin: int | None = None,
+    end: int | None = None,
+) -> Iterator[SparseAggregates]:
+    """Yield the stored points of some metrics in the order of steps, some thousand steps at a time.
+
+    Each chunk has a transaction of its own: the client may read slowly.
+    """
+    numbers = {key: number for number, key in enumerate(series)}
+    with database.read() as connection:
+        segments = archive.metric_segments(connection, run_id, begin, end)
+        # One point may be a billion steps after the others: chunks without points are skipped.
+        chunks = [archive.read_metrics(connection, run_id, segment, numbers, CHUNK_LEVEL) for segment in segments]
+    for start in np.unique(SparseAggregates.concat(chunks).start // CHUNK_STEPS * CHUNK_STEPS).tolist():
+        parts = [_clip(segment, start, start + CHUNK_STEPS) for segment in segments]
+        with database.read() as connection:
+            yield SparseAggregates.concat(
+                [archive.read_metrics(connection, run_id, part, numbers, 0) for part in parts if part.begin < part.end]
+            )
+
+
+def filter_layers(rows: Sequence[Record], expression: str | None) -> Sequence[Record]:
+    """Return the layers in whose name an expression is found; raises RequestError 422."""
+    if not expression:
+        return rows
+    try:
+        compiled = Matcher(expression)
+        return [row for row in rows if compiled.found_in(row.name)]
+    except MatcherError as error:
+        raise invalid(f"This expression does not work: {error}.", "match") from error
+
+
+def select_layers(rows: Sequence[Record], layer_keys: Sequence[str]) -> list[Record]:
+    """Return the layers of these numbers or names; raises RequestError 404 for an unknown one."""
+    if not 1 <= len(layer_keys) <= MAX_SERIES:
+        raise invalid(f"Give 1 to {MAX_SERIES} layers, by number or name.", "layer")
+    layer_of = {row.name: row for row in rows} | {str(row.layer_no): row for row in rows}
+    for key in layer_keys:
+        if key not in layer_of:
+            raise RequestError(404, "unknown_layer", f"This run has no layer {key!r}.", "layer")
+    return [layer_of[key] for key in dict.fromkeys(layer_keys)]
+
+
+def _clip(segment: Segment, begin: int, end: int) -> Segment:
+    """Return the part of a segment between two steps whose points are still stored."""
+    return replace(segment, begin=max(segment.begin, begin, segment.stream.raw_start), end=min(segment.end, end))
+
+
+def _numbers(rows: Sequence[Record]) -> NDArray[np.int32]:
+    return np.array([row.layer_no for row in rows], np.int32)
+
+
+def _worst_states(state: RuleState, rows: Sequence[Record]) -> list[int]:
+    """Return the rank of each layer's worst rule state; 0 is the worst."""
+    verdicts = state.verdicts([row.layer_no for row in rows])
+    return [min((_STATE_RANKS.get(name, 3) for name in verdict.rules.values()), default=3) for verdict in verdicts]
+
+
+def _axis(run: Record, buckets: BucketGrid, times: NDArray[np.float64]) -> Json:
+    return {
+        "revision": run.revision,
+        "bucket_steps": buckets.width,
+        "steps": encode_array(buckets.steps()),
+        "times": encode_array(times),
+    }
+
+
+def _lines(envelope: Planes, column: int) -> Json:
+    return {_PLANE_KEYS.get(name, name): encode_array(envelope[name][:, column]) for name in PLANES}

@@ -1,0 +1,379 @@
+"""Routes of incidents: lists, one incident, its acknowledgement; and their JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BeforeValidator
+from sqlalchemy import Column, ColumnElement, Connection, RowMapping, Select, case, func, select, update
+from typing_extensions import TypedDict
+
+from gradcanary.remedies import Fix
+from gradcanary_server.api.endpoints import DeliveryBase, DeliveryState, deliveries_to_json
+from gradcanary_server.api.http import Json, JsonRoute, author_name, etag_response, json_response, select_keys
+from gradcanary_server.api.models import Count
+from gradcanary_server.api.services import Services, ServicesDep
+from gradcanary_server.clock import Moment, timestamp
+from gradcanary_server.errors import RequestError, invalid
+from gradcanary_server.incidents import service, silences
+from gradcanary_server.incidents.causes import LikelyCause
+from gradcanary_server.incidents.detail import IncidentDetail, load_details
+from gradcanary_server.incidents.lifecycle import OF_THE_CLOCK, RANKS
+from gradcanary_server.incidents.repository import WHOLE_RUN_NO
+from gradcanary_server.incidents.silences import Silence
+from gradcanary_server.notify.endpoints import label
+from gradcanary_server.notify.payload import Counts
+from gradcanary_server.notify.planner import Kind
+from gradcanary_server.rules.config import Rule
+from gradcanary_server.rules.types import Severity
+from gradcanary_server.storage import runs
+from gradcanary_server.storage.pagination import PageOrder
+from gradcanary_server.storage.schema import (
+    MAX_ID,
+    contains,
+    delivery,
+    endpoint,
+    incident,
+    incident_layer,
+    is_of_incident,
+    layer,
+    run,
+)
+from gradcanary_server.validation import Body, Step, check_text
+
+PAGE = 100
+"""Incidents of one answer at most."""
+
+WHOLE_RUN_NAME = "(whole run)"
+
+router = APIRouter(prefix="/api/v1", route_class=JsonRoute)
+
+
+class AckShape(TypedDict):
+    """The acknowledgement of an incident."""
+
+    at: Moment
+    by: str
+    note: str
+
+
+class SilencedShape(TypedDict):
+    """Active silences of an incident: they hide ``members`` of its ``firing`` ones; ``until``: the first end."""
+
+    until: Moment
+    members: Count
+    firing: Count
+    silences: list[int]
+
+
+class LastDelivery(TypedDict):
+    """The last message about an incident to an endpoint."""
+
+    endpoint: int
+    name: str
+    kind: Kind
+    state: DeliveryState
+
+
+class IncidentSummary(TypedDict):
+    """An incident without its layers and deliveries."""
+
+    id: int
+    run: str
+    rule: Rule
+    severity: Severity
+    state: Literal["open", "resolved"]
+    opened_step: Step
+    opened: Moment
+    since_step: Step
+    resolved_step: Step | None
+    resolved: Moment | None
+    resolution: str | None
+    reopened: Count
+    reopened_at: Moment | None
+    acked: AckShape | None
+    silenced: SilencedShape | None
+    last_deliveries: list[LastDelivery]
+    counts: Counts
+    summary: str
+    likely_cause: LikelyCause
+    fix: Fix
+    url: str
+
+
+class IncidentList(TypedDict):
+    """A page of incidents; ``next`` is the ``before`` of the following page."""
+
+    incidents: list[IncidentSummary]
+    next: str | None
+
+
+class MemberShape(TypedDict):
+    """A layer of an incident; ``layer`` is null for the whole run, ``until_step`` while it fires."""
+
+    layer: Count | None
+    name: str
+    since_step: Step
+    until_step: Step | None
+    value: float | None
+    baseline: float | None
+    siblings: float | None
+    evidence: str | None
+    rank: Count | None
+
+
+class IncidentDelivery(DeliveryBase):
+    """A delivery with the name of its endpoint."""
+
+    name: str
+
+
+class IncidentShape(IncidentSummary):
+    """An incident with its layers and deliveries."""
+
+    layers: list[MemberShape]
+    deliveries: list[IncidentDelivery]
+
+
+class Acknowledgement(Body):
+    """An acknowledgement: it stops reminders and messages about growth. ``new_baseline``: what fires now is normal.
+    Without ``by`` its author is the token's name.
+    """
+
+    by: str | None = None
+    note: str = ""
+    new_baseline: bool = False
+
+
+def _refuse_number(text: object) -> object:
+    """Refuse a number as a time: pydantic takes it for seconds or milliseconds, by its size."""
+    try:
+        float(str(text))
+    except ValueError:
+        return text
+    raise ValueError("it is a time such as 2030-01-31T12:00:00Z")
+
+
+@dataclass(frozen=True)
+class IncidentFilter:
+    """The incidents of a list, of a ``run`` by its name or of runs with ``name_contains`` in their names.
+
+    ``layer`` is a layer of ``run``, by number or name: incidents of which it or the whole run is a member. ``sort`` is
+    ``newest``, or ``worst``: open ones, then those that a run ended on, then the others; of the first two kinds by
+    severity, then layers before runs that send nothing, then the newest.
+    """
+
+    run: str | None = None
+    layer: Annotated[str | None, Query(max_length=500)] = None
+    name_contains: Annotated[str, Query(max_length=100)] = ""
+    state: Literal["open", "resolved"] | None = None
+    severity: Severity | None = None
+    rule: Rule | None = None
+    since: Annotated[datetime, BeforeValidator(_refuse_number)] | None = None
+    sort: Literal["newest", "worst"] = "newest"
+
+
+@router.get("/incidents", response_model=IncidentList)
+def list_incidents(
+    request: Request,
+    services: ServicesDep,
+    filters: Annotated[IncidentFilter, Depends()],
+    before: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
+) -> Response:
+    """Answer incidents, newest or worst first; ``next`` is the ``before`` of the following page."""
+    with services.database.read() as connection:
+        order = PageOrder((incident.c.incident_id,) if filters.sort == "newest" else _worst_first())
+        rows, following = order.page(connection, _query(connection, filters), before, limit)
+        ids = [row["incident_id"] for row in rows]
+        active = silences.active_silences(connection, services.database.now(connection))
+
+        def build() -> Json:
+            return {"incidents": summaries(connection, ids, services.settings.public_url, active), "next": following}
+
+        return etag_response(request, [following, ids, *_etag_parts(connection, ids, active)], build)
+
+
+@router.get("/incidents/{number}", response_model=IncidentShape)
+def show_incident(request: Request, services: ServicesDep, number: int) -> Response:
+    """Answer one incident with its layers and deliveries."""
+    with services.database.read() as connection:
+        _run_of(connection, number)
+        active = silences.active_silences(connection, services.database.now(connection))
+        parts = _etag_parts(connection, [number], active)
+        return etag_response(request, parts, lambda: _to_json(connection, number, services))
+
+
+@router.post("/incidents/{number}/ack", response_model=IncidentShape)
+def acknowledge(request: Request, services: ServicesDep, number: int, ack: Acknowledgement) -> Response:
+    """Acknowledge an incident, and answer it; a second acknowledgement replaces the first."""
+    check_text(ack.note, "note", 2_000, lines=True)
+    by = author_name(request, ack.by)
+    with services.database.write() as connection:
+        run_id = _run_of(connection, number)
+        now = services.database.now(connection)
+        # The run first, as everywhere: ingest holds it, and may be about to lock this incident.
+        runs.bump_revision(connection, run_id)
+        if ack.new_baseline:
+            service.rebaseline(connection, run_id, number, now)
+        columns = {"acked": now, "acked_by": by, "ack_note": ack.note}
+        connection.execute(update(incident).where(is_of_incident(incident, run_id, number)).values(**columns))
+    # Texts are composed after the write transaction: that takes longer than other writers should wait.
+    with services.database.read() as connection:
+        return json_response(_to_json(connection, number, services))
+
+
+def unix_time(moment: datetime) -> float:
+    """Return unix seconds; a time without a zone is UTC."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def _worst_first() -> tuple[ColumnElement[int], ...]:
+    """Return the sort key of an incident; the worst has the largest."""
+    is_ended_on = func.coalesce(incident.c.resolution, "") == "run_finished"
+    stage = case((incident.c.state == "open", 2), (is_ended_on, 1), else_=0)
+    is_over = stage == 0
+    severity = case((is_over, 0), else_=case(RANKS, value=incident.c.severity, else_=0))
+    of_layers = case((is_over | incident.c.rule.in_(OF_THE_CLOCK), 0), else_=1)
+    return stage, severity, of_layers, incident.c.incident_id
+
+
+def _query(connection: Connection, filters: IncidentFilter) -> Select[tuple[int]]:
+    """Return the query for incidents; raises RequestError 404 or 422."""
+    query = select(incident.c.incident_id).join(run, run.c.run_id == incident.c.run_id)
+    if filters.run is not None:
+        run_id = runs.get_run(connection, filters.run).run_id
+        query = query.where(incident.c.run_id == run_id)
+        if filters.layer is not None:
+            query = query.where(incident.c.incident_id.in_(_with_layer(connection, run_id, filters.layer)))
+    elif filters.layer is not None:
+        raise invalid("A layer is one of a run: give its run, too.", "run")
+    if filters.name_contains:
+        query = query.where(contains(run.c.name, filters.name_contains))
+    if filters.since is not None:
+        query = query.where(incident.c.opened >= unix_time(filters.since))
+    for column in (incident.c.state, incident.c.severity, incident.c.rule):
+        value = getattr(filters, column.name)
+        query = query if value is None else query.where(column == value)
+    return query
+
+
+def _with_layer(connection: Connection, run_id: int, layer_key: str) -> Select[tuple[int]]:
+    """Return the query for incidents of which a layer, by number or name, or the whole run is a member."""
+    is_key = layer.c.name == layer_key
+    if layer_key.isascii() and layer_key.isdigit() and int(layer_key) <= MAX_ID:
+        is_key |= layer.c.layer_no == int(layer_key)
+    query = select(layer.c.layer_no).where(layer.c.run_id == run_id, is_key)
+    number = connection.scalar(query.order_by(layer.c.name == layer_key))  # a name may be the number of another layer
+    if number is None:
+        raise RequestError(404, "unknown_layer", f"This run has no layer {layer_key!r}.", "layer")
+    is_member = incident_layer.c.layer_no.in_((number, WHOLE_RUN_NO))
+    return select(incident_layer.c.incident_id).where(incident_layer.c.run_id == run_id, is_member)
+
+
+def _run_of(connection: Connection, number: int) -> int:
+    query = select(incident.c.run_id).where(incident.c.incident_id == number)
+    run_id = connection.execute(query).scalar_one_or_none() if 0 <= number <= MAX_ID else None
+    if run_id is None:
+        raise RequestError(404, "unknown_incident", f"There is no incident {number} here.", "incident")
+    return int(run_id)
+
+
+def _etag_parts(connection: Connection, ids: Sequence[int], active: Sequence[Silence]) -> list[object]:
+    query = select(incident.c.incident_id, run.c.name, run.c.revision).join(run, run.c.run_id == incident.c.run_id)
+    rows = connection.execute(query.where(incident.c.incident_id.in_(ids)).order_by(incident.c.incident_id))
+    # Deliveries change without a new revision of the run.
+    sent = _deliveries(connection, ids, delivery.c.attempts, delivery.c.next_attempt)
+    return [*rows, *(tuple(row.values()) for row in sent), *active]
+
+
+def _deliveries(connection: Connection, ids: Sequence[int], *more: Column[Any]) -> Sequence[RowMapping]:
+    """Return the deliveries about these incidents, those to one endpoint in order."""
+    columns = (*delivery.primary_key, delivery.c.kind, delivery.c.state)
+    query = select(*columns, *more, endpoint.c.name, endpoint.c.url, endpoint.c.deleted)
+    query = query.join(endpoint, endpoint.c.endpoint_id == delivery.c.endpoint_id)
+    query = query.where(delivery.c.incident_id.in_(ids))
+    return connection.execute(query.order_by(delivery.c.endpoint_id, delivery.c.version)).mappings().all()
+
+
+def summaries(connection: Connection, ids: Sequence[int], public_url: str, active: Sequence[Silence]) -> list[Json]:
+    """Return incidents without their layers and deliveries."""
+    last_deliveries = _last_deliveries(connection, ids)
+    details = load_details(connection, ids, is_brief=True)
+    return [_summary(detail, public_url, active, last_deliveries[detail.id]) for detail in details]
+
+
+def _to_json(connection: Connection, number: int, services: Services) -> Json:
+    """Return an incident with its layers and deliveries."""
+    _run_of(connection, number)
+    detail = load_details(connection, [number])[0]
+    active = silences.active_silences(connection, services.database.now(connection))
+    members = [
+        {
+            **vars(member),
+            "layer": layer_no,
+            "name": WHOLE_RUN_NAME if layer_no is None else detail.layers[layer_no].name,
+        }
+        for layer_no, member in detail.members.items()
+    ]
+    rows = _deliveries(connection, [number], delivery.c.enqueued_at, delivery.c.delivered, delivery.c.next_attempt)
+    sent = zip(deliveries_to_json(connection, rows), rows, strict=True)
+    return {
+        **_summary(detail, services.settings.public_url, active, _last_deliveries(connection, [number])[number]),
+        "layers": [select_keys(MemberShape, member) for member in members],
+        "deliveries": [{**delivered, "name": label(row)} for delivered, row in sent],
+    }
+
+
+def _last_deliveries(connection: Connection, ids: Sequence[int]) -> dict[int, list[LastDelivery]]:
+    """Return the last delivery to each endpoint, by incident."""
+    last = {(row["incident_id"], row["endpoint_id"]): row for row in _deliveries(connection, ids)}
+    last_deliveries: dict[int, list[LastDelivery]] = {number: [] for number in ids}
+    for (number, endpoint_id), row in last.items():
+        last_deliveries[number].append(
+            {"endpoint": endpoint_id, "name": label(row), "kind": row["kind"], "state": row["state"]}
+        )
+    return last_deliveries
+
+
+def _summary(
+    detail: IncidentDetail, public_url: str, active: Sequence[Silence], last_deliveries: Sequence[LastDelivery]
+) -> Json:
+    record, ack = detail.incident, detail.ack
+    computed = {
+        "id": detail.id,
+        "run": detail.run,
+        "opened": timestamp(record.opened),
+        "resolved": timestamp(record.resolved),
+        "reopened_at": timestamp(record.reopened_at),
+        "acked": None if ack is None else {"at": timestamp(ack.at), "by": ack.by, "note": ack.note},
+        "silenced": _silenced(detail, active),
+        "last_deliveries": last_deliveries,
+        "counts": {"firing": record.firing, "ever": record.ever_firing, "layers": record.layers},
+        "summary": detail.summary,
+        "likely_cause": detail.cause,
+        "fix": detail.fix,
+        "url": service.incident_url(public_url, detail.run, detail.id),
+    }
+    return select_keys(IncidentSummary, {**vars(record), **computed})
+
+
+def _silenced(detail: IncidentDetail, active: Sequence[Silence]) -> SilencedShape | None:
+    """Return the silences that hide firing members of an open incident, None where there are none."""
+    about = [silence for silence in active if silence.is_about(detail.run, detail.incident.rule)]
+    if not about or detail.incident.state != "open":
+        return None
+    firing = [
+        None if number is None else detail.layers[number].name
+        for number, member in detail.members.items()
+        if member.until_step is None
+    ]
+    ends = [until for name in firing if (until := silences.silenced_until(about, name)) is not None]
+    if not ends:
+        return None
+    hiding = [silence.id for silence in about if any(map(silence.covers, firing))]
+    return {"until": timestamp(min(ends)), "members": len(ends), "firing": len(firing), "silences": hiding}

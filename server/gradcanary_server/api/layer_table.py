@@ -1,0 +1,119 @@
+"""The layer table of a run: description, last values and rule states of each layer."""
+
+import json
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection
+
+from gradcanary import wire
+from gradcanary_server.api.charts import block_name
+from gradcanary_server.api.http import Json
+from gradcanary_server.rules.state import Verdict
+from gradcanary_server.storage import layers, rule_states
+from gradcanary_server.storage.database import Record
+from gradcanary_server.storage.runs import launch_order
+from gradcanary_server.tsdb.log import LoggedBatch
+from gradcanary_server.tsdb.reader import Reader
+from gradcanary_server.tsdb.tiles import ABSENT
+
+SHOWN = (
+    "absmax",
+    "norm",
+    "zero_fraction",
+    "nonfinite",
+    "update_ratio",
+    "accumulation_error",
+    "norm_ratio",
+    "frozen_fraction",
+)
+EACH_STEP = ("absmax", "norm", "nonfinite")
+"""Sampled with every step: an older value is outdated. Of the others, sampled in turns, the last value is shown."""
+
+
+class _Latest:
+    """The last values of each layer, from batches in any order; an ``at`` rises with launch and step."""
+
+    def __init__(self, layers: int) -> None:
+        self.at, self.step = np.full(layers, -1, np.int64), np.zeros(layers, np.int64)
+        self.state, self.micro_steps = np.zeros(layers, np.uint8), np.zeros(layers, np.int64)
+        self.values = {stat: np.full(layers, np.nan, np.float32) for stat in SHOWN}
+        self._stat_at = {stat: np.full(layers, -1, np.int64) for stat in SHOWN if stat not in EACH_STEP}
+
+    def update(self, batch: LoggedBatch, launch: int) -> None:
+        """Update the values that a batch of the n-th launch has newer ones of."""
+        columns = batch.columns
+        rows, newer = self._newer(self.at, batch, launch, columns.state != ABSENT)
+        numbers = batch.numbers[newer]
+        self.step[numbers] = columns.steps[rows]
+        self.micro_steps[numbers] = columns.micro_steps[rows]
+        self.state[numbers] = columns.state[rows, newer]
+        for stat in EACH_STEP:
+            plane = columns.values.get(stat)
+            self.values[stat][numbers] = np.nan if plane is None else plane[rows, newer]
+        for stat, at in self._stat_at.items():
+            if stat in columns.values:
+                rows, newer = self._newer(at, batch, launch, ~np.isnan(columns.values[stat]))
+                self.values[stat][batch.numbers[newer]] = columns.values[stat][rows, newer]
+
+    @staticmethod
+    def _newer(
+        at: NDArray[np.int64], batch: LoggedBatch, launch: int, is_known: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Set ``at`` of the columns whose last known row is newer; return these rows and columns."""
+        rows = len(is_known) - 1 - np.argmax(is_known[::-1], axis=0)
+        when = (launch << 32) + batch.columns.steps[rows]
+        newer = np.flatnonzero(is_known.any(axis=0) & (when > at[batch.numbers]))
+        at[batch.numbers[newer]] = when[newer]
+        return rows[newer], newer
+
+
+def build_layer_table(connection: Connection, archive: Reader, run_id: int) -> list[Json]:
+    """Return a run's layers with their last values."""
+    rows = layers.read_layers(connection, run_id)
+    latest = _Latest(1 + max((row.layer_no for row in rows), default=-1))
+    order = launch_order(connection, run_id)
+    for batch in archive.latest(connection, run_id):
+        latest.update(batch, order[batch.launch_no])
+    verdicts = rule_states.read_state(connection, run_id).state.verdicts([row.layer_no for row in rows])
+    values = {stat: _to_json_numbers(plane) for stat, plane in latest.values.items()}
+    return [
+        _to_json(row, latest, {stat: numbers[row.layer_no] for stat, numbers in values.items()}, verdict)
+        for row, verdict in zip(rows, verdicts, strict=True)
+    ]
+
+
+def _to_json_numbers(values: NDArray[np.float32]) -> list[float | None]:
+    """Return numbers in the shortest digits of a float32; None for NaN and infinities."""
+    are_finite = np.isfinite(values).tolist()
+    return [float(str(value)) if is_finite else None for value, is_finite in zip(values, are_finite, strict=True)]
+
+
+def _to_json(row: Record, latest: _Latest, values: dict[str, float | None], verdict: Verdict) -> Json:
+    number = row.layer_no
+    is_known = latest.at[number] >= 0
+    state = wire.STATES[int(latest.state[number])] if is_known else None
+    if is_known and state != "nonfinite" and values["nonfinite"] is None:
+        values["nonfinite"] = 0  # agents send the count only if it is not zero
+    return {
+        "layer": number,
+        "name": row.name,
+        "block": block_name(row.name),
+        "shape": _shape(row.shape),
+        "param_dtype": row.param_dtype,
+        "accumulator": {"declared": row.declared, "stored": row.stored, "effective": row.effective},
+        "micro_steps": int(latest.micro_steps[number]) if is_known else None,
+        "step": int(latest.step[number]) if is_known else None,
+        "state": state,
+        **values,
+        "rules": verdict.rules,
+        "below_threshold": verdict.below_threshold,
+        "baseline": verdict.baseline,
+    }
+
+
+@lru_cache(maxsize=1024)
+def _shape(text: str) -> list[int]:
+    shape: list[int] = json.loads(text)
+    return shape

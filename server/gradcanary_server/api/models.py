@@ -1,0 +1,235 @@
+"""Types of the answers about runs, and types that several routes share; the OpenAPI document is made of them.
+
+A route that returns a Response names its type in ``response_model``: FastAPI documents it and does not check it.
+What other routes return FastAPI converts to the type: keys that the type does not have are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from gradcanary import wire
+from gradcanary_server.api.http import Array
+from gradcanary_server.clock import Moment
+from gradcanary_server.incidents.service import IncidentMark
+from gradcanary_server.rules.types import Severity
+from gradcanary_server.tsdb.metric_index import Series
+from gradcanary_server.validation import Step
+
+
+def one_of(*values: str) -> object:
+    """Return the annotation of a text that is one of these, for the OpenAPI document."""
+    return Field(json_schema_extra={"enum": list(values)})
+
+
+RunState = Literal["live", "stale", "silent", "detached", "finished", "crashed"]
+LayerState = Annotated[str, one_of(*wire.STATES)]
+RuleState = Annotated[str, one_of("suspect", "firing", "recovering", "info")]
+Phase = Annotated[str, one_of(*wire.PHASES)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class RunSummary(TypedDict):
+    """A run in a list. ``accumulators``: number of layers by accumulator dtype; ``sparkline``: float32 of log10;
+    ``severity_at_end``: the worst severity that fired when the run ended.
+    """
+
+    run: str
+    state: RunState
+    step: Step | None
+    last_step_at: Moment | None
+    last_seen: Moment
+    layers: Count
+    firing: dict[str, int]
+    below_threshold: Count
+    worst: Severity | None
+    accumulators: dict[str, int]
+    open_incidents: list[int]
+    headline: str
+    severity_at_end: Severity | None
+    note: str
+    tags: list[str]
+    archived: bool
+    sparkline: Array
+
+
+class RunList(TypedDict):
+    """A page of runs; ``next`` is the ``after`` of the following page."""
+
+    runs: list[RunSummary]
+    next: str | None
+
+
+class SessionShape(TypedDict):
+    """One process of a launch."""
+
+    session: str
+    launch: str
+    rank: Count
+    world_size: Annotated[int, Field(ge=1)]
+    first_step: Step | None
+    last_step: Step | None
+    step_source: Annotated[str, one_of("given", "framework", "optimizer", "relative")] | None
+    state: RunState
+    every: int | None
+    phase: Phase | None
+    agent_share: float | None
+    dropped_steps: Count
+
+
+class Gap(TypedDict):
+    """Missing steps, both ends included."""
+
+    session: str
+    from_step: Step
+    to_step: Step
+    reason: Annotated[str, one_of("dropped", "missing", "late")]
+
+
+class FactShape(TypedDict):
+    """A finding of the agent without a measurement; ``layers`` is empty if it is about the run."""
+
+    code: str
+    text: str
+    layers: list[str]
+
+
+class RunShape(RunSummary):
+    """A run without its measurements. ``aliases``: former names that still lead to it."""
+
+    aliases: list[str]
+    created: Moment
+    revision: Count
+    framework: str | None
+    rules_version: int | None
+    sessions: list[SessionShape]
+    gaps: list[Gap]
+    facts: list[FactShape]
+    metrics: list[Series]
+
+
+class AccumulatorShape(TypedDict):
+    """The dtype of an accumulator: as configured, of the tensor, and as its values show."""
+
+    declared: str | None
+    stored: str | None
+    effective: str | None
+
+
+class LayerShape(TypedDict):
+    """A layer, its last values (null: never measured), and its state in each rule."""
+
+    layer: Count
+    name: str
+    block: str
+    shape: list[int]
+    param_dtype: str
+    accumulator: AccumulatorShape
+    micro_steps: int | None
+    step: Step | None
+    state: LayerState | None
+    absmax: float | None
+    norm: float | None
+    zero_fraction: float | None
+    nonfinite: float | None
+    update_ratio: float | None
+    accumulation_error: float | None
+    norm_ratio: float | None
+    frozen_fraction: float | None
+    rules: dict[str, RuleState]
+    below_threshold: bool
+    baseline: float | None
+
+
+class LayerTable(TypedDict):
+    """The layers of a run in model order."""
+
+    revision: Count
+    layers: list[LayerShape]
+
+
+class Envelope(TypedDict):
+    """Per bucket: float32 minimum, mean and maximum; int32 numbers of samples and of non-finite samples."""
+
+    min: Array
+    mean: Array
+    max: Array
+    count: Array
+    nonfinite: Array
+
+
+class LayerSeries(Envelope):
+    """The envelope of one layer."""
+
+    layer: Count
+    name: str
+
+
+class MetricSeries(Envelope):
+    """The envelope of one metric."""
+
+    name: str
+    tags: dict[str, str]
+
+
+class Buckets(TypedDict):
+    """Steps in buckets: the first step of each, and its time in unix seconds (NaN: no samples)."""
+
+    run: str
+    revision: Count
+    bucket_steps: Annotated[int, Field(ge=1)]
+    steps: Array
+    times: Array
+
+
+class Thresholds(TypedDict):
+    """The absmax below which a layer is low, and above which it has recovered."""
+
+    enter: float
+    exit: float
+
+
+class EnterOnly(TypedDict):
+    """The absmax below which a layer is low."""
+
+    enter: float
+
+
+class StatSeries(Buckets):
+    """One stat of some layers."""
+
+    stat: Annotated[str, one_of(*wire.STATS)]
+    phases: list[Phase]
+    series: list[LayerSeries]
+    threshold: Thresholds
+    marks: list[IncidentMark]
+
+
+class HeatmapRow(TypedDict):
+    """The layers of a row, and their common name."""
+
+    layers: list[int]
+    name: str
+    block: str
+
+
+class HeatmapShape(Buckets):
+    """int16 ``cells`` [row, bucket]: 1000 log10 x; -32768 no data, -32767 exactly zero, 32767 not finite."""
+
+    stat: Annotated[str, one_of(*wire.STATS)]
+    value: Annotated[str, one_of("min", "mean", "max")]
+    phases: list[Phase]
+    rows: list[HeatmapRow]
+    cells: Array
+    threshold: EnterOnly
+    gaps: list[Gap]
+    marks: list[IncidentMark]
+
+
+class MetricsShape(Buckets):
+    """Metrics, by name and tags."""
+
+    metrics: list[MetricSeries]

@@ -1,0 +1,263 @@
+"""Routes that change runs, the query of their list, and their JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+from sqlalchemy import ColumnElement, Connection, Select, String, func, or_, select
+
+from gradcanary_server import validation
+from gradcanary_server.api.http import Json, JsonRoute, encode_array, json_response, select_keys
+from gradcanary_server.api.models import Gap, RunShape, RunState, RunSummary, SessionShape
+from gradcanary_server.api.services import ServicesDep
+from gradcanary_server.clock import timestamp
+from gradcanary_server.errors import invalid
+from gradcanary_server.incidents import liveness, service
+from gradcanary_server.incidents.liveness import RunStatus, session_state
+from gradcanary_server.notify import outbox
+from gradcanary_server.rules.config import Rules, Silent
+from gradcanary_server.storage import runs as run_store
+from gradcanary_server.storage.database import Record
+from gradcanary_server.storage.pagination import PageOrder
+from gradcanary_server.storage.schema import contains, launch, layer, run, session
+from gradcanary_server.tsdb import metric_index
+from gradcanary_server.tsdb.sparkline import Sparkline
+from gradcanary_server.validation import Body, check_text
+
+MAX_NOTE = 4_000
+MAX_TAGS = 32
+MAX_TAG = 50
+
+UNENDED = ("live", "stale", "silent")
+"""States that no column holds: they follow from the time since the last request."""
+
+MAX_UNENDED = 1_000
+"""Runs that are read to find those in such a state."""
+
+router = APIRouter(prefix="/api/v1", route_class=JsonRoute)
+
+Sort = Literal["last_seen", "created", "name"]
+ORDERS: dict[Sort, PageOrder] = {
+    "last_seen": PageOrder((run.c.last_seen, run.c.run_id), "after"),
+    "created": PageOrder((run.c.created, run.c.run_id), "after"),
+    "name": PageOrder((func.lower(run.c.name, type_=String()), run.c.run_id), "after", is_ascending=True),
+}
+
+Texts = Annotated[list[str], Field(fail_fast=True)]
+"""A list is read up to its first error: a million errors would fill the memory."""
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """The runs of a page: ``limit`` of them after a cursor, in the archive or not, ``name_contains`` in their names.
+
+    Each word of ``text`` is in the name, a tag or the note.
+    """
+
+    name_contains: Annotated[str, Query(max_length=100)] = ""
+    after: str | None = None
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 200
+    text: Annotated[str, Query(max_length=100)] = ""
+    state: RunState | None = None
+    sort: Sort = "last_seen"
+    archived: bool = False
+
+    def query(self) -> Select[Any]:
+        """Return the query for the runs in their order, after the cursor; raises RequestError 422.
+
+        For a state in UNENDED it returns all runs that have not ended.
+        """
+        conditions = [
+            run.c.archived.is_(self.archived),
+            *(_has_word(word) for word in self.text.replace("\0", " ").split()),
+        ]
+        if self.name_contains:
+            conditions.append(contains(run.c.name, self.name_contains))
+        if self.state is not None:
+            conditions.append(run.c.ended.is_(None) if self.state in UNENDED else run.c.ended == self.state)
+        return ORDERS[self.sort].select(select(run.c.run_id).where(*conditions), self.after)
+
+
+class RunPatch(Body):
+    """Changes of a run; null changes nothing. ``aliases``: the former names that still lead to it."""
+
+    note: str | None = None
+    tags: Texts | None = None
+    archived: bool | None = None
+    name: str | None = None
+    aliases: Texts | None = None
+
+
+@router.patch("/runs/{run}", response_model=RunShape)
+def change_run(request: Request, services: ServicesDep, run: str, patch: RunPatch) -> Response:
+    """Change a run's name, note, tags or archive, and answer it; its former name still leads to it."""
+    _check(patch)
+    changes = {key: value for key, value in patch if value is not None}
+    database, silent = services.database, services.rules.silent
+    with database.write() as connection:
+        row = run_store.get_run(connection, run, held=True)
+        # The audit log keeps the values that are no free text.
+        entries = (f"{key}={value}" if key in ("name", "archived") else key for key, value in changes.items())
+        request.state.about = ", ".join(entries)
+        if patch.name is not None:
+            run_store.rename_run(connection, row, patch.name)
+        if patch.aliases is not None:
+            unknown = set(patch.aliases) - set(run_store.aliases_of(connection, row.run_id))
+            if unknown:
+                raise invalid(f"{min(unknown)!r} is no former name of this run.", "aliases")
+            run_store.drop_aliases(connection, row.run_id, patch.aliases)
+        columns: dict[str, object] = {key: changes[key] for key in ("note", "archived") if key in changes}
+        if patch.tags is not None:
+            columns["tags"] = json.dumps(list(dict.fromkeys(patch.tags)), ensure_ascii=False)
+        run_store.bump_revision(connection, row.run_id, **columns)
+        now = database.now(connection)
+        status = liveness.read_status(connection, patch.name or row.name, now, silent)
+        return json_response(to_json(connection, status, now, silent))
+
+
+@router.delete("/runs/{run}", status_code=204)
+def delete_run(services: ServicesDep, run: str) -> None:
+    """Delete a run with all its measurements and incidents; its sessions are told to stop.
+
+    An endpoint that was notified of one of its open incidents is notified that it is resolved.
+    """
+    database, url = services.database, services.settings.public_url
+    with database.write() as connection:
+        end_and_delete(connection, run, services.rules, url, database.now(connection))
+
+
+def end_and_delete(connection: Connection, name: str, rules: Rules, public_url: str, now: float) -> None:
+    """Close the incidents of a run, enqueue their last notifications, and delete it; raises RequestError 404."""
+    row = run_store.get_run(connection, name, held=True)
+    service.close_run(connection, row.run_id, row.step or 0, now, "run_deleted")
+    outbox.enqueue_final_notifications(connection, row, rules, public_url, now)
+    run_store.delete_run(connection, row, now)
+
+
+def page(connection: Connection, filters: RunFilter, now: float, silent: Silent) -> tuple[list[RunStatus], str | None]:
+    """Return a page of runs, and the cursor of the following page, None after the last one.
+
+    A run that sends something between two requests moves to the front. Raises RequestError 422 for a cursor of another
+    list.
+    """
+    most = MAX_UNENDED if filters.state in UNENDED else filters.limit
+    keys = connection.execute(filters.query().limit(most + 1)).mappings().all()
+    statuses = liveness.read_statuses(connection, [key["run_id"] for key in keys[:most]], now, silent)
+    matches = [
+        (key, status)
+        for key, status in zip(keys[:most], statuses, strict=True)
+        if filters.state in (None, status.state)
+    ]
+    listed = matches[: filters.limit]
+    last = listed[-1][0] if len(matches) > filters.limit else keys[most - 1] if len(keys) > most else None
+    return [status for _, status in listed], None if last is None else ORDERS[filters.sort].cursor(last)
+
+
+def summaries(connection: Connection, statuses: Sequence[RunStatus]) -> list[Json]:
+    """Return runs as the list shows them."""
+    ids = [status.row.run_id for status in statuses]
+    headlines = service.run_headlines(connection, ids)
+    accumulators = _count_layers(connection, ids)
+    return [_summary(status, headlines[status.row.run_id], accumulators[status.row.run_id]) for status in statuses]
+
+
+def to_json(connection: Connection, status: RunStatus, now: float, silent: Silent) -> Json:
+    """Return a run without its measurements."""
+    row = status.row
+    sessions = _read_sessions(connection, row.run_id)
+    return {
+        **summaries(connection, [status])[0],
+        "aliases": run_store.aliases_of(connection, row.run_id),
+        "created": timestamp(row.created),
+        "revision": row.revision,
+        "framework": row.framework,
+        "rules_version": row.rules_version,
+        "sessions": [_session_to_json(item, session_state(item, now, silent, status.since)) for item in sessions],
+        "gaps": _gaps(sessions),
+        "facts": json.loads(row.facts),
+        "metrics": metric_index.list_series(connection, row.run_id),
+    }
+
+
+def read_gaps(connection: Connection, run_id: int) -> list[Gap]:
+    """Return the missing steps of a run."""
+    return _gaps(_read_sessions(connection, run_id))
+
+
+def _has_word(word: str) -> ColumnElement[bool]:
+    """Return the condition that a word is in a run's name, tags or note, in any case."""
+    as_json = json.dumps(word, ensure_ascii=False)[1:-1]
+    return or_(contains(run.c.name, word), contains(run.c.tags, as_json), contains(run.c.note, word))
+
+
+def _check(patch: RunPatch) -> None:
+    check_text(patch.note, "note", MAX_NOTE, lines=True)
+    if patch.name is not None:
+        validation.check_run_name(patch.name, "name")
+    if len(patch.tags or ()) > MAX_TAGS:
+        raise invalid(f"A run has at most {MAX_TAGS} tags.", "tags")
+    for number, tag in enumerate(patch.tags or ()):
+        check_text(tag, f"tags.{number}", MAX_TAG, shortest=1)
+        if tag != tag.strip():
+            raise invalid("A tag does not begin or end with a space.", f"tags.{number}")
+
+
+def _count_layers(connection: Connection, ids: Sequence[int]) -> dict[int, dict[str | None, int]]:
+    """Return the number of layers by accumulator dtype (effective, else stored), by run."""
+    dtype = func.coalesce(layer.c.effective, layer.c.stored)
+    query = select(layer.c.run_id, dtype, func.count()).where(layer.c.run_id.in_(ids))
+    counts: dict[int, dict[str | None, int]] = defaultdict(dict)
+    for run_id, name, count in connection.execute(query.group_by(layer.c.run_id, dtype)):
+        counts[run_id][name] = count
+    return counts
+
+
+def _summary(status: RunStatus, headline: service.RunHeadline, accumulators: dict[str | None, int]) -> Json:
+    row = status.row
+    computed = {
+        "run": row.name,
+        "state": status.state,
+        "step": status.step,
+        "last_step_at": timestamp(status.last_step_at),
+        "last_seen": timestamp(row.last_seen),
+        "layers": sum(accumulators.values()),
+        "below_threshold": row.below_threshold,
+        "accumulators": dict(sorted((dtype, count) for dtype, count in accumulators.items() if dtype is not None)),
+        "note": row.note,
+        "tags": json.loads(row.tags),
+        "archived": row.archived,
+        "sparkline": encode_array(Sparkline.unpack(row.sparkline).points()),
+    }
+    return select_keys(RunSummary, {**vars(headline), **computed})
+
+
+def _read_sessions(connection: Connection, run_id: int) -> Sequence[Record]:
+    joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
+    query = select(session, launch.c.launch, launch.c.world_size).join(launch, joined)
+    order = (*run_store.ORDER, session.c.rank, session.c.started)
+    return connection.execute(query.where(session.c.run_id == run_id, session.c.rank >= 0).order_by(*order)).all()
+
+
+def _session_to_json(row: Record, state: str) -> Json:
+    hello = json.loads(row.hello)
+    computed = {
+        "first_step": hello["first_step"],
+        "last_step": row.last_step if row.max_step is None else row.max_step,
+        "step_source": hello["step_source"],
+        "state": state,
+    }
+    return select_keys(SessionShape, {**row._asdict(), **computed})
+
+
+def _gaps(sessions: Sequence[Record]) -> list[Gap]:
+    return [
+        {"session": row.session, "from_step": begin, "to_step": end, "reason": why}
+        for row in sessions
+        for begin, end, why in json.loads(row.gaps)
+    ]

@@ -1,0 +1,1 @@
+"""Authentication and authorization of requests: tokens, sign-in, scopes and rate limits."""

@@ -1,0 +1,131 @@
+"""All facts of an incident for pages and messages: members, layers, summary, cause and fix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, RowMapping, and_, or_, select
+
+from gradcanary import remedies
+from gradcanary.wire import Fact
+from gradcanary_server.incidents import causes, repository, silences, text
+from gradcanary_server.incidents.causes import CauseContext, LayerInfo, LikelyCause, NearbyIncident
+from gradcanary_server.incidents.lifecycle import Incident, Member
+from gradcanary_server.storage.schema import incident, layer, run
+
+MANY = 1_000
+"""Members above which all layers are read: databases limit the parameters of a query."""
+
+
+@dataclass(frozen=True)
+class Ack:
+    """An acknowledgement: when, by whom, with which note."""
+
+    at: float
+    by: str
+    note: str
+
+
+@dataclass(frozen=True)
+class IncidentDetail:
+    """An incident, its members and texts, layers of its run, and the last evaluated ``step`` of the run."""
+
+    id: int
+    run: str
+    step: int
+    incident: Incident
+    members: dict[int | None, Member]
+    layers: dict[int, LayerInfo]
+    summary: str
+    ack: Ack | None
+    cause: LikelyCause
+    fix: remedies.Fix
+
+
+def load_details(
+    connection: Connection,
+    incident_ids: Sequence[int],
+    hidden: frozenset[int | None] = frozenset(),
+    *,
+    is_brief: bool = False,
+) -> list[IncidentDetail]:
+    """Return the details of incidents in this order, without those that do not exist.
+
+    ``hidden`` members are left out; a sentence counts them. ``is_brief`` leaves out layers that are not members if no
+    text depends on them: they are most of the rows. Composes missing summaries, so of writing transactions only the
+    deletion of a run may call this.
+    """
+    query = select(incident, run.c.name.label("run"), run.c.step, run.c.framework, run.c.facts)
+    query = query.join(run, run.c.run_id == incident.c.run_id).where(incident.c.incident_id.in_(incident_ids))
+    rows = {row["incident_id"]: row for row in connection.execute(query).mappings()}
+    all_layers: dict[int, dict[int, LayerInfo]] = {}
+    details = []
+    for incident_id in incident_ids:
+        if incident_id not in rows:
+            continue
+        row = rows[incident_id]
+        run_id = row["run_id"]
+        members = repository.load_members(connection, run_id, incident_id)
+        if run_id not in all_layers and (not is_brief or hidden or _needs_all_layers(row, members)):
+            all_layers[run_id] = _layers(connection, run_id)
+        layers = all_layers.get(run_id) or _layers(connection, run_id, members)
+        details.append(_detail(connection, row, members, layers, hidden))
+    return details
+
+
+def _needs_all_layers(row: RowMapping, members: dict[int | None, Member]) -> bool:
+    is_compared = causes.needs_all_layers(row["rule"], members.values())
+    return len(members) > MANY or is_compared or text.stored_summary(row) is None
+
+
+def _detail(
+    connection: Connection,
+    row: RowMapping,
+    all_members: dict[int | None, Member],
+    layers: dict[int, LayerInfo],
+    hidden: frozenset[int | None],
+) -> IncidentDetail:
+    members = {number: member for number, member in all_members.items() if number not in hidden}
+    visible = silences.without_silenced(repository.incident_from_row(row), all_members, members)
+    summary = text.stored_summary(row) if len(members) == len(all_members) else None
+    if summary is None:
+        names = {number: info.name for number, info in layers.items()}
+        summary = text.sentence(visible, members, names) + silences.silenced_note(all_members, hidden)
+    facts = tuple(Fact(fact["code"], fact["text"], tuple(fact["layers"])) for fact in json.loads(row["facts"]))
+    cause = causes.likely_cause(CauseContext(visible, members, layers, _nearby(connection, row), facts))
+    return IncidentDetail(
+        id=row["incident_id"],
+        run=row["run"],
+        step=visible.opened_step if row["step"] is None else row["step"],
+        incident=visible,
+        members=members,
+        layers=layers,
+        summary=summary,
+        ack=None if visible.acked is None else Ack(visible.acked, row["acked_by"], row["ack_note"]),
+        cause=cause,
+        fix=remedies.fix(cause.code, row["framework"]),
+    )
+
+
+def _layers(connection: Connection, run_id: int, members: Collection[int | None] | None = None) -> dict[int, LayerInfo]:
+    """Return the layers of a run, all or only members of an incident."""
+    columns = (layer.c.layer_no, layer.c.name, layer.c.param_dtype, layer.c.group_no)
+    query = select(*columns).where(layer.c.run_id == run_id).order_by(layer.c.layer_no)
+    if members is not None:
+        query = query.where(layer.c.layer_no.in_([number for number in members if number is not None]))
+    return {number: LayerInfo(*values) for number, *values in connection.execute(query)}
+
+
+def _nearby(connection: Connection, row: RowMapping) -> tuple[NearbyIncident, ...]:
+    """Return the other incidents that opened before this one and are open, or opened shortly before it."""
+    recent = incident.c.opened_step >= row["opened_step"] - causes.NEAR_STEPS
+    query = select(incident).where(
+        incident.c.run_id == row["run_id"],
+        incident.c.incident_id != row["incident_id"],
+        incident.c.opened_step <= row["opened_step"],
+        or_(incident.c.state == "open", and_(recent, incident.c.launch_no == row["launch_no"])),
+    )
+    others = connection.execute(query.order_by(incident.c.incident_id))
+    return tuple(NearbyIncident(near.incident_id, near.rule, near.severity, near.opened_step) for near in others)

@@ -1,0 +1,268 @@
+"""The lifecycle of an incident: opened, grown, resolved, reopened. Pure; time is an argument.
+
+At most one incident per run and rule is open; layers are its members. A layer that fires joins, one that resolves
+stays a member, and the incident resolves with its last firing member.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from gradcanary_server.rules.types import SEVERITIES, Evidence, Jump, Severity, Transition
+
+State = Literal["open", "resolved"]
+
+RANKS: dict[Severity, int] = {severity: rank for rank, severity in enumerate(SEVERITIES)}
+"""Severities in ascending order."""
+
+OF_THE_CLOCK = ("silent", "stalled")
+"""Rules of silent and stalled runs: the end of the run resolves them, and leaves no layer unrecovered."""
+
+RULE_CHANGE_S = 3_600.0
+"""The time in which a changed rule finds a lasting fault again: 20 steps of three minutes."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A layer of an incident; ``until_step`` and ``resolution`` are None while it fires.
+
+    A layer that fires again begins a new span with its own numbers; the highest severity stays. ``rank`` is the
+    process that a non-finite gradient came from, None if unknown.
+    """
+
+    severity: Severity
+    since_step: int
+    value: float | None
+    baseline: float | None
+    siblings: float | None
+    evidence: Evidence | None
+    until_step: int | None = None
+    resolution: str | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Incident:
+    """An incident without its members; ``run_id`` and ``id`` are None before it is stored.
+
+    ``firing`` and ``ever_firing`` count the layers that fire now and that ever fired. ``lr_jumps`` are learning-rate
+    jumps shortly before.
+    """
+
+    rule: str
+    launch_no: int
+    severity: Severity
+    state: State
+    opened_step: int
+    opened: float
+    since_step: int
+    layers: int
+    firing: int = 0
+    ever_firing: int = 0
+    resolved_step: int | None = None
+    resolved: float | None = None
+    resolution: str | None = None
+    reopened: int = 0
+    reopened_at: float | None = None
+    acked: float | None = None
+    lr_jumps: tuple[Jump, ...] = ()
+    run_id: int | None = None
+    id: int | None = None
+
+
+@dataclass(frozen=True)
+class TransitionContext:
+    """The launch that transitions come from, the number of layers of the run, and the database's time.
+
+    After step ``inherit_after_step`` the launch inherits incidents that an earlier one ended on; None before it.
+    """
+
+    launch_no: int
+    layers: int
+    now: float
+    inherit_after_step: int | None = None
+
+
+@dataclass
+class IncidentCase:
+    """An incident and its members by layer_no (None: the whole run), to which transitions are applied.
+
+    Only the ``touched`` members are written.
+    """
+
+    incident: Incident
+    members: dict[int | None, Member] = field(default_factory=dict)
+    touched: set[int | None] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._open = sum(member.until_step is None for member in self.members.values())
+        self._loaded = self.incident
+
+    @property
+    def has_changed(self) -> bool:
+        """Return True if transitions changed the incident."""
+        return self.incident is not self._loaded
+
+    @property
+    def is_firing(self) -> bool:
+        """Return True if a member, a layer or the whole run, fires."""
+        return self._open > 0
+
+    def fire(self, change: Transition) -> None:
+        """Add a member, begin a new span of it, or raise its severity."""
+        before = self.members.get(change.layer)
+        is_firing = before is not None and before.until_step is None
+        if not is_firing:
+            self._open += 1
+        self._put(change.layer, _fired(change, before))
+        is_layer = change.layer is not None
+        self.incident = replace(
+            self.incident,
+            severity=_higher(self.incident.severity, change.severity),
+            since_step=min(self.incident.since_step, change.since_step),
+            firing=self.incident.firing + (is_layer and not is_firing),
+            ever_firing=self.incident.ever_firing + (is_layer and before is None),
+        )
+
+    def resolve(self, change: Transition, now: float) -> None:
+        """End a member's span; the incident resolves with the last one. Ignores a layer that does not fire."""
+        before = self.members.get(change.layer)
+        if before is None or before.until_step is not None:
+            return
+        self._open -= 1
+        resolution = change.resolution or "recovered"
+        self._put(change.layer, replace(before, until_step=change.step, resolution=resolution))
+        self.incident = replace(self.incident, firing=self.incident.firing - (change.layer is not None))
+        if self._open == 0 and self.incident.state == "open":
+            self.incident = close_incident(self.incident, change.step, now, self._resolution(change))
+
+    def reopen(self, context: TransitionContext, lr_jumps: tuple[Jump, ...]) -> None:
+        """Continue a resolved incident; its acknowledgement ends.
+
+        If a changed rule finds the same again, the run did not change: no message is sent, and the ack stays.
+        """
+        is_same = _is_found_again(self.incident, context.now)
+        self.incident = replace(
+            self.incident,
+            state="open",
+            launch_no=context.launch_no,
+            resolved_step=None,
+            resolved=None,
+            resolution=None,
+            reopened=self.incident.reopened + (not is_same),
+            reopened_at=context.now,
+            acked=self.incident.acked if is_same else None,
+            lr_jumps=lr_jumps,
+        )
+
+    def _resolution(self, last: Transition) -> str:
+        if last.resolution == "rule_changed":
+            return "rule_changed"
+        # Members that an earlier change of the rule resolved do not count.
+        resolutions = {member.resolution for member in self.members.values()} - {"rule_changed"}
+        if "rebaselined" in resolutions:
+            return "rebaselined"
+        return next((name for name in ("recovered", "resumed") if resolutions == {name}), "layer_gone")
+
+    def reopen_inherited(self, context: TransitionContext, step: float) -> None:
+        """Reopen an incident that another launch ended on, if this launch reached a step without a recovery."""
+        if context.inherit_after_step is None or step <= context.inherit_after_step:
+            return
+        incident = self.incident
+        if incident.resolution == "run_finished" and incident.launch_no != context.launch_no and self.is_firing:
+            self.reopen(context, incident.lr_jumps)
+
+    def _put(self, layer: int | None, member: Member) -> None:
+        self.members[layer] = member
+        self.touched.add(layer)
+
+
+def apply_transitions(
+    before: IncidentCase | None,
+    changes: Iterable[Transition],
+    context: TransitionContext,
+    reopen_s: float,
+) -> list[IncidentCase]:
+    """Return the incidents of one rule that transitions changed: the latest one before, a new one, or both.
+
+    1. A fired layer joins the open incident, else reopens the latest one if it resolved within ``reopen_s``, else
+       opens a new one.
+    2. A resolved layer ends a member's span, also in an incident that the run's end closed.
+    3. An incident that another launch ended on, and that fires after ``context.inherit_after_step``, is reopened.
+    """
+    case = None if before is None else IncidentCase(before.incident, dict(before.members))
+    finished: list[IncidentCase] = []
+    for change in changes:
+        if case is not None:
+            case.reopen_inherited(context, change.step)
+        if change.kind == "fired":
+            if case is None or not _continues(case, context.now, reopen_s):
+                finished += [case] if case is not None and case.has_changed else []
+                case = IncidentCase(_opened(change, context))
+            elif case.incident.state == "resolved":
+                case.reopen(context, change.jumps)
+            case.fire(change)
+        elif case is not None:
+            case.resolve(change, context.now)
+    if case is not None:
+        case.reopen_inherited(context, math.inf)
+    return [*finished, *([case] if case is not None and case.has_changed else [])]
+
+
+def close_incident(incident: Incident, step: int, now: float, resolution: str) -> Incident:
+    """Return the incident resolved; members that still fire are unchanged, they did not recover."""
+    return replace(incident, state="resolved", resolved_step=step, resolved=now, resolution=resolution)
+
+
+def _continues(case: IncidentCase, now: float, reopen_s: float) -> bool:
+    # An incident that the run ended on continues at any time: a new one would lack the layers that still fire.
+    incident = case.incident
+    is_unrecovered = incident.resolution == "run_finished" and case.is_firing
+    is_recent = incident.resolved is None or now - incident.resolved <= reopen_s
+    return is_recent or is_unrecovered or _is_found_again(incident, now)
+
+
+def _is_found_again(closed: Incident, now: float) -> bool:
+    """Return True if a layer that fires now was firing shortly before the rule changed."""
+    return closed.resolution == "rule_changed" and now - (closed.resolved or 0.0) <= RULE_CHANGE_S
+
+
+def _opened(change: Transition, context: TransitionContext) -> Incident:
+    return Incident(
+        rule=change.rule,
+        launch_no=context.launch_no,
+        severity=change.severity,
+        state="open",
+        opened_step=change.step,
+        opened=context.now,
+        since_step=change.since_step,
+        layers=context.layers,
+        lr_jumps=change.jumps,
+    )
+
+
+def _fired(change: Transition, before: Member | None) -> Member:
+    since_step = change.since_step
+    if before is not None and before.until_step is None:
+        since_step = min(since_step, before.since_step)
+    return Member(
+        severity=change.severity if before is None else _higher(before.severity, change.severity),
+        since_step=since_step,
+        value=_finite(change.value),
+        baseline=_finite(change.baseline),
+        siblings=_finite(change.siblings),
+        evidence=change.evidence,
+        rank=before.rank if before is not None and before.until_step is None else None,
+    )
+
+
+def _finite(number: float | None) -> float | None:
+    # JSON has no NaN, and the rule shows that the gradient is not finite.
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _higher(one: Severity, other: Severity) -> Severity:
+    return max(one, other, key=RANKS.__getitem__)

@@ -1,0 +1,236 @@
+"""Incidents of a run: transitions recorded, incidents closed and rebaselined, and short summaries of them.
+
+:func:`record_transitions` runs inside the ingest transaction: a batch in which 3,000 layers fire costs few statements.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from sqlalchemy import BigInteger, Connection, RowMapping, and_, bindparam, exists, func, or_, select
+
+from gradcanary.wire import Brief
+from gradcanary_server.errors import invalid
+from gradcanary_server.incidents import repository, text
+from gradcanary_server.incidents.lifecycle import (
+    OF_THE_CLOCK,
+    RANKS,
+    IncidentCase,
+    TransitionContext,
+    apply_transitions,
+    close_incident,
+)
+from gradcanary_server.rules import resets
+from gradcanary_server.rules.config import Pace
+from gradcanary_server.rules.types import Transition
+from gradcanary_server.storage import rule_states
+from gradcanary_server.storage.schema import incident, incident_layer, is_of_incident, launch, run
+
+RESUME_STEPS = 200
+"""A healthy layer of a resumed run recovers within 100 steps by default; one that fires after these has not."""
+
+_OPEN = (
+    select(incident, run.c.name.label("run"))
+    .join(run, run.c.run_id == incident.c.run_id)
+    .where(incident.c.run_id == bindparam("run_id"), incident.c.state == "open")
+    .order_by(incident.c.incident_id)
+)
+
+_INHERITED = (
+    select(incident.c.rule, launch.c.first_step)
+    .join(launch, (launch.c.run_id == incident.c.run_id) & (launch.c.launch_no == bindparam("launch_no")))
+    .where(
+        incident.c.run_id == bindparam("run_id"),
+        incident.c.resolution == "run_finished",
+        incident.c.rule.not_in(OF_THE_CLOCK),
+        incident.c.launch_no != launch.c.launch_no,
+        launch.c.first_step <= bindparam("reached", type_=BigInteger) - RESUME_STEPS,
+    )
+)
+"""The rules of incidents that an earlier launch ended on, with the first step of this launch, 200 steps later."""
+
+
+@dataclass(frozen=True)
+class RunHeadline:
+    """A run's incidents in one line.
+
+    ``firing`` counts layers by rule, 0 for a rule of the whole run and for information. Layers that fired when the run
+    ended still count; ``severity_at_end`` is their worst severity, None while an incident is open.
+    """
+
+    open_incidents: list[int] = field(default_factory=list)
+    worst: str | None = None
+    firing: dict[str, int] = field(default_factory=dict)
+    headline: str = ""
+    severity_at_end: str | None = None
+
+
+@dataclass(frozen=True)
+class IncidentMark:
+    """A step at which an incident began (``fired``) or ended (``resolved``)."""
+
+    step: int
+    incident: int
+    kind: Literal["fired", "resolved"]
+
+
+def record_transitions(
+    connection: Connection,
+    run_id: int,
+    launch_no: int,
+    changes: Iterable[Transition],
+    now: float,
+    reopen_s: float = Pace().reopen_s,
+    reached: int | None = None,
+) -> None:
+    """Apply transitions, in the order of their steps, to at most one open incident per rule.
+
+    ``reached`` is the last evaluated step, None for transitions that no step caused. An incident that the run ended
+    on reopens after 200 steps of a new launch without a recovery.
+    """
+    by_rule: dict[str, list[Transition]] = defaultdict(list)
+    for change in changes:
+        by_rule[change.rule].append(change)
+    # Rules report an incident once, also over launches: no transition reopens one that an earlier launch ended on.
+    inherited: dict[str, int] = {}
+    if reached is not None:
+        rows = connection.execute(_INHERITED, {"run_id": run_id, "launch_no": launch_no, "reached": reached})
+        inherited = {rule: first_step + RESUME_STEPS for rule, first_step in rows}
+    if not by_rule and not inherited:
+        return
+    layers = len(repository.layer_names(connection, run_id))
+    for rule in {**by_rule, **inherited}:
+        context = TransitionContext(launch_no, layers, now, inherited.get(rule))
+        before = repository.latest_incident(connection, run_id, rule)
+        for case in apply_transitions(before, by_rule[rule], context, reopen_s):
+            repository.save_incident(connection, run_id, case)
+
+
+def open_absence_rules(connection: Connection, run_ids: Collection[int] | None = None) -> dict[int, frozenset[str]]:
+    """Return the rules of open incidents of silent and stalled runs, by run."""
+    query = select(incident.c.run_id, incident.c.rule).where(incident.c.state == "open")
+    query = query.where(incident.c.rule.in_(OF_THE_CLOCK))
+    if run_ids is not None:
+        query = query.where(incident.c.run_id.in_(list(run_ids)))
+    rules: dict[int, frozenset[str]] = defaultdict(frozenset)
+    for row in connection.execute(query):
+        rules[row.run_id] |= {row.rule}
+    return rules
+
+
+def close_run(connection: Connection, run_id: int, step: int, now: float, resolution: str) -> None:
+    """Resolve every open incident of a run; its members still fire, they did not recover."""
+    for case in repository.open_incidents(connection, run_id):
+        closed = IncidentCase(close_incident(case.incident, step, now, resolution), case.members)
+        repository.save_incident(connection, run_id, closed)
+
+
+def rebaseline(connection: Connection, run_id: int, incident_id: int, now: float) -> None:
+    """Resolve the firing layers of an incident, and learn a new baseline of each; raises RequestError 422.
+
+    The caller holds the run: the rule state changes between two batches.
+    """
+    query = select(incident.c.rule, func.coalesce(run.c.step, incident.c.opened_step))
+    query = query.join(run, run.c.run_id == incident.c.run_id)
+    rule, step = connection.execute(query.where(is_of_incident(incident, run_id, incident_id))).one()
+    if rule not in resets.ACCEPTABLE:
+        rules = " and ".join(resets.ACCEPTABLE)
+        raise invalid(f"Only {rules} hold gradients against a baseline: silence {rule} instead.", "new_baseline")
+    case = repository.latest_incident(connection, run_id, rule)
+    if case is None or case.incident.id != incident_id or not case.is_firing:
+        raise invalid("Nothing of this incident fires any more: there is no baseline to be learnt.", "new_baseline")
+    stored = rule_states.read_state(connection, run_id)
+    state, layers = resets.rebaseline(stored.state, rule)
+    if not layers:
+        message = "Its layers are under a threshold that was given, not learnt: change it, or silence them."
+        raise invalid(message, "new_baseline")
+    rule_states.write_state(connection, run_id, stored, state)
+    for layer in layers:
+        resolved = Transition(step, rule, layer, "resolved", case.incident.severity, step, resolution="rebaselined")
+        case.resolve(resolved, now)
+    if not case.is_firing:  # also where the end of the run had closed it
+        case.incident = replace(case.incident, resolution="rebaselined")
+    repository.save_incident(connection, run_id, case)
+
+
+def open_briefs(connection: Connection, run_id: int, public_url: str) -> tuple[Brief, ...]:
+    """Return the open incidents of a run for its agent; composes summaries that are not stored."""
+    rows = connection.execute(_OPEN, {"run_id": run_id}).mappings().all()
+    return tuple(_brief(row, text.current_summary(connection, row), public_url) for row in rows)
+
+
+def stored_briefs(connection: Connection, run_id: int, public_url: str) -> tuple[Brief, ...] | None:
+    """Return the open incidents of a run for its agent, None if a summary is not stored."""
+    rows = connection.execute(_OPEN, {"run_id": run_id}).mappings().all()
+    if any(text.stored_summary(row) is None for row in rows):
+        return None
+    return tuple(_brief(row, row["summary"], public_url) for row in rows)
+
+
+def incident_url(public_url: str, run_name: str, incident_id: int) -> str:
+    """Return the address of an incident's page."""
+    return f"{public_url}/runs/{run_name}?incident={incident_id}"
+
+
+def run_headlines(connection: Connection, run_ids: Collection[int]) -> dict[int, RunHeadline]:
+    """Return the headline of each of these runs: that of the worst open incident, the newest of equals.
+
+    An incident of a silent or stalled run comes after the one of its layers. A run that ended on an incident keeps its
+    headline while a member still fires; of each rule only the newest incident counts.
+    """
+    rows: dict[int, list[RowMapping]] = {run_id: [] for run_id in run_ids}
+    is_of_runs = incident.c.run_id.in_(list(run_ids))
+    newest = select(func.max(incident.c.incident_id)).where(is_of_runs).group_by(incident.c.run_id, incident.c.rule)
+    members = is_of_incident(incident_layer, incident.c.run_id, incident.c.incident_id)
+    fires = exists().where(members, incident_layer.c.until_step.is_(None))
+    ended = and_(incident.c.resolution == "run_finished", incident.c.rule.not_in(OF_THE_CLOCK))
+    is_last = and_(ended, incident.c.incident_id.in_(newest), fires)
+    query = select(incident).where(is_of_runs, or_(incident.c.state == "open", is_last))
+    for row in connection.execute(query.order_by(incident.c.incident_id)).mappings():
+        rows[row["run_id"]].append(row)
+    return {run_id: _headline(incidents) for run_id, incidents in rows.items()}
+
+
+def incident_marks(connection: Connection, run_id: int) -> list[IncidentMark]:
+    """Return where the incidents of a run began and ended, by step."""
+    marks = []
+    for row in connection.execute(select(incident).where(incident.c.run_id == run_id)):
+        marks.append(IncidentMark(row.since_step, row.incident_id, "fired"))
+        if row.resolved_step is not None:
+            marks.append(IncidentMark(row.resolved_step, row.incident_id, "resolved"))
+    return sorted(marks, key=lambda mark: (mark.step, mark.incident))
+
+
+def _brief(row: RowMapping, summary: str, public_url: str) -> Brief:
+    return Brief(
+        id=row["incident_id"],
+        rule=row["rule"],
+        severity=row["severity"],
+        state=row["state"],
+        opened_step=row["opened_step"],
+        layers=row["firing"],
+        summary=summary,
+        url=incident_url(public_url, row["run"], row["incident_id"]),
+    )
+
+
+def _headline(rows: list[RowMapping]) -> RunHeadline:
+    opened = [row for row in rows if row["state"] == "open"]
+    if not rows:
+        return RunHeadline()
+    worst = max(opened or rows, key=_priority)
+    absence = max((row for row in opened if row["rule"] in OF_THE_CLOCK), key=_priority, default=worst)
+    return RunHeadline(
+        open_incidents=[row["incident_id"] for row in opened],
+        worst=worst["severity"] if opened else None,
+        firing={row["rule"]: 0 if row["severity"] == "information" else row["firing"] for row in opened or rows},
+        headline=worst["headline"] if absence is worst else f"{worst['headline']}; {absence['headline']}",
+        severity_at_end=None if opened else worst["severity"],
+    )
+
+
+def _priority(row: RowMapping) -> tuple[int, bool, int]:
+    return RANKS[row["severity"]], row["rule"] not in OF_THE_CLOCK, row["incident_id"]

@@ -1,0 +1,1 @@
+"""Messages of agents: checked, stored and evaluated, each in one transaction."""

@@ -1,0 +1,151 @@
+"""Hello, heartbeat and end of a session, parsed and checked: names, sizes, ids. Pure.
+
+Batches are in :mod:`gradcanary_server.tsdb.batch`.
+"""
+
+import contextlib
+import re
+
+from pydantic_core import from_json
+
+from gradcanary import wire
+from gradcanary_server.errors import RequestError, invalid
+from gradcanary_server.validation import (
+    LIMITS,
+    MAX_DTYPE,
+    MAX_STEP,
+    MAX_TEXT,
+    Reader,
+    check_int,
+    check_member,
+    check_run_name,
+    check_text,
+)
+
+MAX_SHORT_TEXT = 100
+MAX_CLASS = 200
+MAX_FACTS = 1_000
+
+STEP_SOURCES = ("given", "framework", "optimizer", "relative")
+END_STATES = ("finished", "crashed", "detached")
+"""Ends after which a session sends nothing more; a silent one may come back."""
+
+ID = r"^(?!\.)[A-Za-z0-9._-]{1,64}$"
+"""As in JSON Schema, where ``$`` is the end; in Python it also matches before a last line feed."""
+_ID = re.compile(ID.replace("$", r"\Z"))
+
+_HELLO = Reader(wire.Hello)
+_HEARTBEAT = Reader(wire.Heartbeat)
+_END = Reader(wire.End)
+
+
+def check_names(run: str, session: str) -> None:
+    """Raise RequestError 422 unless both are valid names in a path."""
+    check_run_name(run, "run")
+    _check_id(session, "session")
+
+
+def parse_seq(text: str) -> int:
+    """Return the number of a batch in a path; raises RequestError 422."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_STEP)) else -1
+    if not 0 <= number <= MAX_STEP:
+        raise invalid(f"The number of a batch is 0 to {MAX_STEP}.", "seq")
+    return number
+
+
+def read_hello(raw: bytes) -> wire.Hello:
+    """Return a valid hello; raises RequestError 426 before any other one."""
+    try:
+        message = _HELLO.read(raw)
+    except RequestError:
+        with contextlib.suppress(ValueError):  # not JSON
+            body = from_json(raw)
+            _check_protocol(body.get("protocol") if isinstance(body, dict) else None)
+        raise
+    _check_protocol(message.protocol)
+    _check_session_facts(message)
+    for number, layer_set in enumerate(message.layer_sets):
+        _check_layer_set(layer_set, f"layer_sets.{number}")
+    _check_facts(message.facts)
+    return message
+
+
+def _check_id(text: str, field: str) -> None:
+    if not _ID.match(text):
+        raise invalid(f"A {field} id has 1 to 64 of A-Z a-z 0-9 . _ - and does not start with a dot.", field)
+
+
+def _check_protocol(protocol: object) -> None:
+    if isinstance(protocol, int) and protocol != wire.PROTOCOL:
+        raise RequestError(
+            426, "unknown_protocol", f"This collector speaks protocol {wire.PROTOCOL}, not {protocol}.", "protocol"
+        )
+
+
+def _check_session_facts(message: wire.Hello) -> None:
+    _check_id(message.launch, "launch")
+    for field in ("agent", "python", "torch", "framework", "optimizer"):
+        check_text(getattr(message, field), field, MAX_SHORT_TEXT)
+    check_int(message.world_size, "world_size", 1, 2**20)
+    check_int(message.rank, "rank", 0, message.world_size - 1)
+    check_int(message.first_step, "first_step", 0, MAX_STEP)
+    check_member(message.step_source, "step_source", STEP_SOURCES)
+    if not 0 < message.interval_s <= 3600:
+        raise invalid("The heartbeat interval is above 0 and at most 3600 seconds.", "interval_s")
+    if message.started is not None and message.started < 0:
+        raise invalid("A session begins at 0 or later, in unix seconds.", "started")
+    for field in ("absmax_below", "norm_below"):
+        threshold = getattr(message, field)
+        if threshold is not None and threshold <= 0:
+            raise invalid("A threshold is above 0.", field)
+
+
+def _check_layer_set(layer_set: wire.LayerSet, field: str) -> None:
+    layers = layer_set.layers
+    if not 1 <= len(layers) <= LIMITS.max_layers:
+        raise invalid(f"A layer set holds 1 to {LIMITS.max_layers} layers, not {len(layers)}.", field)
+    for number, layer in enumerate(layers):
+        _check_layer(layer, f"{field}.layers.{number}")
+    if len({layer.name for layer in layers}) < len(layers):
+        raise invalid("Layer names are unique in a set.", f"{field}.layers")
+    if layer_set.id != wire.layer_set_id(layers):
+        raise invalid("The id is not the hash of the layers.", f"{field}.id")
+
+
+def _check_layer(layer: wire.Layer, field: str) -> None:
+    check_text(layer.name, f"{field}.name", wire.MAX_NAME, shortest=1)
+    check_text(layer.param_dtype, f"{field}.param_dtype", MAX_DTYPE)
+    check_text(layer.module_class, f"{field}.module_class", MAX_CLASS)
+    check_int(layer.group, f"{field}.group", 0, LIMITS.max_layers)
+    check_int(layer.local_numel, f"{field}.local_numel", 0, 2**63 - 1)
+    if len(layer.shape) > 16 or any(not 0 <= size < 2**63 for size in layer.shape):
+        raise invalid("A shape has at most 16 sizes, none negative.", f"{field}.shape")
+
+
+def _check_facts(facts: tuple[wire.Fact, ...]) -> None:
+    if len(facts) > MAX_FACTS:
+        raise invalid(f"A hello carries at most {MAX_FACTS} facts.", "facts")
+    for number, fact in enumerate(facts):
+        check_text(fact.code, f"facts.{number}.code", MAX_SHORT_TEXT, shortest=1)
+        check_text(fact.text, f"facts.{number}.text", MAX_TEXT, lines=True)
+        for name in fact.layers:
+            check_text(name, f"facts.{number}.layers", wire.MAX_NAME)
+
+
+def read_heartbeat(raw: bytes) -> wire.Heartbeat:
+    """Return a valid heartbeat; raises RequestError."""
+    message = _HEARTBEAT.read(raw)
+    check_int(message.step, "step", 0, MAX_STEP)
+    check_int(message.spooled_bytes, "spooled_bytes", 0, 2**63 - 1)
+    check_int(message.dropped_steps, "dropped_steps", 0, MAX_STEP)
+    return message
+
+
+def read_end(raw: bytes) -> wire.End:
+    """Return a valid end, with the tail of its error; raises RequestError."""
+    message = _END.read(raw)
+    check_member(message.state, "state", END_STATES)
+    check_int(message.last_step, "last_step", 0, MAX_STEP)
+    check_text(message.error, "error", LIMITS.max_body, lines=True)
+    # The agent does not know this limit, so a long stack trace is no reason to refuse the end.
+    return wire.End(message.state, message.last_step, message.error and message.error[-MAX_TEXT:])

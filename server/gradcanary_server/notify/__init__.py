@@ -1,0 +1,1 @@
+"""Notifications: their policy, endpoints, outbox and delivery."""

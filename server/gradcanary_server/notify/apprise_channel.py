@@ -1,0 +1,194 @@
+"""Messages to Slack, Discord, e-mail and other services through apprise, as plain text.
+
+The addresses of these services contain passwords. They are read from the command line or a file at each start and kept
+in memory only. The tables hold a fingerprint instead, and no error message contains a part of an address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from gradcanary_server.background import run_in_daemon_thread
+from gradcanary_server.errors import SettingsError
+from gradcanary_server.notify.egress import HIDDEN
+from gradcanary_server.notify.endpoints import ConfiguredEndpoint
+from gradcanary_server.notify.webhook import TIMEOUT_S, TransportError
+from gradcanary_server.rules.types import SEVERITIES, Severity
+
+if TYPE_CHECKING:
+    import apprise
+
+KEY = "apprise:"
+"""Prefix of the fingerprint that replaces an address in the tables."""
+
+HUNG_S = 300.0
+"""Age from which on an attempt does not delay the next one."""
+
+MAX_HUNG = 8
+"""Attempts under way per channel; each is a thread with a connection until the service closes it."""
+
+_MIN_PART_LENGTH = 4
+"""Shorter parts of an address are words, and not hidden in error messages."""
+
+NEEDS_APPRISE = "--notify needs the package apprise: pip install 'gradcanary[notify]', or '.[notify]' in a clone."
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A configured service; ``key`` is the fingerprint of its secret address.
+
+    ``under_way`` holds the start of each attempt that has not ended; ``lock`` guards it.
+    """
+
+    key: str
+    service: str
+    url: str = field(repr=False)
+    target: apprise.NotifyBase = field(repr=False, compare=False)
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    under_way: dict[object, float] = field(default_factory=dict, repr=False, compare=False)
+
+
+def parse_notify_url(text: str) -> tuple[Severity, str]:
+    """Return the minimum severity and the address of ``[SEVERITY=]URL``; the default is warning."""
+    for severity in SEVERITIES:
+        if text.startswith(f"{severity}="):
+            return severity, text.removeprefix(f"{severity}=")
+    return "warning", text
+
+
+def open_channels(addresses: Iterable[str]) -> dict[ConfiguredEndpoint, Channel]:
+    """Return the endpoint and channel of each ``[SEVERITY=]URL``; raises SettingsError."""
+    channels: dict[ConfiguredEndpoint, Channel] = {}
+    for number, text in enumerate(addresses, 1):
+        severity, url = parse_notify_url(text)
+        channel = _open(url, number)
+        channels[ConfiguredEndpoint(channel.key, severity, "apprise", channel.service[:100])] = channel
+    return channels
+
+
+async def send_text(channel: Channel, body: bytes) -> None:
+    """Send a message as text; raises TransportError.
+
+    A service may hold a connection for ever, and a thread cannot be ended: so it is a daemon thread. A second one
+    starts only when the first counts as hung, and at most 8 hang.
+    """
+    attempt = _begin(channel)
+
+    def work() -> None:
+        try:
+            _notify(channel, body)
+        finally:
+            with channel.lock:  # before the result is set: then the caller may send the next message
+                del channel.under_way[attempt]
+
+    try:
+        await asyncio.wait_for(run_in_daemon_thread(work, "gradcanary-notify"), TIMEOUT_S)
+    except asyncio.TimeoutError as error:
+        raise TransportError(f"no answer within {TIMEOUT_S:g} s", maybe_delivered=True) from error
+
+
+def render(message: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the title, the text, and apprise's type of a message.
+
+    The title is the same for all messages of an incident: mail programs thread by it, and PagerDuty resolves by it.
+    The least important part comes last, because some services truncate messages.
+    """
+    data = message["data"]
+    if message["type"] == "gradcanary.test":
+        return "gradcanary: test", f"{data['summary']}\n{data['url']}", "info"
+    event = message["type"].rpartition(".")[2]
+    # Without the run: it may be renamed.
+    title = f"gradcanary: {data['rule']} (incident {data['incident']})"
+    lines = (
+        f"{event}, {data['severity']}, in {data['run']}: {_escape_mentions(data['summary'])}",
+        data["url"],
+        f"Likely cause: {_escape_mentions(data['likely_cause'])}",
+        f"Fix: {data['fix']}",
+    )
+    kind = {"critical": "failure", "warning": "warning"}.get(data["severity"], "info")
+    return title, "\n".join(lines), "success" if data["state"] == "resolved" else kind
+
+
+def redact_address(text: str, url: str) -> str:
+    """Return a text without any part of an address except its scheme."""
+    address = url.partition("://")[2]
+    parts = {part for form in (address, unquote(address)) for part in re.split(r"[/:@?&=#,;\s]+", form)}
+    for part in sorted(parts, key=len, reverse=True):
+        if len(part) >= _MIN_PART_LENGTH:
+            text = text.replace(part, HIDDEN)
+    return text
+
+
+def _escape_mentions(text: str) -> str:
+    """Return a text without mentions: a layer may be named @everyone, or <!channel>."""
+    return text.replace("@", "@\u200b").replace("<!", "<\u200b!")
+
+
+def _open(url: str, number: int) -> Channel:
+    try:
+        import apprise  # optional, and its import takes a third of a second
+    except ModuleNotFoundError as error:
+        raise SettingsError(NEEDS_APPRISE) from error
+    # The log of apprise contains topics and hosts; _notify raises a redacted part of it.
+    logging.getLogger("apprise").propagate = False
+    logging.getLogger("apprise").addHandler(logging.NullHandler())
+    # Without external images. A timeout of apprise would move the work to threads that the process waits for.
+    asset = apprise.AppriseAsset(
+        app_id="gradcanary",
+        app_desc="gradcanary",
+        app_url="",
+        image_url_mask="",
+        async_mode=False,
+        service_timeout=0,
+    )
+    target = apprise.Apprise.instantiate(url, asset=asset)
+    if target is None:
+        scheme = re.match(r"[a-z0-9+]{1,20}://", url, re.IGNORECASE)
+        shown = f" ({scheme[0]}{HIDDEN})" if scheme else ""
+        message = "is no address that apprise knows: see https://appriseit.com/services/."
+        raise SettingsError(f"--notify number {number}{shown} {message}")
+    target.overflow_mode = apprise.OverflowMode.TRUNCATE
+    return Channel(_key(url), str(target.service_name), url, target)
+
+
+def _begin(channel: Channel) -> object:
+    """Register an attempt and return its key; raises TransportError while earlier attempts block it."""
+    now, attempt = time.monotonic(), object()
+    with channel.lock:
+        if any(now - begun < HUNG_S for begun in channel.under_way.values()):
+            raise TransportError("the attempt before has not ended yet")
+        if len(channel.under_way) >= MAX_HUNG:
+            raise TransportError(
+                f"{MAX_HUNG} attempts before have not ended yet: restart the service, or the collector"
+            )
+        channel.under_way[attempt] = now
+    return attempt
+
+
+def _key(url: str) -> str:
+    # A fast hash of a weak password can be guessed; this one takes 50 ms per guess.
+    fingerprint = hashlib.scrypt(url.encode(), salt=b"gradcanary endpoint", n=2**14, r=8, p=1, dklen=16)
+    return f"{KEY}{fingerprint.hex()}"
+
+
+def _notify(channel: Channel, body: bytes) -> None:
+    import apprise
+
+    title, text, kind = render(json.loads(body))
+    services = apprise.Apprise()
+    services.add(channel.target)
+    result = services.notify(text, title, notify_type=kind, body_format="text")
+    if not result:
+        reason = "; ".join(entry.message for entry in result.logs()) or str(result.status.name).lower()
+        # It may have arrived at one of several addresses, or only its answer was lost.
+        raise TransportError(redact_address(f"{channel.service}: {reason}", channel.url), maybe_delivered=True)

@@ -1,0 +1,256 @@
+"""The notification policy: the next message about an incident for an endpoint, and its earliest time. Pure.
+
+State is notified, not events. :func:`next_notification` compares the last message that an endpoint got with the
+incident, and returns the next message and the earliest time for it. :func:`next_action` also respects silences and
+messages under way. Between two messages there is always a minimum interval, and the last one reports the last state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from gradcanary_server.incidents.lifecycle import OF_THE_CLOCK, RANKS, RULE_CHANGE_S, Incident
+from gradcanary_server.incidents.silences import SilencedMembers, without_silenced
+from gradcanary_server.notify.endpoints import Endpoint
+from gradcanary_server.rules.config import Pace
+from gradcanary_server.rules.types import Severity
+
+Kind = Literal["opened", "grew", "reopened", "resolved", "reminder"]
+
+MAX_DOUBLINGS = 5
+"""Reopenings that double the interval: 15 minutes become 8 hours at most."""
+
+LEASE_S = 15.0
+"""Lifetime of a claim: longer than an attempt can take (webhook.TIMEOUT_S), short enough after a kill."""
+
+
+@dataclass(frozen=True)
+class LastNotification:
+    """The last message that an endpoint got: ``layers`` is the number of layers in it."""
+
+    at: float
+    kind: Kind
+    layers: int
+    severity: Severity
+    reopens: int
+
+
+@dataclass(frozen=True)
+class NextNotification:
+    """The next message and its earliest time; it covers ``layers`` layers if it is enqueued now."""
+
+    not_before: float
+    kind: Kind
+    layers: int
+
+
+class VisibleIncident(NamedTuple):
+    """An incident without its ``hidden`` members, which a silence covers."""
+
+    incident: Incident
+    hidden: frozenset[int | None]
+
+
+class DeliveryKey(NamedTuple):
+    """The key of a message: the version-th of an incident of a run for an endpoint."""
+
+    run_id: int
+    incident_id: int
+    endpoint_id: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A message without its body; ``delivered`` is set once it is, ``maybe_delivered`` while it may have been."""
+
+    key: DeliveryKey
+    state: str
+    enqueued_at: float
+    next_attempt: float
+    lease_until: float | None
+    delivered: LastNotification | None
+    maybe_delivered: LastNotification | None = None
+
+
+@dataclass(frozen=True)
+class Expire:
+    """A pending message is too old to be sent."""
+
+    key: DeliveryKey
+
+
+@dataclass(frozen=True)
+class Enqueue:
+    """The next message is due; it must not name ``hidden`` members, which a silence covers."""
+
+    key: DeliveryKey
+    due: NextNotification
+    hidden: frozenset[int | None] = frozenset()
+
+
+@dataclass(frozen=True)
+class MarkDone:
+    """An incident has no further notifications."""
+
+    run_id: int
+    incident_id: int
+
+
+Step = Expire | Enqueue | MarkDone
+Waiting = Literal["waiting"]
+
+
+def min_interval_s(incident: Incident, pace: Pace) -> float:
+    """Return the minimum time between two messages about this incident."""
+    return pace.interval_s * 2.0 ** min(incident.reopened, MAX_DOUBLINGS)
+
+
+def next_notification(
+    incident: Incident, last: LastNotification | None, pace: Pace, acked: bool
+) -> NextNotification | None:
+    """Return the next message, None while nothing is new.
+
+    An incident that recovers before its first message is due needs none. One that the end of the run closed needs it:
+    its layers did not recover, and a job that crashes of its NaN within seconds matters most. The end of a silent or
+    stalled run needs no message.
+    """
+    if last is None:
+        is_unrecovered = incident.resolution == "run_finished" and incident.rule not in OF_THE_CLOCK
+        if incident.state == "resolved" and not is_unrecovered:
+            return None
+        return NextNotification(_group_wait_end(incident, 0, pace), "opened", incident.ever_firing)
+    following = _next_kind(incident, last, pace, acked)
+    if following is None:
+        return None
+    kind, earliest = following
+    not_before = max(earliest, last.at + min_interval_s(incident, pace))
+    # Members of the last message may be silenced now; they still count.
+    return NextNotification(not_before, kind, max(incident.ever_firing, last.layers))
+
+
+def _next_kind(incident: Incident, last: LastNotification, pace: Pace, acked: bool) -> tuple[Kind, float] | None:
+    """Return the kind of the next message after another one, and its earliest time without the minimum interval."""
+    is_worse = RANKS[incident.severity] > RANKS[last.severity]
+    if incident.state == "resolved":
+        # Layers that fired and recovered since a resolved message need another one.
+        if last.kind != "resolved" or is_worse or incident.ever_firing > last.layers:
+            may_come_back = incident.resolution == "rule_changed"  # the changed rule may find the same again
+            return "resolved", (incident.resolved or 0.0) + RULE_CHANGE_S if may_come_back else last.at
+        return None
+    if incident.reopened > last.reopens or last.kind == "resolved":
+        return "reopened", _group_wait_end(incident, last.reopens, pace)
+    if acked:
+        return None
+    # Counts at least one layer: after a NaN loss, which has none, any layer would be growth without bound.
+    if is_worse or incident.ever_firing >= pace.growth * max(last.layers, 1):
+        return "grew", last.at
+    if incident.severity == "critical":
+        return "reminder", last.at + pace.remind_s
+    return None
+
+
+def _group_wait_end(incident: Incident, notified_reopens: int, pace: Pace) -> float:
+    # A flapping incident may never be open for wait_s at a time: from the second reopening on it need not be.
+    if incident.reopened - notified_reopens > 1:
+        return incident.opened + pace.wait_s
+    return (incident.opened if incident.reopened_at is None else incident.reopened_at) + pace.wait_s
+
+
+def visible_to(
+    incident: Incident, silenced: SilencedMembers | None, last: LastNotification | None
+) -> VisibleIncident | None:
+    """Return an incident without its silenced members, None while no message may be sent.
+
+    A message needs a visible member that fires; a resolution after an earlier message needs a visible member only.
+    """
+    if silenced is None:
+        return VisibleIncident(incident, frozenset())
+    visible = frozenset(silenced.members) - silenced.covered
+    is_resolution = incident.state == "resolved" and last is not None
+    if not visible or not (is_resolution or visible & silenced.firing()):
+        return None
+    return VisibleIncident(without_silenced(incident, silenced.members, visible), silenced.covered)
+
+
+def needs_notification_later(incident: Incident, last: LastNotification | None) -> bool:
+    """Return True if an incident that is silenced now may need a message after the silence."""
+    return incident.state == "open" or (last is not None and last.kind != "resolved")
+
+
+def is_leased(lease_until: float | None, now: float) -> bool:
+    """Return True if a dispatcher is sending a message."""
+    return lease_until is not None and now <= lease_until
+
+
+def next_action(
+    incident: Incident,
+    silenced: SilencedMembers | None,
+    target: Endpoint,
+    sent: Sequence[Delivery],
+    pace: Pace,
+    now: float,
+) -> Expire | Enqueue | Waiting | None:
+    """Return the step for one endpoint: "waiting" while a message is under way or due later, None if all is sent."""
+    newest = sent[-1] if sent else None
+    last = _last_notification(incident, sent)
+    view = visible_to(incident, silenced, last)
+    if newest is not None and is_leased(newest.lease_until, now):
+        return "waiting"  # the next message depends on the result
+    if newest is not None and newest.state == "pending":
+        return Expire(newest.key) if now >= newest.enqueued_at + pace.interval_s or view is None else "waiting"
+    if view is None:
+        return "waiting" if needs_notification_later(incident, last) else None
+    incident, hidden = view
+    if last is None and RANKS[incident.severity] < RANKS[target.min_severity]:
+        return None
+    due = next_notification(incident, last, pace, incident.acked is not None)
+    if due is None or incident.run_id is None or incident.id is None:
+        return None
+    # A newer message does not shorten the back-off of an endpoint that failed.
+    not_before = newest.next_attempt if newest is not None and newest.state == "expired" else 0.0
+    key = DeliveryKey(incident.run_id, incident.id, target.id, 1 if newest is None else newest.key.version + 1)
+    return Enqueue(key, due, hidden) if now >= max(due.not_before, not_before) else "waiting"
+
+
+def is_final_delivery(message: Delivery) -> bool:
+    """Return True if a pending message, which may have arrived, reports that its incident is resolved."""
+    doubt = message.maybe_delivered
+    return message.state == "pending" and doubt is not None and doubt.kind == "resolved"
+
+
+def final_notification(
+    incident: Incident, silenced: SilencedMembers | None, sent: Sequence[Delivery], pace: Pace, silenced_until: float
+) -> Enqueue | None:
+    """Return the resolved message of a deleted run's incident for an endpoint, None if it needs none.
+
+    Nothing plans it again, so a silenced one waits for the end of the silences.
+    """
+    last, newest = _last_notification(incident, sent), sent[-1]
+    if last is None:
+        return None
+    view = visible_to(incident, silenced, last)
+    incident, hidden = view or VisibleIncident(incident, frozenset())
+    due = next_notification(incident, last, pace, acked=False)
+    if due is None:
+        return None
+    # After an attempt under way, and not before the next attempt of one that failed.
+    times = [due.not_before, newest.lease_until or 0.0, silenced_until if view is None else 0.0]
+    times += [] if newest.state == "delivered" else [newest.next_attempt]
+    key = newest.key._replace(version=newest.key.version + 1)
+    return Enqueue(key, replace(due, not_before=max(times)), hidden)
+
+
+def _last_notification(incident: Incident, sent: Sequence[Delivery]) -> LastNotification | None:
+    """Return the message that was delivered last; a redelivery makes it an older one.
+
+    Once the incident is resolved, a message that may have been delivered counts, too: its receiver needs the
+    resolution.
+    """
+    notifications = [message.delivered for message in reversed(sent) if message.delivered is not None]
+    if incident.state == "resolved":
+        doubtful = [message.maybe_delivered for message in sent if message.maybe_delivered is not None]
+        notifications += [message for message in doubtful if message.kind != "resolved"]
+    return max(notifications, key=lambda notification: notification.at, default=None)

@@ -1,0 +1,136 @@
+"""``gradcanary test-rules``: a rules.yaml tried on a run of a collector or on a CSV file, beside the rules in force."""
+
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+
+from gradcanary_server.clock import timestamp
+from gradcanary_server.errors import TraceError
+from gradcanary_server.incidents.text import format_step
+from gradcanary_server.notify.payload import layer_prefixes
+from gradcanary_server.ops import replay_source
+from gradcanary_server.ops.replay_source import ReplaySource
+from gradcanary_server.ops.simulation import SimulatedIncident, Simulation, replay
+from gradcanary_server.rules import config_file
+from gradcanary_server.rules.config import Rules, rules_from_json
+
+MAX_PATTERNS = 4
+"""Patterns of layers in a line."""
+
+TIMEOUT_S = 60.0
+"""Without a byte from the collector."""
+
+PrintLine = Callable[[str], None]
+
+
+def try_on_run(
+    rules: Path, run: str, url: str, token: str | None, print_line: PrintLine, trusted: ssl.SSLContext | None = None
+) -> bool:
+    """Try rules on a run of a collector and print a report; return True if no message would have been sent.
+
+    ``trusted``: the accepted TLS certificates, None for the authorities of the system.
+    Raises RulesError, and TraceError where the collector does not answer or has no such run.
+    """
+    tried = config_file.load(rules)
+    headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
+    try:
+        with httpx.Client(
+            base_url=f"{url}/api/v1/", headers=headers, timeout=TIMEOUT_S, verify=trusted or True
+        ) as client:
+            in_force = client.get("rules")
+            _check_status(in_force, url)
+            name = f"the rules of the collector, version {in_force.json()['rules_version']}"
+            with client.stream("GET", f"runs/{quote(run, safe='')}/recording") as answer:
+                _check_status(answer, url)
+                source = replay_source.source_of_recording(_lines(answer))
+                return _try(source, {str(rules): tried, name: rules_from_json(in_force.content)}, print_line)
+    except httpx.HTTPError as error:
+        raise TraceError(f"The collector at {url} does not answer ({error}): is --url right?") from error
+
+
+def try_on_file(rules: Path, trace: Path, print_line: PrintLine) -> bool:
+    """Try rules on a CSV file and print a report, as :func:`try_on_run`."""
+    tried = config_file.load(rules)
+    try:
+        with trace.open(encoding="utf-8-sig", newline="") as lines:
+            source = replay_source.source_of_csv(str(trace), lines)
+    except OSError as error:
+        raise TraceError(f"{trace} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{trace} is no text in UTF-8: {error}.") from error
+    return _try(source, {str(rules): tried, "the default rules": Rules()}, print_line)
+
+
+def _try(source: ReplaySource, rules: Mapping[str, Rules], print_line: PrintLine) -> bool:
+    played = replay(source, rules)
+    if played.first_step is None or played.last_step is None:
+        raise TraceError(f"There are no samples of {source.name}.")
+    for line in report_lines(source, played.simulations, (played.first_step, played.last_step)):
+        print_line(line)
+    return next(iter(played.simulations.values())).message_count == 0
+
+
+def _check_status(answer: httpx.Response, url: str) -> None:
+    if answer.status_code == httpx.codes.OK:
+        return
+    answer.read()
+    try:
+        reason = answer.json()["error"]["message"]
+    except (ValueError, TypeError, KeyError):
+        reason = f"status {answer.status_code}"
+    token = " Give a token with --token or GRADCANARY_TOKEN." if answer.status_code in (401, 403) else ""
+    raise TraceError(f"The collector at {url} answered: {reason}{token}")
+
+
+def _lines(answer: httpx.Response) -> Iterator[bytes]:
+    """Yield the lines of an answer, as bytes: a text has more line ends than JSON."""
+    unfinished = b""
+    for chunk in answer.iter_bytes():
+        *lines, unfinished = (unfinished + chunk).split(b"\n")
+        yield from lines
+
+
+def report_lines(source: ReplaySource, simulations: Mapping[str, Simulation], steps: tuple[int, int]) -> Iterator[str]:
+    """Yield the report of rules, by their names, that were tried on the same run."""
+    yield f"{source.name}: steps {format_step(steps[0])} to {format_step(steps[1])}, {len(source.layers)} layers"
+    if source.raw_start_step is not None:
+        yield (
+            f"Single samples before step {format_step(source.raw_start_step)} are gone (GRADCANARY_RAW_DAYS): "
+            "the rules see what is left, and learn baselines from it."
+        )
+    for name, simulation in simulations.items():
+        yield ""
+        incidents = _count(len(simulation.incidents), "incident")
+        yield f"{name}: {incidents}, {_count(simulation.message_count, 'message')}"
+        for simulated in simulation.incidents:
+            yield from _incident_lines(simulated, source)
+
+
+def _incident_lines(simulated: SimulatedIncident, source: ReplaySource) -> Iterator[str]:
+    incident, end = simulated.case.incident, "still open"
+    if incident.resolved_step is not None:
+        end = f"{incident.resolution} at step {format_step(incident.resolved_step)}"
+    times = "once" if incident.reopened == 1 else f"{incident.reopened:,} times"
+    again = f", reopened {times}" if incident.reopened else ""
+    yield f"  {incident.rule} ({incident.severity}) fired at step {format_step(incident.opened_step)}{again}, {end}"
+    yield f"    {_layers(simulated, source)}"
+    for message in simulated.messages:
+        yield f"    {message.kind} at {timestamp(message.at)}, after step {format_step(message.step)}"
+
+
+def _layers(simulated: SimulatedIncident, source: ReplaySource) -> str:
+    names = [source.layers[number] for number in simulated.case.members if number is not None]
+    if not names:
+        return "the whole run"
+    members = set(names)
+    patterns = layer_prefixes(names, [name for name in source.layers.values() if name not in members])
+    more = f" and {len(patterns) - MAX_PATTERNS} more" if len(patterns) > MAX_PATTERNS else ""
+    run = "the whole run, " if None in simulated.case.members else ""
+    return f"{run}{len(names)} of {_count(len(source.layers), 'layer')}: {', '.join(patterns[:MAX_PATTERNS])}{more}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,235 @@
+"""Detector of layers that stopped learning, with one kind of vote for each evidence.
+
+A bare ``absmax < 1e-4`` is wrong both ways: it fires on healthy jobs (lora_A is exactly 0 at a LoRA's start, key
+biases stay at 1e-11 for ever) and misses a layer that fell from 10 to 1e-3. So a layer is compared with its own past
+(*fall*), its siblings, or a configured threshold. Votes are of one step or of n steps; the last axis is layers. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradcanary_server.rules import signals
+from gradcanary_server.rules.layer_config import LayerRules
+from gradcanary_server.rules.signals import INFORMATION, Vote
+from gradcanary_server.rules.steps import (
+    Context,
+    Detector,
+    Falls,
+    LayerPlanes,
+    Span,
+    Step,
+    any_layer,
+    find_zero_counts,
+    first_true,
+)
+from gradcanary_server.rules.types import Floats, Ints, Mask, Votes
+from gradcanary_server.rules.warmup import late_join_steps
+
+COMMON_QUANTILE = 0.05
+
+FEW = 4
+"""With this many layers or fewer, all but one are not nearly all."""
+
+
+class CollapseDetector(Detector):
+    """Votes about layers that are low, after the common fall is known."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        launch = context.launch
+        self._has_threshold = bool(launch.absmax_below or launch.norm_below or self.config.has_threshold)
+        self._late_join_steps = late_join_steps(context.rules.grace, context.batch.every)
+        if self._has_threshold:
+            self.eventful = any_layer(self._vote_by_threshold(context.batch))
+
+    def is_active(self) -> bool:
+        return bool(self.state.scores.score[signals.COLLAPSE].any())
+
+    def quiet_rows(self, span: Span) -> int:
+        if not span.is_comparable or not self.context.is_low[span.begin : span.end].any():
+            return len(span)
+        falls, steps = span.falls, span.samples.steps
+        common_fall, may_vote = np.full(len(steps), np.nan), np.zeros(len(steps), np.bool_)
+        if span.is_watched:
+            common_fall = find_common_fall(falls, self.config)
+            may_vote = np.isinf(common_fall)  # ``zero_counts`` is exact only for single steps
+        may_vote |= any_layer(self._vote_by_fall(falls, common_fall))
+        may_vote |= any_layer(self._vote_by_siblings(falls, common_fall, self._sibling_quartiles(falls.sample)))
+        may_vote |= any_layer(self._vote_by_lateness(falls, steps))
+        return first_true(may_vote)
+
+    def skip(self, span: Span) -> None:
+        rows = slice(span.begin, span.end)
+        low, is_measured, columns = self.context.low[rows], self.context.batch.is_measured[rows], self.config.columns
+        self.state.below_threshold[columns] = _last_measured(low, is_measured, self.state.below_threshold[columns])
+
+    def observe(self, step: Step) -> Iterator[Vote]:
+        sample, state, config = step.sample, self.state, self.config
+        low = (sample.absmax < config.enter) & config.enabled
+        if self._has_threshold:
+            yield self.vote(signals.THRESHOLD, step, self._vote_by_threshold(sample))
+        # On healthy steps no layer is low, and no score can move.
+        if sample.is_comparable and (low.any() or state.scores.score[signals.COLLAPSE].any()):
+            yield from self._observe_evidence(step)
+        # A layer that was not measured stays as it was: missing data decides nothing.
+        state.below_threshold[config.columns] = np.where(sample.is_measured, low, state.below_threshold[config.columns])
+        state.below_threshold[config.columns] &= ~state.scores.firing[signals.COLLAPSE][:, config.columns].any(axis=0)
+
+    def _observe_evidence(self, step: Step) -> Iterator[Vote]:
+        """Yield votes by evidence that low layers were higher before."""
+        sample, state, columns = step.sample, self.state, self.config.columns
+        siblings = step.siblings = self._sibling_quartiles(sample)
+        if state.progress.scale_severity == INFORMATION:
+            return  # The loss explains why all gradients are small.
+        if sample.clipped and state.scores.firing[signals.EXPLOSION].any():
+            return  # One exploding layer makes the clip shrink all others.
+        baseline = state.baselines.levels(columns)
+        zero_counts = find_zero_counts(state.activity, self.config, state.scores.firing[:, columns])
+        falls = Falls(sample, baseline, baseline - sample.level, state.alive[columns], zero_counts)
+        # A layer that stays under ``exit`` never recovers: without this one bad step a month would add up.
+        is_not_zero = sample.is_measured & ~sample.zero
+        is_judged = is_not_zero & ~np.isnan(falls.decades) & ~np.isnan(step.common_fall)
+        yield self.vote(signals.FALL, step, self._vote_by_fall(falls, step.common_fall), decays=is_judged)
+        votes = self._vote_by_siblings(falls, step.common_fall, siblings)
+        yield self.vote(signals.SIBLINGS, step, votes, decays=is_not_zero)
+        yield self.vote(signals.LATE, step, self._vote_by_lateness(falls, np.array(sample.step)))
+
+    def _vote_by_fall(self, falls: Falls, common_fall: Floats) -> Votes:
+        """Vote +1 where a layer is low, far under its baseline, and fell farther than all together and most others.
+
+        Exact zeros only count for layers in ``zero_counts``. If most of the others are a decade down themselves, a few
+        lower ones are the end of a continuous range, not apart.
+        """
+        sample, decades, config = falls.sample, falls.decades, self.config
+        is_low = (sample.absmax < config.enter) & (falls.zero_counts | ~sample.zero)
+        with np.errstate(invalid="ignore"):  # infinite is not farther than infinite
+            fell = is_low & (decades >= config.fall) & (decades - common_fall[..., None] >= config.over_common)
+        if fell.any():
+            is_omitted = fell | sample.zero | (falls.baseline <= config.enter_level)
+            median = _median(np.where(is_omitted, np.nan, decades))[..., None]
+            with np.errstate(invalid="ignore"):
+                fell &= (decades - median >= config.over_common) | np.isnan(median)
+        return self._votes(fell, sample, config.by_fall)
+
+    def _vote_by_siblings(self, falls: Falls, common_fall: Floats, quartiles: Floats) -> Votes:
+        """Vote +1 where a layer is low and far under the upper quartile of its siblings, without a fall of its own.
+
+        Its own fall is judged as such, once falls are detected. A layer that was always exactly zero is unused, not
+        collapsed. A layer with an accepted baseline is compared with its own past only.
+        """
+        sample, config = falls.sample, self.config
+        own = config.by_fall & (falls.decades >= config.fall) & ~np.isnan(common_fall[..., None])
+        unused = sample.zero & (np.isnan(falls.decades) | ~falls.zero_counts)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            under = np.log10(quartiles) - sample.level >= config.siblings
+        low = (sample.absmax < config.enter) & under & (quartiles > 0)
+        return self._votes(low & ~own & ~unused & ~self.state.accepted[config.columns], sample, config.by_siblings)
+
+    def _vote_by_lateness(self, falls: Falls, steps: Ints) -> Votes:
+        """Vote +1 where a layer is low just after a running job was joined, before it has a past to compare with."""
+        launch, config = self.context.launch, self.config
+        joined = (steps - launch.first_step < self._late_join_steps) & launch.late
+        was_higher = falls.baseline > config.enter_level
+        low = (falls.sample.absmax < config.enter) & ~was_higher & joined[..., None]
+        return self._votes(low, falls.sample, config.enabled)
+
+    def _vote_by_threshold(self, sample: LayerPlanes) -> Votes:
+        """Vote by a configured threshold, without evidence or grace; recovery is at ``exit / enter`` times that."""
+        config, launch, ratio = self.config, self.context.launch, self.config.exit / self.config.enter
+        absmax_below = np.where(config.by_threshold, config.enter, np.float32(launch.absmax_below or 0.0))
+        norm_below = np.maximum(config.norm_below, np.float32(launch.norm_below or 0.0))
+        under = (sample.absmax < absmax_below) | (sample.norm < norm_below)
+        over = (sample.absmax > absmax_below * ratio) & ~(sample.norm <= norm_below * ratio)
+        # A rule that is switched off for a layer outranks the thresholds of the launch.
+        has_threshold = config.enabled & sample.is_measured & ((absmax_below > 0) | (norm_below > 0))
+        return ((under & has_threshold).astype(np.int8) - (over & has_threshold)).astype(np.int8)
+
+    def _votes(self, bad: Mask, sample: LayerPlanes, counts: Mask) -> Votes:
+        # Only a gradient over ``exit`` recovers a layer, not the end of its evidence.
+        good = sample.absmax > self.config.exit
+        return ((bad & counts).astype(np.int8) - (good & counts)).astype(np.int8)
+
+    def _sibling_quartiles(self, sample: LayerPlanes) -> Floats:
+        """Return the upper quartile of each low layer's siblings, NaN if too few were measured or none is low."""
+        quartiles = np.full(sample.absmax.shape, np.nan)
+        low = sample.absmax < self.config.enter
+        for family in self.config.families:
+            if low[..., family.members].any():
+                quartiles[..., family.members] = _quartile(sample.absmax[..., family.members], family.least)
+        return quartiles
+
+
+def find_common_fall(falls: Falls, config: LayerRules) -> Floats:
+    """Return the decades that (nearly) all layers fell at each step; NaN until half of the alive ones have a baseline.
+
+    It is the 5th percentile of the falls (of few layers the smallest, else at least the second smallest) over layers
+    that are alive, not zero now (few common factors make an exact zero) and have a baseline above ``enter`` (a lower
+    one is noise, and would pin the percentile at 0). It is infinite if all of these are exactly zero: the factor is 0.
+    It is NaN if there are no such layers. Exact zeros only count for layers in ``zero_counts``; others are zero now and
+    then: a batch in which all rewards are the same, or no triplet is hard, has no gradient.
+    """
+    decades = falls.decades
+    if not falls.alive.any():
+        return np.full(decades.shape[:-1], np.nan)
+    counted, rank, is_known = _counted_layers(falls, config)
+    ordered = np.partition(np.where(counted, decades, np.inf), np.unique(rank), axis=-1)
+    return np.where(is_known, np.take_along_axis(ordered, rank[..., None], axis=-1)[..., 0], np.nan)
+
+
+def common_fall_reaches(falls: Falls, config: LayerRules, limits: tuple[float, ...]) -> tuple[list[Mask], Mask]:
+    """Return the steps at which :func:`find_common_fall` reaches each of these limits, and those at which it is known.
+
+    This needs no sorting.
+    """
+    decades = falls.decades
+    counted, rank, is_known = _counted_layers(falls, config)
+    if decades.size and decades.max() < min(limits):  # False if one is NaN. Nearly always no layer fell so far.
+        is_far = np.broadcast_to(np.count_nonzero(counted, axis=-1) <= rank, rank.shape)
+        return [is_far] * len(limits), is_known
+    decades = np.where(counted, decades, np.inf)
+    return [np.count_nonzero(decades < limit, axis=-1) <= rank for limit in limits], is_known
+
+
+def _counted_layers(falls: Falls, config: LayerRules) -> tuple[Mask, Ints, Mask]:
+    """Return the layers that a common fall counts, the rank of the layer that decides it, and where it is known."""
+    sample, alive, baseline = falls.sample, falls.alive, falls.baseline
+    eligible = alive & (baseline > config.enter_level)  # the same at all steps if all layers have been alive
+    counted = eligible
+    if sample.zero.any() or not sample.is_measured.all():
+        eligible = eligible & sample.is_measured & (falls.zero_counts | ~sample.zero)
+        counted = eligible & ~sample.zero
+    number = np.count_nonzero(counted, axis=-1)
+    rank = np.where(number > FEW, np.maximum(1, (COMMON_QUANTILE * (number - 1)).astype(np.int64)), 0)
+    living = np.count_nonzero(alive, axis=-1)
+    have_baselines = 2 * np.count_nonzero(alive & ~np.isnan(baseline), axis=-1) >= living
+    steps = sample.is_measured.shape[:-1]
+    is_known = np.broadcast_to(have_baselines & (living > 0) & eligible.any(axis=-1), steps)
+    return counted, np.broadcast_to(rank, steps), is_known
+
+
+def _median(numbers: Floats) -> Floats:
+    """Return the lower median over the last axis, NaN if all are NaN."""
+    number = np.count_nonzero(~np.isnan(numbers), axis=-1)[..., None]
+    rank = np.maximum((number - 1) // 2, 0)
+    return np.take_along_axis(np.sort(numbers, axis=-1), rank, axis=-1)[..., 0]  # NaN last
+
+
+def _quartile(absmax: Floats, least: int) -> Floats:
+    is_measured = ~np.isnan(absmax)
+    number = np.count_nonzero(is_measured, axis=-1)[..., None]
+    # A value of a layer, not one between two: if three of four are low, low is usual.
+    rank = np.maximum((0.75 * (number - 1)).astype(np.int64), 0)
+    quartile = np.take_along_axis(np.sort(absmax, axis=-1), rank, axis=-1)  # NaN last
+    return np.where(is_measured & (number >= least), quartile, np.nan)
+
+
+def _last_measured(values: Mask, is_measured: Mask, before: Mask) -> Mask:
+    """Return each layer's value, bool[n, L], of the last step at which it was measured, else ``before``."""
+    last: Mask = values[-1]
+    if not is_measured[-1].all():
+        row = len(values) - 1 - np.argmax(is_measured[::-1], axis=0)
+        last = np.where(is_measured.any(axis=0), np.take_along_axis(values, row[None], axis=0)[0], before)
+    return last

@@ -1,0 +1,347 @@
+"""Configuration of the rules: every threshold with its reason, and its JSON.
+
+A wrong type, an impossible value or an unknown key is a validation error. ``rules.yaml`` may change the defaults
+(:mod:`gradcanary_server.rules.config_file`). The first entry of ``layers`` whose expression matches a layer's name
+applies to it, with ``rules`` for omitted keys. A rule without ``notify`` opens incidents on the pages only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field, fields
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+from gradcanary_server.rules.activity import BLOCK
+
+EVIDENCE = ("fall", "siblings")
+"""Evidence that a small gradient was larger before; "threshold" needs no evidence besides ``enter``."""
+
+THRESHOLD = ("threshold",)
+
+MAX_OBSERVATIONS = 1_000
+"""The state holds each observation of an open block, per layer."""
+
+MAX_DECADES = 60
+"""More than float32 has."""
+
+Flag = Annotated[bool, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, gt=0)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
+Decades = Annotated[float, Field(strict=True, gt=0, le=MAX_DECADES)]
+
+STRICT = ConfigDict(extra="forbid")
+
+
+def _beyond(key: str, allowed: str) -> PydanticCustomError:
+    return PydanticCustomError("beyond", "allowed is {allowed}", {"key": key, "allowed": allowed})
+
+
+def _parse_evidence(value: object) -> object:
+    if value in ("threshold", THRESHOLD, [*THRESHOLD]):
+        return THRESHOLD
+    if isinstance(value, list | tuple) and 0 < len(value) == len({*map(str, value)}) and {*value} <= {*EVIDENCE}:
+        return tuple(evidence for evidence in EVIDENCE if evidence in value)
+    allowed = f"a list of {', '.join(EVIDENCE)}, or the word threshold"
+    raise PydanticCustomError("evidence", "allowed is {allowed}", {"allowed": allowed})
+
+
+def _check_expression(value: object) -> object:
+    try:
+        re.compile(value if isinstance(value, str) else "(")
+    except re.error as error:
+        allowed = f"a regular expression ({error})" if isinstance(value, str) else "a regular expression"
+        raise PydanticCustomError("expression", "allowed is {allowed}", {"allowed": allowed}) from error
+    return value
+
+
+Evidence = Annotated[tuple[str, ...], BeforeValidator(_parse_evidence)]
+Expression = Annotated[str, BeforeValidator(_check_expression)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Section:
+    """Numbers of one rule, by the name of the rule in :class:`Rules`."""
+
+    enabled: Flag = True
+    notify: Flag = True
+
+
+@dataclass(frozen=True, config=STRICT)
+class Collapse(Section):
+    """Layers that stopped learning. The defaults were tried on traces of short real jobs and were not delicate."""
+
+    enter: Positive = 1e-4
+    """absmax under which a layer is low."""
+    exit: Positive = 3e-4
+    """absmax over which a layer counts as recovered; between the two nothing is decided."""
+    evidence: Evidence = EVIDENCE
+    fall_decades: Decades = 1.5
+    """Decades under the layer's own baseline."""
+    over_common_decades: Decades = 1.0
+    """Decades more than (nearly) all layers fell: a rescaled loss shrinks all alike."""
+    baseline_observations: Annotated[Count, Field(le=MAX_OBSERVATIONS)] = 50
+    """Consecutive observations whose median can become the baseline; at most 10 where every >= 10."""
+    norm_below: Positive | None = None
+    """L2 norm under which a layer fires without evidence; None = no such threshold."""
+    siblings_min: Count = 4
+    siblings_decades: Decades = 2.0
+    """Decades under the upper quartile of the siblings."""
+    fire_after_steps: Count = 20
+    resolve_after_steps: Count = 100
+
+    @model_validator(mode="after")
+    def _check_hysteresis(self) -> Self:
+        if self.exit < self.enter:
+            raise _beyond("exit", f"at least enter, {self.enter:g}")
+        return self
+
+
+@dataclass(frozen=True, config=STRICT)
+class ScaleDrop(Section):
+    """All gradients fell together."""
+
+    common_decades: Decades = 1.5
+
+
+@dataclass(frozen=True, config=STRICT)
+class Nonfinite(Section):
+    """NaN or infinity in a gradient or the loss."""
+
+    skipped_in_row: Count = 20
+    """Steps that a GradScaler skips in a row before they count: it skips some while it searches its scale."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Explosion(Section):
+    """Gradients far over what they were."""
+
+    ratio: Positive = 100.0
+    """Times the larger of the layer's own baseline and the upper quartile of all baselines. Healthy gradients stay
+    within a decade of their medians; two decades are half again as far as a single bad batch was seen to go."""
+    absmax: Positive = 1e4
+    """Whatever the baseline, unless the layer began so: float16 ends at 65504, and a step of SGD this long is none."""
+    observations: Count = 3
+    """More than one, because an outlier in the data makes one; few, because a run is lost soon."""
+    loss_ratio: Positive = 10.0
+    """The loss over its level that makes it critical: then the weights have gone, too."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Vanished(Section):
+    """A layer that had a gradient and lost it."""
+
+    steady_share: Share = 0.95
+    """Of the observations before: a layer that is idle more often, an expert or a rare word, fires later."""
+    observations: Annotated[Count, Field(le=BLOCK)] = 50
+    """Observations needed, as for a baseline; the history has at most 199."""
+    fire_after_steps: Count = 20
+    """As collapse; 5 observations where few steps are sampled."""
+    rare_factor: Count = 10
+    """Times the longest idle span that a layer had before: if gradients come at random, one so long has a chance of
+    about e^-10 where spans of the usual length have one of e^-1."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Unused(Section):
+    """A trainable layer that never had a gradient."""
+
+    notify: Flag = False
+    """Models have heads that a task does not use, and work."""
+    observations: Count = 50
+    """Of a launch: a LoRA's lora_A and a gate that starts at zero have no gradient for a step or two."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class AccumulationLoss(Section):
+    """Sums of gradients that lost a part, measured against float32."""
+
+    error: Positive = 0.05
+    """|lost| / |exact|: ten times what 8 gradients in bfloat16 lose, a quarter of what 512 coherent ones lose."""
+    norm_ratio: Share = 0.95
+
+
+@dataclass(frozen=True, config=STRICT)
+class Accumulator(Section):
+    """Sums of gradients in low precision, or in another one than was declared."""
+
+    notify: Flag = False
+    """Most bfloat16 trainings are fine; accumulation_loss measures the real loss."""
+    warn_above: Positive = 0.01
+    """The predicted share that the sum loses; bfloat16 reaches it at 64 micro-steps."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Frozen(Section):
+    """Weights of low precision that do not move."""
+
+    notify: Flag = False
+    """Every fine-tune in pure bfloat16 at 2e-5 is frozen, often on purpose."""
+    share: Share = 0.5
+    """Of elements that fifty steps did not change: most of the layer."""
+    moved_share: Share = 0.5
+    stopped_share: Share = 0.9
+    """A layer has stopped if less than ``moved_share`` of it stood still once, and more than ``stopped_share`` now."""
+    least_lr_share: Share = 0.1
+    """Of the highest learning rate: under it weights may stand still."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Fp16Underflow(Section):
+    """Gradients computed in float16, where values under 6e-8 are zero."""
+
+    notify: Flag = False
+    growth: Share = 0.25
+    """Of the share of exact zeros over its least value in the layer: sparse gradients have many from the start."""
+    share: Share = 0.9
+    """The critical share of exact zeros."""
+    observations: Count = 5
+
+
+@dataclass(frozen=True, config=STRICT)
+class ClipBeforeUnscale(Section):
+    """Gradients that are clipped before the loss scale is removed: they become thousands of times too small."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Silent(Section):
+    """A run without requests and without an end: it was killed, or cannot reach the collector."""
+
+    after_s: Positive = 300.0
+    """Since the last request, and since the collector listens again; an agent retries within 75 s."""
+    intervals: Count = 10
+    """Of its heartbeats, and never less than ``after_s``."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Stalled(Section):
+    """A run with a live process and without steps."""
+
+    after_s: Positive = 1_800.0
+    """Longer than most evaluations, and than the ten minutes after which NCCL ends a collective that ranks miss."""
+    steps: Count = 20
+    """Mean step times (life.StepTimes), and never less than ``after_s``: slow steps vary by a part of themselves."""
+    pause_factor: Positive = 2.0
+    """Times the longest pause between two steps that ended by itself: an evaluation."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Grace:
+    """Steps of a launch in which falls are not looked for: ``steps``, and while lr rises at most ``max_steps``."""
+
+    steps: Count = 50
+    max_steps: Count = 1_000
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.max_steps < self.steps:
+            raise _beyond("max_steps", f"at least steps, {self.steps}")
+        return self
+
+
+@dataclass(frozen=True, config=STRICT)
+class Pace:
+    """Intervals of messages; ``pace:`` of rules.yaml."""
+
+    wait_s: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 10.0
+    """Gathers the layers of one event into the first message."""
+    interval_s: Positive = 900.0
+    """The least distance between two messages of one incident; doubles with each reopening."""
+    growth: Annotated[float, Field(strict=True, gt=1, allow_inf_nan=False)] = 2.0
+    """This many times the layers in the last message make a new message."""
+    remind_s: Positive = 86_400.0
+    reopen_s: Positive = 21_600.0
+    """A refire this soon after a resolution continues the incident; later it is a new one."""
+
+
+RUN_WIDE_KEYS: dict[str, tuple[str, ...]] = {
+    "collapse": ("notify",),
+    "nonfinite": ("notify", "skipped_in_row"),
+    "explosion": ("notify", "loss_ratio"),
+    "vanished": ("notify",),
+    "unused": ("notify",),
+    "accumulation_loss": ("notify",),
+    "accumulator": ("notify",),
+    "frozen": ("notify", "least_lr_share"),
+    "fp16_underflow": ("notify",),
+}
+"""Rules that entries of ``layers`` may have, each with the keys that they may not: an incident and its messages are
+about all layers of a rule; a GradScaler, a loss, a learning rate and a clip do not belong to a layer."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class LayerRule:
+    """Rules for layers whose names match; None = as for all others."""
+
+    match: Expression
+    collapse: Collapse | None = None
+    nonfinite: Nonfinite | None = None
+    explosion: Explosion | None = None
+    vanished: Vanished | None = None
+    unused: Unused | None = None
+    accumulation_loss: AccumulationLoss | None = None
+    accumulator: Accumulator | None = None
+    frozen: Frozen | None = None
+    fp16_underflow: Fp16Underflow | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Rules:
+    """All numbers that decide; immutable, so that equal rules give equal results."""
+
+    version: int = 1
+    collapse: Collapse = field(default_factory=Collapse)
+    scale_drop: ScaleDrop = field(default_factory=ScaleDrop)
+    nonfinite: Nonfinite = field(default_factory=Nonfinite)
+    explosion: Explosion = field(default_factory=Explosion)
+    vanished: Vanished = field(default_factory=Vanished)
+    unused: Unused = field(default_factory=Unused)
+    accumulation_loss: AccumulationLoss = field(default_factory=AccumulationLoss)
+    accumulator: Accumulator = field(default_factory=Accumulator)
+    frozen: Frozen = field(default_factory=Frozen)
+    fp16_underflow: Fp16Underflow = field(default_factory=Fp16Underflow)
+    clip_before_unscale: ClipBeforeUnscale = field(default_factory=ClipBeforeUnscale)
+    silent: Silent = field(default_factory=Silent)
+    stalled: Stalled = field(default_factory=Stalled)
+    grace: Grace = field(default_factory=Grace)
+    layers: tuple[LayerRule, ...] = ()
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def muted(self) -> frozenset[str]:
+        """The rules that send no messages."""
+        names = (field.name for field in fields(self))
+        return frozenset(name for name in names if not getattr(getattr(self, name), "notify", True))
+
+    def entry_of(self, name: str) -> LayerRule | None:
+        """Return the entry of ``layers`` that applies to a layer by its name."""
+        return next((entry for entry in self.layers if re.search(entry.match, name)), None)
+
+    def section(self, rule: str, entry: LayerRule | None) -> Section:
+        """Return a rule by name for the layers of an entry, None = for all others."""
+        section: Section = getattr(entry, rule, None) or getattr(self, rule)
+        return section
+
+
+NAMES = tuple(section.name for section in fields(Rules) if isinstance(getattr(Rules(), section.name), Section))
+
+if TYPE_CHECKING:
+    Rule: TypeAlias = str
+else:
+    Rule = Literal[NAMES]
+
+_RULES = TypeAdapter(Rules)
+
+
+def rules_to_json(rules: Rules) -> str:
+    """Return rules as JSON that :func:`rules_from_json` reads back."""
+    return _RULES.dump_json(rules).decode()
+
+
+def rules_from_json(text: str | bytes) -> Rules:
+    """Return rules from JSON. Unknown keys are ignored; missing ones keep their default."""
+    return _RULES.validate_json(text, extra="ignore")

@@ -1,0 +1,197 @@
+"""Rules compiled to arrays over the layers of a launch, with a cache. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server.caches import Cache, split_cache_budget
+from gradcanary_server.rules.config import RUN_WIDE_KEYS, Collapse, LayerRule, Rules
+from gradcanary_server.rules.types import Floats, Ints, LayerFacts, Mask
+
+_DIGITS = re.compile(r"\d+")
+
+Value = TypeVar("Value")
+
+FLOAT32_RULES = ("accumulation_loss", "frozen", "fp16_underflow")
+"""Rules over numbers measured in float32, compared in float32: a measured error of 0.05 is not over 0.05."""
+
+
+class LayerThresholds:
+    """Numbers of one rule by their names in :mod:`gradcanary_server.rules.config`: [L] where layers differ, else [].
+
+    An array [] costs a step what a plain number does.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NDArray[Any]: ...
+
+    def __init__(self, **numbers: NDArray[Any]) -> None:
+        self.__dict__.update(numbers)
+
+    @cached_property
+    def is_on(self) -> bool:
+        """True if the rule is enabled for any layer."""
+        return bool(self.enabled.any())
+
+
+class Family(NamedTuple):
+    """Siblings: ``members`` int64[k] are positions in the launch, ``least`` of them must be measured."""
+
+    members: Ints
+    least: int
+
+
+@dataclass(frozen=True)
+class LayerRules:
+    """Each array belongs to the launch's layers, in their order.
+
+    ``columns`` int64[L] are layer numbers, ``shapes`` uint32[L] checksums of shapes; ``enter_level`` is log10;
+    ``by_fall``, ``by_siblings``, ``by_threshold`` are the layers for which that evidence counts; ``norm_below`` is 0
+    where none is configured; ``groups`` is the number of parameter groups of the launch, ``group`` int64[L] the group
+    of each layer, -1 = none; ``is_half`` are float16 parameters.
+    """
+
+    columns: Ints
+    shapes: NDArray[np.uint32]
+    enter: Floats
+    exit: Floats
+    by_fall: Mask
+    by_siblings: Mask
+    by_threshold: Mask
+    enabled: Mask
+    fall: Floats
+    over_common: Floats
+    norm_below: Floats
+    observations: Ints
+    siblings: Floats
+    fire_after: NDArray[np.float32]
+    resolve_after: NDArray[np.float32]
+    families: tuple[Family, ...]
+    groups: int
+    group: Ints
+    is_half: Mask
+    nonfinite: LayerThresholds
+    explosion: LayerThresholds
+    vanished: LayerThresholds
+    unused: LayerThresholds
+    accumulation_loss: LayerThresholds
+    accumulator: LayerThresholds
+    frozen: LayerThresholds
+    fp16_underflow: LayerThresholds
+
+    @cached_property
+    def enter_level(self) -> Floats:
+        level: Floats = np.log10(self.enter)
+        return level
+
+    @cached_property
+    def has_threshold(self) -> bool:
+        """True if a layer is compared with a configured threshold."""
+        return bool(self.by_threshold.any() or self.norm_below.any())
+
+
+def compile_rules(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
+    """Return the rules for the layers of a launch, from the cache if these objects were compiled before."""
+    key = _Same(layers), _Same(rules)
+    return COMPILED.get(key) or COMPILED.keep(key, _compile(layers, rules))
+
+
+class _Same(Generic[Value]):
+    """A value that equals only itself: hashing and comparing 500 layers takes longer than evaluating five steps."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+
+def _size(value: object) -> int:
+    """Return the bytes of all arrays in compiled rules."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, LayerRules | LayerThresholds):
+        value = tuple(vars(value).values())
+    return sum(map(_size, value)) if isinstance(value, tuple) else 0
+
+
+COMPILED: Cache[tuple[_Same[tuple[LayerFacts, ...]], _Same[Rules]], LayerRules] = Cache(
+    split_cache_budget().rules, _size
+)
+"""Of the whole process, because the evaluation is pure and has no collector."""
+
+
+def _compile(layers: tuple[LayerFacts, ...], rules: Rules) -> LayerRules:
+    entries = [rules.entry_of(layer.name) for layer in layers]
+    sections = [rules.collapse if entry is None else entry.collapse or rules.collapse for entry in entries]
+
+    def floats(attribute: str) -> Floats:
+        return np.array([getattr(rule, attribute) for rule in sections], np.float64)
+
+    def uses(evidence: str) -> Mask:
+        return np.array([rule.enabled and evidence in rule.evidence for rule in sections], np.bool_)
+
+    return LayerRules(
+        columns=np.array([layer.number for layer in layers], np.int64),
+        shapes=np.array([crc32(repr(layer.shape).encode()) for layer in layers], np.uint32),
+        # A gradient of float32(1e-4) is not under 1e-4: compare in the precision that was measured.
+        enter=floats("enter").astype(np.float32).astype(np.float64),
+        exit=floats("exit").astype(np.float32).astype(np.float64),
+        by_fall=uses("fall"),
+        by_siblings=uses("siblings"),
+        by_threshold=uses("threshold"),
+        enabled=np.array([rule.enabled for rule in sections], np.bool_),
+        fall=floats("fall_decades"),
+        over_common=floats("over_common_decades"),
+        norm_below=np.array([rule.norm_below or 0 for rule in sections], np.float32).astype(np.float64),
+        observations=np.array([rule.baseline_observations for rule in sections], np.int64),
+        siblings=floats("siblings_decades"),
+        fire_after=floats("fire_after_steps").astype(np.float32),
+        resolve_after=floats("resolve_after_steps").astype(np.float32),
+        families=_families(layers, sections),
+        groups=1 + max((layer.group for layer in layers if layer.group is not None), default=-1),
+        group=np.array([-1 if layer.group is None else layer.group for layer in layers], np.int64),
+        is_half=np.array([layer.param_dtype == "float16" for layer in layers], np.bool_),
+        **{rule: _thresholds(rule, entries, rules) for rule in RUN_WIDE_KEYS if rule != "collapse"},
+    )
+
+
+def _thresholds(rule: str, entries: list[LayerRule | None], rules: Rules) -> LayerThresholds:
+    """Return the thresholds of a rule for layers with these entries."""
+    sections = [rules.section(rule, entry) for entry in entries]
+    differ = len({id(section) for section in sections}) > 1
+    real = np.float32 if rule in FLOAT32_RULES else np.float64
+
+    def array(name: str) -> NDArray[Any]:
+        values = [getattr(section, name) for section in sections] if differ else getattr(sections[0], name)
+        first = values[0] if differ else values
+        return np.array(values, {bool: np.bool_, int: np.int64}.get(type(first), real))
+
+    sections = sections or [rules.section(rule, None)]
+    return LayerThresholds(
+        **{number.name: array(number.name) for number in fields(sections[0]) if number.name not in RUN_WIDE_KEYS[rule]}
+    )
+
+
+def _families(layers: tuple[LayerFacts, ...], sections: list[Collapse]) -> tuple[Family, ...]:
+    """Return layers whose names differ in numbers only, with the same module class and shape."""
+    siblings: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for position, layer in enumerate(layers):
+        siblings[_DIGITS.sub("#", layer.name), layer.module_class, layer.shape].append(position)
+    families = (
+        Family(np.array(positions, np.int64), min(sections[position].siblings_min for position in positions))
+        for positions in siblings.values()
+    )
+    return tuple(family for family in families if len(family.members) >= family.least)

@@ -1,0 +1,186 @@
+"""Signals of the rules, one for each kind of evidence, and their hysteresis counters.
+
+While a signal does not fire, a good observation counts half, so more than a third of bad ones fires in the end: a
+flapping collapse must not stay silent. It is a net count, not a streak: one lucky batch does not reset it. An
+observation weighs the agent's ``every``, but never so much that fewer than five could decide. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server.rules.types import SEVERITIES, Evidence, Ints, LayerArrays, Mask, Votes, layer_array
+
+FALL, SIBLINGS, THRESHOLD, LATE, NONFINITE, EXPLOSION = range(6)
+"""Signals of a layer that any step may move. The first four are evidence of collapse. Each has its own count, so one
+kind of evidence says nothing about another."""
+COLLAPSE = slice(FALL, LATE + 1)
+
+REGULAR, SPORADIC, BY_SCRIPT, UNUSED = range(6, 10)
+"""Layers without a gradient: these fire at once, and only a gradient resolves them. The first three are evidence of
+vanished: a layer that nearly always had a gradient, one that seldom had, one that the script froze."""
+
+LOST, FROZEN, STOPPED, UNDERFLOW, ALL_ZERO = range(10, 15)
+"""Stats that are measured for a few layers at a time; nothing else moves these signals."""
+ZEROS = slice(UNDERFLOW, ALL_ZERO + 1)
+
+SUM_FINE, SUM_COARSE, DECLARED, FORECAST, NO_SCALER, CLIPPED_SCALED = range(15, 21)
+"""Static findings: they fire without a count."""
+
+NEVER = 21
+"""Evidence of vanished, too: no layer ever had a gradient."""
+WITHOUT_GRADIENT = [REGULAR, SPORADIC, BY_SCRIPT, UNUSED, NEVER]
+
+MISSED = [REGULAR, SPORADIC, UNUSED, NEVER]
+"""Signals that fire until the layer has a gradient again."""
+
+LAYER_SIGNALS = 22
+
+SCALE_DROP, SCALE_WORSE, NONFINITE_LOSS = range(3)
+"""Signals of the whole run; SCALE_WORSE counts evidence for a higher severity of an open scale_drop."""
+RUN_SIGNALS = 3
+
+NOTHING = -1
+INFORMATION, WARNING, CRITICAL = range(len(SEVERITIES))
+
+
+class Signal(NamedTuple):
+    """The meaning of a signal that fires; ``row`` is that in :class:`Scores`."""
+
+    row: int
+    evidence: Evidence | None
+    severity: int
+
+
+RULES: dict[str, tuple[Signal, ...]] = {
+    "collapse": (
+        Signal(LATE, "joined_late", INFORMATION),
+        Signal(SIBLINGS, "siblings", WARNING),
+        Signal(THRESHOLD, "threshold", CRITICAL),
+        Signal(FALL, "fall", CRITICAL),
+    ),
+    "nonfinite": (Signal(NONFINITE, None, CRITICAL),),
+    "explosion": (Signal(EXPLOSION, None, WARNING),),
+    "vanished": (
+        Signal(BY_SCRIPT, "by_script", INFORMATION),
+        Signal(NEVER, "never", WARNING),
+        Signal(SPORADIC, "sporadic", WARNING),
+        Signal(REGULAR, "stopped", CRITICAL),
+    ),
+    "unused": (Signal(UNUSED, None, WARNING),),
+    "accumulation_loss": (Signal(LOST, None, CRITICAL),),
+    "accumulator": (
+        Signal(DECLARED, "declared", INFORMATION),
+        Signal(SUM_FINE, "low_precision_sum", INFORMATION),
+        Signal(SUM_COARSE, "low_precision_sum", WARNING),
+    ),
+    "frozen": (
+        Signal(FORECAST, "forecast", WARNING),
+        Signal(FROZEN, "measured", WARNING),
+        Signal(STOPPED, "stopped", CRITICAL),
+    ),
+    "fp16_underflow": (
+        Signal(NO_SCALER, "no_scaler", WARNING),
+        Signal(UNDERFLOW, "zeros", WARNING),
+        Signal(ALL_ZERO, "all_zeros", CRITICAL),
+    ),
+    "clip_before_unscale": (Signal(CLIPPED_SCALED, None, WARNING),),
+}
+"""The signals of each rule in rising order of severity; the last one that fires gives the evidence."""
+
+RUN_RULES: dict[str, Signal] = {
+    "scale_drop": Signal(SCALE_DROP, None, INFORMATION),
+    "nonfinite": Signal(NONFINITE_LOSS, None, CRITICAL),
+}
+"""The signal of the whole run of each rule that has one. scale_drop has its severity in ``Progress.scale_severity``."""
+
+MAX_WEIGHT_IDLE = 4
+MAX_WEIGHT_FIRING = 20
+"""Five observations each way at the default counts of 20 and 100 steps."""
+
+NOT_COUNTING = -1
+"""``since`` of a score of 0."""
+
+
+@dataclass
+class Scores(LayerArrays):
+    """One score per signal and layer: ``score`` float32[S, N], ``firing`` bool[S, N], and ``since`` int64[S, N], the
+    step of the first bad observation of the present count.
+    """
+
+    score: NDArray[np.float32] = layer_array(np.float32, is_table=True)
+    since: Ints = layer_array(np.int64, NOT_COUNTING, is_table=True)
+    firing: Mask = layer_array(np.bool_, is_table=True)
+
+    def set_firing(self, signal: int, columns: Ints, fires: Mask, step: int, full: NDArray[np.float32]) -> bool:
+        """Let these layers fire from a step on or not, without a count; return True if anything changed.
+
+        ``full`` float32[L] is the score of a layer that fires and shows no sign of recovery.
+        """
+        before = self.firing[signal, columns]
+        if (before == fires).all():
+            return False
+        since = np.where(before, self.since[signal, columns], step)
+        self.firing[signal, columns], self.score[signal, columns] = fires, np.where(fires, full, 0)
+        self.since[signal, columns] = np.where(fires, since, NOT_COUNTING)
+        return True
+
+    def reset_pending(self) -> None:
+        """Reset every count that does not fire."""
+        idle = ~self.firing
+        self.score[idle], self.since[idle] = 0, NOT_COUNTING
+
+    def reset_signal(self, signal: int, layers: Ints | slice = slice(None)) -> None:
+        self.score[signal, layers], self.since[signal, layers], self.firing[signal, layers] = 0, NOT_COUNTING, False
+
+
+@dataclass(frozen=True)
+class Vote:
+    """Votes of one observation on one signal of ``scores``, for the layers at ``columns`` int64[L].
+
+    ``votes`` int8[L] holds +1, 0 or -1. ``fire_after`` and ``resolve_after`` are float32 steps, [L], or [] if they are
+    the same for all. A count begins at ``step``, or at one step per layer, int64[L]. A 0 of the layers in
+    ``decays`` bool[L] counts as -1 until they fire: no evidence is not a recovery.
+    """
+
+    scores: Scores
+    signal: int
+    step: int | Ints
+    every: int
+    columns: Ints
+    votes: Votes
+    fire_after: NDArray[np.float32]
+    resolve_after: NDArray[np.float32]
+    decays: Mask | None = None
+
+
+def apply_vote(vote: Vote) -> bool:
+    """Move the scores of a signal by one observation; return True if any layer fires or resolves.
+
+    1. Not firing: clip(score + weight * vote, 0, fire_after); a -1 counts half, a weight is at most 4.
+    2. At fire_after it fires, and the score becomes resolve_after.
+    3. Firing: clip(score + weight * vote, 0, resolve_after), a weight is at most 20; at 0 it resolves.
+    """
+    scores, signal = vote.scores, vote.signal
+    before = scores.score[signal, vote.columns]
+    if not before.any() and not (vote.votes > 0).any():
+        return False
+    firing, votes = scores.firing[signal, vote.columns], vote.votes
+    if vote.decays is not None:
+        votes = np.where(vote.decays & ~firing & (votes == 0), -1, votes)
+    idle = np.where(votes < 0, 0.5, 1.0) * min(vote.every, MAX_WEIGHT_IDLE)
+    weights = np.where(firing, min(vote.every, MAX_WEIGHT_FIRING), idle)
+    ceiling = np.where(firing, vote.resolve_after, vote.fire_after)
+    after = np.clip(before + weights * votes, 0, ceiling).astype(np.float32)
+    fires = ~firing & (after >= vote.fire_after)
+    resolves = firing & (after == 0)
+    began = (before == 0) & (after > 0)
+    since = np.where(began, vote.step, scores.since[signal, vote.columns])
+    scores.since[signal, vote.columns] = np.where(after > 0, since, NOT_COUNTING)
+    scores.score[signal, vote.columns] = np.where(fires, vote.resolve_after, after)
+    scores.firing[signal, vote.columns] = (firing | fires) & ~resolves
+    return bool((fires | resolves).any())

@@ -1,0 +1,160 @@
+"""Transitions between two sets of firing layers, with their evidence. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_server.rules.signals import NOTHING, RULES, RUN_RULES
+from gradcanary_server.rules.state import RuleState
+from gradcanary_server.rules.types import SEVERITIES, Floats, Ints, Jump, Resolution, Transition, Votes
+from gradcanary_server.rules.warmup import LR_JUMP_WINDOW
+
+_STATS = {
+    "accumulation_loss": "accumulation_error",
+    "accumulator": "accumulation_error",
+    "frozen": "frozen_fraction",
+    "fp16_underflow": "zero_fraction",
+}
+"""The stat of a rule, where it is not absmax."""
+
+_SIGNALS_OF = {rule: [signal.row for signal in signals] for rule, signals in RULES.items()}
+
+
+@dataclass(frozen=True)
+class FiringSet:
+    """Severities as indices into SEVERITIES: int8[N] of the layers per rule that fires, and of the run."""
+
+    layers: dict[str, Votes]
+    run: dict[str, int]
+
+
+@dataclass(frozen=True)
+class StepEvidence:
+    """Measurements of a step: ``absmax`` and ``siblings`` (the upper quartile of each layer's) belong to the layers at
+    ``columns``, NaN = unknown; ``common_fall`` is the decades that all layers fell.
+    """
+
+    step: int
+    every: int = 1
+    columns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    absmax: Floats = field(default_factory=lambda: np.zeros(0))
+    siblings: Floats = field(default_factory=lambda: np.zeros(0))
+    common_fall: float | None = None
+    values: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    def of_layer(self, rule: str, layer: int) -> tuple[float | None, float | None]:
+        """Return the value that a rule judges and the value of the siblings, for a layer by its number."""
+        index = int(np.flatnonzero(self.columns == layer)[0])
+        stat = _STATS.get(rule)
+        if stat is None:
+            return _or_none(self.absmax[index]), _or_none(self.siblings[index])
+        return (_or_none(float(self.values[stat][index])) if stat in self.values else None), None
+
+
+def find_firing(state: RuleState) -> FiringSet:
+    """Return the layers that fire now; the most severe evidence of a layer counts."""
+    fires = np.asarray(state.scores.firing.any(axis=1))
+    rules = tuple(RULES) if fires.any() else ()
+    return FiringSet(
+        layers={rule: _severities(rule, state) for rule in rules if fires[_SIGNALS_OF[rule]].any()},
+        run={rule: _run_severity(rule, state) for rule in RUN_RULES},
+    )
+
+
+def diff_firing(before: FiringSet, after: FiringSet, state: RuleState, evidence: StepEvidence) -> Iterator[Transition]:
+    """Yield the transitions of a step, the whole run first; ``state`` is the one after it.
+
+    A severity that falls while the layer still fires is not a transition: an incident keeps its highest severity.
+    """
+    for rule, severity in after.run.items():
+        severity_before = before.run[rule]
+        if severity > severity_before:
+            yield _run_fired(rule, severity, state, evidence)
+        elif severity == NOTHING != severity_before:
+            yield _resolved(rule, None, severity_before, evidence.step, "recovered")
+    nothing = np.full(len(state.present), NOTHING, np.int8)
+    for rule in RULES:
+        severities, severities_before = (firing.layers.get(rule, nothing) for firing in (after, before))
+        for layer in np.flatnonzero(severities != severities_before).tolist():
+            severity, severity_before = int(severities[layer]), int(severities_before[layer])
+            if severity > severity_before:
+                yield _fired(rule, layer, severity, state, evidence)
+            elif severity == NOTHING:
+                value, _ = evidence.of_layer(rule, layer)
+                yield _resolved(rule, layer, severity_before, evidence.step, "recovered", value)
+
+
+def resolutions(before: FiringSet, after: FiringSet, step: int, resolution: Resolution) -> Iterator[Transition]:
+    """Yield the resolutions of what fires no longer after a partial reset, the whole run first."""
+    for rule, severity in before.run.items():
+        if severity != NOTHING and after.run[rule] == NOTHING:
+            yield _resolved(rule, None, severity, step, resolution)
+    for rule, severities in before.layers.items():
+        severities_after = after.layers.get(rule, np.full(len(severities), NOTHING, np.int8))
+        for layer in np.flatnonzero((severities != NOTHING) & (severities_after == NOTHING)).tolist():
+            yield _resolved(rule, layer, int(severities[layer]), step, resolution)
+
+
+def _run_severity(rule: str, state: RuleState) -> int:
+    signal = RUN_RULES[rule]
+    if rule == "scale_drop":
+        return state.progress.scale_severity
+    return signal.severity if state.of_run.firing[signal.row, 0] else NOTHING
+
+
+def _severities(rule: str, state: RuleState) -> Votes:
+    firing = state.scores.firing
+    severities = np.full(firing.shape[1], NOTHING, np.int8)
+    for signal in RULES[rule]:
+        severities[firing[signal.row]] = signal.severity
+    if rule == "explosion":
+        severities[severities != NOTHING] = state.progress.explosion_severity
+    return severities
+
+
+def _run_fired(rule: str, severity: int, state: RuleState, evidence: StepEvidence) -> Transition:
+    value = evidence.common_fall if rule == "scale_drop" else None
+    since = int(state.of_run.since[RUN_RULES[rule].row, 0])
+    jumps = _recent_jumps(state, since, evidence)
+    return Transition(evidence.step, rule, None, "fired", SEVERITIES[severity], since, value, jumps=jumps)
+
+
+def _fired(rule: str, layer: int, severity: int, state: RuleState, evidence: StepEvidence) -> Transition:
+    signal = [signal for signal in RULES[rule] if state.scores.firing[signal.row, layer]][-1]
+    value, siblings = evidence.of_layer(rule, layer)
+    since = int(state.scores.since[signal.row, layer])
+    return Transition(
+        step=evidence.step,
+        rule=rule,
+        layer=layer,
+        kind="fired",
+        severity=SEVERITIES[severity],
+        since_step=since,
+        value=value,
+        baseline=None if rule in _STATS else state.baselines.absmax(np.array([layer]))[0],
+        siblings=siblings,
+        evidence=signal.evidence,
+        jumps=_recent_jumps(state, since, evidence),
+    )
+
+
+def _recent_jumps(state: RuleState, since: int, evidence: StepEvidence) -> tuple[Jump, ...]:
+    """Return the jumps of learning rates at a step or shortly before it."""
+    return tuple(
+        jump for jump in state.progress.jumps if 0 <= since - jump.step <= max(LR_JUMP_WINDOW, 2 * evidence.every)
+    )
+
+
+def _resolved(
+    rule: str, layer: int | None, severity: int, step: int, resolution: Resolution, value: float | None = None
+) -> Transition:
+    return Transition(step, rule, layer, "resolved", SEVERITIES[severity], step, value, resolution=resolution)
+
+
+def _or_none(number: float) -> float | None:
+    return None if math.isnan(number) else float(number)

@@ -1,0 +1,185 @@
+"""Types of the rules: samples, launches, transitions, and arrays with one entry per layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from gradcanary import wire
+from gradcanary.wire import Accumulator, Fact
+
+Mask = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Votes = NDArray[np.int8]
+
+Severity = Literal["information", "warning", "critical"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""In rising order. The rules count with their indices, and -1 is none."""
+
+MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.STATES))
+Evidence = Literal[
+    "fall",
+    "siblings",
+    "threshold",
+    "joined_late",
+    "stopped",
+    "sporadic",
+    "by_script",
+    "never",
+    "declared",
+    "low_precision_sum",
+    "forecast",
+    "measured",
+    "no_scaler",
+    "zeros",
+    "all_zeros",
+    "no_step",
+    "lost_rank",
+]
+Resolution = Literal["recovered", "layer_gone", "resumed", "rebaselined", "rule_changed"]
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """A layer as the rules need it; ``number`` is its layer_no in the run."""
+
+    number: int
+    name: str
+    shape: tuple[int, ...]
+    param_dtype: str
+    module_class: str | None
+    group: int | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of a job, with one layer set.
+
+    ``layers[i]`` belongs to column i of the samples; ``newer`` and ``older`` are the numbers of the launches that
+    began later and before; ``facts`` are those that the agents of the run have reported until now.
+    """
+
+    number: int
+    first_step: int
+    late: bool
+    absmax_below: float | None
+    norm_below: float | None
+    layers: tuple[LayerFacts, ...]
+    newer: frozenset[int] = frozenset()
+    older: frozenset[int] = frozenset()
+    facts: tuple[Fact, ...] = ()
+
+
+@dataclass(frozen=True)
+class Samples:
+    """n steps of L layers, strictly rising inside a launch, and the losses that were sent with them.
+
+    ``phase`` (index into wire.PHASES, of absmax) and ``skipped`` are uint8[n]; ``state`` is uint8[n, L] of indices
+    into wire.STATES; ``values`` holds float32[n, L] per stat, NaN where the state says why; ``lr`` is
+    float32[n, groups], NaN = unknown; ``accumulators`` hold from the first step on; ``loss_steps`` int64[m] and
+    ``loss`` float64[m] are sparse, and a NaN there is a loss that was NaN.
+    """
+
+    steps: Ints
+    every: int
+    phase: NDArray[np.uint8]
+    state: NDArray[np.uint8]
+    values: dict[str, NDArray[np.float32]]
+    skipped: NDArray[np.uint8]
+    clipped: Mask
+    micro_steps: NDArray[np.int16]
+    lr: NDArray[np.float32]
+    accumulators: tuple[Accumulator, ...] = ()
+    loss_steps: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    loss: Floats = field(default_factory=lambda: np.empty(0, np.float64))
+
+
+@dataclass(frozen=True)
+class Jump:
+    """A jump of the learning rate of a parameter group; ``step`` is the first one with the new rate."""
+
+    group: int
+    step: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class CommonFall:
+    """A fall of all gradients: none (or a small one), ``gradual`` by ``decades`` until now, or ``abrupt``."""
+
+    kind: Literal["none", "gradual", "abrupt"] = "none"
+    decades: float = 0.0
+
+
+NO_FALL = CommonFall()
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A layer (None: the whole run) began to fire for a rule, got a higher severity while firing, or resolved.
+
+    ``step`` is the observation that decided it, ``since_step`` the first bad observation of that count; ``value``,
+    ``baseline`` and ``siblings`` are its evidence, None where the rule has none. ``jumps`` are the jumps of learning
+    rates shortly before.
+    """
+
+    step: int
+    rule: str
+    layer: int | None
+    kind: Literal["fired", "resolved"]
+    severity: Severity
+    since_step: int
+    value: float | None = None
+    baseline: float | None = None
+    siblings: float | None = None
+    evidence: Evidence | None = None
+    resolution: Resolution | None = None
+    jumps: tuple[Jump, ...] = ()
+
+
+def layer_array(dtype: DTypeLike, unseen: float = 0, *, is_table: bool = False) -> Any:  # noqa: ANN401 -- as dataclasses.field
+    """Return the field of an array [N], of a table [rows, N]; ``unseen`` is the value of a layer never seen."""
+    return field(metadata={"array": (dtype, unseen, is_table)})
+
+
+@dataclass
+class LayerArrays:
+    """Base class: every field is a :func:`layer_array`, and N counts the layers by their numbers."""
+
+    @classmethod
+    def none(cls, layers: int, rows: int = 0) -> Self:
+        """Return the arrays of layers that were never seen; a table has ``rows`` rows."""
+        return cls(
+            *(
+                np.full((rows, layers) if is_table else layers, unseen, dtype)
+                for dtype, unseen, is_table in cls._columns()
+            )
+        )
+
+    def copy(self) -> Self:
+        return type(self)(*(array.copy() for array in self.arrays()))
+
+    def widen(self, layers: int, rows: int = 0) -> Self:
+        """Return these arrays with room for more layers, and tables with at least ``rows`` rows."""
+        rows = max(rows, *(len(array) for array in self.arrays() if array.ndim == 2), 0)
+        wider = self.none(layers, rows)
+        for array, wider_array in zip(self.arrays(), wider.arrays(), strict=True):
+            wider_array[tuple(map(slice, array.shape))] = array
+        return wider
+
+    def forget(self, columns: Ints | Mask | slice) -> None:
+        """Make these layers as if they were never seen."""
+        for array, (_, unseen, _) in zip(self.arrays(), self._columns(), strict=True):
+            array[..., columns] = unseen
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        return tuple(vars(self).values())
+
+    @classmethod
+    def _columns(cls) -> list[tuple[DTypeLike, float, bool]]:
+        return [column.metadata["array"] for column in fields(cls)]

@@ -1,0 +1,1 @@
+"""The SQL store: connections, transactions, tables, rows of runs and layers."""

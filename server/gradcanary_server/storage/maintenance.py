@@ -1,0 +1,180 @@
+"""Store URLs, migrations with Alembic, distribution with Citus, and backups."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, make_url, text
+from sqlalchemy.exc import ArgumentError
+
+from gradcanary_server.errors import StoreError, without_password
+from gradcanary_server.storage.schema import HEAVY
+
+NAMED = "name the collector's folder with --data DIR, or its database with --db URL"
+
+
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of an SQLite store, which may be missing, or None for PostgreSQL; raises StoreError."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:  # ValueError: of a port that is no number
+        raise StoreError("--db is not a database URL: sqlite:////srv/gradcanary.db, for example.") from error
+    return Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
+
+
+def display_address(url: str) -> str:
+    """Return the file of a store, or its URL without the password."""
+    file = sqlite_file(url)
+    if file is not None:
+        return str(file)
+    return f"postgresql://{without_password(url).partition('://')[2]}"  # PostgreSQL's programs know no "+psycopg"
+
+
+def missing_store_error(url: str) -> StoreError:
+    return StoreError(f"There is no store at {display_address(url)}: {NAMED}.")
+
+
+def revision(connection: Connection) -> str | None:
+    """Return the revision of the tables, None without tables."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+@lru_cache(maxsize=1)
+def head_revision() -> str:
+    return str(ScriptDirectory.from_config(alembic_config()).get_current_head())
+
+
+def upgrade(connection: Connection) -> tuple[str | None, str]:
+    """Migrate the tables; return their revision before (None = no tables) and after.
+
+    Raises Alembic's CommandError if a newer version wrote them.
+    """
+    settings = alembic_config()
+    settings.attributes["connection"] = connection
+    before = revision(connection)
+    command.upgrade(settings, "head")
+    return before, str(revision(connection))
+
+
+def alembic_config() -> Config:
+    settings = Config()
+    settings.set_main_option("script_location", "gradcanary_migrations:")
+    settings.set_main_option("path_separator", "os")
+    return settings
+
+
+NO_CITUS = (
+    "This database has no Citus: load it on every node (shared_preload_libraries = 'citus'), and here say "
+    "CREATE EXTENSION citus; before. Without it plain PostgreSQL is all that is needed."
+)
+
+_EXTENSION = text("SELECT extversion FROM pg_extension WHERE extname = 'citus'")
+_DISTRIBUTED = text("SELECT logicalrelid::regclass::text FROM pg_dist_partition")
+_DISTRIBUTE = text("SELECT create_distributed_table(CAST(:name AS regclass), 'run_id', colocate_with => :colocated)")
+
+
+def distribute(connection: Connection) -> list[str]:
+    """Distribute the tables of measurements over the nodes and return the names of the new ones; raises StoreError.
+
+    All rows of a run are on one node. All other tables stay on the coordinator, where runs are locked and work is
+    claimed.
+    """
+    if connection.dialect.name != "postgresql":
+        raise StoreError("--citus goes with --db postgresql://...: SQLite is one file.")
+    if connection.execute(_EXTENSION).first() is None:
+        raise StoreError(NO_CITUS)
+    distributed = set(connection.scalars(_DISTRIBUTED))
+    first = HEAVY[0].name
+    missing = [table.name for table in HEAVY if table.name not in distributed]
+    for name in missing:
+        connection.execute(_DISTRIBUTE, {"name": name, "colocated": "none" if name == first else first})
+    return missing
+
+
+DUMP = """\
+PostgreSQL has its own program for this, which may run while collectors do:
+
+    pg_dump --format=custom --file={file} {url}
+
+and into an empty database: pg_restore --no-owner --dbname=URL {file}"""
+
+
+@dataclass(frozen=True)
+class Backup:
+    """The file of a backup, its bytes, its runs and the revision of its tables."""
+
+    file: Path
+    size: int
+    runs: int
+    revision: str
+
+
+def backup_sqlite(url: str, file: Path) -> Backup:
+    """Copy an SQLite store to a new file and check the copy.
+
+    The copy is one snapshot, and no writer waits for it. The file appears complete or not at all. Raises StoreError,
+    for PostgreSQL with the command to use instead.
+    """
+    source = _source(url, file)
+    if file.exists():
+        raise StoreError(f"{file} is there already: name a new file.")
+    part = file.with_name(f"{file.name}.part")
+    try:
+        os.close(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))  # it contains the secrets of webhooks
+        _copy(source, part)
+        runs, revision = _read(part)
+        part.replace(file)
+    except sqlite3.Error as error:
+        raise StoreError(f"{source} cannot be copied to {file} ({error}): nothing was kept.") from error
+    except OSError as error:
+        raise StoreError(f"{file} cannot be written ({error.strerror}): choose another place.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+    return Backup(file, file.stat().st_size, runs, revision)
+
+
+def _source(url: str, file: Path) -> Path:
+    """Return the file of the store; raises StoreError for PostgreSQL and for a missing file."""
+    path = sqlite_file(url)
+    if path is None:
+        raise StoreError(DUMP.format(file=shlex.quote(str(file)), url=shlex.quote(display_address(url))))
+    if not path.is_file():
+        raise missing_store_error(url)
+    return path
+
+
+def _copy(source: Path, part: Path) -> None:
+    with _opened(f"{source.resolve().as_uri()}?mode=rw") as store, _opened(part.resolve().as_uri()) as copy:
+        store.execute("PRAGMA query_only = ON")
+        store.backup(copy)
+    with part.open("rb") as written:
+        os.fsync(written.fileno())
+
+
+def _read(part: Path) -> tuple[int, str]:
+    """Return the number of runs and the revision of a copy; raises StoreError if it is damaged."""
+    with _opened(f"{part.resolve().as_uri()}?mode=ro&immutable=1") as copy:
+        result = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if result != "ok":
+            raise StoreError(f"The store is damaged ({result}), and so would be its copy: nothing was kept.")
+        (runs,) = copy.execute("SELECT count(*) FROM run").fetchone()
+        (revision,) = copy.execute("SELECT version_num FROM alembic_version").fetchone()
+    return int(runs), str(revision)
+
+
+@contextlib.contextmanager
+def _opened(uri: str) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+        yield connection

@@ -1,0 +1,252 @@
+"""Rows of runs, launches and sessions: names, order, locks, ids.
+
+A run keeps the names that it had: agents send under the name that they began with, so a former name leads to the run
+until it is dropped. Launches are numbered as they arrive and ordered by their start, for ``gradcanary sync`` may send
+one after the next has begun. A transaction that writes locks the row of the run, which orders all requests of a run.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import namedtuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, cast
+
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
+
+from gradcanary import wire
+from gradcanary_server.errors import RequestError, unknown_run
+from gradcanary_server.storage.database import Record
+from gradcanary_server.storage.schema import (
+    HELD_RUN,
+    HeldRun,
+    insert_new,
+    launch,
+    run,
+    run_name,
+    session,
+    session_tombstone,
+    silence,
+)
+from gradcanary_server.validation import is_run_name
+
+SILENT = "silent"
+"""``ended`` of a session that had sent no end when a newer launch of its run came."""
+
+DETACHED = "detached"
+"""``ended`` of a session that was detached from a training that goes on."""
+
+ID_EPOCH_S = 1_767_225_600
+"""2026-01-01: the time in a run's id counts from it."""
+
+ID_RANDOM_BITS = 22
+"""The lowest bits of a run's id; 41 bits of milliseconds above them make 63, and last until 2095."""
+
+TOMBSTONE_S = 30 * 86_400.0
+"""How long sessions of a deleted run get 410."""
+
+
+def find_run(connection: Connection, name: str, *, held: bool = False) -> Record | None:
+    """Return the row of the run with a name or former name; ``held`` locks it."""
+    if not is_run_name(name):
+        return None  # PostgreSQL fails for a NUL
+    query = _select_by_name(name).with_for_update() if held else _select_by_name(name)
+    return connection.execute(query).one_or_none()
+
+
+def get_run(connection: Connection, name: str, *, held: bool = False) -> Record:
+    """Return the row as :func:`find_run`; raises RequestError 404."""
+    row = find_run(connection, name, held=held)
+    if row is None:
+        raise unknown_run(name)
+    return row
+
+
+def new_run_id(now: float) -> int:
+    """Return an id for a run that begins now: 41 bits of time and 22 random ones, positive in 64 bits.
+
+    Later runs have greater ids, so tables grow at their end, without a sequence. The ids exceed the integers of JSON,
+    so they never leave the server: the API has names.
+    """
+    milliseconds = min(max(int((now - ID_EPOCH_S) * 1000), 0), 2**41 - 1)
+    return milliseconds << ID_RANDOM_BITS | secrets.randbits(ID_RANDOM_BITS)
+
+
+def create_run(connection: Connection, name: str, now: float, values: Mapping[str, object]) -> Record:
+    """Insert a run unless its name exists by now; return the row of that name and lock it."""
+    row = {"name": name, "created": now, "last_seen": now, "revision": 0, **values}
+    run_id = new_run_id(now)
+    while not insert_new(connection, run, {"run_id": run_id, **row}):
+        run_id = new_run_id(now)
+    if not insert_new(connection, run_name, {"name": name, "run_id": run_id}):
+        connection.execute(delete(run).where(run.c.run_id == run_id))
+    return connection.execute(_select_by_name(name).with_for_update()).one()
+
+
+def aliases_of(connection: Connection, run_id: int) -> list[str]:
+    query = select(run_name.c.name).join(run, run.c.run_id == run_name.c.run_id).where(run.c.run_id == run_id)
+    return sorted(connection.scalars(query.where(run_name.c.name != run.c.name)))
+
+
+def rename_run(connection: Connection, row: Record, name: str) -> None:
+    """Rename a locked run and the silences of its name; raises RequestError 409 if the name is another run's."""
+    if name == row.name:
+        return
+    if not insert_new(connection, run_name, {"name": name, "run_id": row.run_id}):
+        other = connection.execute(_select_by_name(name)).one()
+        if other.run_id != row.run_id:
+            reason = f"There is a run {name!r} here"
+            if other.name != name:
+                reason = f"{name!r} leads to run {other.name!r}, which had that name before"
+            raise RequestError(409, "conflict", f"{reason}: choose another name than {name!r}.", "name")
+    connection.execute(update(run).where(run.c.run_id == row.run_id).values(name=name))
+    connection.execute(update(silence).where(silence.c.run_glob == row.name).values(run_glob=name))
+
+
+def drop_aliases(connection: Connection, run_id: int, kept: Collection[str]) -> None:
+    """Delete the former names of a run except ``kept``: an agent that sends under a deleted name begins a new run."""
+    dropped = [name for name in aliases_of(connection, run_id) if name not in kept]
+    connection.execute(delete(run_name).where(run_name.c.name.in_(dropped)))
+
+
+def delete_run(connection: Connection, row: Record, now: float) -> None:
+    """Delete the rows of a locked run and free its names; its sessions get 410.
+
+    Retention deletes its measurements later, in chunks: the id of a run holds its time, so none is used again.
+    """
+    connection.execute(delete(session_tombstone).where(session_tombstone.c.deleted < now - TOMBSTONE_S))
+    names = connection.scalars(select(run_name.c.name).where(run_name.c.run_id == row.run_id)).all()
+    for session_id in connection.scalars(select(session.c.session).where(session.c.run_id == row.run_id)).all():
+        for name in names:
+            insert_new(connection, session_tombstone, {"run": name, "session": session_id, "deleted": now})
+    connection.execute(delete(run_name).where(run_name.c.run_id == row.run_id))
+    connection.execute(delete(run).where(run.c.run_id == row.run_id))
+
+
+def _select_by_name(name: str) -> Select[Any]:
+    return select(run).join(run_name, run_name.c.run_id == run.c.run_id).where(run_name.c.name == name)
+
+
+CLOCK_S = 5.0
+"""A smaller offset of an agent's clock is ignored: a Date header has whole seconds, and requests take time."""
+
+ORDER = (launch.c.started, launch.c.launch_no)
+"""From the first launch to the newest."""
+
+_IN_ORDER = select(launch).where(launch.c.run_id == bindparam("run_id")).order_by(*ORDER)
+
+
+def launches_in_order(connection: Connection, run_id: int) -> Sequence[Record]:
+    """Return the rows of the launches of a run in the order of their start."""
+    return connection.execute(_IN_ORDER, {"run_id": run_id}).all()
+
+
+def max_steps(connection: Connection, run_ids: Sequence[int]) -> dict[int, tuple[int, float | None]]:
+    """Return the highest step that the newest launch of each run reported, sampled or not, and when."""
+    joined = (launch.c.run_id == session.c.run_id) & (launch.c.launch_no == session.c.launch_no)
+    columns = func.max(session.c.max_step).label("max_step"), func.max(session.c.max_step_at).label("max_step_at")
+    query = select(session.c.run_id, *columns).join(launch, joined)
+    query = query.where(session.c.run_id.in_(run_ids), session.c.max_step.is_not(None))
+    in_order = query.group_by(session.c.run_id, *ORDER).order_by(*ORDER)
+    return {row.run_id: (row.max_step, row.max_step_at) for row in connection.execute(in_order)}
+
+
+def max_step(connection: Connection, run_id: int) -> int | None:
+    """Return the highest step that the newest launch of a run reported, None without any."""
+    return max_steps(connection, [run_id]).get(run_id, (None, None))[0]
+
+
+def launch_order(connection: Connection, run_id: int) -> dict[int, int]:
+    """Return the position of each launch of a run by its number, 0 for the first."""
+    return {row.launch_no: position for position, row in enumerate(launches_in_order(connection, run_id))}
+
+
+def newer_launches(connection: Connection, run_id: int, launch_no: int) -> frozenset[int]:
+    """Return the numbers of the launches of a run that began after this one."""
+    order = launch_order(connection, run_id)
+    return frozenset(number for number, position in order.items() if position > order[launch_no])
+
+
+def started_at(hello: wire.Hello, sent: float | None, now: float) -> float:
+    """Return the start of a launch by the collector's clock; ``sent`` is the time of the hello by the agent's clock."""
+    if hello.started is None:
+        return now
+    offset = now - sent if sent is not None and abs(now - sent) > CLOCK_S else 0.0
+    return max(min(hello.started + offset, now), 0.0)
+
+
+def join_launch(connection: Connection, run_id: int, hello: wire.Hello, started: float, now: float) -> int:
+    """Return the number of the launch of a new session.
+
+    A second process of the same rank is another launch: a job that was restarted under a fixed id. Of several launches
+    that lack this rank, the one with the nearest start is taken. A new launch does not start before those in the
+    future: they began before the clock was set back.
+    """
+    rows = launches_in_order(connection, run_id)
+    lacking = [row for row in rows if row.launch == hello.launch and not _has_rank(connection, row, hello.rank)]
+    if lacking:
+        nearest = min(reversed(lacking), key=lambda row: abs(float(row.started) - started))
+        set_first_step(connection, run_id, nearest.launch_no, hello.first_step)
+        return int(nearest.launch_no)
+    number = max((row.launch_no for row in rows), default=0) + 1
+    started = max([started, *(row.started for row in rows if row.started > now)])
+    values = {"run_id": run_id, "launch_no": number, "launch": hello.launch, "world_size": hello.world_size}
+    values |= {"first_step": hello.first_step, "late": hello.late, "started": started}
+    values |= {"absmax_below": hello.absmax_below, "norm_below": hello.norm_below}
+    connection.execute(insert(launch).values(**values))
+    return number
+
+
+def set_first_step(connection: Connection, run_id: int, launch_no: int, first_step: int | None) -> None:
+    unknown = (launch.c.run_id == run_id) & (launch.c.launch_no == launch_no) & launch.c.first_step.is_(None)
+    connection.execute(update(launch).where(unknown).values(first_step=first_step))
+
+
+def _has_rank(connection: Connection, row: Record, rank: int) -> bool:
+    where = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no) & (session.c.rank == rank)
+    return connection.execute(select(session.c.session).where(where)).first() is not None
+
+
+def check_deleted(connection: Connection, run_name: str, session_id: str) -> None:
+    """Raise RequestError 410 for a session whose run was deleted."""
+    where = (session_tombstone.c.run == run_name) & (session_tombstone.c.session == session_id)
+    if connection.execute(select(session_tombstone.c.run).where(where)).first() is not None:
+        raise RequestError(410, "run_deleted", f"Run {run_name!r} was deleted here.", "run")
+
+
+# Built once: building them took longer than executing them.
+_LOCK = (
+    select(*HELD_RUN, session)
+    .select_from(run.join(session, session.c.run_id == run.c.run_id))  # PostgreSQL locks in this order
+    .join(run_name, run_name.c.run_id == run.c.run_id)
+    .where(run_name.c.name == bindparam("name"), session.c.session == bindparam("session"))
+    .with_for_update(of=(run, session))
+)
+_HELD = select(*HELD_RUN).where(run.c.run_id == bindparam("run_id"))
+# All columns, so that it can be used as a row of the table.
+_Session = cast("Callable[..., Record]", namedtuple("_Session", session.c.keys()))  # noqa: PYI024
+_REVISION = update(run).where(run.c.run_id == bindparam("at_run_id")).values(revision=run.c.revision + 1)
+
+
+def lock_session(connection: Connection, name: str, session_id: str) -> tuple[HeldRun, Record]:
+    """Lock and return the rows of a run and a session; raises RequestError 404, or 410 for a deleted run."""
+    row = connection.execute(_LOCK, {"name": name, "session": session_id}).one_or_none()
+    if row is not None:
+        return HeldRun(*row[: len(HELD_RUN)]), _Session(*row[len(HELD_RUN) :])
+    check_deleted(connection, name, session_id)
+    raise RequestError(404, "unknown_session", f"No hello of session {session_id!r} of run {name!r} came here.")
+
+
+def lock_run(connection: Connection, run_id: int) -> bool:
+    """Lock the row of a run; return False if it does not exist."""
+    query = select(run.c.run_id).where(run.c.run_id == run_id).with_for_update()
+    return connection.execute(query).one_or_none() is not None
+
+
+def read_held_run(connection: Connection, run_id: int) -> HeldRun:
+    return HeldRun(*connection.execute(_HELD, {"run_id": run_id}).one())
+
+
+def bump_revision(connection: Connection, run_id: int, **values: object) -> None:
+    """Update the row of a run and increment its revision, so that pages read it again."""
+    connection.execute(_REVISION, {"at_run_id": run_id, **values})

@@ -1,0 +1,469 @@
+"""All tables, and statements that differ between SQL dialects.
+
+Times are unix seconds by the database's clock; text holds no NUL. Steps and seqs go up to 2^31 - 1; numbers counted
+from them take 8 bytes. Every key of a table with ``run_id`` begins with it, and foreign keys between such tables
+include it, so that Citus can keep the rows of a run together; no foreign key leads from them to any other table.
+``run_name``, which finds the run of a name, is the exception. Only the measurements are distributed: see ``HEAVY``.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    Update,
+    and_,
+    bindparam,
+    false,
+    func,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+MAX_ID = 2**31 - 1
+"""The largest id of a row: PostgreSQL fails for a larger number in a query."""
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True, autoincrement=False),  # runs.new_run_id()
+    Column("name", String(100), nullable=False),  # the display name; run_name makes it unique
+    Column("created", Double, nullable=False),
+    Column("last_seen", Double, nullable=False),
+    Column("ended", String(10)),  # finished | crashed | detached, None while a session is open
+    Column("revision", Integer, nullable=False, default=0),
+    Column("step", BigInteger),  # the last evaluated step
+    Column("below_threshold", Integer, nullable=False, default=0),  # layers under ``enter`` without an incident
+    Column("sparkline", LargeBinary),  # sparkline.Sparkline.pack()
+    Column("framework", String(100)),
+    Column("note", Text, nullable=False, default=""),
+    Column("tags", Text, nullable=False, default="[]"),  # JSON list of strings
+    Column("archived", Boolean, nullable=False, default=False),
+    Column("facts", Text, nullable=False, default="[]"),  # JSON list of wire.Fact
+    Column("rules_version", Integer),  # of rule_set: the rules that last evaluated it
+    Column("state_token", BigInteger),  # random, new with each write of rule_state
+    Column("mean_step_s", Double),  # the time of its steps, life.StepTimes
+    Column("longest_step_s", Double),
+)
+
+
+class HeldRun(NamedTuple):
+    """The columns of a locked run that a batch needs: drivers take time for each column of a result."""
+
+    run_id: int
+    ended: str | None
+    sparkline: bytes | None
+    facts: str
+    rules_version: int | None
+    state_token: int | None
+    mean_step_s: float | None
+    longest_step_s: float | None
+
+
+HELD_RUN = tuple(run.c[name] for name in HeldRun._fields)
+
+run_name = Table(
+    "run_name",
+    metadata,
+    Column("name", String(100), primary_key=True),  # the name of the run, or one that it had before
+    Column("run_id", BigInteger, nullable=False, index=True),  # no foreign key: its key does not begin with the run
+)
+
+collector_heartbeat = Table(
+    "collector_heartbeat",
+    metadata,
+    Column("heartbeat_id", Integer, primary_key=True),  # 1: a collector listens; 2: retention runs
+    Column("listening_since", Double, nullable=False),  # the first beat after the last interruption
+    Column("last_beat", Double, nullable=False),
+)
+
+session_tombstone = Table(
+    "session_tombstone",
+    metadata,
+    Column("run", String(100), primary_key=True),
+    Column("session", String(64), primary_key=True),
+    Column("deleted", Double, nullable=False),
+)
+
+launch = Table(
+    "launch",
+    metadata,
+    Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), primary_key=True),
+    Column("launch_no", Integer, primary_key=True),  # 1, 2, ... in the order of arrival
+    Column("started", Double, nullable=False, server_default="0"),  # by the agent's clock: the order of launches
+    Column("launch", String(64), nullable=False),  # not unique: somebody may fix it
+    Column("world_size", Integer, nullable=False),
+    Column("first_step", BigInteger),
+    Column("late", Boolean, nullable=False),
+    Column("absmax_below", Double),
+    Column("norm_below", Double),
+    Column("merged_step", BigInteger),  # sharded: samples of its ranks up to this step are merged
+)
+
+session = Table(
+    "session",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True),
+    Column("session", String(64), primary_key=True),
+    Column("launch_no", Integer, nullable=False),
+    Column("rank", Integer, nullable=False),  # -1: all ranks of a sharded launch, merged
+    Column("is_primary", Boolean, nullable=False, server_default=false()),  # its batches are the series of its launch
+    Column("interval_s", Double, nullable=False),  # between heartbeats
+    Column("hello", Text, nullable=False),  # wire.Hello as merged from every hello, without layer sets and facts
+    Column("layer_sets", Text, nullable=False),  # JSON {layer set id: digest of layer_set}
+    Column("is_sharded", Boolean, nullable=False, server_default=false()),  # of its layers, not all of each
+    Column("next_seq", BigInteger, nullable=False, default=0),
+    Column("sealed_seq", BigInteger, nullable=False, default=0),  # batches below it left the log
+    Column("every", Integer),
+    Column("phase", String(20)),
+    Column("first_sample", BigInteger),  # the first and the last step that was measured
+    Column("last_step", BigInteger),
+    Column("started", Double, nullable=False),
+    Column("last_seen", Double, nullable=False),
+    Column("ended", String(10)),  # finished | crashed | detached | silent (a newer launch is here), None while open
+    Column("error", Text),
+    Column("dropped_steps", BigInteger, nullable=False, default=0),
+    Column("gaps", Text, nullable=False, default="[]"),  # JSON list of [from_step, to_step, why]
+    Column("excluded_since_step", BigInteger),  # sharded: steps from this one on were merged without it
+    Column("agent_share", Double),
+    Column("max_step", BigInteger),  # the highest step that it reported, sampled or not
+    Column("max_step_at", Double),  # when that last rose
+    ForeignKeyConstraint(["run_id", "launch_no"], ["launch.run_id", "launch.launch_no"], ondelete="CASCADE"),
+)
+
+layer = Table(
+    "layer",
+    metadata,
+    Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), primary_key=True),
+    Column("layer_no", Integer, primary_key=True),  # from 0, by name, never reused
+    Column("name", String(500), nullable=False),
+    Column("shape", Text, nullable=False),  # JSON list of ints
+    Column("param_dtype", String(40), nullable=False),
+    Column("module_class", String(200)),
+    Column("group_no", Integer),
+    Column("declared", String(40)),
+    Column("stored", String(40)),
+    Column("effective", String(40)),
+    UniqueConstraint("run_id", "name"),
+)
+
+layer_set = Table(
+    "layer_set",
+    metadata,
+    Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), primary_key=True),
+    Column("digest", String(64), primary_key=True),  # of the columns below, which never change
+    Column("layer_nos", LargeBinary, nullable=False),  # layer_no of each, int32 little-endian
+    Column("descriptions", LargeBinary, nullable=False),  # layers.Description of each: JSON, zstd
+)
+
+batch = Table(
+    "batch",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True),
+    Column("session", String(64), primary_key=True),
+    Column("seq", BigInteger, primary_key=True),
+    Column("launch_no", Integer, nullable=False),
+    Column("sha256", LargeBinary(32), nullable=False),
+    Column("received", Double, nullable=False),
+    Column("first_step", BigInteger),  # of its samples and metrics, None where it has neither
+    Column("last_step", BigInteger),
+    Column("body", LargeBinary, nullable=False),  # the request as received, log.compress_body()
+    # Covers what a reader needs to choose batches, so that choosing touches no body.
+    Index("ix_batch_choice", "run_id", "launch_no", "session", "seq", "first_step", "last_step"),
+)
+
+stream = Table(
+    "stream",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True),
+    Column("launch_no", Integer, primary_key=True),
+    Column("every", Integer, primary_key=True),  # 0: the metrics
+    Column("sealed_until", BigInteger, nullable=False),  # samples before this step are in tiles and not in the log
+    Column("raw_start", BigInteger, nullable=False, default=0),  # of samples before it only rollups exist
+    Column("rollup_ends", Text, nullable=False, default="[]"),  # JSON: the end step of each rollup level
+)
+
+tile = Table(
+    "tile",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True),
+    Column("level", Integer, primary_key=True),  # 0: samples, 1 and up: aggregates of 8 ** level samples
+    Column("kind", String(20), primary_key=True),  # steps | state | metrics | a stat
+    Column("launch_no", Integer, primary_key=True),
+    Column("every", Integer, primary_key=True),
+    Column("range_no", Integer, primary_key=True),  # of the range of 256 * every * 8 ** level steps
+    Column("layer_group", Integer, primary_key=True),  # layer_no // 128
+    Column("part", Integer, primary_key=True),  # a range that was sealed in several parts
+    Column("stored", Double, nullable=False),
+    Column("body", LargeBinary, nullable=False),  # tile_codec.pack()
+)
+
+rule_state = Table(
+    "rule_state",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True),
+    Column("part", Integer, primary_key=True, server_default="0"),  # 0, 1, ...: parts of rule_states.PART_BYTES bytes
+    Column("packed", LargeBinary, nullable=False),
+)
+
+metric = Table(
+    "metric",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True),
+    Column("series", LargeBinary(32), primary_key=True),  # hash of name and tags, which are too long for an index
+    Column("name", String(200), nullable=False),
+    Column("tags", String(2000), nullable=False),  # canonical JSON object
+    Column("launch_no", Integer, nullable=False, server_default="0"),  # that logged the last value
+    Column("last_step", BigInteger, nullable=False),
+    Column("last", Double),  # None where the value was NaN or infinite
+)
+
+counter = Table(
+    "counter",
+    metadata,
+    Column("name", String(40), primary_key=True),  # incident
+    Column("last", Integer, nullable=False),  # never used again, also after the deletion of its row
+)
+
+incident = Table(
+    "incident",
+    metadata,
+    Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), primary_key=True),
+    Column("incident_id", Integer, primary_key=True, index=True),  # unique in the store: counter gives it
+    Column("launch_no", Integer, nullable=False),
+    Column("rule", String(40), nullable=False),
+    Column("severity", String(12), nullable=False),  # the highest that any member had
+    Column("state", String(10), nullable=False, index=True),  # open | resolved
+    Column("opened_step", BigInteger, nullable=False),
+    Column("opened", Double, nullable=False),
+    Column("since_step", BigInteger, nullable=False),  # the smallest that any member had
+    Column("resolved_step", BigInteger),
+    Column("resolved", Double),
+    Column("resolution", String(20)),
+    Column("reopened", Integer, nullable=False, default=0),
+    Column("reopened_at", Double),
+    Column("firing", Integer, nullable=False),
+    Column("ever_firing", Integer, nullable=False),
+    Column("layers", Integer, nullable=False),  # of the run, when it opened
+    Column("headline", Text, nullable=False),  # text of the last change, so that lists need no members
+    Column("summary", Text, nullable=False),  # of ``described_revision``; see incidents/text.py
+    Column("revision", Integer, nullable=False, server_default="0"),  # how often it was saved
+    Column("described_revision", Integer, nullable=False, server_default="0"),
+    Column("notifications_done", Boolean, nullable=False, default=False, index=True),  # none is to come
+    Column("acked", Double),
+    Column("acked_by", String(200)),
+    Column("ack_note", Text),
+    Column("lr_jumps", Text, nullable=False, server_default="[]"),  # JSON list of rules.types.Jump, shortly before
+)
+
+incident_layer = Table(
+    "incident_layer",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True),
+    Column("incident_id", Integer, primary_key=True),
+    Column("layer_no", Integer, primary_key=True),  # -1: the whole run
+    Column("severity", String(12), nullable=False),
+    Column("since_step", BigInteger, nullable=False),
+    Column("until_step", BigInteger),  # None while firing
+    Column("resolution", String(20)),  # of this member, None while firing
+    Column("value", Double),
+    Column("baseline", Double),
+    Column("siblings", Double),
+    Column("evidence", String(24)),
+    Column("rank", Integer),
+    ForeignKeyConstraint(["run_id", "incident_id"], ["incident.run_id", "incident.incident_id"], ondelete="CASCADE"),
+)
+
+silence = Table(
+    "silence",
+    metadata,
+    Column("silence_id", Integer, primary_key=True),
+    Column("run_glob", String(100), nullable=False),  # a name, or one with * and ?
+    Column("rule", String(40)),  # None: all of them
+    Column("expression", String(200)),  # that matches the names of its layers, None: the whole incident
+    Column("created", Double, nullable=False),
+    Column("ends", Double, nullable=False),
+    Column("created_by", String(200), nullable=False),
+    Column("note", Text, nullable=False),
+    sqlite_autoincrement=True,  # a number is never used again: a late request would end another silence
+)
+
+rule_set = Table(
+    "rule_set",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),  # 1, 2, ... as collectors began to apply them
+    Column("content", Text, nullable=False),  # rules_to_json()
+    Column("since", Double, nullable=False),
+)
+
+token = Table(
+    "token",
+    metadata,
+    Column("token_id", Integer, primary_key=True),
+    Column("name", String(100), nullable=False),
+    Column("scope", String(10), nullable=False),  # ingest | read | admin
+    Column("secret_hash", String(64), nullable=False, unique=True),  # tokens.digest()
+    Column("created", Double, nullable=False),
+    Column("expires", Double),
+    Column("last_used", Double),  # to the minute
+    Column("revoked", Double),
+    sqlite_autoincrement=True,  # a number is never used again: somebody may revoke the wrong one
+)
+
+web_session = Table(
+    "web_session",
+    metadata,
+    Column("secret_hash", String(64), primary_key=True),  # of what the browser's cookie holds
+    Column("token_id", ForeignKey("token.token_id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("created", Double, nullable=False),
+    Column("expires", Double, nullable=False),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("audit_id", Integer, primary_key=True),
+    Column("at", Double, nullable=False, index=True),
+    Column("actor", String(200), nullable=False),  # the name of a token, else the place of the change
+    Column("token_id", Integer),  # no foreign key: a record outlives the token
+    Column("address", String(100), nullable=False),
+    Column("action", String(200), nullable=False),
+    Column("target", String(500), nullable=False),
+    sqlite_autoincrement=True,
+)
+
+endpoint = Table(
+    "endpoint",
+    metadata,
+    Column("endpoint_id", Integer, primary_key=True),
+    Column("kind", String(10), nullable=False, server_default="webhook"),  # webhook | apprise
+    Column("origin", String(10), nullable=False, server_default="operator"),  # operator | api
+    Column("name", String(100), nullable=False, server_default=text("''")),
+    Column("url", Text, nullable=False, unique=True),  # of apprise a fingerprint; deleted:ID of a deleted one
+    Column("secret", String(200), nullable=False),  # whsec_..., empty where nothing is signed
+    Column("previous_secret", String(200)),  # signs too, until previous_until
+    Column("previous_until", Double),
+    Column("min_severity", String(12), nullable=False, default="warning"),
+    Column("created", Double, nullable=False),  # or enabled again
+    Column("disabled", Double),
+    Column("disabled_reason", Text),
+    Column("disabled_by", String(10)),  # failures | operator | api
+    Column("failing_since", Double),
+    Column("last_success", Double),
+    Column("last_failure", Double),
+    Column("last_error", Text),
+    Column("deleted", Double),  # the row stays for its deliveries
+)
+
+delivery = Table(
+    "delivery",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True),  # no foreign key: the last messages outlive a deleted run
+    Column("incident_id", Integer, primary_key=True, index=True),
+    Column("endpoint_id", Integer, primary_key=True),  # rows of endpoints are never deleted
+    Column("version", Integer, primary_key=True),  # 1, 2, ...: webhook-id is msg_<incident>_<version>
+    Column("kind", String(10), nullable=False),  # opened | grew | reopened | resolved | reminder
+    Column("state", String(10), nullable=False),  # pending | delivered | expired | disabled
+    Column("body", LargeBinary, nullable=False),  # the same bytes in each attempt
+    Column("enqueued_at", Double, nullable=False),
+    Column("delivered", Double),
+    Column("notified_layers", Integer, nullable=False),  # that the message covers
+    Column("notified_severity", String(12), nullable=False),
+    Column("notified_reopens", Integer, nullable=False),
+    Column("next_attempt", Double, nullable=False),
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("lease_until", Double),
+    Column("fence", Integer, nullable=False, default=0),
+    Column("maybe_delivered_at", Double),  # when it was last sent without a known result
+)
+
+attempt = Table(
+    "attempt",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True),
+    Column("incident_id", Integer, primary_key=True),
+    Column("endpoint_id", Integer, primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("status", Integer),  # None: no answer
+    Column("ms", Integer, nullable=False),
+    Column("error", Text),
+    ForeignKeyConstraint(
+        ["run_id", "incident_id", "endpoint_id", "version"],
+        ["delivery.run_id", "delivery.incident_id", "delivery.endpoint_id", "delivery.version"],
+        ondelete="CASCADE",
+    ),
+)
+
+HEAVY = (batch, stream, tile, rule_state, metric)
+"""The tables of measurements: Citus distributes them. They have no foreign keys."""
+
+_INSERT: dict[str, Callable[[Table], sqlite.Insert | postgresql.Insert]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
+
+
+def insert_new(connection: Connection, table: Table, values: Mapping[str, object]) -> bool:
+    """Insert a row unless its key exists, also in an open transaction, for which it waits; return True if it is new."""
+    row = _INSERT[connection.dialect.name](table).values(**values).on_conflict_do_nothing()
+    return connection.execute(row.returning(*table.primary_key)).first() is not None
+
+
+def next_number(connection: Connection, name: str) -> int:
+    """Return the next number of a counter; another transaction waits for its number until this one ends."""
+    row = _INSERT[connection.dialect.name](counter).values(name=name, last=1)
+    row = row.on_conflict_do_update(index_elements=[counter.c.name], set_={"last": counter.c.last + 1})
+    return int(connection.execute(row.returning(counter.c.last)).scalar_one())
+
+
+def update_row(connection: Connection, table: Table, key: Mapping[str, object], values: Mapping[str, object]) -> int:
+    """Update the rows with these values of ``key``; return their number."""
+    parameters = {f"at_{column}": value for column, value in key.items()} | dict(values)
+    return connection.execute(_update_by_key(table, tuple(key)), parameters).rowcount
+
+
+def is_of_incident(
+    table: Table, run_id: int | ColumnElement[int], incident_id: int | ColumnElement[int]
+) -> ColumnElement[bool]:
+    """Return the condition of the rows of an incident in a table."""
+    return and_(table.c.run_id == run_id, table.c.incident_id == incident_id)
+
+
+def contains(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    """Return the condition that a column contains a text, whatever the case of its letters."""
+    escaped = text.replace("/", "//").replace("%", "/%").replace("_", "/_")
+    return func.lower(column).contains(func.lower(escaped), escape="/")
+
+
+@lru_cache(maxsize=64)
+def _update_by_key(table: Table, key: tuple[str, ...]) -> Update:
+    # Cached: building a statement for each batch took longer than executing it.
+    return update(table).where(*(table.c[column] == bindparam(f"at_{column}") for column in key))

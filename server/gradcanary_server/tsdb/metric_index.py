@@ -1,0 +1,80 @@
+"""The series that a run logs: name, tags and last value."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from gradcanary_server.errors import invalid
+from gradcanary_server.storage.schema import metric
+from gradcanary_server.tsdb.batch import MetricColumn
+
+MAX_SERIES = 10_000
+"""Of a run: name and tags."""
+
+_SERIES = select(metric.c.name, metric.c.tags, metric.c.launch_no).where(metric.c.run_id == bindparam("run_id"))
+_CHANGE = update(metric).where(metric.c.run_id == bindparam("at_run_id"), metric.c.series == bindparam("at_series"))
+
+
+@dataclass(frozen=True)
+class Series:
+    """A metric of a run; ``last`` is None where the value is not finite."""
+
+    name: str
+    tags: dict[str, str]
+    last: float | None
+
+
+def update_series(
+    connection: Connection,
+    run_id: int,
+    launch_no: int,
+    newer: frozenset[int],
+    columns: Iterable[MetricColumn],
+    *,
+    is_refused: bool = True,
+) -> None:
+    """Store the last value of each series, except of series that a newer launch has logged.
+
+    Raises RequestError 422 if a run has too many series; without ``is_refused`` the new ones are dropped.
+    """
+    latest = {(column.name, column.tags): _last(column, launch_no) for column in columns if len(column.steps)}
+    updates = {key: {"at_run_id": run_id, "at_series": _hash(*key), **values} for key, values in latest.items()}
+    if not updates or (not newer and connection.execute(_CHANGE, list(updates.values())).rowcount == len(updates)):
+        return  # nearly always: all series exist and no newer launch has logged them
+    rows = connection.execute(_SERIES, {"run_id": run_id})
+    launches: dict[tuple[str, str], int] = {(row.name, row.tags): row.launch_no for row in rows}
+    missing = [key for key in latest if key not in launches]
+    if len(launches) + len(missing) > MAX_SERIES:
+        if is_refused:
+            raise invalid(f"A run has at most {MAX_SERIES} metrics.", "metrics")
+        missing = missing[: max(MAX_SERIES - len(launches), 0)]
+    for name, tags in missing:
+        row = {"run_id": run_id, "series": _hash(name, tags), "name": name, "tags": tags}
+        connection.execute(insert(metric).values(**row, **latest[name, tags]))
+    # Also if the step is lower: a resumed run goes back, and its newest launch counts.
+    changed = [values for key, values in updates.items() if key in launches and launches[key] not in newer]
+    if changed:
+        connection.execute(_CHANGE, changed)
+
+
+def list_series(connection: Connection, run_id: int) -> list[Series]:
+    """Return the series of a run by name and tags."""
+    rows = connection.execute(select(metric).where(metric.c.run_id == run_id)).all()
+    # Sorted here: PostgreSQL's order depends on its locale.
+    in_order = sorted(rows, key=lambda row: (row.name, row.tags))
+    return [Series(row.name, json.loads(row.tags), row.last) for row in in_order]
+
+
+def _last(column: MetricColumn, launch_no: int) -> dict[str, object]:
+    row = int(column.steps.argmax())
+    value = float(column.values[row])
+    last = value if math.isfinite(value) else None
+    return {"launch_no": launch_no, "last_step": int(column.steps[row]), "last": last}
+
+
+def _hash(name: str, tags: str) -> bytes:
+    return hashlib.sha256(f"{name}\0{tags}".encode()).digest()

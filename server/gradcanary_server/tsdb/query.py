@@ -1,0 +1,230 @@
+"""Queries over a range of steps, as at most n buckets.
+
+Buckets begin at multiples of their width, so that a growing run keeps its picture. They are made of the widest
+aggregates that fit into them, and no minimum is lost.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection
+
+from gradcanary import wire
+from gradcanary_server.tsdb.reader import Reader, Segment
+from gradcanary_server.tsdb.rollup import (
+    COUNT,
+    FACTOR,
+    MAXIMUM,
+    MEAN,
+    MINIMUM,
+    NONFINITE,
+    PLANES,
+    REDUCTIONS,
+    Groups,
+    Plane,
+    Planes,
+    SparseAggregates,
+    StepIndex,
+    means,
+    reduce_planes,
+)
+from gradcanary_server.tsdb.sources import StatSource, StepIndexSource
+from gradcanary_server.tsdb.tiles import TILE_LAYERS, TILE_ROWS
+
+Part = TypeVar("Part", StepIndex, SparseAggregates)
+
+CELLS = 400_000
+"""Aggregates x layers in memory at a time: the memory of a query does not grow with the layers of the run."""
+
+_MIN_ROWS = 4 * TILE_ROWS
+"""Aggregates that are read at a time, at least: a tile that a border cuts is read twice."""
+
+
+@dataclass(frozen=True)
+class StepRange:
+    """Steps from ``begin`` to ``end``, both included, None = no bound; at most ``points`` buckets."""
+
+    begin: int | None
+    end: int | None
+    points: int
+
+
+@dataclass(frozen=True)
+class BucketGrid:
+    """``count`` buckets of ``width`` steps, the first from step ``first * width``."""
+
+    width: int
+    first: int
+    count: int
+
+    def steps(self) -> NDArray[np.float64]:
+        """Return the first step of each bucket."""
+        return (self.first + np.arange(self.count, dtype=np.float64)) * self.width
+
+    def indexes(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        return steps // self.width - self.first
+
+
+@dataclass(frozen=True)
+class SegmentPart:
+    """A segment, and the first steps of its aggregates of the level that is read."""
+
+    segment: Segment
+    level: int
+    starts: NDArray[np.int64]
+
+    def split(self, most: int, width: int) -> Iterator[Segment]:
+        """Yield segments with about ``most`` aggregates each, cut between buckets, so that no aggregate is cut."""
+        segment = self.segment
+        reads = np.ones(len(self.starts), np.int64)
+        for level in range(self.level, 0, -1):  # aggregates without a tile are made of those of the level below
+            reads[self.starts >= segment.stream.end(level)] *= FACTOR
+        is_border = np.diff(np.cumsum(reads) // most, prepend=0) > 0
+        borders = np.unique(self.starts[is_border] // width * width)
+        inner = borders[(borders > segment.begin) & (borders < segment.end)].tolist()
+        for begin, end in pairwise([segment.begin, *inner, segment.end]):
+            yield replace(segment, begin=begin, end=end)
+
+
+@dataclass(frozen=True)
+class BucketedStat:
+    """A stat of a run in buckets, before any layer is read.
+
+    ``times`` float64[B] is the agent's time of a bucket's first sample, NaN = no sample. ``parts`` are its segments.
+    """
+
+    run_id: int
+    stat: str
+    phases: tuple[str, ...]
+    buckets: BucketGrid
+    times: NDArray[np.float64]
+    parts: tuple[SegmentPart, ...]
+
+    def layer_slices(self, layers: NDArray[np.int32]) -> list[slice]:
+        """Return slices of these layers, int32[L], that fit into memory, cut between layer groups."""
+        groups = max(1, CELLS // (TILE_LAYERS * max(self.buckets.count, _MIN_ROWS)))
+        is_border = np.diff(layers // (TILE_LAYERS * groups)) > 0
+        bounds = [0, *(1 + np.flatnonzero(is_border)).tolist(), len(layers)]
+        return [slice(begin, end) for begin, end in pairwise(bounds) if begin < end]
+
+    def read(
+        self, reader: Reader, connection: Connection, layers: NDArray[np.int32], wanted: Collection[str] = PLANES
+    ) -> Planes:
+        """Return the ``wanted`` planes of these layers, [B, L]."""
+        accumulator = _BucketAccumulator(self.buckets.count, len(layers), wanted)
+        most = max(1, CELLS // max(TILE_LAYERS, len(layers)))
+        for part in self.parts:
+            for segment in part.split(most, self.buckets.width):
+                source = StatSource(reader.view(connection, self.run_id, segment), self.stat, layers, wanted)
+                stored = source.read(part.level, segment.begin, segment.end)
+                accumulator.add(self.buckets.indexes(stored.start), slice(None), stored.planes)
+        return accumulator.envelope(np.float32)
+
+
+@dataclass(frozen=True)
+class BucketedMetrics:
+    """Some sparse series on the same buckets; column r of the envelope is series r."""
+
+    buckets: BucketGrid
+    times: NDArray[np.float64]
+    envelope: Planes
+
+
+def query(reader: Reader, connection: Connection, run_id: int, stat: str, steps: StepRange) -> BucketedStat:
+    """Return the buckets of a stat between two steps."""
+
+    def read(segment: Segment, level: int) -> StepIndex:
+        return StepIndexSource(reader.view(connection, run_id, segment)).read(level, segment.begin, segment.end)
+
+    buckets, indexes = _fit_buckets(reader.segments(connection, run_id, steps.begin, steps.end), steps.points, read)
+    times, phases = np.full(buckets.count, np.nan), 0
+    parts: list[SegmentPart] = []
+    for segment, index in indexes:
+        np.fmin.at(times, buckets.indexes(index.start), index.time)
+        phases |= int(np.bitwise_or.reduce(index.phases.get(stat, np.zeros(1, np.uint8))))
+        parts.append(SegmentPart(segment, segment.stream.level_for(buckets.width), index.start))
+    names = tuple(name for bit, name in enumerate(wire.PHASES) if phases >> bit & 1)
+    return BucketedStat(run_id, stat, names, buckets, times, tuple(parts))
+
+
+def query_metrics(
+    reader: Reader, connection: Connection, run_id: int, series: Sequence[tuple[str, str]], steps: StepRange
+) -> BucketedMetrics:
+    """Return the metrics of these names and tags between two steps."""
+    numbers = {key: number for number, key in enumerate(series)}
+
+    def read(segment: Segment, level: int) -> SparseAggregates:
+        return reader.read_metrics(connection, run_id, segment, numbers, level)
+
+    segments = reader.metric_segments(connection, run_id, steps.begin, steps.end)
+    buckets, parts = _fit_buckets(segments, steps.points, read)
+    accumulator, times = _BucketAccumulator(buckets.count, len(series), PLANES), np.full(buckets.count, np.nan)
+    for _, part in parts:
+        np.fmin.at(times, buckets.indexes(part.start), part.time)
+        for number in np.unique(part.series).tolist():
+            one = part.select(part.series == number)
+            planes = {name: getattr(one, name)[:, None] for name in PLANES}
+            accumulator.add(buckets.indexes(one.start), slice(number, number + 1), planes)
+    return BucketedMetrics(buckets, times, accumulator.envelope(np.float64))
+
+
+def _fit_buckets(
+    segments: Sequence[Segment], points: int, read: Callable[[Segment, int], Part]
+) -> tuple[BucketGrid, list[tuple[Segment, Part]]]:
+    """Return the buckets of some segments, and what ``read`` returns for those with samples, at the buckets' level.
+
+    The buckets depend on the steps, and the level at which steps are read on the buckets: so it may be read twice.
+    """
+    rough = _buckets(segments, [(segment.first, segment.last) for segment in segments], points)
+    parts = [(segment, read(segment, segment.stream.level_for(rough.width))) for segment in segments]
+    parts = [(segment, part) for segment, part in parts if len(part.start)]
+    bounds = [(int(part.first.min()), int(part.last.max())) for _, part in parts]
+    buckets = _buckets([segment for segment, _ in parts], bounds, points)
+    if buckets.width != rough.width:
+        parts = [(segment, read(segment, segment.stream.level_for(buckets.width))) for segment, _ in parts]
+    return buckets, parts
+
+
+def _buckets(segments: Sequence[Segment], bounds: Sequence[tuple[int, int]], points: int) -> BucketGrid:
+    """Return the narrowest buckets, at most ``points``, that hold all steps and into which all aggregates fit.
+
+    Their width is a power of two times an interval of at most four times the widest of the segments.
+    """
+    width = math.lcm(*(segment.every() for segment in segments))
+    if not bounds:
+        return BucketGrid(width, 0, 0)
+    low, high = min(begin for begin, _ in bounds), max(end for _, end in bounds)
+    while high // width - low // width >= points:
+        width *= 2
+    return BucketGrid(width, low // width, high // width - low // width + 1)
+
+
+class _BucketAccumulator:
+    """Accumulates aggregates in buckets."""
+
+    def __init__(self, buckets: int, series: int, wanted: Collection[str]) -> None:
+        shape = (buckets, series)
+        counts = {name: np.zeros(shape, np.int32) for name in wanted if name in (COUNT, NONFINITE)}
+        extremes = {name: np.full(shape, np.nan) for name in wanted if name in (MINIMUM, MAXIMUM)}
+        self._planes: dict[str, Plane] = {MEAN: np.zeros(shape)} if MEAN in wanted else {}
+        self._planes |= counts | extremes
+
+    def add(self, indexes: NDArray[np.int64], series: slice, planes: Planes) -> None:
+        """Add aggregates; number i belongs to bucket ``indexes[i]``, in rising order."""
+        if not len(indexes):
+            return
+        groups = Groups(indexes)
+        target = (indexes[groups.starts], series)
+        with np.errstate(over="ignore", invalid="ignore"):  # a mean of metrics near 1e308 is inf
+            for name, plane in reduce_planes(planes, groups).items():
+                accumulated = self._planes[name]
+                accumulated[target] = REDUCTIONS[name](accumulated[target], plane)
+
+    def envelope(self, dtype: type[np.floating]) -> Planes:
+        planes = self._planes | ({MEAN: means(self._planes)} if MEAN in self._planes else {})
+        return {name: plane if plane.dtype == np.int32 else plane.astype(dtype) for name, plane in planes.items()}
