@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -16,7 +15,7 @@ from sqlalchemy import Connection
 from gradcanary import wire
 from gradcanary_server.api import charts, models, runs
 from gradcanary_server.api.charts import HeatmapOptions, MetricSelector, Order, Value
-from gradcanary_server.api.http import Json, etag_response, json_response
+from gradcanary_server.api.http import Json, etag_response
 from gradcanary_server.api.layer_table import build_layer_table
 from gradcanary_server.api.runs import RunFilter
 from gradcanary_server.api.services import ServicesDep
@@ -24,7 +23,6 @@ from gradcanary_server.clock import timestamp
 from gradcanary_server.incidents import liveness
 from gradcanary_server.incidents.liveness import RunStatus
 from gradcanary_server.ops.recording import recording_lines
-from gradcanary_server.rules.config import Rules
 from gradcanary_server.storage import layers
 from gradcanary_server.storage import runs as run_store
 from gradcanary_server.storage.database import Record
@@ -52,14 +50,6 @@ Points = Annotated[int, Query(ge=1, le=5_000)]
 Layers = Annotated[list[str], Query(alias="layer")]
 Names = Annotated[tuple[str, ...], Query()]
 Stats = Annotated[tuple[Stat, ...], Query(min_length=1)]
-
-
-@dataclass(frozen=True)
-class RulesInForce(Rules):
-    """The rules of a collector, their version in its store, and their file."""
-
-    rules_version: int | None = None
-    file: str | None = None
 
 
 class RunReader:
@@ -235,14 +225,6 @@ def show_recording(reader: ReaderDep, run: str) -> Response:
         status = liveness.read_status(connection, run, reader.database.now(connection), reader.rules.silent)
     lines = recording_lines(reader.database, reader.archive, status.row, status.state)
     return StreamingResponse(lines, media_type="application/x-ndjson")
-
-
-@router.get("/rules", response_model=RulesInForce)
-def show_rules(services: ServicesDep) -> Response:
-    """Answer the rules of this collector, their version in this store, and their file."""
-    file = None if services.settings.rules is None else str(services.settings.rules)
-    version = services.ingest.rule_versions.current
-    return json_response({**vars(services.rules), "rules_version": version, "file": file})
 
 
 def _csv_response(lines: Iterator[str], name: str, begin: int | None, to: int | None) -> Response:

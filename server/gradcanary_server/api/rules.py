@@ -1,19 +1,20 @@
-"""The route that tries rules on the last runs, and the types of the lines that it answers."""
+"""Routes of rules: the ones in force, and a trial of others on the last runs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias, get_args
 
 import yaml
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from typing_extensions import NotRequired, TypedDict
 
-from gradcanary_server.api.http import JsonRoute
+from gradcanary_server.api.http import JsonRoute, json_response
 from gradcanary_server.api.models import Count
-from gradcanary_server.api.services import BacktestsDep
+from gradcanary_server.api.services import BacktestsDep, ServicesDep
 from gradcanary_server.errors import RulesError, invalid
 from gradcanary_server.ops.backtests import NDJSON, BacktestResponse
 from gradcanary_server.rules import config_file
@@ -113,10 +114,26 @@ _LINES: dict[int | str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class RulesInForce(Rules):
+    """The rules of a collector, their version in its store, and their file."""
+
+    rules_version: int | None = None
+    file: str | None = None
+
+
 class TrialCreate(Body):
     """The text of a rules.yaml to try; without it only the rules in force are played."""
 
     text: str | None = None
+
+
+@router.get("/rules", response_model=RulesInForce)
+def show_rules(services: ServicesDep) -> Response:
+    """Answer the rules of this collector, their version in this store, and their file."""
+    file = None if services.settings.rules is None else str(services.settings.rules)
+    version = services.ingest.rule_versions.current
+    return json_response({**vars(services.rules), "rules_version": version, "file": file})
 
 
 @router.post("/rules/trials", response_class=StreamingResponse, response_model=TrialLine, responses=_LINES)
