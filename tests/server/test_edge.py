@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from sqlalchemy import select
 
 from gradcanary import wire
-from gradcanary_server.api import incidents, measurements
+from gradcanary_server.api import incidents, measurements, runs
 from gradcanary_server.app import create_app
 from gradcanary_server.ops import process
 from gradcanary_server.ops.process import Server
@@ -229,7 +229,7 @@ def test_large_answers_are_not_checked_again(client):
     """FastAPI validates what a route returns unless that is a response."""
     made = {
         route.path.removeprefix("/api/v1"): typing.get_type_hints(route.endpoint)["return"]
-        for route in (*measurements.router.routes, *incidents.router.routes)
+        for route in (*runs.router.routes, *measurements.router.routes, *incidents.router.routes)
         if "GET" in route.methods
     }
     assert {path for path in LARGE if made[path] is not Response} == set()

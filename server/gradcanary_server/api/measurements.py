@@ -1,24 +1,23 @@
-"""Routes that read runs: JSON with an ETag for pages and scripts, and every sample as CSV."""
+"""Routes of the measurements of a run: JSON with an ETag for pages and scripts, and every sample as CSV."""
 
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection
 
 from gradcanary import wire
-from gradcanary_server.api import charts, models, runs
+from gradcanary_server.api import charts, models
 from gradcanary_server.api.charts import HeatmapOptions, MetricSelector, Order, Value
-from gradcanary_server.api.http import Json, etag_response
+from gradcanary_server.api.http import Json
 from gradcanary_server.api.layer_table import build_layer_table
-from gradcanary_server.api.runs import RunFilter
-from gradcanary_server.api.services import ServicesDep
+from gradcanary_server.api.run_reader import ReaderDep
 from gradcanary_server.clock import timestamp
 from gradcanary_server.incidents import liveness
 from gradcanary_server.incidents.liveness import RunStatus
@@ -50,62 +49,6 @@ Points = Annotated[int, Query(ge=1, le=5_000)]
 Layers = Annotated[list[str], Query(alias="layer")]
 Names = Annotated[tuple[str, ...], Query()]
 Stats = Annotated[tuple[Stat, ...], Query(min_length=1)]
-
-
-class RunReader:
-    """The store and the rules of one read request."""
-
-    def __init__(self, request: Request, services: ServicesDep) -> None:
-        self._request = request
-        self.database = services.database
-        self.archive = services.archive
-        self.rules = services.rules
-
-    def run_response(self, name: str, build: Callable[[Connection, RunStatus], Json]) -> Response:
-        """Return the answer about a run; ``build`` is called only if the client's copy is old."""
-        with self.database.read() as connection:
-            status = liveness.read_status(connection, name, self.database.now(connection), self.rules.silent)
-            return self.runs_response([status], lambda: build(connection, status))
-
-    def runs_response(
-        self, statuses: Sequence[RunStatus], build: Callable[[], Json], following: str | None = None
-    ) -> Response:
-        """Return the answer about runs; its ETag is made of the URL, the rules, the next page, each run and state."""
-        parts = [f"{status.row.run_id} {status.row.revision} {status.state}" for status in statuses]
-        return etag_response(self._request, [self.rules, following, *parts], build)
-
-
-async def _reader(request: Request, services: ServicesDep) -> RunReader:
-    """Return the reader once no batch waits for the store."""
-    if services.database.has_one_writer:  # on other databases the batches of two runs do not wait for each other
-        await services.priority.wait_for_batches()
-    return RunReader(request, services)
-
-
-ReaderDep = Annotated[RunReader, Depends(_reader)]
-
-
-@router.get("/runs", response_model=models.RunList)
-def list_runs(reader: ReaderDep, filters: Annotated[RunFilter, Depends()]) -> Response:
-    """Answer runs, by default the last seen first; ``next`` is the ``after`` of the following page.
-
-    ``name_contains`` is a part of the name; each word of ``text`` is in the name, a tag or the note.
-    """
-    with reader.database.read() as connection:
-        statuses, following = runs.page(connection, filters, reader.database.now(connection), reader.rules.silent)
-        return reader.runs_response(
-            statuses, lambda: {"runs": runs.summaries(connection, statuses), "next": following}, following
-        )
-
-
-@router.get("/runs/{run}", response_model=models.RunShape)
-def show_run(reader: ReaderDep, run: str) -> Response:
-    """Answer one run without its measurements."""
-
-    def build(connection: Connection, status: RunStatus) -> Json:
-        return runs.to_json(connection, status, reader.database.now(connection), reader.rules.silent)
-
-    return reader.run_response(run, build)
 
 
 @router.get("/runs/{run}/layers", response_model=models.LayerTable)

@@ -1,4 +1,4 @@
-"""Routes that change runs, the query of their list, and their JSON."""
+"""Routes of runs without their measurements: the list, one run, its change and its deletion; and their JSON."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 from sqlalchemy import ColumnElement, Connection, Select, String, func, or_, select
 
 from gradcanary_server import validation
 from gradcanary_server.api.http import Json, JsonRoute, encode_array, json_response, select_keys
-from gradcanary_server.api.models import Gap, RunShape, RunState, RunSummary, SessionShape
+from gradcanary_server.api.models import Gap, RunList, RunShape, RunState, RunSummary, SessionShape
+from gradcanary_server.api.run_reader import ReaderDep
 from gradcanary_server.api.services import ServicesDep
 from gradcanary_server.clock import timestamp
 from gradcanary_server.errors import invalid
@@ -92,6 +93,29 @@ class RunPatch(Body):
     archived: bool | None = None
     name: str | None = None
     aliases: Texts | None = None
+
+
+@router.get("/runs", response_model=RunList)
+def list_runs(reader: ReaderDep, filters: Annotated[RunFilter, Depends()]) -> Response:
+    """Answer runs, by default the last seen first; ``next`` is the ``after`` of the following page.
+
+    ``name_contains`` is a part of the name; each word of ``text`` is in the name, a tag or the note.
+    """
+    with reader.database.read() as connection:
+        statuses, following = page(connection, filters, reader.database.now(connection), reader.rules.silent)
+        return reader.runs_response(
+            statuses, lambda: {"runs": summaries(connection, statuses), "next": following}, following
+        )
+
+
+@router.get("/runs/{run}", response_model=RunShape)
+def show_run(reader: ReaderDep, run: str) -> Response:
+    """Answer one run without its measurements."""
+
+    def build(connection: Connection, status: RunStatus) -> Json:
+        return to_json(connection, status, reader.database.now(connection), reader.rules.silent)
+
+    return reader.run_response(run, build)
 
 
 @router.patch("/runs/{run}", response_model=RunShape)
