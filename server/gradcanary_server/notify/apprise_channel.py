@@ -20,10 +20,10 @@ from urllib.parse import unquote
 
 from gradcanary_server.background import run_in_daemon_thread
 from gradcanary_server.errors import SettingsError
+from gradcanary_server.notify import endpoints
 from gradcanary_server.notify.egress import HIDDEN
 from gradcanary_server.notify.endpoints import ConfiguredEndpoint
 from gradcanary_server.notify.webhook import TIMEOUT_S, TransportError
-from gradcanary_server.rules.types import SEVERITIES, Severity
 
 if TYPE_CHECKING:
     import apprise
@@ -58,19 +58,11 @@ class Channel:
     under_way: dict[object, float] = field(default_factory=dict, repr=False, compare=False)
 
 
-def parse_notify_url(text: str) -> tuple[Severity, str]:
-    """Return the minimum severity and the address of ``[SEVERITY=]URL``; the default is warning."""
-    for severity in SEVERITIES:
-        if text.startswith(f"{severity}="):
-            return severity, text.removeprefix(f"{severity}=")
-    return "warning", text
-
-
 def open_channels(addresses: Iterable[str]) -> dict[ConfiguredEndpoint, Channel]:
     """Return the endpoint and channel of each ``[SEVERITY=]URL``; raises SettingsError."""
     channels: dict[ConfiguredEndpoint, Channel] = {}
     for number, text in enumerate(addresses, 1):
-        severity, url = parse_notify_url(text)
+        severity, url = endpoints.split_severity(text)
         channel = _open(url, number)
         channels[ConfiguredEndpoint(channel.key, severity, "apprise", channel.service[:100])] = channel
     return channels

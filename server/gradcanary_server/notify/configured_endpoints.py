@@ -27,7 +27,7 @@ class ConfiguredEndpoints:
 def read_configured(settings: Settings) -> ConfiguredEndpoints:
     """Return the endpoints of the command line; raises SettingsError."""
     channels = apprise_channel.open_channels(settings.notify)
-    parsed = map(apprise_channel.parse_notify_url, settings.webhooks)
+    parsed = map(endpoints.split_severity, settings.webhooks)
     webhooks = [ConfiguredEndpoint(url, severity) for severity, url in parsed]
     urls = [webhook.url for webhook in webhooks]
     for url in urls:

@@ -31,7 +31,7 @@ from gradcanary_server.errors import RequestError, SettingsError
 from gradcanary_server.notify import egress, webhook
 from gradcanary_server.notify.egress import AddressError
 from gradcanary_server.notify.webhook import SecretError
-from gradcanary_server.rules.types import Severity
+from gradcanary_server.rules.types import SEVERITIES, Severity
 from gradcanary_server.storage.schema import MAX_ID, delivery, endpoint, incident, is_of_incident
 
 DISABLE_AFTER_S = 5 * 86_400.0
@@ -73,6 +73,14 @@ class ConfiguredEndpoint:
     min_severity: Severity = "warning"
     kind: Literal["webhook", "apprise"] = "webhook"
     name: str = ""
+
+
+def split_severity(text: str) -> tuple[Severity, str]:
+    """Return the minimum severity and the address of ``[SEVERITY=]URL``; the default is warning."""
+    for severity in SEVERITIES:
+        if text.startswith(f"{severity}="):
+            return severity, text.removeprefix(f"{severity}=")
+    return "warning", text
 
 
 def redacted_address(row: RowMapping) -> str | None:
