@@ -71,7 +71,7 @@ class ConfiguredEndpoint:
 
     url: str
     min_severity: Severity = "warning"
-    kind: Literal["webhook", "apprise"] = "webhook"
+    kind: Literal["webhook", "apprise"] = "webhook"  # only a webhook has a secret
     name: str = ""
 
 
@@ -114,7 +114,7 @@ def upsert_configured(
         if row["disabled"] is not None:
             _replan_resolved(connection, row["endpoint_id"])
         return None
-    new_secret = "" if configured.kind == "apprise" else secret or webhook.new_secret()
+    new_secret = "" if configured.kind != "webhook" else secret or webhook.new_secret()
     values |= {"url": configured.url, "name": configured.name, "secret": new_secret, "created": now}
     connection.execute(insert(endpoint).values(**values))
     return None if secret else new_secret or None
@@ -276,10 +276,10 @@ def change_endpoint(
 def rotate_secret(connection: Connection, number: int, now: float, *, is_given: bool) -> str:
     """Give an endpoint a new secret and return it; ``is_given``: the operator's is in the environment.
 
-    Raises RequestError 404, and 409 for apprise and for a secret of the environment.
+    Raises RequestError 404, and 409 for another kind than webhook and for a secret of the environment.
     """
     row = find_endpoint(connection, number, lock=True)
-    if row["kind"] == "apprise":
+    if row["kind"] != "webhook":
         message = "Messages through apprise are not signed: there is no secret."
         raise RequestError(409, "not_signed", message, "endpoint")
     if is_given and row["origin"] == "operator":
