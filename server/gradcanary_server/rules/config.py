@@ -224,7 +224,7 @@ class Stalled(Section):
     after_s: Positive = 1_800.0
     """Longer than most evaluations, and than the ten minutes after which NCCL ends a collective that ranks miss."""
     steps: Count = 20
-    """Mean step times (life.StepTimes), and never less than ``after_s``: slow steps vary by a part of themselves."""
+    """Mean step times (liveness.StepTimes); never less than ``after_s``: slow steps vary by a part of themselves."""
     pause_factor: Positive = 2.0
     """Times the longest pause between two steps that ended by itself: an evaluation."""
 

@@ -68,7 +68,7 @@ run = Table(
     Column("facts", Text, nullable=False, default="[]"),  # JSON list of wire.Fact
     Column("rules_version", Integer),  # of rule_set: the rules that last evaluated it
     Column("state_token", BigInteger),  # random, new with each write of rule_state
-    Column("mean_step_s", Double),  # the time of its steps, life.StepTimes
+    Column("mean_step_s", Double),  # the time of its steps, liveness.StepTimes
     Column("longest_step_s", Double),
 )
 
