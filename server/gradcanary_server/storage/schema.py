@@ -117,7 +117,7 @@ launch = Table(
     Column("run_id", ForeignKey("run.run_id", ondelete="CASCADE"), primary_key=True),
     Column("launch_no", Integer, primary_key=True),  # 1, 2, ... in the order of arrival
     Column("started", Double, nullable=False, server_default="0"),  # by the agent's clock: the order of launches
-    Column("launch", String(64), nullable=False),  # not unique: somebody may fix it
+    Column("launch", String(64), nullable=False),  # not unique: a user may set it to a constant
     Column("world_size", Integer, nullable=False),
     Column("first_step", BigInteger),
     Column("late", Boolean, nullable=False),
@@ -333,7 +333,7 @@ token = Table(
     Column("expires", Double),
     Column("last_used", Double),  # to the minute
     Column("revoked", Double),
-    sqlite_autoincrement=True,  # a number is never used again: somebody may revoke the wrong one
+    sqlite_autoincrement=True,  # a number is never used again: an administrator could revoke the wrong one
 )
 
 web_session = Table(
