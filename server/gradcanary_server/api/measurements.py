@@ -22,6 +22,7 @@ from gradcanary_server.clock import timestamp
 from gradcanary_server.incidents import liveness
 from gradcanary_server.incidents.liveness import RunStatus
 from gradcanary_server.ops.recording import recording_lines
+from gradcanary_server.ops.replay_source import FORMULA
 from gradcanary_server.storage import layers
 from gradcanary_server.storage import runs as run_store
 from gradcanary_server.storage.database import Record
@@ -29,9 +30,6 @@ from gradcanary_server.tsdb.log import LoggedBatch
 from gradcanary_server.tsdb.query import StepRange
 from gradcanary_server.tsdb.rollup import SparseAggregates
 from gradcanary_server.validation import MAX_STEP
-
-FORMULA = ("=", "+", "-", "@")
-"""First characters of a cell that a spreadsheet runs as a formula."""
 
 CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {}}}}
 NDJSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {}}}}

@@ -25,7 +25,7 @@ UNSEEN = -1.0
 """An empty cell."""
 
 FORMULA = ("=", "+", "-", "@")
-"""The export puts a quote before names that begin so: a spreadsheet would run them."""
+"""First characters of a cell that a spreadsheet runs as a formula: the CSV export puts a quote before them."""
 
 CHUNK_ROWS = 256
 """Rows of a CSV file that are evaluated together."""
