@@ -216,7 +216,7 @@ class Cells:
 
 def build_series(
     connection: Connection,
-    archive: Reader,
+    measurements: Reader,
     rules: Rules,
     run: Record,
     stat: str,
@@ -225,8 +225,8 @@ def build_series(
 ) -> Json:
     """Return the envelope of a stat for some layers, given by number or name."""
     chosen = select_layers(layers.read_layers(connection, run.run_id), layer_keys)
-    result = query(archive, connection, run.run_id, stat, span)
-    envelope = result.read(archive, connection, _numbers(chosen))
+    result = query(measurements, connection, run.run_id, stat, span)
+    envelope = result.read(measurements, connection, _numbers(chosen))
     return {
         "run": run.name,
         "stat": stat,
@@ -242,7 +242,7 @@ def build_series(
 
 def build_heatmap(
     connection: Connection,
-    archive: Reader,
+    measurements: Reader,
     rules: Rules,
     run: Record,
     stat: str,
@@ -257,12 +257,12 @@ def build_heatmap(
     numbers = _numbers(chosen)
     is_worst = options.order == "worst"
     planes = {*_NEEDED[options.value], *((MINIMUM,) if is_worst else ())}
-    result = query(archive, connection, run.run_id, stat, span)
+    result = query(measurements, connection, run.run_id, stat, span)
     slices = result.layer_slices(numbers)
 
     @lru_cache(maxsize=int(len(slices) == 1))  # a single slice is read once, for the order and the cells
     def read(number: int) -> Planes:
-        return result.read(archive, connection, numbers[slices[number]], planes)
+        return result.read(measurements, connection, numbers[slices[number]], planes)
 
     states = _worst_states(rule_states.read_state(connection, run.run_id).state, chosen) if is_worst else []
     ranks = [rank_columns(read(number)) for number in range(len(slices))] if is_worst else []
@@ -288,13 +288,13 @@ def build_heatmap(
 
 
 def build_metrics(
-    connection: Connection, archive: Reader, run: Record, selector: MetricSelector, span: StepRange
+    connection: Connection, measurements: Reader, run: Record, selector: MetricSelector, span: StepRange
 ) -> Json:
     """Return the envelopes of the selected metrics."""
     keys = select_metrics(connection, run.run_id, selector)
     if len(keys) > MAX_SERIES:
         raise invalid(f"At most {MAX_SERIES} metrics in one answer: give name= and tags=.", "name")
-    result = query_metrics(archive, connection, run.run_id, keys, span)
+    result = query_metrics(measurements, connection, run.run_id, keys, span)
     return {
         "run": run.name,
         **_axis(run, result.buckets, result.times),
@@ -314,18 +314,18 @@ def select_metrics(connection: Connection, run_id: int, selector: MetricSelector
 
 
 def iter_samples(
-    database: Database, archive: Reader, run_id: int, begin: int | None = None, end: int | None = None
+    database: Database, measurements: Reader, run_id: int, begin: int | None = None, end: int | None = None
 ) -> Iterator[LoggedBatch]:
     """Yield the stored samples of a run in the order of steps, from ``begin`` to ``end``, both included."""
     with database.read() as connection:
-        segments = archive.segments(connection, run_id, begin, end)
+        segments = measurements.segments(connection, run_id, begin, end)
     bounded = [replace(part, begin=max(part.begin, part.first), end=min(part.end, part.last + 1)) for part in segments]
-    return merge_streams((part.begin, archive.samples(database, run_id, part)) for part in bounded)
+    return merge_streams((part.begin, measurements.samples(database, run_id, part)) for part in bounded)
 
 
 def iter_points(
     database: Database,
-    archive: Reader,
+    measurements: Reader,
     run_id: int,
     series: Sequence[tuple[str, str]],
     begin: int | None = None,
@@ -337,14 +337,18 @@ def iter_points(
     """
     numbers = {key: number for number, key in enumerate(series)}
     with database.read() as connection:
-        segments = archive.metric_segments(connection, run_id, begin, end)
+        segments = measurements.metric_segments(connection, run_id, begin, end)
         # One point may be a billion steps after the others: chunks without points are skipped.
-        chunks = [archive.read_metrics(connection, run_id, segment, numbers, CHUNK_LEVEL) for segment in segments]
+        chunks = [measurements.read_metrics(connection, run_id, segment, numbers, CHUNK_LEVEL) for segment in segments]
     for start in np.unique(SparseAggregates.concat(chunks).start // CHUNK_STEPS * CHUNK_STEPS).tolist():
         parts = [_clip(segment, start, start + CHUNK_STEPS) for segment in segments]
         with database.read() as connection:
             yield SparseAggregates.concat(
-                [archive.read_metrics(connection, run_id, part, numbers, 0) for part in parts if part.begin < part.end]
+                [
+                    measurements.read_metrics(connection, run_id, part, numbers, 0)
+                    for part in parts
+                    if part.begin < part.end
+                ]
             )
 
 

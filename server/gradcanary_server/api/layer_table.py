@@ -69,12 +69,12 @@ class _Latest:
         return rows[newer], newer
 
 
-def build_layer_table(connection: Connection, archive: Reader, run_id: int) -> list[Json]:
+def build_layer_table(connection: Connection, measurements: Reader, run_id: int) -> list[Json]:
     """Return a run's layers with their last values."""
     rows = layers.read_layers(connection, run_id)
     latest = _Latest(1 + max((row.layer_no for row in rows), default=-1))
     order = launch_order(connection, run_id)
-    for batch in archive.latest(connection, run_id):
+    for batch in measurements.latest(connection, run_id):
         latest.update(batch, order[batch.launch_no])
     verdicts = rule_states.read_state(connection, run_id).state.verdicts([row.layer_no for row in rows])
     values = {stat: _to_json_numbers(plane) for stat, plane in latest.values.items()}

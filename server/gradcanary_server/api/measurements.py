@@ -54,7 +54,7 @@ def list_layers(reader: ReaderDep, run: str) -> Response:
     """Answer the layers of a run with their last values."""
 
     def build(connection: Connection, status: RunStatus) -> Json:
-        table = build_layer_table(connection, reader.archive, status.row.run_id)
+        table = build_layer_table(connection, reader.measurements, status.row.run_id)
         return {"revision": status.row.revision, "layers": table}
 
     return reader.run_response(run, build)
@@ -74,7 +74,7 @@ def show_series(
     span = StepRange(begin, to, points)
 
     def build(connection: Connection, status: RunStatus) -> Json:
-        return charts.build_series(connection, reader.archive, reader.rules, status.row, stat, layer, span)
+        return charts.build_series(connection, reader.measurements, reader.rules, status.row, stat, layer, span)
 
     return reader.run_response(run, build)
 
@@ -96,7 +96,7 @@ def show_heatmap(
     options, span = HeatmapOptions(value, order, match, rows), StepRange(begin, to, columns)
 
     def build(connection: Connection, status: RunStatus) -> Json:
-        return charts.build_heatmap(connection, reader.archive, reader.rules, status.row, stat, options, span)
+        return charts.build_heatmap(connection, reader.measurements, reader.rules, status.row, stat, options, span)
 
     return reader.run_response(run, build)
 
@@ -118,7 +118,7 @@ def show_metrics(
     selector, span = MetricSelector.parse(name, tags), StepRange(begin, to, points)
 
     def build(connection: Connection, status: RunStatus) -> Json:
-        return charts.build_metrics(connection, reader.archive, status.row, selector, span)
+        return charts.build_metrics(connection, reader.measurements, status.row, selector, span)
 
     return reader.run_response(run, build)
 
@@ -141,7 +141,7 @@ def export_csv(
         run_id = run_store.get_run(connection, run).run_id
         rows = layers.read_layers(connection, run_id)
     chosen = charts.filter_layers(charts.select_layers(rows, layer) if layer else rows, match)
-    batches = charts.iter_samples(reader.database, reader.archive, run_id, begin, to)
+    batches = charts.iter_samples(reader.database, reader.measurements, run_id, begin, to)
     stats = list(dict.fromkeys(stat))
     return _csv_response(_sample_lines(batches, stats, chosen), f"{run}-{'-'.join(stats)}", begin, to)
 
@@ -155,7 +155,7 @@ def metrics_csv(
     with reader.database.read() as connection:
         run_id = run_store.get_run(connection, run).run_id
         series = charts.select_metrics(connection, run_id, selector)
-    points = charts.iter_points(reader.database, reader.archive, run_id, series, begin, to)
+    points = charts.iter_points(reader.database, reader.measurements, run_id, series, begin, to)
     return _csv_response(_point_lines(points, series), f"{run}-metrics", begin, to)
 
 
@@ -164,7 +164,7 @@ def show_recording(reader: ReaderDep, run: str) -> Response:
     """Answer the stored messages of the agents of a run as lines of JSON."""
     with reader.database.read() as connection:
         status = liveness.read_status(connection, run, reader.database.now(connection), reader.rules.silent)
-    lines = recording_lines(reader.database, reader.archive, status.row, status.state)
+    lines = recording_lines(reader.database, reader.measurements, status.row, status.state)
     return StreamingResponse(lines, media_type="application/x-ndjson")
 
 

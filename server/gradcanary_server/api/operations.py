@@ -109,7 +109,7 @@ def openapi(request: Request) -> JSONResponse:
 @router.get("/api/v1/storage", response_model=StorageShape)
 def show_storage(services: ServicesDep, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> Json:
     """Answer the size of the store on disk, and of the measurements of each run, the largest first."""
-    use, raw_days, database = services.storage.use(), services.settings.raw_days, services.database
+    use, raw_days, database = services.disk_usage.use(), services.settings.raw_days, services.database
     with database.read() as connection:
         query = select(run.c.run_id, run.c.name.label("run"), run.c.step, run.c.last_seen, run.c.archived)
         rows = connection.execute(query).mappings().all()

@@ -18,7 +18,7 @@ class RunReader:
     def __init__(self, request: Request, services: ServicesDep) -> None:
         self._request = request
         self.database = services.database
-        self.archive = services.archive
+        self.measurements = services.measurements
         self.rules = services.rules
 
     def run_response(self, name: str, build: Callable[[Connection, RunStatus], Json]) -> Response:

@@ -36,8 +36,8 @@ class Services:
     settings: Settings
     rules: Rules
     database: Database
-    archive: Reader
-    storage: DiskUsage
+    measurements: Reader
+    disk_usage: DiskUsage
     ingest: Ingest
     compactor: Compactor
     watchdog: Watchdog

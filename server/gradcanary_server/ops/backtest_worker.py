@@ -99,10 +99,10 @@ def main() -> None:
     database = Database(task["db"])
     shares = caches.split_cache_budget(task["cache_bytes"])
     layer_config.COMPILED.resize(shares.rules)
-    archive = Reader(BatchLog(LayerSetCache(shares.layers), shares.batches), TileStore(shares.tiles))
+    measurements = Reader(BatchLog(LayerSetCache(shares.layers), shares.batches), TileStore(shares.tiles))
     with database.read() as connection:
         rows = select_runs(connection)
-    _write_line(_result(_play_runs(database, archive, rules, rows), len(rows), rules))
+    _write_line(_result(_play_runs(database, measurements, rules, rows), len(rows), rules))
     database.close()
 
 
@@ -112,8 +112,8 @@ def select_runs(connection: Connection) -> list[Record]:
     return list(connection.execute(query.limit(MAX_RUNS)))
 
 
-def play_run(database: Database, archive: Reader, rules: RulesByName, row: Record) -> Outcome:
-    lines = recording.recording_lines(database, archive, row, row.ended or "")
+def play_run(database: Database, measurements: Reader, rules: RulesByName, row: Record) -> Outcome:
+    lines = recording.recording_lines(database, measurements, row, row.ended or "")
     return play(replay_source.source_of_recording(lines), rules)
 
 
@@ -145,14 +145,14 @@ def _matched_layers(source: ReplaySource, rules: Rules) -> tuple[int, ...]:
     return tuple(counts[id(entry)] for entry in rules.layers)
 
 
-def _play_runs(database: Database, archive: Reader, rules: RulesByName, rows: Sequence[Record]) -> list[Outcome]:
+def _play_runs(database: Database, measurements: Reader, rules: RulesByName, rows: Sequence[Record]) -> list[Outcome]:
     started, outcomes = time.monotonic(), []
     for played, row in enumerate(rows):
         _write_line({"kind": "progress", "runs": len(rows), "played": played})
         if time.monotonic() - started > PLAY_S:
             break
         try:
-            outcomes.append(play_run(database, archive, rules, row))
+            outcomes.append(play_run(database, measurements, rules, row))
         except Exception:  # one run must not keep all others from being counted
             logger.exception("run %s could not be played again", row.name)
     return outcomes

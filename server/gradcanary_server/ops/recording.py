@@ -45,19 +45,19 @@ class _Points:
         return MetricColumn(self.name, NO_TAGS, self.steps[rows], self.values[rows])
 
 
-def recording_lines(database: Database, archive: Reader, run: Record, state: str) -> Iterator[bytes]:
+def recording_lines(database: Database, measurements: Reader, run: Record, state: str) -> Iterator[bytes]:
     """Yield the lines of a run's recording, each part in a transaction of its own: a reader may be slow."""
     with database.read() as connection:
         launches = runs.launches_in_order(connection, run.run_id)
         rows = layers.read_layers(connection, run.run_id)
-        segments = archive.segments(connection, run.run_id, None, None, overlapping=True)
+        segments = measurements.segments(connection, run.run_id, None, None, overlapping=True)
         yield _line(_head(connection, run, state, launches, rows, segments))
     for launch in launches:
         with database.read() as connection:
-            points = _metrics(connection, archive, run.run_id, launch.launch_no)
+            points = _metrics(connection, measurements, run.run_id, launch.launch_no)
         launch_segments = [segment for segment in segments if segment.stream.launch_no == launch.launch_no]
         bounded = [replace(segment, begin=segment.first, end=segment.last + 1) for segment in launch_segments]
-        parts = [(segment.begin, archive.samples(database, run.run_id, segment)) for segment in bounded]
+        parts = [(segment.begin, measurements.samples(database, run.run_id, segment)) for segment in bounded]
         yield from _launch_lines(merge_streams(parts), points, rows)
 
 
@@ -153,16 +153,16 @@ def _ended_launches(connection: Connection, run_id: int) -> set[int]:
     return {number for number, ends in states.items() if ends <= {*END_STATES} and ends != {"detached"}}
 
 
-def _metrics(connection: Connection, archive: Reader, run_id: int, launch_no: int) -> list[_Points]:
+def _metrics(connection: Connection, measurements: Reader, run_id: int, launch_no: int) -> list[_Points]:
     """Return the points of a launch that rules read; a value that is not finite is NaN."""
     stored = connection.scalars(select(metric.c.name).where(metric.c.run_id == run_id, metric.c.tags == NO_TAGS))
     names = sorted(name for name in stored if _METRICS_OF_RULES.fullmatch(name))
     numbers = {(name, NO_TAGS): number for number, name in enumerate(names)}
     parts = []
-    for segment in archive.metric_segments(connection, run_id, None, None, overlapping=True):
+    for segment in measurements.metric_segments(connection, run_id, None, None, overlapping=True):
         if segment.stream.launch_no == launch_no:
             raw = replace(segment, begin=max(segment.begin, segment.stream.raw_start))
-            parts.append(archive.read_metrics(connection, run_id, raw, numbers, 0))
+            parts.append(measurements.read_metrics(connection, run_id, raw, numbers, 0))
     return [
         _Points(name, part.start[rows], np.where(part.nonfinite[rows] > 0, np.nan, part.mean[rows]))
         for part in parts
