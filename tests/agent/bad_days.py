@@ -17,7 +17,7 @@ import warm
 from collectors import Collector
 
 SCRIPT = Path(__file__).parent / "spooled_training.py"
-WAIT_S = 60
+WAIT_S = 120
 
 
 def free_port() -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-WAIT_S = 20
+WAIT_S = 120
 LIMITS = {"max_body": 2**22, "max_points": 2_000_000, "max_layers": 20_000}
 
 

@@ -18,7 +18,7 @@ from gradcanary_server.storage import sqlite_writer
 from gradcanary_server.storage.database import Database
 from gradcanary_server.storage.schema import rule_state
 
-WAIT_S = 30
+WAIT_S = 120
 
 
 class SlowDisk(Disk):
