@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MAX_RUN = 100
@@ -23,6 +23,15 @@ def allowed(name: str, longest: int = MAX_RUN) -> str:
     """Return the name with all that a path of the collector does not take turned into ``-``."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:longest]
     return re.sub(r"^\.", "-", plain) or "-"
+
+
+def subject(program: Sequence[str]) -> str:
+    """Return what a run is called after: the script, else the module, else the command."""
+    words = " ".join(program[1:]).split()  # a shell's command is one word
+    script = next((word for word in words if word.endswith(".py")), None)
+    if script is None and "-m" in program[1:-1]:
+        return program[program.index("-m", 1) + 1].rpartition(".")[2]
+    return script or program[0]
 
 
 def launch_id(environ: Mapping[str, str], launcher_started: str) -> str:

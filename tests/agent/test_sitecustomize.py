@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from launched import NOBODY, Workplace
 
-from gradcanary import cli, launching
+from gradcanary import cli
+from gradcanary.cli import run
 
-AGENT = Path(launching.__file__).parent.parent
+AGENT = Path(cli.__file__).parents[2]
 TORCH = next(path for path in map(Path, sys.path) if (path / "torch").is_dir())
 
 SHOW = """
@@ -41,7 +42,7 @@ def test_a_python_without_torch_is_as_it_was(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     script = workplace.write("show.py", SHOW)
     alone = subprocess.run([other_python, script], env=before, capture_output=True, text=True, check=True, timeout=60)
-    environ = launching.environment(before, [str(other_python)], url=NOBODY, run=None, every=None)
+    environ = run.environment(before, [str(other_python)], url=NOBODY, run=None, every=None)
     under = subprocess.run([other_python, script], env=environ, capture_output=True, text=True, check=True, timeout=60)
     modules, path, *_, finders = json.loads(alone.stdout)
     assert json.loads(under.stdout) == [modules, path, False, finders + 1]
@@ -94,7 +95,7 @@ def test_a_sitecustomize_of_the_users_runs_once(workplace: Workplace) -> None:
 def test_an_error_in_it_is_told_as_ever(workplace: Workplace, text: str) -> None:
     own = workplace.write("own/sitecustomize.py", text).parent
     workplace.write("show.py", "import sys; print('sitecustomize' in sys.modules)")
-    environ = launching.environment({"PYTHONPATH": str(own)}, ["python"], url=None, run=None, every=None)
+    environ = run.environment({"PYTHONPATH": str(own)}, ["python"], url=None, run=None, every=None)
     alone, under = (
         subprocess.run(
             [sys.executable, "show.py"], cwd=workplace.folder, env=env, capture_output=True, text=True, timeout=60
@@ -107,24 +108,24 @@ def test_an_error_in_it_is_told_as_ever(workplace: Workplace, text: str) -> None
 
 def test_without_the_variable_the_folder_on_the_path_does_nothing(workplace: Workplace) -> None:
     workplace.write("show.py", "import sys; print([type(finder).__name__ for finder in sys.meta_path])")
-    environ = launching.environment({}, ["python"], url=None, run=None, every=None)
+    environ = run.environment({}, ["python"], url=None, run=None, every=None)
     ended = workplace.run("show.py", env={**environ, "GRADCANARY_WATCH": ""})
     assert "TorchWaiter" not in ended.stdout
 
 
 def test_what_is_carried_for_launchers_is_no_secret() -> None:
     secrets = dict.fromkeys(("GRADCANARY_TOKEN", "GRADCANARY_DB_PASSWORD", "GRADCANARY_WEBHOOK_SECRET"), "a secret")
-    environ = launching.environment(secrets, ["python"], url=NOBODY, run="n", every="10")
-    carried = base64.b64decode(environ[launching.CARRIED]).decode().split("\0")
+    environ = run.environment(secrets, ["python"], url=NOBODY, run="n", every="10")
+    carried = base64.b64decode(environ[run.CARRIED]).decode().split("\0")
     assert [pair.partition("=")[0] for pair in carried] == [
         f"GRADCANARY_{name}" for name in ("EVERY", "LAUNCH", "RUN", "URL", "WATCH")
     ]
 
 
 def test_what_is_carried_and_broken_is_a_line_and_not_the_end(workplace: Workplace) -> None:
-    environ = launching.environment({}, ["python"], url=None, run=None, every=None)
+    environ = run.environment({}, ["python"], url=None, run=None, every=None)
     broken = {name: value for name, value in environ.items() if not name.startswith("GRADCANARY_")}
-    ended = workplace.run("-c", "print('ran')", env={**broken, launching.CARRIED: "x"})
+    ended = workplace.run("-c", "print('ran')", env={**broken, run.CARRIED: "x"})
     assert ended.stdout == "ran\n"
     assert ended.stderr.count("this process is not watched") == 1
 
@@ -148,7 +149,7 @@ SLURM = {"SLURM_JOB_ID": "77"}
 
 def test_launchers_of_one_job_agree() -> None:
     def named(environ: dict[str, str]) -> tuple[str, str]:
-        found = launching.environment(environ, ["python", "train.py"], url=None, run=None, every=None)
+        found = run.environment(environ, ["python", "train.py"], url=None, run=None, every=None)
         return found["GRADCANARY_RUN"], found["GRADCANARY_LAUNCH"]
 
     assert named(SLURM) == named({**SLURM, "SLURM_PROCID": "1"})
@@ -157,8 +158,8 @@ def test_launchers_of_one_job_agree() -> None:
 
 
 def test_a_launcher_in_a_launcher_keeps_the_names_and_the_path() -> None:
-    outer = launching.environment({"PYTHONPATH": "/a"}, ["python", "a.py"], url=None, run="one", every="10")
-    assert launching.environment(outer, ["python", "b.py"], url=None, run=None, every=None) == outer
+    outer = run.environment({"PYTHONPATH": "/a"}, ["python", "a.py"], url=None, run="one", every="10")
+    assert run.environment(outer, ["python", "b.py"], url=None, run=None, every=None) == outer
     assert outer["PYTHONPATH"].split(":")[1:] == ["/a"]
     assert outer["GRADCANARY_EVERY"] == "10"
 
@@ -173,7 +174,7 @@ def test_a_launcher_in_a_launcher_keeps_the_names_and_the_path() -> None:
     ],
 )
 def test_a_run_is_called_after_what_trains(words: list[str], name: str) -> None:
-    found = launching.environment({}, words, url=None, run=None, every=None)
+    found = run.environment({}, words, url=None, run=None, every=None)
     assert found["GRADCANARY_RUN"].startswith(f"{name}-2")
 
 

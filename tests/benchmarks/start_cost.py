@@ -14,7 +14,7 @@ import ratios
 
 ratios.need("torch")
 
-from gradcanary import launching
+from gradcanary.cli import run
 
 PYTHON = sys.executable
 CASES = {
@@ -35,7 +35,7 @@ def cpu_ms(command: list[str], environ: dict[str, str]) -> float:
 
 
 def main(rounds: int) -> None:
-    under = launching.environment(os.environ, [PYTHON], url=None, run="start-cost", every=None)
+    under = run.environment(os.environ, [PYTHON], url=None, run="start-cost", every=None)
     for name, (without, within, times) in CASES.items():
         more = []
         for _ in range(times * rounds):

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gradcanary import incident_words, naming, notices, on_call
+from gradcanary import naming, notices, terminal
 from gradcanary.attach import control, gate, processes, refusals, words
 from gradcanary.attach.errors import AlreadyAttachedError, AttachError
 from gradcanary.attach.visit import Visit
@@ -189,7 +189,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
 
 
 def _print(text: str, below: str = "") -> None:
-    print(incident_words.wrapped(words.plain(text), on_call.width(), below), flush=True)  # noqa: T201 -- the command line speaks
+    print(terminal.wrapped(words.plain(text), terminal.width(), below), flush=True)  # noqa: T201 -- the command line speaks
 
 
 def _complain(text: str) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradcanary import naming
+
 PROC = Path("/proc")
 
 # torch/_C.cpython-311-x86_64-linux-gnu.so, libpython3.11.so.1.0, lib/python3.11/..., /usr/bin/python3.11
@@ -56,9 +58,7 @@ class Process:
     @property
     def script(self) -> str:
         """What runs there, for people."""
-        from gradcanary import launching
-
-        return launching.subject(self.command) if self.command else "?"
+        return naming.subject(self.command) if self.command else "?"
 
 
 def find(pid: int) -> Process | None:

@@ -1,4 +1,4 @@
-"""``gradcanary runs``: the list, and what people do with runs: notes, tags, the archive, names, deletion."""
+"""``gradcanary runs``: the list of runs, their notes, tags and names, the archive, deletion."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import argparse
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from gradcanary import incident_words, on_call
+from gradcanary import terminal
+from gradcanary.cli import console
 
 if TYPE_CHECKING:
-    from gradcanary.collector import Collector
+    from gradcanary.cli.console import CollectorClient, Command, Commands
 
 MOST_PAGES = 50
 """Of two hundred runs each, which is what one answer has."""
 
 
-def add(commands: on_call.Commands) -> None:
+def add_commands(commands: Commands) -> None:
     """Add the command and those below it; their ``run`` takes the parsed arguments and returns the exit status."""
-    command = on_call.add_command(commands, "runs", "list runs, the one heard of last first; or change one", _list)
+    command = console.add_command(commands, "runs", "list runs, the one heard of last first; or change one", _list)
     command.add_argument("--named", metavar="TEXT", help="only those with this in their name")
     command.add_argument("--archived", action="store_true", help="those in the archive instead")
     command.add_argument("--json", action="store_true", help="as the collector answers it")
@@ -40,57 +41,52 @@ def add(commands: on_call.Commands) -> None:
     delete.add_argument("--yes", action="store_true", help="that is meant")
 
 
-def _below(below: on_call.Commands, name: str, text: str, run: on_call.Command) -> argparse.ArgumentParser:
-    command = on_call.add_command(below, name, text, run, is_below=True)
+def _below(below: Commands, name: str, text: str, run: Command) -> argparse.ArgumentParser:
+    command = console.add_command(below, name, text, run, is_below=True)
     command.add_argument("name", metavar="RUN")
     return command
 
 
-def _list(arguments: argparse.Namespace, collector: Collector) -> int:
-    listed: list[Any] = []
-    after: str | None = None
-    for _ in range(MOST_PAGES):
-        asked = {"name_contains": arguments.named, "archived": "true" if arguments.archived else None, "after": after}
-        page = collector.ask("GET", "/runs", **asked)
-        listed += page["runs"]
-        after = page["next"]
-        if after is None:
-            break
+def _list(arguments: argparse.Namespace, client: CollectorClient) -> None:
+    query = {"name_contains": arguments.named, "archived": "true" if arguments.archived else None}
+    runs, after = client.pages("/runs", "runs", "after", MOST_PAGES, **query)
     if arguments.json:
-        return on_call.say(on_call.as_json({"runs": listed, "next": after}), is_json=True)
-    on_call.say(_table(listed, on_call.width()))
-    return on_call.say("There are more: choose with --named.") if after is not None else 0
+        console.print_json({"runs": runs, "next": after})
+        return
+    console.print_text(_table(runs, terminal.width()))
+    if after is not None:
+        console.print_text("There are more: choose with --named.")
 
 
-def _note(arguments: argparse.Namespace, collector: Collector) -> int:
-    return _change(arguments, collector, note=arguments.text)
+def _note(arguments: argparse.Namespace, client: CollectorClient) -> None:
+    _change(arguments, client, note=arguments.text)
 
 
-def _tag(arguments: argparse.Namespace, collector: Collector) -> int:
+def _tag(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if not arguments.tags and not arguments.remove:
         raise ValueError("name tags to add, or one to take away with --remove")
-    known = collector.ask("GET", _path(arguments.name))["tags"]
+    known = client.request("GET", _path(arguments.name))["tags"]
     kept = [tag for tag in dict.fromkeys([*known, *arguments.tags]) if tag not in arguments.remove]
-    return _change(arguments, collector, tags=kept)
+    _change(arguments, client, tags=kept)
 
 
-def _archive(arguments: argparse.Namespace, collector: Collector) -> int:
-    return _change(arguments, collector, archived=not arguments.undo)
+def _archive(arguments: argparse.Namespace, client: CollectorClient) -> None:
+    _change(arguments, client, archived=not arguments.undo)
 
 
-def _rename(arguments: argparse.Namespace, collector: Collector) -> int:
-    return _change(arguments, collector, name=arguments.new, **({"aliases": []} if arguments.free else {}))
+def _rename(arguments: argparse.Namespace, client: CollectorClient) -> None:
+    _change(arguments, client, name=arguments.new, **({"aliases": []} if arguments.free else {}))
 
 
-def _delete(arguments: argparse.Namespace, collector: Collector) -> int:
+def _delete(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if not arguments.yes:
         raise ValueError(f"this deletes {arguments.name} with all that was measured of it: say --yes if that is meant")
-    collector.ask("DELETE", _path(arguments.name))
-    return on_call.say(f"{arguments.name} is deleted; what still sends to it is told to stop.")
+    client.request("DELETE", _path(arguments.name))
+    console.print_text(f"{arguments.name} is deleted; what still sends to it is told to stop.")
 
 
-def _change(arguments: argparse.Namespace, collector: Collector, **wish: object) -> int:
-    return on_call.say(_sentence(collector.ask("PATCH", _path(arguments.name), wish)))
+def _change(arguments: argparse.Namespace, client: CollectorClient, **wish: object) -> None:
+    console.print_text(_sentence(client.request("PATCH", _path(arguments.name), wish)))
 
 
 def _path(name: str) -> str:
@@ -113,11 +109,11 @@ def _table(runs: list[Any], width: int | None) -> str:
             each["run"],
             each["state"],
             "-" if each["step"] is None else f"{each['step']:,}",
-            incident_words.minute(each["last_seen"]),
+            console.minute(each["last_seen"]),
             each["worst"] or ("-" if each["severity_at_end"] is None else f"{each['severity_at_end']} (ended)"),
             ", ".join(each["tags"]) or "-",
             " ".join(each["note"].split()),
         )
         for each in runs
     ]
-    return incident_words.table(head, rows, width)
+    return terminal.table(head, rows, width)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from typing import TYPE_CHECKING
 
-from gradcanary.settings import DEFAULT_URL
+from gradcanary.cli import console
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 -- argparse has no public name for it
+    from gradcanary.cli.console import Commands
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def add(commands: Commands) -> None:
+def add_commands(commands: Commands) -> None:
     """Add the commands to a command line; their ``run`` takes the parsed arguments and returns the exit status."""
     text = "watch a training that runs already, without restarting it"
     command = commands.add_parser("attach", help=text, description=text)
     command.add_argument("pid", type=_pid, metavar="PID", help="of the training; of a job, any rank or its launcher")
-    command.add_argument("--url", help=f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})")
-    command.add_argument("--token", help="for the collector (default: GRADCANARY_TOKEN)")
+    console.add_collector_options(command)
     command.add_argument("--run", dest="name", metavar="NAME", help="name of the run (default: made of the script's)")
     command.add_argument("--every", metavar="N", help="look at every Nth step: 1, 10, 100, 1000 (default: auto)")
     command.add_argument(
@@ -65,5 +63,5 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         return {"attach": actions.attach, "detach": actions.detach, "ps": actions.ps}[arguments.action](arguments)
     except (AttachError, ValueError) as error:
-        print(f"gradcanary {arguments.action}: {error}", file=sys.stderr)  # noqa: T201 -- the command line speaks
+        console.print_error(f"gradcanary {arguments.action}: {error}")
         return 1

@@ -7,21 +7,27 @@ of a job share them without talking.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import contextlib
 import os
 import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gradcanary import naming
-from gradcanary.settings import Settings
+from gradcanary.cli.console import UsageError
+from gradcanary.settings import DEFAULT_URL, Settings
 
-FOLDER = Path(__file__).with_name("sitecustomize")
+if TYPE_CHECKING:
+    from gradcanary.cli.console import Commands
+
+FOLDER = Path(__file__).parents[1] / "sitecustomize"
 
 CARRIED = "PYTHON_GRADCANARY"
 """Holds our other variables for launchers that pass on only some: over several machines deepspeed's does so with all
@@ -34,6 +40,29 @@ _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 
 class LaunchError(Exception):
     """The command cannot be started; the message says why."""
+
+
+def add_command(commands: Commands) -> None:
+    """Add ``run`` to the command line; ``split`` has taken its command off before."""
+    text = "start a training under watch, without a change to its code"
+    command = commands.add_parser("run", help=text, description=text, usage=_wrapped_usage(), allow_abbrev=False)
+    command.add_argument("--url", help=f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})")
+    command.add_argument("--run", dest="name", metavar="NAME", help="name of the run; a resumed job joins it by this")
+    command.add_argument("--every", metavar="N", help="look at every Nth step: 1, 10, 100, 1000 (default: auto)")
+    command.set_defaults(run=_run)
+
+
+def _wrapped_usage() -> str:
+    """Return the usage in lines of the terminal's width: argparse wraps only the usage that it made itself."""
+    width = shutil.get_terminal_size().columns - len("usage: ")
+    return textwrap.fill(USAGE, max(width, 20), subsequent_indent=" " * 7, break_on_hyphens=False)
+
+
+def _run(arguments: argparse.Namespace) -> NoReturn:
+    try:
+        start(arguments.command, url=arguments.url, run=arguments.name, every=arguments.every)
+    except (LaunchError, ValueError) as error:
+        raise UsageError(f"gradcanary run: {error}") from error
 
 
 def split(typed: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -92,7 +121,7 @@ def environment(
     """Return the variables of the command; raises ValueError on a wrong setting, typed or in the environment."""
     settings = Settings.resolve(environ, spelled="--{}", url=url, run=run, every=every)
     launch = naming.launch_id(environ, naming.started(os.getppid()))
-    name = settings.run or naming.run_name(subject(program), time.strftime("%Y%m%d"), launch)
+    name = settings.run or naming.run_name(naming.subject(program), time.strftime("%Y%m%d"), launch)
     others = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path != str(FOLDER)]
     found = {
         **environ,
@@ -112,12 +141,3 @@ def _carried(environ: Mapping[str, str]) -> str:
     command line."""
     names = sorted(name for name in environ if name.startswith("GRADCANARY_") and name[len("GRADCANARY_") :] in _READ)
     return base64.b64encode(b"\0".join(os.fsencode(f"{name}={environ[name]}") for name in names)).decode()
-
-
-def subject(program: Sequence[str]) -> str:
-    """Return what a run is called after: the script, else the module, else the command."""
-    words = " ".join(program[1:]).split()  # a shell's command is one word
-    script = next((word for word in words if word.endswith(".py")), None)
-    if script is None and "-m" in program[1:-1]:
-        return program[program.index("-m", 1) + 1].rpartition(".")[2]
-    return script or program[0]

@@ -1,0 +1,117 @@
+"""The command line: the one place that knows every part, and imports each only when it is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradcanary.cli import attach, console, endpoints, incidents, run, runs, serve
+from gradcanary.cli.console import UsageError
+from gradcanary.settings import Settings
+from gradcanary.version import __version__
+
+if TYPE_CHECKING:
+    from gradcanary.cli.console import Commands
+
+CLOSED_PIPE = 141
+"""128 and the number of SIGPIPE, which ends most programs there; Python ignores that signal."""
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand and return its exit status: 0 fine, 1 failed, 2 wrong arguments, 141 for a closed pipe."""
+    try:
+        try:
+            return _run_typed(argv)
+        finally:
+            _flush_output()
+    except BrokenPipeError:
+        _discard_unread_output()
+        return CLOSED_PIPE
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        with contextlib.suppress(OSError):
+            console.print_error(f"gradcanary: {error}")
+        _discard_unread_output()
+        return 1
+
+
+def _run_typed(argv: Sequence[str] | None) -> int:
+    typed, command = run.split(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(typed, argparse.Namespace(command=command))
+    try:
+        return int(arguments.run(arguments))
+    except UsageError as error:
+        console.print_error(str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _flush_output() -> None:
+    """Write what is buffered while an error can still be caught; a stream that was closed is None."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+
+
+def _discard_unread_output() -> None:
+    """Send to the null device what was not taken: Python flushes once more as it exits, and complains."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:  # noqa: PERF203 -- of two streams
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all subcommands."""
+    top = argparse.ArgumentParser(prog="gradcanary", description="Gradient health of PyTorch trainings, watched live.")
+    top.add_argument("--version", action="version", version=f"gradcanary {__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    serve.add_up(commands)
+    serve.add_token(commands)
+    run.add_command(commands)
+    attach.add_commands(commands)
+    serve.add_demo(commands)
+    _add_sync(commands)
+    incidents.add_commands(commands)
+    endpoints.add_commands(commands)
+    runs.add_commands(commands)
+    serve.add_backup_and_migrate(commands)
+    serve.add_test_rules(commands)
+    return top
+
+
+def _add_sync(commands: Commands) -> None:
+    command = commands.add_parser("sync", help="send what trainings could not deliver before they ended")
+    text = "spool files, or folders of them (default: where trainings put them)"
+    command.add_argument("places", nargs="*", type=Path, metavar="PATH", help=text)
+    command.add_argument("--url", help="address of the collector (default: the one that the training had)")
+    command.add_argument("--token", help="for the collector (default: GRADCANARY_TOKEN)")
+    command.set_defaults(run=_sync)
+
+
+def _sync(arguments: argparse.Namespace) -> int:
+    try:
+        from gradcanary import spool, sync
+
+        places = arguments.places or [spool.folder(os.environ)]
+        paths = sync.find(place for place in places if arguments.places or place.exists())
+        settings = Settings.resolve({}, url=arguments.url, token=arguments.token or os.environ.get("GRADCANARY_TOKEN"))
+    except ImportError as error:
+        raise UsageError(f"gradcanary: this Python has no SQLite ({error}), so it left no spool files") from error
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"gradcanary: {str(error).replace('watch(', '--').replace('=)', '')}") from error
+    if not paths:
+        console.print_unwrapped(f"nothing to send in {', '.join(map(str, places))}")
+    return 0 if sync.sync(paths, settings.url if arguments.url else None, settings.token, print) else 1

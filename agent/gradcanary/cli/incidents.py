@@ -1,0 +1,344 @@
+"""``incidents``, ``ack``, ``silence``, ``silences``, ``unsilence``: what is wrong, and quiet until morning.
+
+The commands come first, then the text that they print of the collector's JSON, which is pure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from gradcanary import terminal
+from gradcanary.cli import console
+
+if TYPE_CHECKING:
+    from gradcanary.cli.console import CollectorClient, Commands
+
+Json = Mapping[str, Any]
+
+MOST_PAGES = 10
+"""Of a hundred incidents each; who has more says --run, --state or --since."""
+
+SHOWN_LAYERS = 20
+
+RESOLUTIONS = {
+    "recovered": "recovered",
+    "run_finished": "run ended",
+    "rule_changed": "rule changed",
+    "layer_gone": "layer gone",
+    "resumed": "resumed",
+    "rebaselined": "new baseline",
+}
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands to a command line; their ``run`` takes the parsed arguments and returns the exit status."""
+    _add_incidents(commands)
+    _add_ack(commands)
+    _add_silence(commands)
+    command = console.add_command(commands, "silences", "list the silences in force", _silences)
+    command.add_argument("--json", action="store_true", help="as the collector answers it")
+    command = console.add_command(commands, "unsilence", "end a silence now: what is still true is told", _unsilence)
+    command.add_argument("silence", type=int, metavar="ID", help="of a silence, as 'gradcanary silences' lists it")
+
+
+def _add_incidents(commands: Commands) -> None:
+    command = console.add_command(
+        commands, "incidents", "list incidents, the worst first, or tell one in full", _incidents
+    )
+    command.add_argument("incident", type=int, nargs="?", metavar="ID", help="tell this one in full")
+    command.add_argument("--run", dest="name", metavar="NAME", help="of this run only")
+    command.add_argument("--state", choices=("open", "resolved"), help="of this state only")
+    command.add_argument("--since", type=_since, metavar="TIME", help="opened since: 2h, 3d, or 2030-01-31T12:00:00Z")
+    command.add_argument("--json", action="store_true", help="as the collector answers it")
+
+
+def _add_ack(commands: Commands) -> None:
+    command = console.add_command(
+        commands, "ack", "say that somebody knows of an incident: no reminders, no growth", _ack
+    )
+    command.add_argument("incident", type=int, metavar="ID")
+    command.add_argument("--note", default="", help="for those who read it later")
+    command.add_argument("--by", default=None, help="who knows (default: your user name)")
+    command.add_argument(
+        "--new-baseline", action="store_true", help="this is how it shall be: its layers learn a new baseline"
+    )
+
+
+def _add_silence(commands: Commands) -> None:
+    command = console.add_command(
+        commands, "silence", "tell nobody of an incident, or of some layers, for a while", _silence
+    )
+    command.add_argument("incident", type=int, nargs="?", metavar="ID", help="its rule, in its run")
+    command.add_argument("--run", dest="name", metavar="NAME", help="a run, or several by * and ?; '*' is every run")
+    command.add_argument("--rule", help="of this rule only")
+    command.add_argument("--match", metavar="REGEX", help="only layers in whose name this is found")
+    ends = command.add_mutually_exclusive_group()
+    ends.add_argument("--for", dest="until", type=_in, metavar="TIME", help="30m, 8h, 3d; this or --until is needed")
+    ends.add_argument("--until", metavar="TIME", help="2030-01-31T12:00:00Z")
+    command.add_argument("--note", default="", help="for those who read it later")
+    command.add_argument("--by", default=None, help="who asks for it (default: your user name)")
+
+
+def _incidents(arguments: argparse.Namespace, client: CollectorClient) -> None:
+    if arguments.incident is not None:
+        _print_one(arguments, client)
+    else:
+        _print_list(arguments, client)
+
+
+def _print_one(arguments: argparse.Namespace, client: CollectorClient) -> None:
+    incident = client.request("GET", f"/incidents/{arguments.incident}")
+    if arguments.json:
+        console.print_json(incident)
+    else:
+        console.print_text(full_text(incident))
+
+
+def _print_list(arguments: argparse.Namespace, client: CollectorClient) -> None:
+    query = {"run": arguments.name, "state": arguments.state, "since": arguments.since}
+    incidents, before = client.pages("/incidents", "incidents", "before", MOST_PAGES, **query)
+    incidents = worst_first(incidents)
+    if arguments.json:
+        console.print_json({"incidents": incidents, "next": before})
+        return
+    console.print_text(incident_table(incidents, terminal.width()))
+    if before is not None:
+        console.print_text("There are older ones: choose with --run, --state or --since.")
+
+
+def _ack(arguments: argparse.Namespace, client: CollectorClient) -> None:
+    body = {"by": _by(arguments), "note": arguments.note, "new_baseline": arguments.new_baseline}
+    found = client.request("POST", f"/incidents/{arguments.incident}/ack", body)
+    console.print_text(f"#{found['id']} {found['rule']} in {found['run']}: {state_of(found)}. {found['summary']}")
+
+
+def _silence(arguments: argparse.Namespace, client: CollectorClient) -> None:
+    name, rule = arguments.name, arguments.rule
+    if (arguments.incident is None) == (name is None):
+        raise ValueError("name an incident by its ID, or runs by --run, '*' for every one")
+    if arguments.until is None:
+        raise ValueError("say until when, with --for 8h or --until 2030-01-31T12:00:00Z: each silence ends")
+    hint = ""
+    if arguments.incident is not None:
+        if rule is not None:
+            raise ValueError("--rule goes with --run: an incident has one rule")
+        found = client.request("GET", f"/incidents/{arguments.incident}")
+        name, rule = found["run"], found["rule"]
+        hint = hint_if_resolved(found)
+    body = {"run": name, "rule": rule, "match": arguments.match, "until": arguments.until}
+    made = client.request("POST", "/silences", {**body, "by": _by(arguments), "note": arguments.note})
+    hides = hidden_incidents(made) or "no incident that is open now"
+    silence = f"Silence {made['id']} until {console.minute(made['until'])} UTC hides {hides}."
+    console.print_text(f"{silence}{hint} End it: gradcanary unsilence {made['id']}")
+
+
+def _silences(arguments: argparse.Namespace, client: CollectorClient) -> None:
+    found = client.request("GET", "/silences")
+    if arguments.json:
+        console.print_json(found)
+    else:
+        console.print_text(silence_table(found["silences"], terminal.width()))
+
+
+def _unsilence(arguments: argparse.Namespace, client: CollectorClient) -> None:
+    client.request("DELETE", f"/silences/{arguments.silence}")
+    console.print_text(f"Silence {arguments.silence} is over.")
+
+
+def _by(arguments: argparse.Namespace) -> str:
+    if arguments.by is not None:
+        return str(arguments.by)
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError) as error:  # a container's user may have no name
+        raise ValueError("say who you are with --by: this user has no name") from error
+
+
+def _in(text: str) -> str:
+    """Return the moment in so much time, RFC 3339."""
+    return _rfc3339(datetime.now(timezone.utc) + console.time_span(text))
+
+
+def _since(text: str) -> str:
+    """Return the moment so long ago; a time goes to the collector as it is."""
+    if re.fullmatch(r"[0-9]+[a-z]", text):
+        return _rfc3339(datetime.now(timezone.utc) - console.time_span(text))
+    return text
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def worst_first(incidents: Sequence[Json]) -> list[Json]:
+    """Return the open ones before the others, then by severity, then the newest first."""
+
+    def badness(each: Json) -> tuple[bool, int, int]:
+        return each["state"] == "open", console.SEVERITIES.index(each["severity"]), each["id"]
+
+    return sorted(incidents, key=badness, reverse=True)
+
+
+def incident_table(incidents: Sequence[Json], width: int | None) -> str:
+    """Return a table with a line per incident, wrapped at ``width`` characters, and how many there are."""
+    if not incidents:
+        return "No incidents."
+    head = ("ID", "SEVERITY", "STATE", "RUN", "RULE", "LAYERS", "OPENED (UTC)", "WHAT")
+    rows = [
+        (
+            str(each["id"]),
+            each["severity"],
+            state_of(each),
+            each["run"],
+            each["rule"],
+            layer_count(each),
+            console.minute(each["opened"]),
+            each["summary"],
+        )
+        for each in incidents
+    ]
+    return f"{terminal.table(head, rows, width)}\n\n{_counted(incidents)} One of them in full: gradcanary incidents ID"
+
+
+def _counted(incidents: Sequence[Json]) -> str:
+    opened = sum(each["state"] == "open" for each in incidents)
+    ended = sum(each["resolution"] == "run_finished" for each in incidents)
+    by_end = f", {ended} over with {'its' if ended == 1 else 'their'} run" if ended else ""
+    return f"{opened} open, {len(incidents) - opened - ended} resolved{by_end}."
+
+
+def state_of(incident: Json) -> str:
+    """Return ``open``, ``open, acked``, ``open, silenced``, or how it ended."""
+    if incident["state"] != "open":
+        return RESOLUTIONS.get(incident["resolution"], incident["resolution"] or "resolved")
+    silenced = incident.get("silenced")
+    marks = ["acked"] if incident["acked"] else []
+    if silenced:
+        marks.append("silenced" if silenced["members"] == silenced["firing"] else "partly silenced")
+    return ", ".join(["open", *marks])
+
+
+def hint_if_resolved(incident: Json) -> str:
+    """Return what to know who silences an incident that is over, empty of one that is open."""
+    if incident["state"] == "open":
+        return ""
+    return f" #{incident['id']} is over ({state_of(incident)}): this holds for what its rule finds from now on."
+
+
+def layer_count(incident: Json) -> str:
+    """Return ``18/300``: layers that fire, of one that is over those that ever did, and all of the run; ``all`` where
+    it is about none of them."""
+    counts = incident["counts"]
+    if not counts["ever"]:
+        return "all"
+    return f"{counts['firing' if incident['state'] == 'open' else 'ever']}/{counts['layers']}"
+
+
+def full_text(incident: Json) -> str:
+    """Return everything about one incident: what, since when, who knows, why probably, what to do."""
+    cause, fix = incident["likely_cause"], incident["fix"]
+    lines = [
+        f"#{incident['id']} {incident['rule']} in {incident['run']}: {incident['severity']}, {state_of(incident)}",
+        incident["summary"],
+        _when(incident),
+        *_marks(incident),
+        "",
+        f"Likely cause: {cause['text']}",
+        *(f"  - {text}" for text in cause["evidence"]),
+        "",
+        f"Fix{' (' + fix['framework'] + ')' if fix['framework'] else ''}: {fix['text']}",
+        *(f"    {line}" for line in fix["code"].splitlines()),
+        *_members([each for each in incident["layers"] if each["layer"] is not None]),
+        *_deliveries(incident["deliveries"]),
+        "",
+        incident["url"],
+    ]
+    return "\n".join(lines)
+
+
+def silence_table(found: Sequence[Json], width: int | None) -> str:
+    """Return a table of silences."""
+    if not found:
+        return "No silences: what is due is told."
+    head = ("ID", "RUN", "RULE", "LAYERS", "UNTIL (UTC)", "BY", "HIDES", "NOTE")
+    rows = [
+        (
+            str(each["id"]),
+            each["run"],
+            each["rule"] or "all",
+            each["match"] or "all",
+            console.minute(each["until"]),
+            each["by"],
+            hidden_incidents(each) or "-",
+            " ".join(each["note"].split()),
+        )
+        for each in found
+    ]
+    return terminal.table(head, rows, width)
+
+
+def hidden_incidents(silence: Json) -> str:
+    """Return ``#31, #32``: the open incidents that a silence is about."""
+    return ", ".join(f"#{number}" for number in silence["incidents"])
+
+
+def _when(incident: Json) -> str:
+    said = f"Opened {console.minute(incident['opened'])} UTC at step {incident['opened_step']:,}"
+    if incident["reopened"]:
+        said += f", reopened {incident['reopened']} times" if incident["reopened"] > 1 else ", reopened once"
+    if incident["resolved_step"] is not None:
+        said += f"; over at step {incident['resolved_step']:,}"
+    return f"{said}."
+
+
+def _marks(incident: Json) -> list[str]:
+    ack, silenced = incident["acked"], incident.get("silenced")
+    lines = []
+    if ack:
+        note = " ".join(ack["note"].split())
+        lines.append(f"Acked by {ack['by']}, {console.minute(ack['at'])} UTC{': ' + note if note else '.'}")
+    if silenced:
+        part = (
+            ""
+            if silenced["members"] == silenced["firing"]
+            else f", {silenced['members']} of {silenced['firing']} layers"
+        )
+        lines.append(f"Silenced until {console.minute(silenced['until'])} UTC{part}.")
+    return lines
+
+
+def _members(members: Sequence[Json]) -> list[str]:
+    if not members:
+        return []
+    rows = [
+        (each["name"], _number(each["baseline"]), _number(each["value"]), _span(each))
+        for each in members[:SHOWN_LAYERS]
+    ]
+    more = len(members) - len(rows)
+    shown = terminal.table(("LAYER", "BASELINE", "VALUE", "STEPS"), rows, None)
+    return ["", shown, *([f"and {more} more"] if more else [])]
+
+
+def _span(member: Json) -> str:
+    until = member["until_step"]
+    return f"since {member['since_step']:,}" if until is None else f"{member['since_step']:,} to {until:,}"
+
+
+def _deliveries(deliveries: Sequence[Json]) -> list[str]:
+    latest = {each["endpoint"]: each for each in deliveries}
+    lines = []
+    for each in latest.values():
+        trouble = next((tried["error"] for tried in reversed(each["attempts"]) if tried["error"]), None)
+        why = f" ({trouble})" if trouble and each["state"] != "delivered" else ""
+        whom = f" ({each['name']})" if each["name"] else ""
+        lines.append(f"Endpoint {each['endpoint']}{whom}: {each['kind']} {each['state']}{why}")
+    return ["", *(lines or ["Nobody was told of it so far."])]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"

@@ -1,0 +1,261 @@
+"""The commands that need the collector's package: ``up``, ``demo``, ``token``, ``backup``, ``migrate``, ``test-rules``.
+
+The one module of the agent that imports server and dashboard, each only when a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradcanary.cli import console
+from gradcanary.cli.console import UsageError, print_error, print_text
+from gradcanary.settings import Settings
+
+if TYPE_CHECKING:
+    from gradcanary.cli.console import Commands
+
+DEFAULT_PORT = 8787
+
+NO_EXTRAS = """\
+gradcanary: {command} needs the collector and the dashboard, and {missing} is not installed.
+Install them with, in a clone of gradcanary: pip install '.[all]'"""
+
+SERVER_PYTHON = (3, 11)
+NEWER_PYTHON = """\
+gradcanary: {command} needs Python {needed} or newer, and this is {found}: install gradcanary[all] for a newer one. \
+Trainings may stay with {found}."""
+
+SCOPES = ("ingest", "read", "admin")
+
+
+def add_up(commands: Commands) -> None:
+    """Add ``up``."""
+    command = commands.add_parser("up", help="serve the collector and the dashboard on one port")
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="0 picks a free one (default: %(default)s)")
+    _add_store(command)
+    command.add_argument("--rules", type=Path, metavar="FILE", help="rules.yaml with other thresholds")
+    text = "send incidents of warning, or SEVERITY, and above to this address; may be given several times"
+    command.add_argument("--webhook", action="append", default=[], metavar="[SEVERITY=]URL", help=text)
+    text = "tell Slack, e-mail, ntfy and others, by an address of apprise; safer in the file GRADCANARY_NOTIFY_FILE"
+    command.add_argument("--notify", action="append", default=[], metavar="[SEVERITY=]URL", help=text)
+    command.add_argument("--auth", action="store_true", help="ask for access tokens on loopback, too: behind a proxy")
+    command.add_argument("--tls-cert", type=Path, metavar="FILE", help="speak TLS with this certificate chain, PEM")
+    command.add_argument("--tls-key", type=Path, metavar="FILE", help="and this key")
+    command.set_defaults(run=_up)
+
+
+def add_token(commands: Commands) -> None:
+    """Add ``token create``, ``token list`` and ``token revoke``."""
+    text = "make, list and revoke access tokens, in the store itself; the collector may be running"
+    actions = commands.add_parser("token", help=text, description=text).add_subparsers(required=True, metavar="ACTION")
+    create = actions.add_parser("create", help="make a token and print it, once")
+    create.add_argument("--scope", required=True, choices=SCOPES, help="send measurements; look; everything")
+    create.add_argument("--name", required=True, help="where or by whom it is used")
+    create.add_argument("--days", type=float, metavar="N", help="it holds for so long (default: until it is revoked)")
+    listing = actions.add_parser("list", help="list tokens, without their secrets")
+    revoke = actions.add_parser("revoke", help="end a token, and the visits of browsers that signed in with it")
+    revoke.add_argument("token", type=int, metavar="ID", help="as 'gradcanary token list' says")
+    for name, command in (("create", create), ("show", listing), ("revoke", revoke)):
+        _add_store(command)
+        command.set_defaults(run=_token, action=name)
+
+
+def _add_store(command: argparse.ArgumentParser) -> None:
+    store = command.add_mutually_exclusive_group()
+    store.add_argument("--data", type=Path, help="folder of the SQLite database (default: the user's data folder)")
+    store.add_argument("--db", metavar="URL", help="postgresql://USER@HOST/NAME, or sqlite:///FILE")
+
+
+def add_backup_and_migrate(commands: Commands) -> None:
+    """Add ``backup`` and ``migrate``."""
+    text = "copy the SQLite store to a file, while the collector runs; for PostgreSQL, tell how"
+    backup = commands.add_parser("backup", help=text, description=text)
+    backup.add_argument("file", type=Path, metavar="FILE", help="a new one, in a folder that is there")
+    _add_store(backup)
+    backup.set_defaults(run=_keep_up, upkeep="backup")
+    text = "bring a store's tables to this version's shape, as 'up' does when it starts"
+    migrate = commands.add_parser("migrate", help=text, description=text)
+    _add_store(migrate)
+    words = "and spread the measurements over the nodes of a Citus cluster, by run"
+    migrate.add_argument("--citus", action="store_true", help=words)
+    migrate.set_defaults(run=_keep_up, upkeep="migrate")
+
+
+def add_demo(commands: Commands) -> None:
+    """Add ``demo``, which starts a collector."""
+    command = commands.add_parser("demo", help="watch a real LoRA training collapse and be caught, here, in a minute")
+    command.add_argument("--headless", action="store_true", help="end with status 0 only if the right thing was caught")
+    command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port of the page (default: %(default)s)")
+    command.add_argument("--data", type=Path, help="keep the collector's data in this folder")
+    text = "play it into a collector that runs already (token: GRADCANARY_TOKEN), instead of one of its own"
+    command.add_argument("--url", help=text)
+    command.set_defaults(run=_demo)
+
+
+def add_test_rules(commands: Commands) -> None:
+    """Add ``test-rules``."""
+    text = "tell what a rules.yaml would have found in a run, and how many messages it would have sent"
+    status = "exit status: 0 no message, 1 at least one, 2 it could not be tried"
+    command = commands.add_parser("test-rules", help=text, description=text, epilog=status)
+    command.add_argument("rules", type=Path, metavar="rules.yaml")
+    command.add_argument(
+        "trace", nargs="?", type=Path, metavar="trace.csv", help="absmax of layers, as export.csv has it"
+    )
+    command.add_argument("--run", dest="name", metavar="R", help="a run that the collector has")
+    console.add_collector_options(command)
+    command.set_defaults(run=_test_rules)
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isascii() and text.isdigit() else -1
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
+    return port
+
+
+def _data(arguments: argparse.Namespace) -> Path:
+    import platformdirs
+
+    return arguments.data or platformdirs.user_data_path("gradcanary")
+
+
+def _check_python(command: str) -> None:
+    """Raise UsageError where this Python is too old for the collector, whose imports would end in a traceback."""
+    if sys.version_info[:2] < SERVER_PYTHON:
+        needed, found = (".".join(map(str, version)) for version in (SERVER_PYTHON, sys.version_info[:3]))
+        raise UsageError(NEWER_PYTHON.format(command=command, needed=needed, found=found))
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    _check_python("up")
+    try:
+        return _serve(arguments)
+    except ModuleNotFoundError as error:
+        raise UsageError(NO_EXTRAS.format(command="up", missing=error.name)) from error
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from gradcanary_dashboard.app import mount
+    from gradcanary_server.app import create_app
+    from gradcanary_server.errors import CollectorError
+    from gradcanary_server.ops.process import Listener, Server, trust_only
+    from gradcanary_server.settings import Settings as ServerSettings
+
+    try:
+        with contextlib.closing(Listener(arguments.host, arguments.port, is_tls=bool(arguments.tls_cert))) as listener:
+            settings = ServerSettings.from_env(
+                os.environ,
+                data=_data(arguments),
+                db=arguments.db,
+                rules=arguments.rules,
+                webhooks=arguments.webhook,
+                notify=arguments.notify,
+                url=listener.public_url,
+                auth=arguments.auth,
+                reached_by_others=not listener.is_loopback,
+                tls_cert=arguments.tls_cert,
+                tls_key=arguments.tls_key,
+            )
+            app = create_app(settings)
+            trusted = None if settings.tls is None else trust_only(settings.tls.chain)
+            mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
+            Server(app, listener.url).run([listener.socket])
+    except CollectorError as error:
+        raise UsageError(f"gradcanary: {error}") from error
+    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    _check_python("demo")
+    from gradcanary import demo
+
+    if arguments.url is not None:
+        if arguments.headless or arguments.data is not None:
+            raise UsageError("gradcanary demo: --headless and --data are for a collector of its own, without --url")
+        return _demo_into(arguments.url)
+    return demo.run(headless=arguments.headless, data=arguments.data, port=arguments.port)
+
+
+def _demo_into(given: str) -> int:
+    from gradcanary import demo
+
+    try:
+        url = Settings.resolve(os.environ, spelled="--{}", url=given).url
+        tls = console.tls_context(url)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"gradcanary demo: {error}") from error
+    return demo.run_into(url, tls)
+
+
+def _token(arguments: argparse.Namespace) -> int:
+    _check_python("token")
+    try:
+        from gradcanary_server.errors import CollectorError
+        from gradcanary_server.ops import commands
+        from gradcanary_server.settings import address
+
+        try:
+            db = address(os.environ, data=_data(arguments), db=arguments.db)
+            if arguments.action == "create":
+                if not (arguments.data or arguments.db or commands.is_used(db)):
+                    print_error(f"gradcanary token: {commands.explain_unused(db)}")
+                    return 1
+                wish = (arguments.scope, arguments.name, arguments.days)
+                commands.create_token(db, *wish, print, lambda line: print_error(f"gradcanary: {line}"))
+            elif arguments.action == "revoke":
+                commands.revoke_token(db, arguments.token, print)
+            else:
+                commands.list_tokens(db, lambda row: print_text(row, "    "))
+        except CollectorError as error:
+            raise UsageError(f"gradcanary token: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UsageError(NO_EXTRAS.format(command="token", missing=error.name)) from error
+    return 0
+
+
+def _keep_up(arguments: argparse.Namespace) -> int:
+    _check_python(arguments.upkeep)
+    try:
+        from gradcanary_server.errors import CollectorError
+        from gradcanary_server.ops import commands
+        from gradcanary_server.settings import address
+
+        try:
+            url = address(os.environ, data=_data(arguments), db=arguments.db)
+            if arguments.upkeep == "backup":
+                said = commands.backup_command(url, arguments.file)
+            else:
+                said = commands.migrate_command(url, with_citus=arguments.citus)
+        except CollectorError as error:
+            raise UsageError(f"gradcanary: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UsageError(NO_EXTRAS.format(command=arguments.upkeep, missing=error.name)) from error
+    console.print_unwrapped(said)
+    return 0
+
+
+def _test_rules(arguments: argparse.Namespace) -> int:
+    _check_python("test-rules")
+    if (arguments.name is None) == (arguments.trace is None):
+        raise UsageError("gradcanary test-rules: give a run of the collector with --run, or a CSV file")
+    try:
+        from gradcanary_server.errors import CollectorError
+        from gradcanary_server.ops import rules_command
+
+        try:
+            if arguments.trace is not None:
+                return 0 if rules_command.try_on_file(arguments.rules, arguments.trace, print) else 1
+            settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
+            tls = console.tls_context(settings.url)
+            given = (arguments.rules, arguments.name, settings.url, settings.token, print, tls)
+            return 0 if rules_command.try_on_run(*given) else 1
+        except (CollectorError, ValueError, OSError) as error:
+            raise UsageError(f"gradcanary test-rules: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UsageError(NO_EXTRAS.format(command="test-rules", missing=error.name)) from error
