@@ -30,7 +30,7 @@ from PIL import Image  # noqa: E402 -- likewise
 from playwright.sync_api import Browser, BrowserContext, sync_playwright  # noqa: E402 -- likewise
 
 from gradcanary.demo.processes import new_secret  # noqa: E402 -- likewise
-from gradcanary.demo.receiver import Receiver  # noqa: E402 -- likewise
+from gradcanary.demo.story import Receiver  # noqa: E402 -- likewise
 
 RUN = "sdxl-lora-bottles-0412"
 RESUMED = "t5-adapters-0420"

@@ -15,7 +15,7 @@ from detection.truth import collapsed, read_gradients
 
 from gradcanary.demo import training
 from gradcanary.demo.processes import new_secret
-from gradcanary.demo.receiver import Receiver
+from gradcanary.demo.story import Receiver
 from gradcanary.demo.verdict import COLLAPSED, FAULT_STEP, MAX_STEPS_TO_DETECT, TRUE_STEP
 
 STEPS = 320

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gradcanary.demo.receiver import Message
-from gradcanary.demo.verdict import COLLAPSED, Runs, problems
+from gradcanary.demo.verdict import COLLAPSED, Message, Runs, problems
 
 RUNS = Runs("faulty", "twin")
 

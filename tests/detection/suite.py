@@ -23,7 +23,7 @@ from detection.truths import Read
 from detection.verdicts import Row, Said, judge, totals
 
 from gradcanary.demo.processes import Collector, new_secret
-from gradcanary.demo.receiver import Receiver
+from gradcanary.demo.story import Receiver
 
 AT_ONCE = 2
 GATHERED_S = 15.0

@@ -23,7 +23,7 @@ import warm
 from detection.truth import collapsed, meets_condition, read_gradients
 
 from gradcanary.demo.processes import Collector, new_secret
-from gradcanary.demo.receiver import Receiver
+from gradcanary.demo.story import Receiver
 from gradcanary.demo.training import Fault
 from gradcanary.demo.verdict import COLLAPSED
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from gradcanary.demo.processes import Collector, GoneError, NotListeningError, Training, is_free, new_secret
-from gradcanary.demo.receiver import Receiver
-from gradcanary.demo.story import Story, introduce, say, tell
+from gradcanary.demo.story import Receiver, Story, introduce, say, tell
 from gradcanary.demo.verdict import Runs, problems
 
 NEEDED = ("torch", "fastapi", "dash", "standardwebhooks")

@@ -7,7 +7,9 @@ import contextlib
 import http.client
 import json
 import os
+import runpy
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +23,9 @@ STARTUP_S = 60.0
 STOP_S = 10.0
 GONE_S = 3.0
 """How long a collector that does not answer may take to be known as one that has ended."""
+
+_CHILD = "from gradcanary.demo import processes; processes.run_supervised()"
+"""The program of each child. Not ``-m``: the module is imported with its package before it would be run."""
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """The collector is on this machine: a proxy of the environment does not reach it."""
@@ -63,7 +68,7 @@ class Process:
         self, module: str, arguments: list[str], environment: dict[str, str], stdout: int | None = None
     ) -> None:
         self._process = subprocess.Popen(  # noqa: S603 -- our own modules
-            [sys.executable, "-m", "gradcanary.demo.held", module, *arguments],
+            [sys.executable, "-c", _CHILD, module, *arguments],
             env=_environment(environment),
             stdin=subprocess.PIPE,
             stdout=stdout,
@@ -158,3 +163,20 @@ class Training(Process):
         environment = {**own, "GRADCANARY_URL": url, "GRADCANARY_SPOOL": str(folder / "spool")}
         super().__init__("gradcanary.demo.training", arguments, environment)
         self.name = name
+
+
+def run_supervised() -> None:
+    """Run the module of the first argument as ``python -m`` does; end when the input ends, as by SIGTERM.
+
+    The parent holds the other side of that pipe, which closes however the parent ends.
+    """
+    threading.Thread(target=_end_with_input, name="gradcanary-supervised", daemon=True).start()
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def _end_with_input() -> None:
+    # Not by sys.stdin: a thread that is in there as the process ends holds a lock that its end wants.
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gradcanary.demo.receiver import Message
-from gradcanary.demo.verdict import FAULT_STEP, Read, Runs, losses_of
+from gradcanary.demo.verdict import FAULT_STEP, Message, Read, Runs, losses_of
 
 
 def say(text: str) -> None:
@@ -70,3 +74,50 @@ class Story:
         losses = losses_of(read, name)
         fell = f": its loss fell from {losses[0]:.2f} to {losses[-1]:.2f}" if losses else ""
         say(f"{name} has ended{fell}.")
+
+
+class Receiver:
+    """Listens on a free port of this machine; ``refused`` counts bodies whose signature was wrong."""
+
+    def __init__(self, secret: str, told: Callable[[Message], None]) -> None:
+        self.secret = secret
+        self.messages: list[Message] = []
+        self.refused = 0
+        self._told = told
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                self.send_response(204 if receiver.take(body, dict(self.headers.items())) else 401)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Stay silent: the messages themselves are printed."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/"
+
+    def take(self, body: bytes, headers: dict[str, str]) -> bool:
+        """Keep a body whose signature is right, and tell of it."""
+        from standardwebhooks import Webhook, WebhookVerificationError
+
+        try:
+            Webhook(self.secret).verify(body, {name.lower(): value for name, value in headers.items()})
+        except WebhookVerificationError:
+            self.refused += 1
+            return False
+        lower = {name.lower(): value for name, value in headers.items()}
+        message = Message(time.time(), lower["webhook-id"], json.loads(body))
+        self.messages.append(message)
+        self._told(message)
+        return True

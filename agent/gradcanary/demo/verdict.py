@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from gradcanary.demo.receiver import Message
-
 COLLAPSED = {f"blocks.{block}.lora_A.weight" for block in (3, 4, 5)}
 
 FAULT_STEP = 200
@@ -23,6 +21,20 @@ MAX_SECONDS_TO_TELL = 15.0
 TWIN_STEPS = 500
 
 Read = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Message:
+    """A verified webhook: when it came (unix seconds), its id, and what it said."""
+
+    at: float
+    id: str
+    content: dict[str, Any]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.content["data"]
+        return found
 
 
 @dataclass(frozen=True)
