@@ -90,13 +90,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f}s"
 
 
-def table(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the lines of a table; the last column is as long as it is."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    for row in rows:
-        yield "  ".join([*(word.ljust(width) for word, width in zip(row[:-1], widths, strict=True)), row[-1]])
-
-
 def plain(text: str) -> str:
     """Return it without what would steer a terminal: names of layers and runs are another process's."""
     return "\n".join(UNPRINTABLE.sub(" ", line) for line in text.split("\n"))

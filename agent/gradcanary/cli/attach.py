@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import TYPE_CHECKING
 
 from gradcanary.cli import console
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import Commands
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def add_commands(commands: Commands) -> None:
@@ -25,7 +22,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument(
         "--absmax-below", metavar="X", help="alert where a layer's largest gradient is under this, at its word"
     )
-    command.add_argument("--for", dest="for_s", type=_time, metavar="TIME", help="leave by itself after 10m, 8h, 3d")
+    command.add_argument("--for", dest="for_s", type=_seconds, metavar="TIME", help="leave by itself after 10m, 8h, 3d")
     command.set_defaults(run=_run, action="attach")
     text = "leave a training that was attached to: no hook, thread or open file stays"
     command = commands.add_parser("detach", help=text, description=text)
@@ -44,11 +41,8 @@ def _pid(text: str) -> int:
     return int(text)
 
 
-def _time(text: str) -> float:
-    found = re.fullmatch(r"(\d+)([smhd])", text)
-    if found is None or not int(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 45s, 10m, 8h, 3d")
-    return float(int(found[1]) * _UNITS[found[2]])
+def _seconds(text: str) -> float:
+    return console.time_span(text).total_seconds()
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -29,6 +29,9 @@ SEVERITIES = ("information", "warning", "critical")
 
 TOKEN = "Give a token with --token or GRADCANARY_TOKEN, which ps does not show."  # noqa: S105 -- what to do for one
 
+MAX_TIME_SPAN = timedelta(days=99_999)
+"""Keeps the end of a time span within the years that datetime has."""
+
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -145,11 +148,12 @@ def run_command(command: Command, arguments: argparse.Namespace) -> int:
 
 
 def time_span(text: str) -> timedelta:
-    """Return the time of ``30m``, ``8h`` or ``3d``; raises ArgumentTypeError."""
-    matched = re.fullmatch(r"([0-9]{1,5})([smhd])", text)
-    if matched is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time span: 30m, 8h, 3d")
-    return timedelta(**{_UNITS[matched[2]]: int(matched[1])})
+    """Return the length of ``45s``, ``30m``, ``8h`` or ``3d``; raises ArgumentTypeError."""
+    matched = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    span = timedelta(**{_UNITS[matched[2]]: int(matched[1])}) if matched else None
+    if span is None or not timedelta() < span <= MAX_TIME_SPAN:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time span: 45s, 30m, 8h, 3d")
+    return span
 
 
 def minute(moment: str) -> str:

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,9 +62,9 @@ def add_token(commands: Commands) -> None:
     listing = actions.add_parser("list", help="list tokens, without their secrets")
     revoke = actions.add_parser("revoke", help="end a token, and the visits of browsers that signed in with it")
     revoke.add_argument("token", type=int, metavar="ID", help="as 'gradcanary token list' says")
-    for name, command in (("create", create), ("show", listing), ("revoke", revoke)):
+    for command, run in ((create, _create_token), (listing, _list_tokens), (revoke, _revoke_token)):
         _add_store(command)
-        command.set_defaults(run=_token, action=name)
+        command.set_defaults(run=run)
 
 
 def _add_store(command: argparse.ArgumentParser) -> None:
@@ -78,13 +79,13 @@ def add_backup_and_migrate(commands: Commands) -> None:
     backup = commands.add_parser("backup", help=text, description=text)
     backup.add_argument("file", type=Path, metavar="FILE", help="a new one, in a folder that is there")
     _add_store(backup)
-    backup.set_defaults(run=_keep_up, upkeep="backup")
+    backup.set_defaults(run=_backup)
     text = "bring a store's tables to this version's shape, as 'up' does when it starts"
     migrate = commands.add_parser("migrate", help=text, description=text)
     _add_store(migrate)
     words = "and spread the measurements over the nodes of a Citus cluster, by run"
     migrate.add_argument("--citus", action="store_true", help=words)
-    migrate.set_defaults(run=_keep_up, upkeep="migrate")
+    migrate.set_defaults(run=_migrate)
 
 
 def add_demo(commands: Commands) -> None:
@@ -125,137 +126,140 @@ def _data(arguments: argparse.Namespace) -> Path:
     return arguments.data or platformdirs.user_data_path("gradcanary")
 
 
+def _database(arguments: argparse.Namespace) -> str:
+    from gradcanary_server.settings import address
+
+    return address(os.environ, data=_data(arguments), db=arguments.db)
+
+
 def _check_python(command: str) -> None:
-    """Raise UsageError where this Python is too old for the collector, whose imports would end in a traceback."""
+    """Raise UsageError if this Python is too old for the collector, whose imports would end in a traceback."""
     if sys.version_info[:2] < SERVER_PYTHON:
         needed, found = (".".join(map(str, version)) for version in (SERVER_PYTHON, sys.version_info[:3]))
         raise UsageError(NEWER_PYTHON.format(command=command, needed=needed, found=found))
 
 
-def _up(arguments: argparse.Namespace) -> int:
-    _check_python("up")
+@contextlib.contextmanager
+def _collector_errors(command: str) -> Iterator[None]:
+    """Turn errors of the collector's package, and a package that is missing, into a UsageError."""
+    _check_python(command)
     try:
-        return _serve(arguments)
+        from gradcanary_server.errors import CollectorError
+
+        try:
+            yield
+        except CollectorError as error:
+            raise UsageError(f"gradcanary {command}: {error}") from error
     except ModuleNotFoundError as error:
-        raise UsageError(NO_EXTRAS.format(command="up", missing=error.name)) from error
+        raise UsageError(NO_EXTRAS.format(command=command, missing=error.name)) from error
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _up(arguments: argparse.Namespace) -> int:
+    with _collector_errors("up"):
+        _serve(arguments)
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> None:
     from gradcanary_dashboard.app import mount
     from gradcanary_server.app import create_app
-    from gradcanary_server.errors import CollectorError
     from gradcanary_server.ops.process import Listener, Server, trust_only
     from gradcanary_server.settings import Settings as ServerSettings
 
-    try:
-        with contextlib.closing(Listener(arguments.host, arguments.port, is_tls=bool(arguments.tls_cert))) as listener:
-            settings = ServerSettings.from_env(
-                os.environ,
-                data=_data(arguments),
-                db=arguments.db,
-                rules=arguments.rules,
-                webhooks=arguments.webhook,
-                notify=arguments.notify,
-                url=listener.public_url,
-                auth=arguments.auth,
-                reached_by_others=not listener.is_loopback,
-                tls_cert=arguments.tls_cert,
-                tls_key=arguments.tls_key,
-            )
-            app = create_app(settings)
-            trusted = None if settings.tls is None else trust_only(settings.tls.chain)
-            mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
-            Server(app, listener.url).run([listener.socket])
-    except CollectorError as error:
-        raise UsageError(f"gradcanary: {error}") from error
-    return 0
+    with contextlib.closing(Listener(arguments.host, arguments.port, is_tls=bool(arguments.tls_cert))) as listener:
+        settings = ServerSettings.from_env(
+            os.environ,
+            data=_data(arguments),
+            db=arguments.db,
+            rules=arguments.rules,
+            webhooks=arguments.webhook,
+            notify=arguments.notify,
+            url=listener.public_url,
+            auth=arguments.auth,
+            reached_by_others=not listener.is_loopback,
+            tls_cert=arguments.tls_cert,
+            tls_key=arguments.tls_key,
+        )
+        app = create_app(settings)
+        trusted = None if settings.tls is None else trust_only(settings.tls.chain)
+        mount(app, listener.own_url, public_url=settings.public_url, signs_in=settings.auth, trusted=trusted)
+        Server(app, listener.url).run([listener.socket])
 
 
 def _demo(arguments: argparse.Namespace) -> int:
     _check_python("demo")
     from gradcanary import demo
 
-    if arguments.url is not None:
-        if arguments.headless or arguments.data is not None:
-            raise UsageError("gradcanary demo: --headless and --data are for a collector of its own, without --url")
-        return _demo_into(arguments.url)
-    return demo.run(headless=arguments.headless, data=arguments.data, port=arguments.port)
-
-
-def _demo_into(given: str) -> int:
-    from gradcanary import demo
-
+    if arguments.url is None:
+        return demo.run(headless=arguments.headless, data=arguments.data, port=arguments.port)
+    if arguments.headless or arguments.data is not None:
+        raise UsageError("gradcanary demo: --headless and --data are for a collector of its own, without --url")
     try:
-        url = Settings.resolve(os.environ, spelled="--{}", url=given).url
+        url = Settings.resolve(os.environ, spelled="--{}", url=arguments.url).url
         tls = console.tls_context(url)
     except (ValueError, OSError) as error:
         raise UsageError(f"gradcanary demo: {error}") from error
     return demo.run_into(url, tls)
 
 
-def _token(arguments: argparse.Namespace) -> int:
-    _check_python("token")
-    try:
-        from gradcanary_server.errors import CollectorError
+def _create_token(arguments: argparse.Namespace) -> int:
+    with _collector_errors("token"):
         from gradcanary_server.ops import commands
-        from gradcanary_server.settings import address
 
-        try:
-            db = address(os.environ, data=_data(arguments), db=arguments.db)
-            if arguments.action == "create":
-                if not (arguments.data or arguments.db or commands.is_used(db)):
-                    print_error(f"gradcanary token: {commands.explain_unused(db)}")
-                    return 1
-                wish = (arguments.scope, arguments.name, arguments.days)
-                commands.create_token(db, *wish, print, lambda line: print_error(f"gradcanary: {line}"))
-            elif arguments.action == "revoke":
-                commands.revoke_token(db, arguments.token, print)
-            else:
-                commands.list_tokens(db, lambda row: print_text(row, "    "))
-        except CollectorError as error:
-            raise UsageError(f"gradcanary token: {error}") from error
-    except ModuleNotFoundError as error:
-        raise UsageError(NO_EXTRAS.format(command="token", missing=error.name)) from error
+        db = _database(arguments)
+        if not (arguments.data or arguments.db or commands.is_used(db)):
+            print_error(f"gradcanary token: {commands.explain_unused(db)}")
+            return 1
+        wish = (arguments.scope, arguments.name, arguments.days)
+        commands.create_token(db, *wish, print, lambda line: print_error(f"gradcanary: {line}"))
     return 0
 
 
-def _keep_up(arguments: argparse.Namespace) -> int:
-    _check_python(arguments.upkeep)
-    try:
-        from gradcanary_server.errors import CollectorError
+def _list_tokens(arguments: argparse.Namespace) -> int:
+    with _collector_errors("token"):
         from gradcanary_server.ops import commands
-        from gradcanary_server.settings import address
 
-        try:
-            url = address(os.environ, data=_data(arguments), db=arguments.db)
-            if arguments.upkeep == "backup":
-                said = commands.backup_command(url, arguments.file)
-            else:
-                said = commands.migrate_command(url, with_citus=arguments.citus)
-        except CollectorError as error:
-            raise UsageError(f"gradcanary: {error}") from error
-    except ModuleNotFoundError as error:
-        raise UsageError(NO_EXTRAS.format(command=arguments.upkeep, missing=error.name)) from error
-    console.print_unwrapped(said)
+        commands.list_tokens(_database(arguments), lambda row: print_text(row, "    "))
+    return 0
+
+
+def _revoke_token(arguments: argparse.Namespace) -> int:
+    with _collector_errors("token"):
+        from gradcanary_server.ops import commands
+
+        commands.revoke_token(_database(arguments), arguments.token, print)
+    return 0
+
+
+def _backup(arguments: argparse.Namespace) -> int:
+    with _collector_errors("backup"):
+        from gradcanary_server.ops import commands
+
+        console.print_unwrapped(commands.backup_command(_database(arguments), arguments.file))
+    return 0
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    with _collector_errors("migrate"):
+        from gradcanary_server.ops import commands
+
+        console.print_unwrapped(commands.migrate_command(_database(arguments), with_citus=arguments.citus))
     return 0
 
 
 def _test_rules(arguments: argparse.Namespace) -> int:
-    _check_python("test-rules")
     if (arguments.name is None) == (arguments.trace is None):
         raise UsageError("gradcanary test-rules: give a run of the collector with --run, or a CSV file")
-    try:
-        from gradcanary_server.errors import CollectorError
+    with _collector_errors("test-rules"):
         from gradcanary_server.ops import rules_command
 
         try:
             if arguments.trace is not None:
-                return 0 if rules_command.try_on_file(arguments.rules, arguments.trace, print) else 1
-            settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
-            tls = console.tls_context(settings.url)
-            given = (arguments.rules, arguments.name, settings.url, settings.token, print, tls)
-            return 0 if rules_command.try_on_run(*given) else 1
-        except (CollectorError, ValueError, OSError) as error:
+                is_silent = rules_command.try_on_file(arguments.rules, arguments.trace, print)
+            else:
+                settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
+                given = (arguments.rules, arguments.name, settings.url, settings.token, print)
+                is_silent = rules_command.try_on_run(*given, console.tls_context(settings.url))
+        except (ValueError, OSError) as error:
             raise UsageError(f"gradcanary test-rules: {error}") from error
-    except ModuleNotFoundError as error:
-        raise UsageError(NO_EXTRAS.format(command="test-rules", missing=error.name)) from error
+    return 0 if is_silent else 1

@@ -1,0 +1,55 @@
+"""What the commands share: time spans, pages of an answer, tables at the width of a terminal."""
+
+import argparse
+from datetime import timedelta
+
+import pytest
+
+from gradcanary import cli, terminal
+from gradcanary.cli import console
+from gradcanary.cli.console import CollectorClient
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("45s", 45), ("30m", 1800), ("8h", 28800), ("3d", 259200), ("172800s", 172800)]
+)
+def test_time_spans(text, seconds):
+    assert console.time_span(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "0s", "8", "h", "-8h", "1.5h", "2w", "8h ", "٣d", "100000d", "9999999999s"])
+def test_what_is_not_a_time_span(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a time span: 45s, 30m, 8h, 3d"):
+        console.time_span(text)
+
+
+def test_attach_takes_the_same_time_spans(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["attach", "999999999", "--for", "0s"])
+    assert "argument --for: '0s' is not a time span: 45s, 30m, 8h, 3d" in capsys.readouterr().err
+
+
+class PagedClient(CollectorClient):
+    """Answers with one item a page, without a collector."""
+
+    def __init__(self, pages):
+        super().__init__("http://127.0.0.1:9", None)
+        self.pages_left = list(pages)
+        self.queries = []
+
+    def request(self, method, path, body=None, **query):
+        self.queries.append((method, path, query.get("after", "first")))
+        return {"runs": [self.pages_left.pop(0)], "next": self.pages_left[0] if self.pages_left else None}
+
+
+def test_pages_are_read_to_the_end_or_to_the_limit():
+    client = PagedClient("abc")
+    assert client.pages("/runs", "runs", "after", 5) == (["a", "b", "c"], None)
+    assert client.queries == [("GET", "/runs", "first"), ("GET", "/runs", "b"), ("GET", "/runs", "c")]
+    assert PagedClient("abc").pages("/runs", "runs", "after", 2) == (["a", "b"], "c")
+
+
+def test_a_table_is_as_wide_as_its_entries_and_wraps():
+    rows = [("1", "a note of several words"), ("200", "short")]
+    assert terminal.table(("ID", "NOTE"), rows, None) == "ID   NOTE\n1    a note of several words\n200  short"
+    assert terminal.table(("ID", "NOTE"), rows, 20) == "ID   NOTE\n1    a note of\n    several words\n200  short"
