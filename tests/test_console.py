@@ -50,6 +50,6 @@ def test_pages_are_read_to_the_end_or_to_the_limit():
 
 
 def test_a_table_is_as_wide_as_its_entries_and_wraps():
-    rows = [("1", "a note of several words"), ("200", "short")]
-    assert terminal.table(("ID", "NOTE"), rows, None) == "ID   NOTE\n1    a note of several words\n200  short"
-    assert terminal.table(("ID", "NOTE"), rows, 20) == "ID   NOTE\n1    a note of\n    several words\n200  short"
+    table = terminal.table(("ID", "NOTE"), [("1", "a note of several words"), ("200", "short")])
+    assert table == "ID   NOTE\n1    a note of several words\n200  short"
+    assert terminal.wrapped(table, 20, "    ") == "ID   NOTE\n1    a note of\n    several words\n200  short"

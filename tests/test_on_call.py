@@ -67,14 +67,20 @@ def test_one_incident_is_told_in_full(typed, troubled):
     assert status == 0
     assert said.startswith("#2 collapse in sdxl: critical, open\n3 of 24 layers (blocks.0-2.attn.lora_A.weight) fell")
     assert f"at step {AT:,}." in said
-    for words in ("\nLikely cause: ", "\nFix (peft): ", "\nLAYER ", "  since 130\n", "Nobody was told of it so far."):
+    for words in (
+        "\nLikely cause: ",
+        "\nFix (peft): ",
+        "\nLAYER ",
+        "  since 130\n",
+        "Nothing was sent about it so far.",
+    ):
         assert words in said
     assert said.endswith(f"{troubled.url}/runs/sdxl?incident=2\n")
     assert json.loads(typed("incidents", "2", "--json")[1]) == troubled.get("/api/v1/incidents/2").json()
 
 
 def test_silence_and_unsilence(typed):
-    assert typed("silences")[1] == "No silences: what is due is told.\n"
+    assert typed("silences")[1] == "No silences: all notifications are sent.\n"
     status, said, _ = typed("silence", "2", "--for", "8h", "--match", r"blocks\.0\.", "--by", "ada", "--note", "known")
     assert status == 0
     number = re.match(r"Silence (\d+) until ....-..-.. ..:.. UTC hides #2\. End it: gradcanary unsilence \1$", said)[1]
@@ -114,11 +120,11 @@ def test_ack_and_a_new_baseline(typed):
         (("incidents", "--since", "tuesday"), "datetime"),
         (("ack", "7"), "There is no incident 7 here"),
         (("ack", "1", "--new-baseline"), "silence nonfinite instead"),
-        (("silence", "--for", "8h"), "name an incident by its ID, or runs by --run"),
-        (("silence", "1", "--run", "*", "--for", "8h"), "name an incident by its ID, or runs by --run"),
+        (("silence", "--for", "8h"), "give the ID of an incident, or runs with --run"),
+        (("silence", "1", "--run", "*", "--for", "8h"), "give the ID of an incident, or runs with --run"),
         (("silence", "1", "--rule", "collapse", "--for", "8h"), "an incident has one rule"),
-        (("silence", "1"), "say until when, with --for 8h or --until"),
-        (("silence", "--run", "*"), "say until when, with --for 8h or --until"),
+        (("silence", "1"), "give its end with --for 8h or --until"),
+        (("silence", "--run", "*"), "give its end with --for 8h or --until"),
         (("silence", "--run", "*", "--rule", "x", "--for", "8h"), "should be 'collapse'"),
         (("silence", "--run", "*", "--for", "99999d"), "within 366 days"),
         (("silence", "--run", "*", "--for", "soon"), "'soon' is not a time span"),

@@ -33,7 +33,7 @@ def test_runs_are_a_table(typed, module_collector):
     status, said, _ = typed("runs", "--named", "TABLE")
     assert (status, names(said)) == (0, ["table-2", "table-1"])
     head, _, row = (re.split(r"  +", line) for line in said.splitlines())
-    assert head == ["RUN", "STATE", "STEP", "LAST HEARD (UTC)", "WORST", "TAGS", "NOTE"]
+    assert head == ["RUN", "STATE", "STEP", "LAST SEEN (UTC)", "WORST", "TAGS", "NOTE"]
     assert (row[:3], row[4:]) == (["table-1", "live", "2"], ["-", "sdxl, new", "after the break"])
     answer = json.loads(typed("runs", "--named", "table-1", "--json")[1])
     assert [each["note"] for each in answer["runs"]] == ["after the\nbreak"]
@@ -68,10 +68,10 @@ def test_archive_rename_and_delete(typed, module_collector):
     assert typed("runs", "note", "kept", "under its old name")[1] == "best  also kept  under its old name\n"
     assert typed("runs", "rename", "best", "first", "--free")[1] == "first  under its old name\n"
     status, _, error = typed("runs", "delete", "gone")
-    assert (status, "say --yes" in error) == (2, True)
+    assert (status, "add --yes" in error) == (2, True)
     assert typed("runs", "delete", "gone", "--yes") == (
         0,
-        "gone is deleted; what still sends to it is told to stop.\n",
+        "gone is deleted; a training that still sends to it will stop sending.\n",
         "",
     )
     assert module_collector.get("/api/v1/runs/gone").status_code == 404
@@ -82,7 +82,7 @@ def test_archive_rename_and_delete(typed, module_collector):
     [
         (("note", "nobody", "x"), 2, "There is no run 'nobody' here"),
         (("note", "no/body", "x"), 2, "There is no /api/v1/runs/no/body here"),
-        (("tag", "nobody"), 2, "name tags to add"),
+        (("tag", "nobody"), 2, "give tags to add"),
         (("rename", "nobody", "x"), 2, "There is no run 'nobody' here"),
         (("forget", "nobody"), 2, "invalid choice"),
         (("--url", "http://127.0.0.1:9", "note", "nobody", "x"), 1, "http://127.0.0.1:9 does not answer"),

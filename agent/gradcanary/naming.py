@@ -26,7 +26,7 @@ def allowed(name: str, longest: int = MAX_RUN) -> str:
 
 
 def subject(program: Sequence[str]) -> str:
-    """Return what a run is called after: the script, else the module, else the command."""
+    """Return the word that names a run: the script, else the module, else the command."""
     words = " ".join(program[1:]).split()  # a shell's command is one word
     script = next((word for word in words if word.endswith(".py")), None)
     if script is None and "-m" in program[1:-1]:

@@ -30,10 +30,10 @@ def wrapped(text: str, width: int | None, indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """Return lines with columns as wide as their widest entry, wrapped at ``width``."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return lines with columns as wide as their widest entry."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = (
         "  ".join(text.ljust(size) for text, size in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
     )
-    return "\n".join(wrapped(line, width, "    ") for line in lines)
+    return "\n".join(lines)

@@ -222,7 +222,7 @@ def test_a_page_of_somebody_elses_can_send_no_message(team, ask, receiver_factor
 def test_endpoints_at_the_terminal(typed, receiver_factory):
     receiver = receiver_factory()
     ended, said, _ = typed("add", receiver.url, "--name", "on call", "--min-severity", "critical")
-    number = re.match(r"Endpoint (\d+): on call http://\S+ is told of critical and above\.\n", said)[1]
+    number = re.match(r"Endpoint (\d+): on call http://\S+ gets critical and above\.\n", said)[1]
     assert ended == 0
     assert typed("list")[1] == typed()[1]
     secret = re.search(r"secret \(shown once\): (whsec_\S+)", said)[1]
@@ -236,10 +236,10 @@ def test_endpoints_at_the_terminal(typed, receiver_factory):
     assert "whsec" not in head + "".join(rows)
     assert typed("remove", number)[:2] == (
         0,
-        f"Endpoint {number} is removed; what it was told stays with the incidents.\n",
+        f"Endpoint {number} is removed; its deliveries stay with the incidents.\n",
     )
     for words, reason in (
-        (("set", number), "say what shall be otherwise"),
+        (("set", number), "give what to change"),
         (("test", number), f"There is no endpoint {number} here"),
         (("add", "http://10.0.0.1/"), "10.0.0.1 is not a public address"),
         (("redeliver", "7"), "INCIDENT-ENDPOINT-VERSION"),

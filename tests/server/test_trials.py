@@ -89,7 +89,7 @@ def test_a_csv_file_is_judged_as_the_run_that_it_was_exported_from(trained, test
         ("version: 1\nrules: {collaps: {}}\n", ("--run", "lora"), "line 2: unknown key 'collaps'"),
         (PICKY, ("--run", "nobody"), "There is no run 'nobody'"),
         (PICKY, ("--run", "lora", "--url", "http://127.0.0.1:9"), "does not answer"),
-        (PICKY, (), "give a run of the collector with --run, or a CSV file"),
+        (PICKY, (), "give a run in the collector with --run, or a CSV file"),
         (PICKY, ("none.csv",), "none.csv cannot be read"),
     ],
 )

@@ -141,7 +141,7 @@ def ps(_arguments: argparse.Namespace) -> int:
     if not rows:
         _print(NOBODY)
         return 0
-    _print(terminal.table(HEAD, rows, None), below="    ")
+    _print(terminal.table(HEAD, rows), below="    ")
     for run, url in dict.fromkeys(
         (watch["run"], watch["url"]) for watches in found for watch in watches if watch["url"]
     ):

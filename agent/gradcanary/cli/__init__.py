@@ -1,4 +1,4 @@
-"""The command line: the one place that knows every part, and imports each only when it is asked for."""
+"""The command line: ``main``, the parser of all commands, and ``sync``. Commands import their parts when they run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gradcanary.cli.console import Commands
 
 CLOSED_PIPE = 141
-"""128 and the number of SIGPIPE, which ends most programs there; Python ignores that signal."""
+"""128 and the number of SIGPIPE, which ends other programs at a closed pipe; Python ignores that signal."""
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit status: 0 fine, 1 failed, 2 wrong arguments, 141 for a closed pipe."""
     try:
         try:
-            return _run_typed(argv)
+            return _run_command(argv)
         finally:
             _flush_output()
     except BrokenPipeError:
@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run_typed(argv: Sequence[str] | None) -> int:
-    typed, command = run.split(sys.argv[1:] if argv is None else argv)
+def _run_command(argv: Sequence[str] | None) -> int:
+    typed, command = run.split_arguments(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse_args(typed, argparse.Namespace(command=command))
     try:
         return int(arguments.run(arguments))
@@ -57,13 +57,13 @@ def _run_typed(argv: Sequence[str] | None) -> int:
 
 
 def _flush_output() -> None:
-    """Write what is buffered while an error can still be caught; a stream that was closed is None."""
+    """Write the buffers while an error can still be caught; a closed stream is None."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
 
 
 def _discard_unread_output() -> None:
-    """Send to the null device what was not taken: Python flushes once more as it exits, and complains."""
+    """Send the rest of the buffers to the null device: Python flushes again at its exit, and prints an error."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""``gradcanary attach``, ``detach`` and ``ps``: what may be typed."""
+"""``gradcanary attach``, ``detach`` and ``ps``; the package attach does the work."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands to a command line; their ``run`` takes the parsed arguments and returns the exit status."""
-    text = "watch a training that runs already, without restarting it"
+    """Add ``attach``, ``detach`` and ``ps``."""
+    text = "watch a running training, without a restart"
     command = commands.add_parser("attach", help=text, description=text)
     command.add_argument("pid", type=_pid, metavar="PID", help="of the training; of a job, any rank or its launcher")
     console.add_collector_options(command)
     command.add_argument("--run", dest="name", metavar="NAME", help="name of the run (default: made of the script's)")
-    command.add_argument("--every", metavar="N", help="look at every Nth step: 1, 10, 100, 1000 (default: auto)")
+    command.add_argument("--every", metavar="N", help="sample every Nth step: 1, 10, 100, 1000 (default: auto)")
     command.add_argument(
-        "--absmax-below", metavar="X", help="alert where a layer's largest gradient is under this, at its word"
+        "--absmax-below", metavar="X", help="alert as soon as a layer's largest gradient is below this"
     )
-    command.add_argument("--for", dest="for_s", type=_seconds, metavar="TIME", help="leave by itself after 10m, 8h, 3d")
+    command.add_argument("--for", dest="for_s", type=_seconds, metavar="TIME", help="detach after 10m, 8h, 3d")
     command.set_defaults(run=_run, action="attach")
-    text = "leave a training that was attached to: no hook, thread or open file stays"
+    text = "detach from a training: no hook, thread or open file stays"
     command = commands.add_parser("detach", help=text, description=text)
     command.add_argument("pid", type=_pid, metavar="PID", help="as it was given to attach")
     command.set_defaults(run=_run, action="detach")
-    text = "list the trainings of yours that run here"
+    text = "list your trainings on this machine"
     command = commands.add_parser("ps", help=text, description=text)
     command.set_defaults(run=_run, action="ps")
 
@@ -51,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from gradcanary.attach import actions
     from gradcanary.attach.errors import AttachError
 
-    for number in (signal.SIGHUP, signal.SIGTERM):  # what was asked for is withdrawn then, as after Ctrl-C
+    for number in (signal.SIGHUP, signal.SIGTERM):  # they withdraw the request, as Ctrl-C does
         if arguments.action == "attach" and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     try:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 -- argparse has no public name for it
 
+ROW_INDENT = "    "
+
 SEVERITIES = ("information", "warning", "critical")
 
 TOKEN = "Give a token with --token or GRADCANARY_TOKEN, which ps does not show."  # noqa: S105 -- what to do for one
@@ -64,7 +66,7 @@ class CollectorClient:
         except (OSError, http.client.HTTPException) as error:
             raise CollectorError(
                 f"the collector at {self.url} does not answer ({error or type(error).__name__}): "
-                "start it with 'gradcanary up', or say where it is with --url or GRADCANARY_URL"
+                "start it with 'gradcanary up', or give its address with --url or GRADCANARY_URL"
             ) from error
         if answer.status in (401, 403) and answer.message:
             raise CollectorError(f"{answer.message} {TOKEN}", is_refusal=True)
@@ -167,9 +169,14 @@ def print_unwrapped(text: str) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding))  # noqa: T201 -- the answer of a command
 
 
-def print_text(text: str, indent: str = "") -> None:
+def print_text(text: str) -> None:
     """Print a text, wrapped at the width of the terminal."""
-    print_unwrapped(terminal.wrapped(text, terminal.width(), indent))
+    print_unwrapped(terminal.wrapped(text, terminal.width()))
+
+
+def print_rows(text: str) -> None:
+    """Print lines of a table; the rest of a line that is too long follows below it, indented."""
+    print_unwrapped(terminal.wrapped(text, terminal.width(), ROW_INDENT))
 
 
 def print_json(found: object) -> None:

@@ -18,53 +18,61 @@ if TYPE_CHECKING:
 
 Json = Mapping[str, Any]
 
-NOBODY = "Nobody is told of incidents: gradcanary endpoints add URL, or gradcanary up --webhook URL."
+NO_ENDPOINTS = "No endpoints: add one with gradcanary endpoints add URL, or gradcanary up --webhook URL."
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command to a command line; without a word behind it, it lists."""
-    text = "list who is told of incidents and how that goes, or change it"
+    """Add ``endpoints``, which prints the list, and its actions."""
+    text = "list endpoints and their state, or change them"
     top = console.add_command(commands, "endpoints", text, _list)
-    top.add_argument("--json", action="store_true", help="as the collector answers it")
-    words = top.add_subparsers(title="what to do", metavar="WORD")
-    _add_json(_word(words, "list", "list them, as without a word", _list, None))
-    _add_making(words)
-    _word(words, "test", "send a test message now, and say how that went", _test)
-    _word(words, "rotate", "make another secret, shown once; for a day messages are signed with both", _rotate)
-    _add_set(words)
-    _word(words, "remove", "tell it nothing any more, and forget its address and secret", _remove)
-    log = _word(words, "deliveries", "list what was sent to it, newest first", _deliveries)
-    log.add_argument("--before", metavar="CURSOR", help="older ones: what the list before says at its end")
+    top.add_argument("--json", action="store_true", help="print the collector's JSON")
+    actions = top.add_subparsers(title="actions", metavar="ACTION")
+    _add_json(_add_action(actions, "list", "list endpoints, as without an action", _list, None))
+    _add_add(actions)
+    _add_action(actions, "test", "send a test message now, and print the outcome", _test)
+    _add_action(actions, "rotate", "make a new secret, shown once; for a day messages are signed with both", _rotate)
+    _add_set(actions)
+    _add_action(actions, "remove", "send it nothing more, and delete its address and secret", _remove)
+    log = _add_action(actions, "deliveries", "list what was sent to it, the newest first", _deliveries)
+    log.add_argument("--before", metavar="CURSOR", help="older ones, by the cursor that the last list ended with")
     _add_json(log)
-    again = _word(words, "redeliver", "send a message once more, the same bytes under the same id", _redeliver, None)
+    again = _add_action(actions, "redeliver", "send a message again: the same bytes, the same id", _redeliver, None)
     again.add_argument("delivery", metavar="DELIVERY", help="as 'gradcanary endpoints deliveries ID' lists it")
 
 
-def _add_making(words: Commands) -> None:
-    command = _word(words, "add", "tell a webhook of incidents from now on; prints its secret once", _make, None)
+def _add_add(actions: Commands) -> None:
+    command = _add_action(actions, "add", "send incidents to a webhook from now on; prints its secret once", _add, None)
     command.add_argument("address", metavar="URL", help="http://HOST[:PORT]/PATH of a receiver of Standard Webhooks")
-    command.add_argument("--name", default="", help="for those who read the list")
+    command.add_argument("--name", default="", help="shown in the list")
     command.add_argument("--min-severity", choices=SEVERITIES, default="warning", help="default: %(default)s")
 
 
-def _add_set(words: Commands) -> None:
-    command = _word(words, "set", "change an endpoint", _set)
-    command.add_argument("--name", help="for those who read the list")
+def _add_set(actions: Commands) -> None:
+    command = _add_action(actions, "set", "change an endpoint", _set)
+    command.add_argument("--name", help="shown in the list")
     command.add_argument("--min-severity", choices=SEVERITIES)
-    able = command.add_mutually_exclusive_group()
-    able.add_argument("--enable", dest="enabled", action="store_true", default=None, help="tell it what is open")
-    able.add_argument("--disable", dest="enabled", action="store_false", default=None, help="tell it nothing")
+    state = command.add_mutually_exclusive_group()
+    state.add_argument(
+        "--enable",
+        dest="enabled",
+        action="store_true",
+        default=None,
+        help="send it the open incidents and all later ones",
+    )
+    state.add_argument("--disable", dest="enabled", action="store_false", default=None, help="send it nothing")
 
 
-def _word(words: Commands, name: str, text: str, run: Command, endpoint: str | None = "ID") -> argparse.ArgumentParser:
-    command = console.add_command(words, name, text, run, is_below=True)
+def _add_action(
+    actions: Commands, name: str, text: str, run: Command, endpoint: str | None = "ID"
+) -> argparse.ArgumentParser:
+    command = console.add_command(actions, name, text, run, is_below=True)
     if endpoint is not None:
         command.add_argument("endpoint", type=int, metavar=endpoint, help="as 'gradcanary endpoints' lists it")
     return command
 
 
 def _add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as the collector answers it")
+    command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print the collector's JSON")
 
 
 def _list(arguments: argparse.Namespace, client: CollectorClient) -> None:
@@ -72,13 +80,13 @@ def _list(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if arguments.json:
         console.print_json(found)
     else:
-        console.print_text(endpoint_table(found["endpoints"], terminal.width()))
+        console.print_rows(endpoint_table(found["endpoints"]))
 
 
-def _make(arguments: argparse.Namespace, client: CollectorClient) -> None:
+def _add(arguments: argparse.Namespace, client: CollectorClient) -> None:
     body = {"url": arguments.address, "name": arguments.name, "min_severity": arguments.min_severity}
     made = client.request("POST", "/endpoints", body)
-    console.print_text(f"Endpoint {made['id']}: {label(made)} is told of {made['min_severity']} and above.")
+    console.print_text(f"Endpoint {made['id']}: {label(made)} gets {made['min_severity']} and above.")
     console.print_text(f"secret (shown once): {made['secret']}")
     console.print_text(f"Try it: gradcanary endpoints test {made['id']}")
 
@@ -91,21 +99,21 @@ def _rotate(arguments: argparse.Namespace, client: CollectorClient) -> None:
     made = client.request("POST", f"/endpoints/{arguments.endpoint}/rotate")
     console.print_text(f"secret (shown once): {made['secret']}")
     until = minute(made["old_secret_until"])
-    console.print_text(f"Until {until} UTC messages are signed with the one before, too.")
+    console.print_text(f"Until {until} UTC messages are signed with the old one, too.")
 
 
 def _set(arguments: argparse.Namespace, client: CollectorClient) -> None:
     names = ("name", "min_severity", "enabled")
     body = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     if not body:
-        raise ValueError("say what shall be otherwise: --name, --min-severity, --enable or --disable")
+        raise ValueError("give what to change: --name, --min-severity, --enable or --disable")
     found = client.request("PATCH", f"/endpoints/{arguments.endpoint}", body)
-    console.print_text(endpoint_table([found], terminal.width()))
+    console.print_rows(endpoint_table([found]))
 
 
 def _remove(arguments: argparse.Namespace, client: CollectorClient) -> None:
     client.request("DELETE", f"/endpoints/{arguments.endpoint}")
-    console.print_text(f"Endpoint {arguments.endpoint} is removed; what it was told stays with the incidents.")
+    console.print_text(f"Endpoint {arguments.endpoint} is removed; its deliveries stay with the incidents.")
 
 
 def _deliveries(arguments: argparse.Namespace, client: CollectorClient) -> None:
@@ -113,7 +121,7 @@ def _deliveries(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if arguments.json:
         console.print_json(found)
         return
-    console.print_text(delivery_table(found["deliveries"], terminal.width()))
+    console.print_rows(delivery_table(found["deliveries"]))
     if found["next"] is not None:
         console.print_text(f"Older ones: --before {found['next']}")
 
@@ -132,11 +140,11 @@ def _print_outcome(what: str, answer: Json) -> int:
     return 1
 
 
-def endpoint_table(endpoints: Sequence[Json], width: int | None) -> str:
-    """Return a table with a line per endpoint, and below it why some are disabled or fail."""
+def endpoint_table(endpoints: Sequence[Json]) -> str:
+    """Return a table with a line per endpoint, then the reason of each that is disabled or fails."""
     if not endpoints:
-        return NOBODY
-    head = ("ID", "STATE", "SINCE (UTC)", "FROM", "TELLS", "LAST SUCCESS", "PENDING", "WHOM")
+        return NO_ENDPOINTS
+    head = ("ID", "STATE", "SINCE (UTC)", "ORIGIN", "SEVERITY", "LAST SUCCESS", "PENDING", "ENDPOINT")
     rows = [
         (
             str(each["id"]),
@@ -150,7 +158,7 @@ def endpoint_table(endpoints: Sequence[Json], width: int | None) -> str:
         )
         for each in endpoints
     ]
-    return "\n".join([terminal.table(head, rows, width), *(line for each in endpoints for line in _trouble(each))])
+    return "\n".join([terminal.table(head, rows), *(line for each in endpoints for line in _trouble_lines(each))])
 
 
 def state_of(endpoint: Json) -> str:
@@ -159,15 +167,15 @@ def state_of(endpoint: Json) -> str:
 
 
 def label(endpoint: Json) -> str:
-    """Return who is told: a name, an address, or both."""
+    """Return the name of an endpoint, its address, or both."""
     return " ".join(part for part in (endpoint["name"], endpoint["url"]) if part) or endpoint["kind"]
 
 
-def delivery_table(deliveries: Sequence[Json], width: int | None) -> str:
-    """Return a table with a line per message."""
+def delivery_table(deliveries: Sequence[Json]) -> str:
+    """Return a table with a line per delivery."""
     if not deliveries:
         return "Nothing was sent to it so far."
-    head = ("DELIVERY", "SEALED (UTC)", "RUN", "INCIDENT", "KIND", "STATE", "TRIES", "LAST ANSWER")
+    head = ("DELIVERY", "QUEUED (UTC)", "RUN", "INCIDENT", "KIND", "STATE", "ATTEMPTS", "LAST ANSWER")
     rows = [
         (
             each["id"],
@@ -177,22 +185,22 @@ def delivery_table(deliveries: Sequence[Json], width: int | None) -> str:
             each["kind"],
             each["state"],
             str(len(each["attempts"])),
-            _answer(each),
+            _last_answer(each),
         )
         for each in deliveries
     ]
-    return terminal.table(head, rows, width)
+    return terminal.table(head, rows)
 
 
-def _trouble(endpoint: Json) -> list[str]:
+def _trouble_lines(endpoint: Json) -> list[str]:
     if endpoint["state"] == "disabled":
         return [f"{endpoint['id']} is disabled: {endpoint['reason']}."]
     if endpoint["failing_since"]:
-        return [f"{endpoint['id']} fails since {minute(endpoint['failing_since'])} UTC: {endpoint['last_error']}."]
+        return [f"{endpoint['id']} has failed since {minute(endpoint['failing_since'])} UTC: {endpoint['last_error']}."]
     return []
 
 
-def _answer(delivery: Json) -> str:
+def _last_answer(delivery: Json) -> str:
     last = delivery["attempts"][-1] if delivery["attempts"] else None
     if last is None:
         return "-"

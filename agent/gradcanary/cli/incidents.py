@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 
 MOST_PAGES = 10
-"""Of a hundred incidents each; who has more says --run, --state or --since."""
+"""With a hundred incidents each."""
 
 SHOWN_LAYERS = 20
 
@@ -36,62 +36,66 @@ RESOLUTIONS = {
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands to a command line; their ``run`` takes the parsed arguments and returns the exit status."""
+    """Add ``incidents``, ``ack``, ``silence``, ``silences`` and ``unsilence``."""
     _add_incidents(commands)
     _add_ack(commands)
     _add_silence(commands)
-    command = console.add_command(commands, "silences", "list the silences in force", _silences)
-    command.add_argument("--json", action="store_true", help="as the collector answers it")
-    command = console.add_command(commands, "unsilence", "end a silence now: what is still true is told", _unsilence)
-    command.add_argument("silence", type=int, metavar="ID", help="of a silence, as 'gradcanary silences' lists it")
+    command = console.add_command(commands, "silences", "list the silences in force", _print_silences)
+    command.add_argument("--json", action="store_true", help="print the collector's JSON")
+    command = console.add_command(commands, "unsilence", "end a silence now; what still fires is sent then", _unsilence)
+    command.add_argument("silence", type=int, metavar="ID", help="as 'gradcanary silences' lists it")
 
 
 def _add_incidents(commands: Commands) -> None:
     command = console.add_command(
-        commands, "incidents", "list incidents, the worst first, or tell one in full", _incidents
+        commands, "incidents", "list incidents, the worst first, or show one in full", _print_incidents
     )
-    command.add_argument("incident", type=int, nargs="?", metavar="ID", help="tell this one in full")
-    command.add_argument("--run", dest="name", metavar="NAME", help="of this run only")
-    command.add_argument("--state", choices=("open", "resolved"), help="of this state only")
-    command.add_argument("--since", type=_since, metavar="TIME", help="opened since: 2h, 3d, or 2030-01-31T12:00:00Z")
-    command.add_argument("--json", action="store_true", help="as the collector answers it")
+    command.add_argument("incident", type=int, nargs="?", metavar="ID", help="show this one in full")
+    command.add_argument("--run", dest="name", metavar="NAME", help="only this run")
+    command.add_argument("--state", choices=("open", "resolved"), help="only this state")
+    command.add_argument(
+        "--since", type=_start_of_span, metavar="TIME", help="opened since: 2h, 3d, or 2030-01-31T12:00:00Z"
+    )
+    command.add_argument("--json", action="store_true", help="print the collector's JSON")
 
 
 def _add_ack(commands: Commands) -> None:
     command = console.add_command(
-        commands, "ack", "say that somebody knows of an incident: no reminders, no growth", _ack
+        commands, "ack", "acknowledge an incident: no reminders, no messages when it grows", _ack
     )
     command.add_argument("incident", type=int, metavar="ID")
-    command.add_argument("--note", default="", help="for those who read it later")
-    command.add_argument("--by", default=None, help="who knows (default: your user name)")
+    command.add_argument("--note", default="", help="shown with it")
+    command.add_argument("--by", default=None, help="your name (default: your user name)")
     command.add_argument(
-        "--new-baseline", action="store_true", help="this is how it shall be: its layers learn a new baseline"
+        "--new-baseline", action="store_true", help="the present values are right: its layers learn a new baseline"
     )
 
 
 def _add_silence(commands: Commands) -> None:
     command = console.add_command(
-        commands, "silence", "tell nobody of an incident, or of some layers, for a while", _silence
+        commands, "silence", "send nothing about an incident, or about some layers, for a while", _silence
     )
-    command.add_argument("incident", type=int, nargs="?", metavar="ID", help="its rule, in its run")
-    command.add_argument("--run", dest="name", metavar="NAME", help="a run, or several by * and ?; '*' is every run")
-    command.add_argument("--rule", help="of this rule only")
-    command.add_argument("--match", metavar="REGEX", help="only layers in whose name this is found")
+    command.add_argument("incident", type=int, nargs="?", metavar="ID", help="silence its rule in its run")
+    command.add_argument("--run", dest="name", metavar="NAME", help="a run, or several with * and ?; '*' is every run")
+    command.add_argument("--rule", help="only this rule")
+    command.add_argument("--match", metavar="REGEX", help="only layers whose name contains a match")
     ends = command.add_mutually_exclusive_group()
-    ends.add_argument("--for", dest="until", type=_in, metavar="TIME", help="30m, 8h, 3d; this or --until is needed")
+    ends.add_argument(
+        "--for", dest="until", type=_end_of_span, metavar="TIME", help="30m, 8h, 3d; this or --until is needed"
+    )
     ends.add_argument("--until", metavar="TIME", help="2030-01-31T12:00:00Z")
-    command.add_argument("--note", default="", help="for those who read it later")
-    command.add_argument("--by", default=None, help="who asks for it (default: your user name)")
+    command.add_argument("--note", default="", help="shown with it")
+    command.add_argument("--by", default=None, help="your name (default: your user name)")
 
 
-def _incidents(arguments: argparse.Namespace, client: CollectorClient) -> None:
+def _print_incidents(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if arguments.incident is not None:
-        _print_one(arguments, client)
+        _print_incident(arguments, client)
     else:
         _print_list(arguments, client)
 
 
-def _print_one(arguments: argparse.Namespace, client: CollectorClient) -> None:
+def _print_incident(arguments: argparse.Namespace, client: CollectorClient) -> None:
     incident = client.request("GET", f"/incidents/{arguments.incident}")
     if arguments.json:
         console.print_json(incident)
@@ -106,9 +110,9 @@ def _print_list(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if arguments.json:
         console.print_json({"incidents": incidents, "next": before})
         return
-    console.print_text(incident_table(incidents, terminal.width()))
+    console.print_rows(incident_table(incidents))
     if before is not None:
-        console.print_text("There are older ones: choose with --run, --state or --since.")
+        console.print_text("There are older incidents: choose with --run, --state or --since.")
 
 
 def _ack(arguments: argparse.Namespace, client: CollectorClient) -> None:
@@ -120,9 +124,9 @@ def _ack(arguments: argparse.Namespace, client: CollectorClient) -> None:
 def _silence(arguments: argparse.Namespace, client: CollectorClient) -> None:
     name, rule = arguments.name, arguments.rule
     if (arguments.incident is None) == (name is None):
-        raise ValueError("name an incident by its ID, or runs by --run, '*' for every one")
+        raise ValueError("give the ID of an incident, or runs with --run ('*' for every one)")
     if arguments.until is None:
-        raise ValueError("say until when, with --for 8h or --until 2030-01-31T12:00:00Z: each silence ends")
+        raise ValueError("give its end with --for 8h or --until 2030-01-31T12:00:00Z: each silence ends")
     hint = ""
     if arguments.incident is not None:
         if rule is not None:
@@ -137,12 +141,12 @@ def _silence(arguments: argparse.Namespace, client: CollectorClient) -> None:
     console.print_text(f"{silence}{hint} End it: gradcanary unsilence {made['id']}")
 
 
-def _silences(arguments: argparse.Namespace, client: CollectorClient) -> None:
+def _print_silences(arguments: argparse.Namespace, client: CollectorClient) -> None:
     found = client.request("GET", "/silences")
     if arguments.json:
         console.print_json(found)
     else:
-        console.print_text(silence_table(found["silences"], terminal.width()))
+        console.print_rows(silence_table(found["silences"]))
 
 
 def _unsilence(arguments: argparse.Namespace, client: CollectorClient) -> None:
@@ -156,16 +160,16 @@ def _by(arguments: argparse.Namespace) -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError) as error:  # a container's user may have no name
-        raise ValueError("say who you are with --by: this user has no name") from error
+        raise ValueError("give your name with --by: this user has none") from error
 
 
-def _in(text: str) -> str:
-    """Return the moment in so much time, RFC 3339."""
+def _end_of_span(text: str) -> str:
+    """Return the end of a time span that begins now, RFC 3339."""
     return _rfc3339(datetime.now(timezone.utc) + console.time_span(text))
 
 
-def _since(text: str) -> str:
-    """Return the moment so long ago; a time goes to the collector as it is."""
+def _start_of_span(text: str) -> str:
+    """Return the beginning of a time span that ends now, RFC 3339; a time is returned as it is."""
     if re.fullmatch(r"[0-9]+[a-z]", text):
         return _rfc3339(datetime.now(timezone.utc) - console.time_span(text))
     return text
@@ -176,7 +180,7 @@ def _rfc3339(moment: datetime) -> str:
 
 
 def worst_first(incidents: Sequence[Json]) -> list[Json]:
-    """Return the open ones before the others, then by severity, then the newest first."""
+    """Return the open incidents first, then by severity, then the newest first."""
 
     def badness(each: Json) -> tuple[bool, int, int]:
         return each["state"] == "open", console.SEVERITIES.index(each["severity"]), each["id"]
@@ -184,8 +188,8 @@ def worst_first(incidents: Sequence[Json]) -> list[Json]:
     return sorted(incidents, key=badness, reverse=True)
 
 
-def incident_table(incidents: Sequence[Json], width: int | None) -> str:
-    """Return a table with a line per incident, wrapped at ``width`` characters, and how many there are."""
+def incident_table(incidents: Sequence[Json]) -> str:
+    """Return a table with a line per incident, and the numbers of open and resolved ones."""
     if not incidents:
         return "No incidents."
     head = ("ID", "SEVERITY", "STATE", "RUN", "RULE", "LAYERS", "OPENED (UTC)", "WHAT")
@@ -202,10 +206,10 @@ def incident_table(incidents: Sequence[Json], width: int | None) -> str:
         )
         for each in incidents
     ]
-    return f"{terminal.table(head, rows, width)}\n\n{_counted(incidents)} One of them in full: gradcanary incidents ID"
+    return f"{terminal.table(head, rows)}\n\n{_count_line(incidents)} One of them in full: gradcanary incidents ID"
 
 
-def _counted(incidents: Sequence[Json]) -> str:
+def _count_line(incidents: Sequence[Json]) -> str:
     opened = sum(each["state"] == "open" for each in incidents)
     ended = sum(each["resolution"] == "run_finished" for each in incidents)
     by_end = f", {ended} over with {'its' if ended == 1 else 'their'} run" if ended else ""
@@ -213,7 +217,7 @@ def _counted(incidents: Sequence[Json]) -> str:
 
 
 def state_of(incident: Json) -> str:
-    """Return ``open``, ``open, acked``, ``open, silenced``, or how it ended."""
+    """Return ``open``, ``open, acked``, ``open, silenced``, or the resolution."""
     if incident["state"] != "open":
         return RESOLUTIONS.get(incident["resolution"], incident["resolution"] or "resolved")
     silenced = incident.get("silenced")
@@ -224,15 +228,17 @@ def state_of(incident: Json) -> str:
 
 
 def hint_if_resolved(incident: Json) -> str:
-    """Return what to know who silences an incident that is over, empty of one that is open."""
+    """Return the effect of a silence for an incident that is over; empty for an open one."""
     if incident["state"] == "open":
         return ""
     return f" #{incident['id']} is over ({state_of(incident)}): this holds for what its rule finds from now on."
 
 
 def layer_count(incident: Json) -> str:
-    """Return ``18/300``: layers that fire, of one that is over those that ever did, and all of the run; ``all`` where
-    it is about none of them."""
+    """Return ``18/300``: firing layers (those that ever fired, if it is over) of all in the run.
+
+    ``all`` for an incident of the whole run.
+    """
     counts = incident["counts"]
     if not counts["ever"]:
         return "all"
@@ -240,31 +246,31 @@ def layer_count(incident: Json) -> str:
 
 
 def full_text(incident: Json) -> str:
-    """Return everything about one incident: what, since when, who knows, why probably, what to do."""
+    """Return all of one incident: summary, times, acks, likely cause, fix, layers, deliveries."""
     cause, fix = incident["likely_cause"], incident["fix"]
     lines = [
         f"#{incident['id']} {incident['rule']} in {incident['run']}: {incident['severity']}, {state_of(incident)}",
         incident["summary"],
-        _when(incident),
-        *_marks(incident),
+        _times_line(incident),
+        *_ack_and_silence_lines(incident),
         "",
         f"Likely cause: {cause['text']}",
         *(f"  - {text}" for text in cause["evidence"]),
         "",
         f"Fix{' (' + fix['framework'] + ')' if fix['framework'] else ''}: {fix['text']}",
         *(f"    {line}" for line in fix["code"].splitlines()),
-        *_members([each for each in incident["layers"] if each["layer"] is not None]),
-        *_deliveries(incident["deliveries"]),
+        *_layer_lines([each for each in incident["layers"] if each["layer"] is not None]),
+        *_delivery_lines(incident["deliveries"]),
         "",
         incident["url"],
     ]
     return "\n".join(lines)
 
 
-def silence_table(found: Sequence[Json], width: int | None) -> str:
+def silence_table(silences: Sequence[Json]) -> str:
     """Return a table of silences."""
-    if not found:
-        return "No silences: what is due is told."
+    if not silences:
+        return "No silences: all notifications are sent."
     head = ("ID", "RUN", "RULE", "LAYERS", "UNTIL (UTC)", "BY", "HIDES", "NOTE")
     rows = [
         (
@@ -277,26 +283,26 @@ def silence_table(found: Sequence[Json], width: int | None) -> str:
             hidden_incidents(each) or "-",
             " ".join(each["note"].split()),
         )
-        for each in found
+        for each in silences
     ]
-    return terminal.table(head, rows, width)
+    return terminal.table(head, rows)
 
 
 def hidden_incidents(silence: Json) -> str:
-    """Return ``#31, #32``: the open incidents that a silence is about."""
+    """Return ``#31, #32``: the open incidents that a silence hides."""
     return ", ".join(f"#{number}" for number in silence["incidents"])
 
 
-def _when(incident: Json) -> str:
-    said = f"Opened {console.minute(incident['opened'])} UTC at step {incident['opened_step']:,}"
+def _times_line(incident: Json) -> str:
+    text = f"Opened {console.minute(incident['opened'])} UTC at step {incident['opened_step']:,}"
     if incident["reopened"]:
-        said += f", reopened {incident['reopened']} times" if incident["reopened"] > 1 else ", reopened once"
+        text += f", reopened {incident['reopened']} times" if incident["reopened"] > 1 else ", reopened once"
     if incident["resolved_step"] is not None:
-        said += f"; over at step {incident['resolved_step']:,}"
-    return f"{said}."
+        text += f"; over at step {incident['resolved_step']:,}"
+    return f"{text}."
 
 
-def _marks(incident: Json) -> list[str]:
+def _ack_and_silence_lines(incident: Json) -> list[str]:
     ack, silenced = incident["acked"], incident.get("silenced")
     lines = []
     if ack:
@@ -312,32 +318,32 @@ def _marks(incident: Json) -> list[str]:
     return lines
 
 
-def _members(members: Sequence[Json]) -> list[str]:
+def _layer_lines(members: Sequence[Json]) -> list[str]:
     if not members:
         return []
     rows = [
-        (each["name"], _number(each["baseline"]), _number(each["value"]), _span(each))
+        (each["name"], _number(each["baseline"]), _number(each["value"]), _step_span(each))
         for each in members[:SHOWN_LAYERS]
     ]
     more = len(members) - len(rows)
-    shown = terminal.table(("LAYER", "BASELINE", "VALUE", "STEPS"), rows, None)
+    shown = terminal.table(("LAYER", "BASELINE", "VALUE", "STEPS"), rows)
     return ["", shown, *([f"and {more} more"] if more else [])]
 
 
-def _span(member: Json) -> str:
+def _step_span(member: Json) -> str:
     until = member["until_step"]
     return f"since {member['since_step']:,}" if until is None else f"{member['since_step']:,} to {until:,}"
 
 
-def _deliveries(deliveries: Sequence[Json]) -> list[str]:
+def _delivery_lines(deliveries: Sequence[Json]) -> list[str]:
     latest = {each["endpoint"]: each for each in deliveries}
     lines = []
     for each in latest.values():
         trouble = next((tried["error"] for tried in reversed(each["attempts"]) if tried["error"]), None)
         why = f" ({trouble})" if trouble and each["state"] != "delivered" else ""
-        whom = f" ({each['name']})" if each["name"] else ""
-        lines.append(f"Endpoint {each['endpoint']}{whom}: {each['kind']} {each['state']}{why}")
-    return ["", *(lines or ["Nobody was told of it so far."])]
+        name = f" ({each['name']})" if each["name"] else ""
+        lines.append(f"Endpoint {each['endpoint']}{name}: {each['kind']} {each['state']}{why}")
+    return ["", *(lines or ["Nothing was sent about it so far."])]
 
 
 def _number(value: float | None) -> str:

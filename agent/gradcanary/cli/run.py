@@ -1,8 +1,7 @@
-"""``gradcanary run``: becomes the command, whose Python processes watch themselves once they train.
+"""``gradcanary run``: replaces itself by the command, whose Python processes watch themselves as soon as they train.
 
-All that it leaves behind are environment variables: what ``watch()`` reads, and a folder on PYTHONPATH whose
-``sitecustomize`` calls it where torch is imported. Run name and launch id are made here, once, so that all processes
-of a job share them without talking.
+It leaves environment variables only: the settings of ``watch()``, and a folder on PYTHONPATH whose ``sitecustomize``
+calls ``watch()`` after torch is imported. Run name and launch id are made here, once for all processes.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[1] / "sitecustomize"
 
 CARRIED = "PYTHON_GRADCANARY"
-"""Holds our other variables for launchers that pass on only some: over several machines deepspeed's does so with all
-that begin with PYTHON."""
+"""Holds our other variables for a launcher that passes only some on: deepspeed's sends those that begin with PYTHON to
+other machines."""
 
 USAGE = "gradcanary run [--url URL] [--run NAME] [--every N] [--] SCRIPT.py ... | -m MODULE ... | COMMAND ..."
 
@@ -43,12 +42,14 @@ class LaunchError(Exception):
 
 
 def add_command(commands: Commands) -> None:
-    """Add ``run`` to the command line; ``split`` has taken its command off before."""
-    text = "start a training under watch, without a change to its code"
+    """Add ``run``; :func:`split_arguments` has removed the command to start."""
+    text = "start a training and watch it, without a change to its code"
     command = commands.add_parser("run", help=text, description=text, usage=_wrapped_usage(), allow_abbrev=False)
     command.add_argument("--url", help=f"of the collector (default: GRADCANARY_URL, else {DEFAULT_URL})")
-    command.add_argument("--run", dest="name", metavar="NAME", help="name of the run; a resumed job joins it by this")
-    command.add_argument("--every", metavar="N", help="look at every Nth step: 1, 10, 100, 1000 (default: auto)")
+    command.add_argument(
+        "--run", dest="name", metavar="NAME", help="name of the run; a resumed job joins the run of that name"
+    )
+    command.add_argument("--every", metavar="N", help="sample every Nth step: 1, 10, 100, 1000 (default: auto)")
     command.set_defaults(run=_run)
 
 
@@ -60,14 +61,14 @@ def _wrapped_usage() -> str:
 
 def _run(arguments: argparse.Namespace) -> NoReturn:
     try:
-        start(arguments.command, url=arguments.url, run=arguments.name, every=arguments.every)
+        start_watched(arguments.command, url=arguments.url, run=arguments.name, every=arguments.every)
     except (LaunchError, ValueError) as error:
         raise UsageError(f"gradcanary run: {error}") from error
 
 
-def split(typed: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return what is meant for gradcanary and, of ``run``, the command behind it, whose options are its own."""
-    arguments = list(typed)
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of gradcanary and, for ``run``, the command to start, whose options are its own."""
+    arguments = list(argv)
     if arguments[:1] != ["run"]:
         return arguments, []
     end = 1
@@ -76,24 +77,24 @@ def split(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     return arguments[:end], arguments[end:]
 
 
-def start(command: Sequence[str], *, url: str | None, run: str | None, every: str | None) -> NoReturn:
-    """Become the command, watched; raises LaunchError if it cannot be started, ValueError on a wrong setting."""
-    program = resolved(command)
+def start_watched(command: Sequence[str], *, url: str | None, run: str | None, every: str | None) -> NoReturn:
+    """Replace this process by the command; raises LaunchError if it cannot start, ValueError on a wrong setting."""
+    program = resolve_program(command)
     environ = environment(os.environ, program, url=url, run=run, every=every)
     with contextlib.suppress(OSError):
         page = f"{environ['GRADCANARY_URL']}/runs/{environ['GRADCANARY_RUN']}"
-        print(f"gradcanary: {page}", file=sys.stderr, flush=True)  # noqa: T201 -- spoken to the person at the terminal
-    for name in _IGNORED_BY_PYTHON:  # since this interpreter began; the command shall find them as we did
+        print(f"gradcanary: {page}", file=sys.stderr, flush=True)  # noqa: T201 -- for the person at the terminal
+    for name in _IGNORED_BY_PYTHON:  # from this interpreter's start; the command gets them back
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
-        os.execve(program[0], program, environ)  # noqa: S606 -- to start what was typed is what this is for
+        os.execve(program[0], program, environ)  # noqa: S606 -- this is the purpose of the command
     except OSError as error:
         raise LaunchError(f"cannot start {program[0]}: {error.strerror}") from error
 
 
-def resolved(command: Sequence[str]) -> list[str]:
-    """Return the program and its arguments: a script or a module is for this Python, the rest is looked up on PATH."""
+def resolve_program(command: Sequence[str]) -> list[str]:
+    """Return the program and its arguments: this Python for a script or a module, else a command on PATH."""
     words = list(command[1:] if command[:1] == ["--"] else command)
     if not words or words == ["-m"]:
         raise LaunchError(f"nothing to run. Usage: {USAGE}")
@@ -109,7 +110,7 @@ def resolved(command: Sequence[str]) -> list[str]:
     return [program, *words[1:]]
 
 
-_READ = {
+_ENCODED = {
     *("WATCH", "URL", "RUN", "LAUNCH", "EVERY", "BUDGET", "INCLUDE", "EXCLUDE", "ABSMAX_BELOW", "NORM_BELOW", "STEP"),
     *("SPOOL", "CA_FILE"),
 }
@@ -118,7 +119,7 @@ _READ = {
 def environment(
     environ: Mapping[str, str], program: Sequence[str], *, url: str | None, run: str | None, every: str | None
 ) -> dict[str, str]:
-    """Return the variables of the command; raises ValueError on a wrong setting, typed or in the environment."""
+    """Return the environment of the command; raises ValueError on a wrong option or variable."""
     settings = Settings.resolve(environ, spelled="--{}", url=url, run=run, every=every)
     launch = naming.launch_id(environ, naming.started(os.getppid()))
     name = settings.run or naming.run_name(naming.subject(program), time.strftime("%Y%m%d"), launch)
@@ -133,11 +134,12 @@ def environment(
     }
     if every is not None:
         found["GRADCANARY_EVERY"] = every
-    return {**found, CARRIED: _carried(found)}
+    return {**found, CARRIED: _encoded_settings(found)}
 
 
-def _carried(environ: Mapping[str, str]) -> str:
-    """Return what a watch reads as one word for any shell; secrets, the agent's or a collector's, are for no
-    command line."""
-    names = sorted(name for name in environ if name.startswith("GRADCANARY_") and name[len("GRADCANARY_") :] in _READ)
+def _encoded_settings(environ: Mapping[str, str]) -> str:
+    """Return the settings of a watch as one word for any shell, without secrets: other users see command lines."""
+    names = sorted(
+        name for name in environ if name.startswith("GRADCANARY_") and name[len("GRADCANARY_") :] in _ENCODED
+    )
     return base64.b64encode(b"\0".join(os.fsencode(f"{name}={environ[name]}") for name in names)).decode()

@@ -17,32 +17,30 @@ MOST_PAGES = 50
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the command and those below it; their ``run`` takes the parsed arguments and returns the exit status."""
-    command = console.add_command(commands, "runs", "list runs, the one heard of last first; or change one", _list)
-    command.add_argument("--named", metavar="TEXT", help="only those with this in their name")
-    command.add_argument("--archived", action="store_true", help="those in the archive instead")
-    command.add_argument("--json", action="store_true", help="as the collector answers it")
-    below = command.add_subparsers(title="changes", metavar="CHANGE")
-    note = _below(below, "note", "write a note on a run, for those who read it later", _note)
-    note.add_argument("text", metavar="TEXT", help="'' takes it away")
-    tag = _below(below, "tag", "add tags to a run, or take some away", _tag)
+    """Add ``runs``, which prints the list, and its changes."""
+    command = console.add_command(commands, "runs", "list runs, the last active one first; or change one", _list)
+    command.add_argument("--named", metavar="TEXT", help="only runs whose name contains this")
+    command.add_argument("--archived", action="store_true", help="list the archived runs instead")
+    command.add_argument("--json", action="store_true", help="print the collector's JSON")
+    changes = command.add_subparsers(title="changes", metavar="CHANGE")
+    note = _add_change(changes, "note", "write a note on a run", _note)
+    note.add_argument("text", metavar="TEXT", help="'' removes it")
+    tag = _add_change(changes, "tag", "add tags to a run, or remove some", _tag)
     tag.add_argument("tags", nargs="*", metavar="TAG")
     tag.add_argument("--remove", action="append", default=[], metavar="TAG", help="may be given several times")
-    archive = _below(below, "archive", "take a run off the list; a new launch of it brings it back", _archive)
+    archive = _add_change(changes, "archive", "take a run off the list; a new launch of it brings it back", _archive)
     archive.add_argument("--undo", action="store_true", help="put it back on the list")
-    rename = _below(
-        below, "rename", "give a run another name; what sends or asks under the old one reaches it", _rename
-    )
+    rename = _add_change(changes, "rename", "rename a run; requests under the old name still reach it", _rename)
     rename.add_argument("new", metavar="NEW")
     rename.add_argument(
-        "--free", action="store_true", help="free its former names: who sends under one begins a new run"
+        "--free", action="store_true", help="free its former names: a training that sends under one begins a new run"
     )
-    delete = _below(below, "delete", "delete a run, its measurements and its incidents, for ever", _delete)
-    delete.add_argument("--yes", action="store_true", help="that is meant")
+    delete = _add_change(changes, "delete", "delete a run, its measurements and its incidents, for ever", _delete)
+    delete.add_argument("--yes", action="store_true", help="confirm the deletion")
 
 
-def _below(below: Commands, name: str, text: str, run: Command) -> argparse.ArgumentParser:
-    command = console.add_command(below, name, text, run, is_below=True)
+def _add_change(changes: Commands, name: str, text: str, run: Command) -> argparse.ArgumentParser:
+    command = console.add_command(changes, name, text, run, is_below=True)
     command.add_argument("name", metavar="RUN")
     return command
 
@@ -53,9 +51,9 @@ def _list(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if arguments.json:
         console.print_json({"runs": runs, "next": after})
         return
-    console.print_text(_table(runs, terminal.width()))
+    console.print_rows(_table(runs))
     if after is not None:
-        console.print_text("There are more: choose with --named.")
+        console.print_text("There are more runs: choose with --named.")
 
 
 def _note(arguments: argparse.Namespace, client: CollectorClient) -> None:
@@ -64,9 +62,9 @@ def _note(arguments: argparse.Namespace, client: CollectorClient) -> None:
 
 def _tag(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if not arguments.tags and not arguments.remove:
-        raise ValueError("name tags to add, or one to take away with --remove")
-    known = client.request("GET", _path(arguments.name))["tags"]
-    kept = [tag for tag in dict.fromkeys([*known, *arguments.tags]) if tag not in arguments.remove]
+        raise ValueError("give tags to add, or one to remove with --remove")
+    tags = client.request("GET", _path(arguments.name))["tags"]
+    kept = [tag for tag in dict.fromkeys([*tags, *arguments.tags]) if tag not in arguments.remove]
     _change(arguments, client, tags=kept)
 
 
@@ -80,30 +78,34 @@ def _rename(arguments: argparse.Namespace, client: CollectorClient) -> None:
 
 def _delete(arguments: argparse.Namespace, client: CollectorClient) -> None:
     if not arguments.yes:
-        raise ValueError(f"this deletes {arguments.name} with all that was measured of it: say --yes if that is meant")
+        raise ValueError(f"this deletes {arguments.name} and all its measurements: add --yes to confirm")
     client.request("DELETE", _path(arguments.name))
-    console.print_text(f"{arguments.name} is deleted; what still sends to it is told to stop.")
+    console.print_text(f"{arguments.name} is deleted; a training that still sends to it will stop sending.")
 
 
-def _change(arguments: argparse.Namespace, client: CollectorClient, **wish: object) -> None:
-    console.print_text(_sentence(client.request("PATCH", _path(arguments.name), wish)))
+def _change(arguments: argparse.Namespace, client: CollectorClient, **changes: object) -> None:
+    console.print_text(_run_line(client.request("PATCH", _path(arguments.name), changes)))
 
 
 def _path(name: str) -> str:
     return f"/runs/{quote(name, safe='')}"
 
 
-def _sentence(run: Any) -> str:  # noqa: ANN401 -- JSON
-    said = [run["run"], *([f"also {', '.join(run['aliases'])}"] if run["aliases"] else [])]
-    said += [*(["archived"] if run["archived"] else []), *(f"[{tag}]" for tag in run["tags"])]
-    note = " ".join(run["note"].split())
-    return f"{'  '.join(said)}{'  ' + note if note else ''}"
+def _run_line(run: Any) -> str:  # noqa: ANN401 -- JSON
+    parts = [run["run"]]
+    if run["aliases"]:
+        parts.append(f"also {', '.join(run['aliases'])}")
+    if run["archived"]:
+        parts.append("archived")
+    parts += [f"[{tag}]" for tag in run["tags"]]
+    parts.append(" ".join(run["note"].split()))
+    return "  ".join(filter(None, parts))
 
 
-def _table(runs: list[Any], width: int | None) -> str:
+def _table(runs: list[Any]) -> str:
     if not runs:
         return "No runs."
-    head = ("RUN", "STATE", "STEP", "LAST HEARD (UTC)", "WORST", "TAGS", "NOTE")
+    head = ("RUN", "STATE", "STEP", "LAST SEEN (UTC)", "WORST", "TAGS", "NOTE")
     rows = [
         (
             each["run"],
@@ -116,4 +118,4 @@ def _table(runs: list[Any], width: int | None) -> str:
         )
         for each in runs
     ]
-    return terminal.table(head, rows, width)
+    return terminal.table(head, rows)

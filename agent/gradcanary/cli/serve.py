@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradcanary.cli import console
-from gradcanary.cli.console import UsageError, print_error, print_text
+from gradcanary.cli.console import UsageError, print_error
 from gradcanary.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Install them with, in a clone of gradcanary: pip install '.[all]'"""
 SERVER_PYTHON = (3, 11)
 NEWER_PYTHON = """\
 gradcanary: {command} needs Python {needed} or newer, and this is {found}: install gradcanary[all] for a newer one. \
-Trainings may stay with {found}."""
+Trainings may keep {found}."""
 
 SCOPES = ("ingest", "read", "admin")
 
@@ -43,25 +43,27 @@ def add_up(commands: Commands) -> None:
     command.add_argument("--rules", type=Path, metavar="FILE", help="rules.yaml with other thresholds")
     text = "send incidents of warning, or SEVERITY, and above to this address; may be given several times"
     command.add_argument("--webhook", action="append", default=[], metavar="[SEVERITY=]URL", help=text)
-    text = "tell Slack, e-mail, ntfy and others, by an address of apprise; safer in the file GRADCANARY_NOTIFY_FILE"
+    text = "send to Slack, e-mail, ntfy and others by an apprise address; safer in the file GRADCANARY_NOTIFY_FILE"
     command.add_argument("--notify", action="append", default=[], metavar="[SEVERITY=]URL", help=text)
-    command.add_argument("--auth", action="store_true", help="ask for access tokens on loopback, too: behind a proxy")
-    command.add_argument("--tls-cert", type=Path, metavar="FILE", help="speak TLS with this certificate chain, PEM")
+    command.add_argument("--auth", action="store_true", help="require access tokens on loopback, too: behind a proxy")
+    command.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve TLS with this certificate chain, PEM")
     command.add_argument("--tls-key", type=Path, metavar="FILE", help="and this key")
     command.set_defaults(run=_up)
 
 
 def add_token(commands: Commands) -> None:
     """Add ``token create``, ``token list`` and ``token revoke``."""
-    text = "make, list and revoke access tokens, in the store itself; the collector may be running"
+    text = "make, list and revoke access tokens, directly in the store; the collector may be running"
     actions = commands.add_parser("token", help=text, description=text).add_subparsers(required=True, metavar="ACTION")
     create = actions.add_parser("create", help="make a token and print it, once")
-    create.add_argument("--scope", required=True, choices=SCOPES, help="send measurements; look; everything")
-    create.add_argument("--name", required=True, help="where or by whom it is used")
-    create.add_argument("--days", type=float, metavar="N", help="it holds for so long (default: until it is revoked)")
+    create.add_argument(
+        "--scope", required=True, choices=SCOPES, help="ingest: send measurements; read: look; admin: everything"
+    )
+    create.add_argument("--name", required=True, help="its user or its place")
+    create.add_argument("--days", type=float, metavar="N", help="valid for N days (default: until it is revoked)")
     listing = actions.add_parser("list", help="list tokens, without their secrets")
-    revoke = actions.add_parser("revoke", help="end a token, and the visits of browsers that signed in with it")
-    revoke.add_argument("token", type=int, metavar="ID", help="as 'gradcanary token list' says")
+    revoke = actions.add_parser("revoke", help="revoke a token, and sign out the browsers that signed in with it")
+    revoke.add_argument("token", type=int, metavar="ID", help="as 'gradcanary token list' shows it")
     for command, run in ((create, _create_token), (listing, _list_tokens), (revoke, _revoke_token)):
         _add_store(command)
         command.set_defaults(run=run)
@@ -75,16 +77,16 @@ def _add_store(command: argparse.ArgumentParser) -> None:
 
 def add_backup_and_migrate(commands: Commands) -> None:
     """Add ``backup`` and ``migrate``."""
-    text = "copy the SQLite store to a file, while the collector runs; for PostgreSQL, tell how"
+    text = "copy the SQLite store to a file, while the collector runs; for PostgreSQL, print the command"
     backup = commands.add_parser("backup", help=text, description=text)
-    backup.add_argument("file", type=Path, metavar="FILE", help="a new one, in a folder that is there")
+    backup.add_argument("file", type=Path, metavar="FILE", help="a new file in an existing folder")
     _add_store(backup)
     backup.set_defaults(run=_backup)
-    text = "bring a store's tables to this version's shape, as 'up' does when it starts"
+    text = "migrate a store to the tables of this version, as 'up' does when it starts"
     migrate = commands.add_parser("migrate", help=text, description=text)
     _add_store(migrate)
-    words = "and spread the measurements over the nodes of a Citus cluster, by run"
-    migrate.add_argument("--citus", action="store_true", help=words)
+    text = "and distribute the measurements by run over the nodes of a Citus cluster"
+    migrate.add_argument("--citus", action="store_true", help=text)
     migrate.set_defaults(run=_migrate)
 
 
@@ -94,21 +96,21 @@ def add_demo(commands: Commands) -> None:
     command.add_argument("--headless", action="store_true", help="end with status 0 only if the right thing was caught")
     command.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port of the page (default: %(default)s)")
     command.add_argument("--data", type=Path, help="keep the collector's data in this folder")
-    text = "play it into a collector that runs already (token: GRADCANARY_TOKEN), instead of one of its own"
+    text = "send it to a running collector (token: GRADCANARY_TOKEN) instead of starting one"
     command.add_argument("--url", help=text)
     command.set_defaults(run=_demo)
 
 
 def add_test_rules(commands: Commands) -> None:
     """Add ``test-rules``."""
-    text = "tell what a rules.yaml would have found in a run, and how many messages it would have sent"
-    status = "exit status: 0 no message, 1 at least one, 2 it could not be tried"
+    text = "show what a rules.yaml would have found in a run, and how many messages it would have sent"
+    status = "exit status: 0 no message, 1 at least one, 2 it could not run"
     command = commands.add_parser("test-rules", help=text, description=text, epilog=status)
     command.add_argument("rules", type=Path, metavar="rules.yaml")
     command.add_argument(
         "trace", nargs="?", type=Path, metavar="trace.csv", help="absmax of layers, as export.csv has it"
     )
-    command.add_argument("--run", dest="name", metavar="R", help="a run that the collector has")
+    command.add_argument("--run", dest="name", metavar="R", help="a run in the collector")
     console.add_collector_options(command)
     command.set_defaults(run=_test_rules)
 
@@ -193,13 +195,13 @@ def _demo(arguments: argparse.Namespace) -> int:
     if arguments.url is None:
         return demo.run(headless=arguments.headless, data=arguments.data, port=arguments.port)
     if arguments.headless or arguments.data is not None:
-        raise UsageError("gradcanary demo: --headless and --data are for a collector of its own, without --url")
+        raise UsageError("gradcanary demo: --headless and --data start a collector: not with --url")
     try:
         url = Settings.resolve(os.environ, spelled="--{}", url=arguments.url).url
         tls = console.tls_context(url)
     except (ValueError, OSError) as error:
         raise UsageError(f"gradcanary demo: {error}") from error
-    return demo.run_into(url, tls)
+    return demo.run_with_collector(url, tls)
 
 
 def _create_token(arguments: argparse.Namespace) -> int:
@@ -219,7 +221,7 @@ def _list_tokens(arguments: argparse.Namespace) -> int:
     with _collector_errors("token"):
         from gradcanary_server.ops import commands
 
-        commands.list_tokens(_database(arguments), lambda row: print_text(row, "    "))
+        commands.list_tokens(_database(arguments), console.print_rows)
     return 0
 
 
@@ -249,7 +251,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
 
 def _test_rules(arguments: argparse.Namespace) -> int:
     if (arguments.name is None) == (arguments.trace is None):
-        raise UsageError("gradcanary test-rules: give a run of the collector with --run, or a CSV file")
+        raise UsageError("gradcanary test-rules: give a run in the collector with --run, or a CSV file")
     with _collector_errors("test-rules"):
         from gradcanary_server.ops import rules_command
 

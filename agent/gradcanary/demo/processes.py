@@ -1,4 +1,4 @@
-"""The processes of the demo: a collector and trainings, ended when the demo ends however it ends."""
+"""The processes of the demo: a collector and trainings. They end with the demo, also if it is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 STARTUP_S = 60.0
 STOP_S = 10.0
 GONE_S = 3.0
-"""How long a collector that does not answer may take to be known as one that has ended."""
+"""The time in which a collector that does not answer is found to have ended."""
 
 _CHILD = "from gradcanary.demo import processes; processes.run_supervised()"
 """The program of each child. Not ``-m``: the module is imported with its package before it would be run."""
@@ -32,7 +32,7 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class NotListeningError(Exception):
-    """The collector did not start; it has said on stderr why."""
+    """The collector did not start; its stderr has the reason."""
 
 
 def read(url: str, path: str) -> Any:  # noqa: ANN401 -- JSON
@@ -42,12 +42,12 @@ def read(url: str, path: str) -> Any:  # noqa: ANN401 -- JSON
 
 
 def new_secret() -> str:
-    """Return a signing secret as Standard Webhooks write it."""
+    """Return a signing secret in the form of Standard Webhooks."""
     return "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a collector could listen on this port of this machine; 0, any port, always is."""
+    """Return True if a collector could listen on this port of this machine; 0 stands for any port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -58,11 +58,11 @@ def is_free(port: int) -> bool:
 
 
 class GoneError(Exception):
-    """The collector has ended, which it should not have: the message says with which status."""
+    """The collector has ended too early; the message has its status."""
 
 
 class Process:
-    """A child that ends when it is closed, or when this process ends, however that does."""
+    """A child that ends when it is closed, or when this process ends, also by a kill."""
 
     def __init__(
         self, module: str, arguments: list[str], environment: dict[str, str], stdout: int | None = None
@@ -84,15 +84,15 @@ class Process:
 
     @property
     def status(self) -> int | None:
-        """The exit status, None while it runs."""
+        """The exit status, None for a running process."""
         return self._process.poll()
 
     def wait(self) -> int:
-        """Wait until it has ended, and return its exit status."""
+        """Wait for its end, and return its exit status."""
         return self._process.wait()
 
     def close(self) -> None:
-        """End it, politely first."""
+        """End it by SIGTERM, then by SIGKILL."""
         self._process.terminate()
         try:
             self._process.wait(STOP_S)
@@ -103,11 +103,11 @@ class Process:
             self._process.stdin.close()
 
 
-def _environment(own: dict[str, str]) -> dict[str, str]:
-    """Return ours without settings of the user's own trainings: the demo shows the defaults."""
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    """Return our environment without the user's settings of gradcanary: the demo shows the defaults."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRADCANARY_")}
     # One thread each: two trainings, the collector and a browser share the machine.
-    return {**inherited, "OMP_NUM_THREADS": "1", **own}
+    return {**inherited, "OMP_NUM_THREADS": "1", **variables}
 
 
 class Collector(Process):
@@ -119,18 +119,18 @@ class Collector(Process):
         self.url = ""
         try:
             self._await_url()
-        except BaseException:  # an interrupt too: nobody else knows of this process yet
+        except BaseException:  # an interrupt too: no other code can end this process yet
             self.close()
             raise
 
     def _await_url(self) -> None:
         listening = threading.Event()
-        threading.Thread(target=self._follow, args=(listening,), daemon=True).start()
+        threading.Thread(target=self._read_lines, args=(listening,), daemon=True).start()
         listening.wait(STARTUP_S)
         if not self.url:
             raise NotListeningError
 
-    def _follow(self, listening: threading.Event) -> None:
+    def _read_lines(self, listening: threading.Event) -> None:
         assert self._process.stdout is not None  # noqa: S101 -- asked for in __init__
         with self._process.stdout as lines:
             for line in lines:
@@ -140,16 +140,16 @@ class Collector(Process):
         listening.set()
 
     def read(self, path: str) -> Any:  # noqa: ANN401 -- JSON
-        """Return an answer of the read API; raises GoneError where the process has ended."""
+        """Return an answer of the read API; raises GoneError if the process has ended."""
         try:
             return read(self.url, path)
         except (OSError, http.client.HTTPException):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.stay(GONE_S)
+                self.wait_for_end(GONE_S)
             raise
 
-    def stay(self, within_s: float | None = None) -> NoReturn:
-        """Wait until it ends, which is a GoneError."""
+    def wait_for_end(self, within_s: float | None = None) -> NoReturn:
+        """Wait for its end, then raise GoneError."""
         status = self._process.wait(within_s)
         raise GoneError(f"The collector has ended with status {status}.")
 
@@ -157,10 +157,10 @@ class Collector(Process):
 class Training(Process):
     """One of the two trainings."""
 
-    def __init__(self, name: str, url: str, folder: Path, own: Mapping[str, str], *, is_faulty: bool) -> None:
+    def __init__(self, name: str, url: str, folder: Path, variables: Mapping[str, str], *, is_faulty: bool) -> None:
         arguments = ["--run", name, *(["--fault"] if is_faulty else [])]
-        # What a collector that is interrupted with its trainings did not take is of no use to anybody later.
-        environment = {**own, "GRADCANARY_URL": url, "GRADCANARY_SPOOL": str(folder / "spool")}
+        # Batches that an interrupted collector did not take are useless later: their spool goes with the demo.
+        environment = {**variables, "GRADCANARY_URL": url, "GRADCANARY_SPOOL": str(folder / "spool")}
         super().__init__("gradcanary.demo.training", arguments, environment)
         self.name = name
 

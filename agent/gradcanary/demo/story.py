@@ -1,4 +1,4 @@
-"""What the demo says while it happens: told once each, from what the read API knows."""
+"""The text of the demo while it runs, from the read API; and the webhook receiver, written as a user would."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from gradcanary.demo.verdict import FAULT_STEP, Message, Read, Runs, losses_of
 
 
-def say(text: str) -> None:
-    """Tell people."""
-    print(text, file=sys.stdout, flush=True)  # noqa: T201 -- the demo is a story told on stdout
+def print_line(text: str) -> None:
+    """Print a line of the demo at once."""
+    print(text, file=sys.stdout, flush=True)  # noqa: T201 -- the output of the command
 
 
-def introduce(url: str, runs: Runs) -> None:
-    """Say what is going to happen, and where to see it."""
-    say(
+def print_introduction(url: str, runs: Runs) -> None:
+    """Print the plan of the demo, and the addresses of both runs."""
+    print_line(
         f"""\
 Two LoRA trainings have started on this machine: the same model, data and seed.
 In {runs.faulty} the schedule of lora_B in blocks 3-5 goes wrong at step {FAULT_STEP}. Its loss
@@ -32,30 +32,30 @@ will bump, and go on falling.
     )
 
 
-def tell(message: Message) -> None:
-    """Show a webhook."""
-    said = message.data
-    say(
+def print_webhook(message: Message) -> None:
+    """Print a webhook."""
+    data = message.data
+    print_line(
         f"""
 A webhook arrived and its signature is right: {message.content["type"]}
-  what   {said["summary"]}
-  why    {said["likely_cause"]}
-  fix    {said["fix"]}
-  page   {said["url"]}
+  what   {data["summary"]}
+  why    {data["likely_cause"]}
+  fix    {data["fix"]}
+  page   {data["url"]}
 """
     )
 
 
 class Story:
-    """Follows the faulty run; ``look`` says what is new since the last time."""
+    """Follows the faulty run; each event is printed once."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._is_faulty = False
         self._is_caught = False
 
-    def look(self, read: Read) -> None:
-        """Say that the fault began, and that it was noticed."""
+    def update(self, read: Read) -> None:
+        """Print that the fault began, and that it was noticed."""
         for run in read("/runs")["runs"]:
             if run["run"] == self._runs.faulty:
                 self._follow(run)
@@ -64,42 +64,44 @@ class Story:
         step = run["step"] or 0
         if step >= FAULT_STEP and not self._is_faulty:
             self._is_faulty = True
-            say(f"The schedule of {run['run']} has gone wrong. No error, no warning from the training.")
+            print_line(f"The schedule of {run['run']} has gone wrong. No error, no warning from the training.")
         if run["open_incidents"] and not self._is_caught:
             self._is_caught = True
-            say(f"Step {step}: gradcanary noticed: {run['headline']}. The webhook follows when 10 s are gathered.")
+            print_line(
+                f"Step {step}: gradcanary noticed: {run['headline']}. The webhook follows after 10 s of grouping."
+            )
 
-    def ended(self, read: Read, name: str) -> None:
-        """Say that a training has ended well."""
+    def print_end(self, read: Read, name: str) -> None:
+        """Print that a training has ended without an error."""
         losses = losses_of(read, name)
         fell = f": its loss fell from {losses[0]:.2f} to {losses[-1]:.2f}" if losses else ""
-        say(f"{name} has ended{fell}.")
+        print_line(f"{name} has ended{fell}.")
 
 
 class Receiver:
-    """Listens on a free port of this machine; ``refused`` counts bodies whose signature was wrong."""
+    """Listens on a free port of this machine; ``refused`` counts bodies with a wrong signature."""
 
-    def __init__(self, secret: str, told: Callable[[Message], None]) -> None:
+    def __init__(self, secret: str, on_message: Callable[[Message], None]) -> None:
         self.secret = secret
         self.messages: list[Message] = []
         self.refused = 0
-        self._told = told
+        self._on_message = on_message
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                self.send_response(204 if receiver.take(body, dict(self.headers.items())) else 401)
+                self.send_response(204 if receiver.receive(body, dict(self.headers.items())) else 401)
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Stay silent: the messages themselves are printed."""
+                """Print nothing: the messages are printed."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -107,17 +109,17 @@ class Receiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}/"
 
-    def take(self, body: bytes, headers: dict[str, str]) -> bool:
-        """Keep a body whose signature is right, and tell of it."""
+    def receive(self, body: bytes, headers: dict[str, str]) -> bool:
+        """Keep a message with the right signature and call back; return False for a wrong one."""
         from standardwebhooks import Webhook, WebhookVerificationError
 
+        lower = {name.lower(): value for name, value in headers.items()}
         try:
-            Webhook(self.secret).verify(body, {name.lower(): value for name, value in headers.items()})
+            Webhook(self.secret).verify(body, lower)
         except WebhookVerificationError:
             self.refused += 1
             return False
-        lower = {name.lower(): value for name, value in headers.items()}
         message = Message(time.time(), lower["webhook-id"], json.loads(body))
         self.messages.append(message)
-        self._told(message)
+        self._on_message(message)
         return True

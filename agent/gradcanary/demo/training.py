@@ -23,7 +23,7 @@ WIDTH = 128
 RANK = 8
 MICRO_STEPS = 8
 EXAMPLES = 16
-"""Of one micro-step."""
+"""In one micro-batch."""
 
 FAULTY_BLOCKS = (3, 4, 5)
 LEARNING_RATE = 1e-3
@@ -44,12 +44,12 @@ class Fault:
 
     @classmethod
     def shrinking(cls, by: float, over: int, step: int = FAULT_STEP) -> Fault:
-        """Return the schedule that makes its weights ``by`` times smaller over so many steps, and then holds them."""
+        """Return the schedule that makes the weights ``by`` times smaller over ``over`` steps, then holds them."""
         lr = 1e-8
         return cls(step, lr, (1 - by ** (-1 / over)) / lr, over)
 
-    def applied(self, group: dict[str, object], step: int) -> None:
-        """Set what holds at a step."""
+    def apply(self, group: dict[str, object], step: int) -> None:
+        """Set the values of this step in the parameter group."""
         if step == self.step:
             group.update(lr=self.lr, weight_decay=self.weight_decay)
         elif self.steps is not None and step == self.step + self.steps:
@@ -105,11 +105,11 @@ class Job:
         """Return a job that does the same for the same seed."""
         torch.manual_seed(seed)
         model, teacher = Model(width), Model(width, correction=0.3)
-        for mine, other in zip(model.lora_blocks(), teacher.lora_blocks(), strict=True):
-            other.base.load_state_dict(mine.base.state_dict())
+        for student, other in zip(model.lora_blocks(), teacher.lora_blocks(), strict=True):
+            other.base.load_state_dict(student.base.state_dict())
         faulty = [model.lora_blocks()[block].lora_B.weight for block in FAULTY_BLOCKS]
-        known = set(map(id, faulty))
-        others = [each for each in model.parameters() if each.requires_grad and id(each) not in known]
+        faulty_ids = set(map(id, faulty))
+        others = [each for each in model.parameters() if each.requires_grad and id(each) not in faulty_ids]
         groups: list[dict[str, Any]] = [{"params": others}, {"params": faulty}]
         return cls(model, teacher, torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=0.0))
 
@@ -119,29 +119,31 @@ class Job:
         for _ in range(MICRO_STEPS):
             x = torch.randn(EXAMPLES, self.model.width)
             with torch.no_grad():
-                wanted = self.teacher(x) + 0.3 * torch.randn_like(x)
-            loss = (self.model(x) - wanted).square().sum(1).mean() / 32 / MICRO_STEPS
+                target = self.teacher(x) + 0.3 * torch.randn_like(x)
+            loss = (self.model(x) - target).square().sum(1).mean() / 32 / MICRO_STEPS
             loss.backward()
             total += loss.item()
         return total
 
 
-def train(job: Job, steps: int, fault: Fault | None = None, seen: Callable[[int, Model], None] | None = None) -> float:
-    """Train, and return the last loss; ``seen`` is called with the gradients of each step in place."""
+def train(
+    job: Job, steps: int, fault: Fault | None = None, on_gradients: Callable[[int, Model], None] | None = None
+) -> float:
+    """Train, and return the last loss; ``on_gradients`` is called before each step."""
     loss = float("nan")
     for step in range(steps):
         loss = job.accumulate()
-        if seen is not None:
-            seen(step, job.model)
+        if on_gradients is not None:
+            on_gradients(step, job.model)
         if fault is not None:
-            fault.applied(job.optimizer.param_groups[1], step)
+            fault.apply(job.optimizer.param_groups[1], step)
         job.optimizer.step()
         job.optimizer.zero_grad()
     return loss
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train under the agent's eyes, as a user's script does."""
+    """Train and watch, as a user's script does."""
     import gradcanary
 
     parser = argparse.ArgumentParser(description="A LoRA training that gradcanary watches.")

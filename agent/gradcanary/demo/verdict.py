@@ -1,4 +1,4 @@
-"""Was exactly the right thing caught? What a careful user would check by hand, over the API and the webhook."""
+"""The check of the demo: exactly the right thing was caught, by the API and the webhook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRUE_STEP = 207
 """From here on the three layers are collapsed, in float64 readings without gradcanary (tests/demo)."""
 
 MAX_STEPS_TO_DETECT = 30
-MAX_SECONDS_TO_TELL = 15.0
+MAX_SECONDS_TO_WEBHOOK = 15.0
 TWIN_STEPS = 500
 
 Read = Callable[[str], Any]
@@ -25,7 +25,7 @@ Read = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Message:
-    """A verified webhook: when it came (unix seconds), its id, and what it said."""
+    """A verified webhook: its time of arrival (unix seconds), its id and its content."""
 
     at: float
     id: str
@@ -33,8 +33,9 @@ class Message:
 
     @property
     def data(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.content["data"]
-        return found
+        """The data of the webhook."""
+        data: dict[str, Any] = self.content["data"]
+        return data
 
 
 @dataclass(frozen=True)
@@ -46,24 +47,21 @@ class Runs:
 
     @classmethod
     def unused(cls, read: Read) -> Runs:
-        """Return names that this collector does not have yet: data that was kept holds the runs of earlier demos."""
-        known = {run["run"] for run in read("/runs")["runs"]}
+        """Return names that this collector does not have yet: a kept store has the runs of earlier demos."""
+        names = {run["run"] for run in read("/runs")["runs"]}
         number = 1
         while True:
             suffix = f"-{number}" if number > 1 else ""
             runs = cls(f"lora-wrong-schedule{suffix}", f"lora-healthy{suffix}")
-            if not {runs.faulty, runs.twin} & known:
+            if not {runs.faulty, runs.twin} & names:
                 return runs
             number += 1
 
 
 def problems(read: Read, runs: Runs, messages: Sequence[Message], refused: int = 0) -> list[str]:
-    """Return what is wrong, in words; nothing if everything is as it should be.
-
-    ``refused`` counts webhooks whose signature was wrong.
-    """
+    """Return a sentence for each problem; ``refused`` counts webhooks with a wrong signature."""
     alarms = _alarms(read, runs.faulty)
-    wrong = [*_of_twin(read, runs.twin), *_of_loss(read, runs.faulty)]
+    wrong = [*_twin_problems(read, runs.twin), *_loss_problems(read, runs.faulty)]
     if refused:
         wrong.append(f"{refused} webhooks had a wrong signature")
     if [each["rule"] for each in alarms] != ["collapse"]:
@@ -72,7 +70,7 @@ def problems(read: Read, runs: Runs, messages: Sequence[Message], refused: int =
             *wrong,
         ]
     incident = read(f"/incidents/{alarms[0]['id']}")
-    return [*_of_incident(incident), *_of_messages(messages, incident), *wrong]
+    return [*_incident_problems(incident), *_webhook_problems(messages, incident), *wrong]
 
 
 def _alarms(read: Read, run: str) -> list[dict[str, Any]]:
@@ -80,7 +78,7 @@ def _alarms(read: Read, run: str) -> list[dict[str, Any]]:
     return [each for each in incidents if each["severity"] != "information"]
 
 
-def _of_incident(incident: dict[str, Any]) -> Iterator[str]:
+def _incident_problems(incident: dict[str, Any]) -> Iterator[str]:
     named = {layer["name"] for layer in incident["layers"]}
     if named != COLLAPSED:
         yield f"the incident names {sorted(named)}, not {sorted(COLLAPSED)}"
@@ -91,7 +89,7 @@ def _of_incident(incident: dict[str, Any]) -> Iterator[str]:
         yield f"the incident opened at step {incident['opened_step']}, {delay} steps after the fall"
 
 
-def _of_messages(messages: Sequence[Message], incident: dict[str, Any]) -> Iterator[str]:
+def _webhook_problems(messages: Sequence[Message], incident: dict[str, Any]) -> Iterator[str]:
     kinds = [message.content["type"] for message in messages]
     if kinds != ["gradient.collapse.opened"]:
         yield f"the webhooks were {kinds}, not one gradient.collapse.opened"
@@ -99,7 +97,7 @@ def _of_messages(messages: Sequence[Message], incident: dict[str, Any]) -> Itera
     data, took = messages[0].data, messages[0].at - _unix_seconds(incident["opened"])
     if data["incident"] != incident["id"] or {layer["name"] for layer in data["worst"]} != COLLAPSED:
         yield f"the webhook is about incident {data['incident']} of {data['run']}: {data['worst']}"
-    if took > MAX_SECONDS_TO_TELL:
+    if took > MAX_SECONDS_TO_WEBHOOK:
         yield f"the webhook came {took:.0f} s after the incident opened"
 
 
@@ -107,16 +105,16 @@ def _unix_seconds(text: str) -> float:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
-def _of_twin(read: Read, twin: str) -> Iterator[str]:
+def _twin_problems(read: Read, twin: str) -> Iterator[str]:
     alarms = _alarms(read, twin)
     if alarms:
         yield f"{twin} is not quiet: {[each['summary'] for each in alarms]}"
     step = read(f"/runs/{twin}")["step"]
     if step is None or step + 1 < TWIN_STEPS:
-        yield f"{twin} was watched to step {step}, not for {TWIN_STEPS} steps"
+        yield f"{twin} was watched until step {step}, not for {TWIN_STEPS} steps"
 
 
-def _of_loss(read: Read, run: str) -> Iterator[str]:
+def _loss_problems(read: Read, run: str) -> Iterator[str]:
     losses = losses_of(read, run)
     if not losses or not math.isfinite(losses[-1]) or losses[-1] >= 0.7 * losses[0]:
         yield f"the loss of {run} did not fall: {losses[:1]} to {losses[-1:]}"
