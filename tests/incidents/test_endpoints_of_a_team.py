@@ -147,7 +147,7 @@ def test_what_was_told_is_in_the_log_and_can_be_sent_again(team, collapse, ask, 
     said = typed("deliveries", str(unheard["id"]))[1]
     assert re.search(rf"\n{number}-{unheard['id']}-1 .* pending +[1-9] +answered 500\n", said)
     assert re.search(
-        r" failing .*\n.* fails since .* UTC: answered 500\.", typed("set", str(unheard["id"]), "--name=x")[1]
+        r" failing .*\n.* has failed since .* UTC: answered 500\.", typed("set", str(unheard["id"]), "--name=x")[1]
     )
     # 2 where the dispatcher is just at it.
     again = ("redeliver", f"{number}-{unheard['id']}-1")

@@ -107,7 +107,7 @@ class CollectorClient:
             connection.close()
 
 
-Command = Callable[[argparse.Namespace, CollectorClient], "int | None"]
+Command = Callable[[argparse.Namespace, CollectorClient], int | None]
 """A command that asks a collector; it returns the exit status, None for 0."""
 
 
