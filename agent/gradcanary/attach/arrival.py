@@ -6,8 +6,6 @@ before that is loaded.
 
 from __future__ import annotations
 
-import _thread
-import ctypes
 import json
 import os
 import sys
@@ -16,10 +14,7 @@ from contextlib import suppress
 from importlib import util
 from typing import Any
 
-from gradcanary.attach.errand import Errand, is_here, ours
-
-GIVEN_BACK_S = 60.0
-"""After which who asked will not tell any more where the line lies: he was killed."""
+from gradcanary.attach.errand import Errand, ours
 
 
 def load(package: str) -> bool:
@@ -54,24 +49,6 @@ def answer(folder: str, said: dict[str, Any]) -> None:
     with open(written, "w", encoding="utf-8") as file:  # noqa: PTH123 -- likewise
         json.dump(said, file)
     os.replace(written, os.path.join(folder, "answer"))  # noqa: PTH105, PTH118 -- likewise
-
-
-def give_back(folder: str, thread: int) -> None:
-    """Give back the memory that holds the line, once that was run: who asked for it tells where it is."""
-    end = time.monotonic() + GIVEN_BACK_S
-    told = os.path.join(folder, "page")  # noqa: PTH118 -- likewise
-    with suppress(Exception):
-        while is_here(sys._current_frames().get(thread)) or not os.path.exists(told):  # noqa: PTH110, SLF001 -- likewise
-            if not os.path.exists(folder) or time.monotonic() > end:  # noqa: PTH110 -- likewise
-                return
-            time.sleep(0.005)
-        with open(told, encoding="ascii") as file:  # noqa: PTH123 -- likewise
-            page, size = map(int, file.read().split())
-        if page:
-            unmap = ctypes.CDLL(None)["munmap"]
-            unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-            unmap(page, size)
-        os.unlink(told)  # noqa: PTH108 -- likewise
 
 
 class Arrival:
@@ -134,7 +111,6 @@ class Arrival:
 def enter(request: dict[str, Any]) -> None:
     """Do what is asked for, now or as soon as it can be done."""
     ours.add(os.path.join(request["folder"], "line.py"))  # noqa: PTH118 -- likewise
-    _thread.start_new_thread(give_back, (request["folder"], _thread.get_ident()))
     came = Arrival(request)
     Errand(
         request["package"],

@@ -70,8 +70,6 @@ if os.path.exists(gate):
     os.replace(folder + "/answer.new", folder + "/answer")
 """
 
-MOMENT_S = 1.0
-
 ABANDONED_S = 86400.0
 """After which a request is one of somebody who was killed as he waited."""
 
@@ -161,12 +159,6 @@ class Gate:
         """The line of Python for the process: it never raises, and does nothing once the gate is closed."""
         return LINE.format(gate=str(self.file), rescue=RESCUE)
 
-    def note(self, page: int, size: int) -> None:
-        """Tell the process where the line lies in its memory, for it to give that back; 0 for nowhere."""
-        written = self.folder / "page.new"
-        written.write_text(f"{page} {size}", encoding="ascii")
-        written.replace(self.folder / "page")
-
     def close(self) -> bool:
         """Withdraw the request; False where it was let in before."""
         try:
@@ -191,8 +183,5 @@ class Gate:
             return ""
 
     def clear(self) -> None:
-        """Leave nothing of it. A process that has answered is given a moment to read where the line lies."""
-        end = time.monotonic() + MOMENT_S
-        while self.answer() is not None and (self.folder / "page").exists() and time.monotonic() < end:
-            time.sleep(0.005)
+        """Leave nothing of it."""
         shutil.rmtree(self.folder, ignore_errors=True)

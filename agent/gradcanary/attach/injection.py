@@ -15,7 +15,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gradcanary.attach import processes
@@ -27,8 +26,6 @@ PATIENCE_S = 15.0
 LETTING_GO_S, LOST_S = 3.0, 30.0
 """For a gdb that is late: before a call that hangs is ended for it, and then before it is killed, in which the training
 may end as well."""
-
-PAGE = 4096
 
 # All symbols are found before anything is changed. "handle": what signals the process gets meanwhile are passed on, but
 # a stop, which is how a call that hangs is ended. "unwindonsignal": such a call leaves the registers as they were;
@@ -52,7 +49,7 @@ restore {line} binary $page
 set $refused = ((int (*)(void *, void *)) $queue)((void *) $run, (void *) $page)
 detach
 shell cat /proc/uptime
-printf "page %#lx refused %d\\n", $page, $refused
+printf "refused %d\\n", $refused
 """
 
 # Does what _let_go does where who waits for gdb was killed. It is of gdb's own group, so that the id of that is not
@@ -85,25 +82,16 @@ process {pid} does not take code: remote debugging is disabled there (PYTHON_DIS
 NO_REMOTE = "Python {version} of process {pid} did not take the request: {said}"
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A line that is queued: address and size in bytes of the memory that holds it, 0 = none, and how long the process
-    stood still."""
-
-    page: int
-    size: int
-    stopped_s: float | None
-
-
-def inject(process: processes.Process, line: str, folder: Path) -> Sent:
-    """Have the process run the line, which must never raise, at its next chance.
+def inject(process: processes.Process, line: str, folder: Path) -> float | None:
+    """Have the process run the line, which must never raise, at its next chance; return for how many seconds it was
+    stopped, None where it was not. The page of memory that holds the line stays there.
 
     ``folder`` takes what is needed for it, and has to stay until the line ran. Raises AttachError; then the process is
     as it was, and runs.
     """
     if process.version >= (3, 14):
         _ask(process, line, folder)
-        return Sent(0, 0, None)
+        return None
     return _by_gdb(process, line, folder)
 
 
@@ -139,15 +127,14 @@ def explained(said: str, process: processes.Process) -> str:
 # -- gdb -------------------------------------------------------------------------------------------------------------
 
 
-def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
+def _by_gdb(process: processes.Process, line: str, folder: Path) -> float:
     gdb = shutil.which("gdb")
     if gdb is None:
         raise AttachError(NO_GDB.format(version=process.spelled))
     held = line.encode() + b"\0"
     (folder / "line").write_bytes(held)
-    size = -(-len(held) // PAGE) * PAGE
     script = folder / "script.gdb"
-    script.write_text(SCRIPT.format(pid=process.pid, line=folder / "line", size=size), encoding="utf-8")
+    script.write_text(SCRIPT.format(pid=process.pid, line=folder / "line", size=len(held)), encoding="utf-8")
     options = [("auto-solib-add", "off"), ("auto-load", "no"), ("debuginfod enabled", "off"), ("width", "0")]
     words = [word for option, value in options for word in ("-iex", f"set {option} {value}")]
     # The names in its binary are read before the process is stopped; what else debuggers know of it is not read.
@@ -155,10 +142,10 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
     late_s = PATIENCE_S + LETTING_GO_S + 1
     watchdog = WATCHDOG.format(pid=process.pid, late=late_s, looks=int(LOST_S * 10))
     said, is_late = _run(["/bin/sh", "-c", watchdog, "sh", *command], process, folder / "said")
-    found = re.search(r"page (0x[0-9a-f]+) refused (-?\d+)", said)
-    if found is not None and found[2] == "0":
+    found = re.search(r"^refused (-?\d+)$", said, re.MULTILINE)
+    if found is not None and found[1] == "0":
         began, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
-        return Sent(int(found[1], 16), size, ended - began)
+        return ended - began
     if "ptrace: Operation not permitted" in said:
         raise AttachError(NOT_PERMITTED.format(pid=process.pid))
     if is_late:

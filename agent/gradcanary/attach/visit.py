@@ -61,17 +61,12 @@ class Visit:
             "launch": names[1],
         }
         self._gate = gate.Gate(request, process.uid)
-        self._sent = injection.Sent(0, 0, None)
-
-    @property
-    def stopped_s(self) -> float | None:
+        self.stopped_s: float | None = None
         """How long the process stood still for gdb, None where it did not."""
-        return self._sent.stopped_s
 
     def ask(self) -> None:
         """Get the request into the process; raises AttachError."""
-        self._sent = injection.inject(self.process, self._gate.line, self._gate.folder)
-        self._gate.note(self._sent.page, self._sent.size)
+        self.stopped_s = injection.inject(self.process, self._gate.line, self._gate.folder)
 
     def wait(self) -> None:
         """Wait until it is let in; raises AttachError where it is not."""
