@@ -56,6 +56,13 @@ def hooks() -> int:
     return sum(map(len, both)) + (torch.autograd.backward.__module__ != "torch.autograd")
 
 
+def enter(asked: dict[str, object]) -> threading.Thread:
+    """Begin with what the line runs in a thread; the main thread has to be free for it."""
+    thread = threading.Thread(target=arrival.enter, args=(asked,))
+    thread.start()
+    return thread
+
+
 def let_in(asked: dict[str, object]) -> None:
     """Have it come in; what it does as it moves in is listened to."""
     move_in = arrival.Arrival.move_in
@@ -69,7 +76,7 @@ def let_in(asked: dict[str, object]) -> None:
             is_moving = False
 
     arrival.Arrival.move_in = listened
-    arrival.enter(asked)
+    enter(asked)
     until(lambda: (Path(asked["folder"]) / "answer").exists())
     arrival.Arrival.move_in = move_in
 
@@ -159,10 +166,12 @@ def main(folder: Path) -> None:
     seen["hooks"] = hooks()
     folderless = request(folder, "folderless")
     abandoned = request(folder, "abandoned")
-    arrival.enter({**abandoned, "asker_started": "0"})
+    unwanted = enter({**abandoned, "asker_started": "0"})
+    until(lambda: not unwanted.is_alive())
     seen["let in for one who was killed"] = (Path(abandoned["folder"]) / "socket").exists()
     answer, resident.answer = resident.answer, lambda *_: (_ for _ in ()).throw(FileNotFoundError("no folder"))
-    arrival.enter(folderless)
+    enter(folderless)
+    until((Path(folderless["folder"]) / "socket").exists)
     seen["without a folder"] = told(folderless, {"do": "detach"})["detached"]
     resident.answer = answer
     interrupted(folder)

@@ -19,7 +19,7 @@ import torch
 import warm
 from targets import LOOP, mapped, program, until
 
-from gradcanary.attach import errand, gate, injection, processes, refusals
+from gradcanary.attach import arrival, errand, gate, injection, processes, refusals
 
 PACKAGE = str(gate.PACKAGE)
 
@@ -54,42 +54,52 @@ def test_a_line_gets_into_a_python_with_threads(version: str, python: str, tmp_p
         assert processes.state(target.pid) in "RS"
 
 
+SIGNALS = "import os, signal; os.kill(os.getpid(), signal.SIGALRM)"
+
+
 @pytest.mark.parametrize(
-    ("held", "raised"),
+    ("held", "error"),
     [
-        ("raise SystemExit(3)", SystemExit),
-        ("raise KeyboardInterrupt", KeyboardInterrupt),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGALRM)", TimeoutError),
-        ("1 / 0", None),
-        ("syntax error", None),
+        (SIGNALS, SystemExit(3)),
+        (SIGNALS, KeyboardInterrupt()),
+        (SIGNALS, TimeoutError()),
+        ("", None),
         (None, None),
     ],
-    ids=str,
+    ids=repr,
 )
 def test_the_line_never_raises_and_leaves_no_name(
-    tmp_path: Path, held: str | None, raised: type[BaseException] | None, alarmed: None
+    tmp_path: Path, held: str | None, error: BaseException | None, alarmed: list[BaseException]
 ) -> None:
-    """Whatever the gate holds, and whatever the process's own main module has made of the names; what a signal raised
-    is raised behind it, and what failed is told."""
-    file = tmp_path / "gate"
+    """Whatever the process's own main module has made of the names; a signal that comes meanwhile is the training's."""
+    file, came = tmp_path / "gate", tmp_path / "came"
     if held is not None:
-        file.write_text(held)
+        file.write_text(f"open({str(came)!r}, 'x').close()\n{held}")
     names = {"__name__": "__main__", "open": None, "exec": None, "compile": 3, "Exception": None, "BaseException": None}
     before = {**names, "__builtins__": __builtins__}
-    line = gate.LINE.format(gate=str(file), rescue=gate.RESCUE)
+    line = gate.LINE.format(gate=str(file), opening=gate.OPENING)
     returned = []
+    alarmed[0] = error or alarmed[0]
 
     def train() -> None:
         exec(line, before)
         returned.append(True)
-        for _ in range(20 if raised is None else 5000):
+        for _ in range(20 if error is None else 5000):
             time.sleep(0.001)
 
-    with contextlib.nullcontext() if raised is None else pytest.raises(raised):
+    with contextlib.nullcontext() if error is None else pytest.raises(type(error)):
         train()
     assert returned == [True]
-    assert (tmp_path / "answer").exists() == (held is not None)
+    assert came.exists() == (held is not None)
     assert before.keys() == names.keys() | {"__builtins__"}
+
+
+def test_a_python_without_ctypes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    asked = {"package": PACKAGE, "folder": str(tmp_path), "gate": str(tmp_path / "gate")}
+    _thread.start_new_thread(arrival.enter, (asked,))
+    until((tmp_path / "answer").exists)
+    assert "ctypes" in json.loads((tmp_path / "answer").read_text())["error"]
 
 
 def test_an_errand_is_done_between_the_calls_of_torch() -> None:
@@ -195,7 +205,7 @@ def test_an_import_is_no_place() -> None:
     """That of the frame behind our own, which are those of a text that was handed over."""
     found: list[str | None] = []
     names = {"found": found, "hindrance": errand.hindrance, "package": PACKAGE}
-    look = eval(compile("lambda *_: found.append(hindrance(package))", "<string>", "eval"), names)
+    look = eval(compile("lambda *_: found.append(hindrance(package))", errand._HERE, "eval"), names)
     finder = type("Finder", (), {"find_spec": look})
     sys.meta_path.insert(0, finder)
     try:
@@ -238,7 +248,7 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException
     asked = errand.Errand(PACKAGE, act, failed=told.append)
 
     def train() -> None:
-        asked.begin()
+        _thread.start_new_thread(asked.insist, ())
         returned.append(True)
         for _ in range(5000):
             time.sleep(0.001)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib import util
 from typing import Any
 
-from gradcanary.attach.errand import Errand, ours
+from gradcanary.attach.errand import Errand
 
 
 def load(package: str) -> bool:
@@ -109,14 +109,17 @@ class Arrival:
 
 
 def enter(request: dict[str, Any]) -> None:
-    """Do what is asked for, now or as soon as it can be done."""
-    ours.add(os.path.join(request["folder"], "line.py"))  # noqa: PTH118 -- likewise
+    """Do what is asked for, as soon as it can be done; in a thread of its own."""
     came = Arrival(request)
-    Errand(
+    errand = Errand(
         request["package"],
         came.move_in,
         prepare=came.prepare,
         is_wanted=came.is_wanted,
         report=came.report,
         failed=came.failed,
-    ).begin()
+    )
+    try:
+        errand.insist()
+    except Exception as error:  # noqa: BLE001 -- whatever this Python lacks
+        came.failed(error)

@@ -1,7 +1,7 @@
-"""What runs first inside a process that is attached to, in its main thread, between any two of its bytecodes.
+"""What runs first inside a process that is attached to: a thread that has the main thread act, between two bytecodes.
 
-So it may be anywhere: inside an optimizer's step, where a hook that is added or taken away would raise in the user's
-own call, or inside ``threading`` with one of its locks taken. Nothing is done before no thread is in such a
+So the main thread may be anywhere: inside an optimizer's step, where a hook that is added or taken away would raise in
+the user's own call, or inside ``threading`` with one of its locks taken. Nothing is done before no thread is in such a
 place; until then the same is asked again, each few milliseconds. Nothing here raises, and nothing here is of
 gradcanary: this file is handed over as text, and :mod:`gradcanary.attach.arrival` behind it.
 """
@@ -9,7 +9,6 @@ gradcanary: this file is handed over as text, and :mod:`gradcanary.attach.arriva
 from __future__ import annotations
 
 import _thread
-import ctypes
 import os
 import signal
 import sys
@@ -40,8 +39,6 @@ LONG_S = 0.05
 """For which no other thread gets its turn; what is done meanwhile takes some milliseconds, and waits for nothing."""
 
 _HERE = sys._getframe().f_code.co_filename  # noqa: SLF001 -- as frames name it; a path of the process's may be gone
-ours = {_HERE, "<string>"}
-"""Files of the frames that lie between the process's own and us."""
 
 
 def hindrance(package: str) -> str | None:
@@ -74,7 +71,7 @@ def _interrupted(frame: FrameType | None, package: str) -> FrameType | None:
     attach = os.path.join(package, "attach")  # noqa: PTH118 -- likewise
     while frame is not None:
         file = frame.f_code.co_filename
-        if file not in ours and not file.startswith(attach):
+        if file != _HERE and not file.startswith(attach):
             return frame
         frame = frame.f_back
     return None
@@ -121,14 +118,10 @@ class Errand:
         self._place: str | None = None
         self._is_queued = self.is_over = False
 
-    def begin(self) -> None:
-        """In the main thread: do it at once, or go on trying from a thread that has no Python object of its own."""
-        self._try()
-        if not self.is_over:
-            _thread.start_new_thread(self.insist, ())
-
     def insist(self) -> None:
         """In any other thread: have the main thread try until it is done, or not wanted any more."""
+        import ctypes  # here: of a Python that has none it can be told
+
         call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._called)
         queue = ctypes.pythonapi["Py_AddPendingCall"]  # by index: by name it would be shared with others
         began = said = time.monotonic()
@@ -221,6 +214,8 @@ def _hand_back(error: BaseException, thread: int) -> None:
     if isinstance(error, KeyboardInterrupt):
         _thread.interrupt_main()
     else:
+        import ctypes
+
         kind = _kind_of(error.with_traceback(None))
         ctypes.pythonapi["PyThreadState_SetAsyncExc"](ctypes.c_ulong(thread), ctypes.py_object(kind))
 

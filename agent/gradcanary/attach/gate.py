@@ -22,52 +22,23 @@ from gradcanary.attach.processes import Process
 
 PACKAGE = Path(gradcanary.__file__).parent
 
-# Run in the process's __main__, whose names may be anything, and where no name may be left behind, nor a warning
-# of a file that was not closed.
+# The main thread runs this in the process's __main__, whose names may be anything and where no name may be left. That
+# takes microseconds: all that takes longer runs in a thread, where no handler of a signal runs that could raise.
 LINE = """\
 try:
-    __import__("builtins").exec(
-        __import__("builtins").compile(
-            __import__("pathlib").Path({gate!r}).read_text("utf-8"), "<gradcanary>", "exec"
-        ),
-        {{"__name__": "gradcanary_arrival", "__file__": "<gradcanary>"}},
-    )
+    if __import__("os").access({gate!r}, 4):
+        __import__("_thread").start_new_thread(__import__("builtins").exec, ({opening!r}, {{"gate": {gate!r}}}))
 except __import__("builtins").BaseException:
-    try:
-        __import__("builtins").exec({rescue!r}, {{"gate": {gate!r}}})
-    except __import__("builtins").BaseException:
-        pass
+    pass
 """
 
-# Where not even what the gate holds could be run: say so, and hand back what a signal's handler raised meanwhile.
-RESCUE = """\
-import sys
-error = sys.exc_info()[1]
-import _signal, os, time
-codes = [getattr(_signal.getsignal(number), "__code__", 0) for number in range(1, _signal.NSIG)]
-raised = error.__traceback__
-while raised and raised.tb_frame.f_code not in codes:
-    raised = raised.tb_next
-is_signal = bool(raised) or not isinstance(error, Exception)
-def is_here(frame):
-    return frame is not None and (frame.f_globals is globals() or is_here(frame.f_back))
-def hand_back(thread, kind):
-    while is_here(sys._current_frames().get(thread)):
-        time.sleep(0.001)
-    time.sleep(0.001)
-    ctypes.pythonapi["PyThreadState_SetAsyncExc"](ctypes.c_ulong(thread), ctypes.py_object(kind))
-if is_signal:
-    import _thread, ctypes
-    kind = type(error)
-    kind = type(kind)(kind.__name__, (kind,), {"__new__": lambda *_: error})
-    _thread.start_new_thread(hand_back, (_thread.get_ident(), kind))
-if os.path.exists(gate):
-    import json
-    why = "Signal: a signal came in between, try again" if is_signal else f"{type(error).__name__}: {error}"
-    folder = os.path.dirname(gate)
-    with open(folder + "/answer.new", "w", encoding="utf-8") as file:
-        json.dump({"error": why}, file)
-    os.replace(folder + "/answer.new", folder + "/answer")
+OPENING = """\
+try:
+    with open(gate, encoding="utf-8") as file:
+        text = file.read()
+except OSError:  # withdrawn in this moment
+    text = ""
+exec(compile(text, "<gradcanary>", "exec"), {"__name__": "gradcanary_arrival"})
 """
 
 ABANDONED_S = 86400.0
@@ -157,7 +128,7 @@ class Gate:
     @property
     def line(self) -> str:
         """The line of Python for the process: it never raises, and does nothing once the gate is closed."""
-        return LINE.format(gate=str(self.file), rescue=RESCUE)
+        return LINE.format(gate=str(self.file), opening=OPENING)
 
     def close(self) -> bool:
         """Withdraw the request; False where it was let in before."""
