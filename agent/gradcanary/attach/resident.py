@@ -30,8 +30,6 @@ END_S = 5.0
 SETTLE_S = 0.05
 """For what a GPU has still to bring here, in the training's thread: no other may ask it."""
 
-TRIES = 3
-
 OTHER = """\
 the agent in this process is {mine}, yours {yours}. Attach with that version, from an environment of its own:
 python -m venv agent-{mine} and pip install gradcanary=={mine} there"""
@@ -151,9 +149,8 @@ class Guest:
         )
 
     def _detach(self, watch: LateWatch) -> None:
-        for _ in range(TRIES):  # again only where a signal's exception came in between
-            if not watch.is_settled:
-                Errand(self._request["package"], self._move_out, settle=self._settle).insist()
+        if not watch.is_settled:
+            Errand(self._request["package"], self._move_out, settle=self._settle).insist()
         watch.detach(END_S)
 
     def _clear(self) -> None:
