@@ -20,12 +20,11 @@ from pathlib import Path
 from gradcanary.attach import processes
 from gradcanary.attach.errors import AttachError
 
-PATIENCE_S = 15.0
-"""For gdb: it takes half a second, more where a debug build has symbols to read. It is asked to let go after this."""
+PATIENCE_S = 20.0
+"""For gdb: it takes half a second, more where a debug build has symbols to read. It is made to let go after this."""
 
-LETTING_GO_S, LOST_S = 3.0, 30.0
-"""For a gdb that is late: before a call that hangs is ended for it, and then before it is killed, in which the training
-may end as well."""
+LOST_S = 30.0
+"""For a gdb whose call was ended, before it is killed, in which the training may end as well."""
 
 # All symbols are found before anything is changed. "handle": what signals the process gets meanwhile are passed on, but
 # a stop, which is how a call that hangs is ended. "unwindonsignal": such a call leaves the registers as they were;
@@ -52,8 +51,9 @@ shell cat /proc/uptime
 printf "refused %d\\n", $refused
 """
 
-# Does what _let_go does where who waits for gdb was killed. It is of gdb's own group, so that the id of that is not
-# used again meanwhile.
+# Makes a late gdb let go, also where the one who waits for it was killed. A stop of the process ends a call that is
+# under way, and the script with it; gdb hands an interrupt or a SIGTERM on to the process, where it may come after the
+# call and end the training (2 of 160; by a stop: 0 of 250). As a part of gdb's group it keeps the id of that in use.
 WATCHDOG = """\
 gdb=$$
 is_traced() {{ grep -q "^TracerPid:[^0-9]*$gdb$" /proc/{pid}/status; }}
@@ -139,13 +139,12 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> float:
     words = [word for option, value in options for word in ("-iex", f"set {option} {value}")]
     # The names in its binary are read before the process is stopped; what else debuggers know of it is not read.
     command = [gdb, "-nx", "-nh", "-batch", "-readnever", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
-    late_s = PATIENCE_S + LETTING_GO_S + 1
-    watchdog = WATCHDOG.format(pid=process.pid, late=late_s, looks=int(LOST_S * 10))
+    watchdog = WATCHDOG.format(pid=process.pid, late=PATIENCE_S, looks=int(LOST_S * 10))
     said, is_late = _run(["/bin/sh", "-c", watchdog, "sh", *command], process, folder / "said")
     found = re.search(r"^refused (-?\d+)$", said, re.MULTILINE)
     if found is not None and found[1] == "0":
-        began, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
-        return ended - began
+        stopped, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
+        return ended - stopped
     if "ptrace: Operation not permitted" in said:
         raise AttachError(NOT_PERMITTED.format(pid=process.pid))
     if is_late:
@@ -154,9 +153,9 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> float:
 
 
 def _run(command: list[str], process: processes.Process, said: Path) -> tuple[str, bool]:
-    """Run gdb to its end, or have it let go: whatever happens to it or to us, the process is not left stopped.
+    """Run gdb to its end: whatever happens to it or to us, the process is not left stopped.
 
-    Returns what it said, and whether it was late: it may be so behind all that it was asked for. It writes to a file,
+    Returns what it said, and whether it was late: it may be so after all that it was asked for. It writes to a file,
     and belongs to no terminal: it comes to its end also where we do not.
     """
     with said.open("wb") as file:
@@ -164,18 +163,14 @@ def _run(command: list[str], process: processes.Process, said: Path) -> tuple[st
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
             env={**_without_python(os.environ), "LC_ALL": "C", "SHELL": "/bin/sh"},
         )  # fmt: skip
-    is_late = True
+    began = time.monotonic()
     try:
-        gdb.wait(PATIENCE_S)
-        is_late = False
-    except subprocess.TimeoutExpired:
-        pass
+        gdb.wait()
     finally:  # Ctrl-C does not keep it from its end, which is near
-        if is_late:
-            _let_go(gdb, process)
-        if gdb.poll() is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(gdb.pid, signal.SIGTERM)  # its watchdog
+        gdb.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(gdb.pid, signal.SIGTERM)  # its watchdog
+        is_late = time.monotonic() - began >= PATIENCE_S
         if is_late or gdb.returncode:
             _continue(process)
     return said.read_text(encoding="utf-8", errors="replace"), is_late
@@ -184,27 +179,6 @@ def _run(command: list[str], process: processes.Process, said: Path) -> tuple[st
 def _without_python(environ: Mapping[str, str]) -> dict[str, str]:
     """Return it without what would lead gdb's own Python to the modules of another one."""
     return {name: value for name, value in environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
-
-
-def _let_go(gdb: subprocess.Popen[bytes], process: processes.Process) -> None:
-    """End gdb. A stop of the process ends a call that is under way, and the script with it; gdb hands an interrupt or a
-    SIGTERM on to the process, where it may come behind the call and end the training (2 of 160; by a stop: 0 of 250).
-    """
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        gdb.wait(LETTING_GO_S)
-        return
-    found = processes.find(process.pid)
-    if found is None or found.tracer != gdb.pid:
-        gdb.kill()  # it has not come that far
-        gdb.wait()
-        return
-    try:
-        with contextlib.suppress(OSError):
-            os.kill(process.pid, signal.SIGSTOP)
-        gdb.wait(LOST_S)
-    except subprocess.TimeoutExpired:
-        gdb.kill()
-        gdb.wait()
 
 
 def _continue(process: processes.Process) -> None:
