@@ -17,8 +17,8 @@ from effort import EFFORT
 from scripted import Says, Told, Training, collector_that, once, refusal, reply, until
 
 import gradcanary
-from gradcanary.attach import report, words
-from gradcanary.attach.late_watch import LateWatch
+from gradcanary.attach.resident import LateWatch, describe_watch
+from gradcanary.attach.target import described
 from gradcanary.settings import Settings
 
 
@@ -260,9 +260,9 @@ def test_who_attached_hears_of_a_token_that_is_refused():
         with LateWatch(Settings.resolve({}, url=collector.url, run="barred"), "barred") as watch:
             watch.begin()
             training.steps(5)
-            until(lambda: report.of(watch)["is_barred"])
-            said = {**report.of(watch), "alive": [], "held_s": 0.1, "for_s": None}
-        told = [line for line in words.described(said, 1, None) if line.startswith("  collector")]
+            until(lambda: describe_watch(watch)["is_barred"])
+            said = {**describe_watch(watch), "alive": [], "held_s": 0.1, "for_s": None}
+        told = [line for line in described(said, 1, None) if line.startswith("  collector")]
     assert len(told) == 1
     assert "refuses the token" in told[0]
 

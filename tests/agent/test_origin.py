@@ -12,7 +12,7 @@ from torch import nn
 
 import gradcanary
 from gradcanary import process_names
-from gradcanary.attach.late_watch import LateWatch
+from gradcanary.attach.resident import LateWatch
 from gradcanary.settings import Settings
 
 Optimizer = torch.optim.Optimizer

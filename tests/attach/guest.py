@@ -17,10 +17,10 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from gradcanary import naming
-from gradcanary.attach import arrival, control
+from gradcanary.attach import bootstrap, request
 from gradcanary.version import __version__
 
-PACKAGE = str(Path(arrival.__file__).parents[1])
+PACKAGE = str(Path(bootstrap.__file__).parents[1])
 seen: dict[str, object] = {}
 waits: list[str] = []
 is_moving = False
@@ -39,7 +39,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def request(folder: Path, name: str) -> dict[str, object]:
+def asked_for(folder: Path, name: str) -> dict[str, object]:
     home = folder / name
     home.mkdir()
     (home / "gate").touch()
@@ -58,16 +58,16 @@ def hooks() -> int:
 
 def enter(asked: dict[str, object]) -> threading.Thread:
     """Begin with what the line runs in a thread; the main thread has to be free for it."""
-    thread = threading.Thread(target=arrival.enter, args=(asked,))
+    thread = threading.Thread(target=bootstrap.enter, args=(asked,))
     thread.start()
     return thread
 
 
 def let_in(asked: dict[str, object]) -> None:
     """Have it come in; what it does as it moves in is listened to."""
-    move_in = arrival.Arrival.move_in
+    move_in = bootstrap.Arrival.move_in
 
-    def listened(came: arrival.Arrival) -> None:
+    def listened(came: bootstrap.Arrival) -> None:
         global is_moving
         is_moving = True
         try:
@@ -75,16 +75,16 @@ def let_in(asked: dict[str, object]) -> None:
         finally:
             is_moving = False
 
-    arrival.Arrival.move_in = listened
+    bootstrap.Arrival.move_in = listened
     enter(asked)
     until(lambda: (Path(asked["folder"]) / "answer").exists())
-    arrival.Arrival.move_in = move_in
+    bootstrap.Arrival.move_in = move_in
 
 
 def told(asked: dict[str, object], said: dict[str, object]) -> dict[str, object] | None:
     """Ask it something, from a thread: the main one has to be free to take hooks off."""
     answers: list[object] = []
-    thread = threading.Thread(target=lambda: answers.append(control.ask(Path(asked["socket"]), said, 20.0)))
+    thread = threading.Thread(target=lambda: answers.append(request.send_request(Path(asked["socket"]), said, 20.0)))
     thread.start()
     until(lambda: not thread.is_alive())
     return answers[0]
@@ -114,8 +114,8 @@ def without_files(asked: dict[str, object]) -> bool:
         time.sleep(0.1)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         door.settimeout(10)
-        control.write(door, {"do": "tell"})
-        return control.read(door)["run"] == asked["settings"]["run"]
+        request.write_message(door, {"do": "tell"})
+        return request.read_message(door)["run"] == asked["settings"]["run"]
 
 
 def interrupted(folder: Path) -> None:
@@ -131,7 +131,7 @@ def interrupted(folder: Path) -> None:
 
     Hooks.attach = half
     try:
-        let_in(request(folder, "interrupted"))
+        let_in(asked_for(folder, "interrupted"))
         until(lambda: False)
     except KeyboardInterrupt:
         until(lambda: "gradcanary-control" not in [each.name for each in threading.enumerate()])
@@ -143,10 +143,10 @@ def main(folder: Path) -> None:
     weight = torch.nn.Parameter(torch.ones(8))
     optimizer = torch.optim.AdamW([weight])
     os.environ["GRADCANARY_STEP"] = "7"
-    asked = request(folder, "stays")
+    asked = asked_for(folder, "stays")
     let_in(asked)
     seen["waits as it moves in"] = waits
-    from gradcanary.attach import report, resident
+    from gradcanary.attach import resident
     from gradcanary.transfers import Transfers
 
     resident.LOOKS_EACH_S = 0.02
@@ -155,17 +155,17 @@ def main(folder: Path) -> None:
     optimizer.step()
     seen["step"] = told(asked, {"do": "tell"})["step"]
     (Path(asked["folder"]) / "answer").unlink()
-    of, report.of = report.of, lambda _: {}["none"]
+    describe, resident.describe_watch = resident.describe_watch, lambda _: {}["none"]
     seen["a report that fails"] = told(asked, {"do": "tell"})
-    report.of = of
+    resident.describe_watch = describe
     seen["answers after no file was to be had"] = without_files(asked)
     finish, threads = Transfers.finish, []
     Transfers.finish = lambda *arguments: (threads.append(threading.current_thread().name), finish(*arguments))
     seen["left"] = told(asked, {"do": "detach"})["detached"]
     seen["GPUs asked in"] = [*threads]
     seen["hooks"] = hooks()
-    folderless = request(folder, "folderless")
-    abandoned = request(folder, "abandoned")
+    folderless = asked_for(folder, "folderless")
+    abandoned = asked_for(folder, "abandoned")
     unwanted = enter({**abandoned, "asker_started": "0"})
     until(lambda: not unwanted.is_alive())
     seen["let in for one who was killed"] = (Path(abandoned["folder"]) / "socket").exists()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from targets import Training, training, until
 
-from gradcanary.attach import control, gate, processes, refusals
-from gradcanary.attach.visit import Visit
+from gradcanary.attach import preflight, processes, request
+from gradcanary.attach.target import Visit
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -24,7 +24,7 @@ Times = tuple[float, float]
 def cycle(target: Training) -> Times:
     """Join and leave once; return for how long it stood still and until it was joined, in seconds."""
     began = time.monotonic()
-    process = refusals.checked(target.pid)
+    process = preflight.checked(target.pid)
     visit = Visit(process, {"url": NOBODY, "run": "soak"}, None, ("soak", None), print)
     try:
         visit.ask()
@@ -32,9 +32,9 @@ def cycle(target: Training) -> Times:
     finally:
         visit.end()
     joined_s = time.monotonic() - began
-    control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell"})
+    request.send_request(request.socket_of(process.uid, process.pid, process.started), {"do": "tell"})
     target.go_on(3)
-    said = control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "detach"}, 60.0)
+    said = request.send_request(request.socket_of(process.uid, process.pid, process.started), {"do": "detach"}, 60.0)
     assert said is not None
     assert said["detached"] == "soak"
     processes.wait_for_thread(process.pid, said["thread"])

@@ -13,7 +13,7 @@ from receivers import Receiver
 from targets import Training, Typed, program, training, until
 
 from gradcanary import notices, wire
-from gradcanary.attach import processes, visit
+from gradcanary.attach import processes, target
 from gradcanary.version import __version__
 
 LOW = [f"blocks.{number}.linear.{kind}" for number in (2, 4, 5) for kind in ("weight", "bias")]
@@ -159,7 +159,7 @@ def test_detach_resolves_no_incident_and_the_next_attach_continues_it(
 def test_another_version_of_the_agent_is_refused(
     joined: Training, typed: Typed, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "__version__", "9.9")
+    monkeypatch.setattr(target, "__version__", "9.9")
     status, _, err = typed("attach", joined.pid)
     assert status == 1
     assert f"the agent in this process is {__version__}, yours 9.9" in err
@@ -170,10 +170,10 @@ def test_another_version_of_the_agent_is_refused(
 def test_ctrl_c_after_it_was_let_in_says_so(
     joined: Training, typed: Typed, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_visit: visit.Visit) -> None:
+    def interrupted(_visit: target.Visit) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(visit.Visit, "found", interrupted)
+    monkeypatch.setattr(target.Visit, "found", interrupted)
     status, _, err = typed("attach", joined.pid, "--url", "http://127.0.0.1:9")
     assert status == 130
     assert f"process {joined.pid} is attached already: it goes on being watched, until gradcanary detach" in err

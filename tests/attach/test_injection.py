@@ -19,9 +19,9 @@ import torch
 import warm
 from targets import LOOP, mapped, program, until
 
-from gradcanary.attach import arrival, errand, gate, injection, processes, refusals
+from gradcanary.attach import bootstrap, injection, preflight, processes, request
 
-PACKAGE = str(gate.PACKAGE)
+PACKAGE = str(request.PACKAGE)
 
 
 def pythons() -> dict[str, str]:
@@ -77,7 +77,7 @@ def test_the_line_never_raises_and_leaves_no_name(
         file.write_text(f"open({str(came)!r}, 'x').close()\n{held}")
     names = {"__name__": "__main__", "open": None, "exec": None, "compile": 3, "Exception": None, "BaseException": None}
     before = {**names, "__builtins__": __builtins__}
-    line = gate.LINE.format(gate=str(file), opening=gate.OPENING)
+    line = request.LINE.format(gate=str(file), opening=request.OPENING)
     returned = []
     alarmed[0] = error or alarmed[0]
 
@@ -97,7 +97,7 @@ def test_the_line_never_raises_and_leaves_no_name(
 def test_a_python_without_ctypes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctypes", None)
     asked = {"package": PACKAGE, "folder": str(tmp_path), "gate": str(tmp_path / "gate")}
-    _thread.start_new_thread(arrival.enter, (asked,))
+    _thread.start_new_thread(bootstrap.enter, (asked,))
     until((tmp_path / "answer").exists)
     assert "ctypes" in json.loads((tmp_path / "answer").read_text())["error"]
 
@@ -117,11 +117,11 @@ def test_an_errand_is_done_between_the_calls_of_torch() -> None:
 
     def ask() -> None:
         for _ in range(10):
-            errand.Errand(PACKAGE, act, report=hindered.append, failed=failures.append).insist()
+            bootstrap.Errand(PACKAGE, act, report=hindered.append, failed=failures.append).insist()
 
     failures: list[Exception] = []
     found: list[str | None] = []
-    handle = optimizer.register_step_pre_hook(lambda *_: found.append(errand.hindrance(PACKAGE)))
+    handle = optimizer.register_step_pre_hook(lambda *_: found.append(bootstrap.hindrance(PACKAGE)))
     thread = threading.Thread(target=ask)
     thread.start()
     while thread.is_alive():
@@ -131,7 +131,7 @@ def test_an_errand_is_done_between_the_calls_of_torch() -> None:
     thread.join()
     handle.remove()
     assert failures == []
-    assert sum(place.endswith("errand.py") for place in places) >= 10
+    assert sum(place.endswith("bootstrap.py") for place in places) >= 10
     assert not [place for place in places if f"{os.sep}torch{os.sep}" in place]
     assert {str(place) for place in found} == {"torch/optim/optimizer.py:wrapper"}
 
@@ -196,7 +196,7 @@ def under_no_grad(look: Callable[[], None]) -> None:
 )
 def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]], None], place: str | None) -> None:
     found: list[str | None] = []
-    call(lambda: found.append(errand.hindrance(PACKAGE)))
+    call(lambda: found.append(bootstrap.hindrance(PACKAGE)))
     assert found
     assert [each[: len(place)] if each and place else each for each in found] == [place] * len(found)
 
@@ -204,8 +204,8 @@ def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]]
 def test_an_import_is_no_place() -> None:
     """That of the frame behind our own, which are those of a text that was handed over."""
     found: list[str | None] = []
-    names = {"found": found, "hindrance": errand.hindrance, "package": PACKAGE}
-    look = eval(compile("lambda *_: found.append(hindrance(package))", errand._HERE, "eval"), names)
+    names = {"found": found, "hindrance": bootstrap.hindrance, "package": PACKAGE}
+    look = eval(compile("lambda *_: found.append(hindrance(package))", bootstrap._HERE, "eval"), names)
     finder = type("Finder", (), {"find_spec": look})
     sys.meta_path.insert(0, finder)
     try:
@@ -245,7 +245,7 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException
         signal.raise_signal(signal.SIGALRM)
 
     told: list[Exception] = []
-    asked = errand.Errand(PACKAGE, act, failed=told.append)
+    asked = bootstrap.Errand(PACKAGE, act, failed=told.append)
 
     def train() -> None:
         _thread.start_new_thread(asked.insist, ())
@@ -263,27 +263,27 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException
 
 def test_a_failure_is_told_and_ends_the_errand() -> None:
     told: list[Exception] = []
-    asked = errand.Errand(PACKAGE, lambda: None, prepare=lambda: 1 / 0, failed=told.append)
+    asked = bootstrap.Errand(PACKAGE, lambda: None, prepare=lambda: 1 / 0, failed=told.append)
     _thread.start_new_thread(asked.insist, ())
     until(lambda: asked.is_over)
     assert [type(each) for each in told] == [ZeroDivisionError]
 
 
 def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "home", lambda _: tmp_path / "home")
+    monkeypatch.setattr(request, "home", lambda _: tmp_path / "home")
     (tmp_path / "home").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(gate.AttachError, match="cannot be made: File exists"):
-        gate.make_home(os.geteuid())
+    with pytest.raises(request.AttachError, match="cannot be made: File exists"):
+        request.make_home(os.geteuid())
     (tmp_path / "home").unlink()
     (tmp_path / "home").mkdir(mode=0o755)
     itself = processes.find(os.getpid())
     assert itself is not None
-    with pytest.raises(gate.AttachError, match="is not a folder of yours alone"):
-        refusals.said_by(itself)
-    with pytest.raises(gate.AttachError, match="is not a folder of yours alone"):
-        gate.make_home(os.geteuid())
+    with pytest.raises(request.AttachError, match="is not a folder of yours alone"):
+        preflight.said_by(itself)
+    with pytest.raises(request.AttachError, match="is not a folder of yours alone"):
+        request.make_home(os.geteuid())
     subprocess.run(["chmod", "700", str(tmp_path / "home")], check=True)
-    assert gate.make_home(os.geteuid()) == tmp_path / "home"
+    assert request.make_home(os.geteuid()) == tmp_path / "home"
 
 
 def test_a_guest_comes_in_stays_and_leaves(tmp_path: Path) -> None:

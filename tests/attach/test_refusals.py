@@ -17,8 +17,8 @@ import pytest
 from targets import LOOP, Typed, mapped, program, until
 
 from gradcanary import cli
-from gradcanary.attach import actions, control, gate, injection, processes, resident, visit
-from gradcanary.attach.errors import AttachError
+from gradcanary.attach import actions, injection, processes, request, resident, target
+from gradcanary.attach.request import AttachError
 
 # A rank that starts another program, which has its environment.
 STARTS = """
@@ -76,7 +76,7 @@ def answering(pid: int, said: dict[str, object] | None) -> Iterator[None]:
     """Listen in place of an attached process; one that says nothing lets everybody wait."""
     process = processes.find(pid)
     assert process is not None
-    path = gate.socket_of(process.uid, pid, process.started)
+    path = request.socket_of(process.uid, pid, process.started)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -85,8 +85,8 @@ def answering(pid: int, said: dict[str, object] | None) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 while said is not None:
                     with listener.accept()[0] as door:
-                        control.read(door)
-                        control.write(door, said)
+                        request.read_message(door)
+                        request.write_message(door, said)
 
         threading.Thread(target=answer, daemon=True).start()
         yield
@@ -200,10 +200,8 @@ def test_what_fails_inside_is_told_and_undone(typed: Typed, python: "subprocess.
 def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By any of them, or by who started them; here they have no torch, and each says so. What they start is no rank."""
     asks: list[dict[str, object]] = []
-    made = gate.Gate.__init__
-    monkeypatch.setattr(
-        gate.Gate, "__init__", lambda self, request, uid: asks.append(request) or made(self, request, uid)
-    )
+    made = request.Gate.__init__
+    monkeypatch.setattr(request.Gate, "__init__", lambda self, asked, uid: asks.append(asked) or made(self, asked, uid))
     words = (sys.executable, "-S", "-c", STARTS + LOOP, str(mapped(tmp_path)))
     job = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "job.example", "MASTER_PORT": "29500"}
     with (
@@ -225,7 +223,7 @@ def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path, monkeypatch:
             assert f"process {second.pid} was not attached and goes on as it was" in err
             assert asks[-1]["launch"] == "l1"
         monkeypatch.setattr(actions, "DETACH_S", 0.1)
-        monkeypatch.setattr(control, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(request, "PATIENCE_S", 0.1)
         with answering(first.pid, None), answering(second.pid, {"detached": "half", "thread": 1}):
             status, out, err = typed("detach", second.pid)
             assert (status, out) == (1, f"left process {second.pid}, run half: detached\n")
@@ -249,9 +247,9 @@ def test_of_a_launcher_that_has_torch_what_it_started_is_meant(python: "subproce
 def test_two_who_attach_at_once(typed: Typed, python: "subprocess.Popen[str]") -> None:
     process = processes.find(python.pid)
     assert process is not None
-    with gate.held(process):
+    with request.held(process):
         assert f"somebody is attaching to process {python.pid} just now" in refused(typed, python.pid)
-    path = gate.socket_of(process.uid, process.pid, process.started)
+    path = request.socket_of(process.uid, process.pid, process.started)
     with contextlib.ExitStack() as held:
         door = held.enter_context(socket.socket(socket.AF_UNIX))
         held.callback(path.unlink)
@@ -273,8 +271,8 @@ def test_ps_where_nothing_trains(typed: Typed, monkeypatch: pytest.MonkeyPatch) 
 def test_a_main_thread_that_sleeps_is_waited_for_and_then_left_alone(
     typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "SAID_EACH_S", 0.2)
-    monkeypatch.setattr(visit, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(target, "SAID_EACH_S", 0.2)
+    monkeypatch.setattr(target, "PATIENCE_S", 0.5)
     sleeping = LOOP.replace(
         "# waits", "import select; select.select([sys.stdin], [], []); print('ctypes' in sys.modules, flush=True)"
     )

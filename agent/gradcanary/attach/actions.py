@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gradcanary import incident_words, naming, notices, on_call
-from gradcanary.attach import control, gate, processes, refusals, words
-from gradcanary.attach.errors import AlreadyAttachedError, AttachError
-from gradcanary.attach.visit import Visit
+from gradcanary.attach import preflight, processes, request, target
+from gradcanary.attach.request import AlreadyAttachedError, AttachError
+from gradcanary.attach.target import Visit
 from gradcanary.settings import Settings
 
 DETACH_S = 60.0
@@ -28,7 +28,7 @@ NOBODY = "no training of yours runs here that can be attached to: no Python of y
 
 def attach(arguments: argparse.Namespace) -> int:
     """Attach to a process, or to all ranks of its job, and tell what was found there; returns the exit status."""
-    refusals.check_system()
+    preflight.check_system()
     settings = _settings(arguments)
     with ExitStack() as held:
         found, launch = _checked(_job(arguments.pid), held)
@@ -40,9 +40,9 @@ def _checked(pids: list[int], held: ExitStack) -> tuple[list[processes.Process],
     found, launch = [], None
     for pid in pids:
         try:
-            process = refusals.checked(pid)
-            held.enter_context(gate.held(process))
-            found.append(refusals.checked(pid))
+            process = preflight.checked(pid)
+            held.enter_context(request.held(process))
+            found.append(preflight.checked(pid))
         except AlreadyAttachedError as error:  # noqa: PERF203 -- of a few processes
             if len(pids) == 1:
                 raise
@@ -105,22 +105,22 @@ def _tell(visit: Visit) -> None:
 
 def detach(arguments: argparse.Namespace) -> int:
     """Have a process, or all ranks of its job, be left; returns the exit status."""
-    refusals.check_system()
+    preflight.check_system()
     found = [process for pid in _job(arguments.pid) if (process := processes.find(pid)) is not None]
     for process in found:
-        gate.check_home(process.uid)
-    paths = [(process, gate.socket_of(process.uid, process.pid, process.started)) for process in found]
+        request.check_home(process.uid)
+    paths = [(process, request.socket_of(process.uid, process.pid, process.started)) for process in found]
     attached = [(process, path) for process, path in paths if path.exists()]
     if not attached:
         raise AttachError(NOT_ATTACHED.format(pid=arguments.pid))
     end = time.monotonic() + DETACH_S
-    return max([_left(process, path, max(end - time.monotonic(), control.PATIENCE_S)) for process, path in attached])
+    return max([_left(process, path, max(end - time.monotonic(), request.PATIENCE_S)) for process, path in attached])
 
 
 def _left(process: processes.Process, path: Path, timeout_s: float) -> int:
     """Have one be left; returns 1 where it was not (yet), and says so."""
     try:
-        said = control.ask(path, {"do": "detach"}, timeout_s)
+        said = request.send_request(path, {"do": "detach"}, timeout_s)
     except TimeoutError:
         _complain(f"gradcanary detach: {LATER.format(pid=process.pid)}")
         return 1
@@ -134,14 +134,14 @@ def _left(process: processes.Process, path: Path, timeout_s: float) -> int:
 
 def ps(_arguments: argparse.Namespace) -> int:
     """List the trainings of this user and what watches them; returns the exit status."""
-    refusals.check_system()
+    preflight.check_system()
     every = sorted(processes.all_of(os.geteuid()), key=lambda process: process.pid)
     found = [_watches(process) for process in every]
     rows = [_row(process, watches, every) for process, watches in zip(every, found, strict=True)]
     if not rows:
         _print(NOBODY)
         return 0
-    _print("\n".join(words.table([HEAD, *rows])), below="    ")
+    _print("\n".join(target.table([HEAD, *rows])), below="    ")
     for run, url in dict.fromkeys(
         (watch["run"], watch["url"]) for watches in found for watch in watches if watch["url"]
     ):
@@ -152,17 +152,17 @@ def ps(_arguments: argparse.Namespace) -> int:
 def _watches(process: processes.Process) -> list[dict[str, Any]]:
     """Return the watches of a process: of an attached one what it answers, else the notices of its own."""
     try:
-        attached = refusals.said_by(process)
+        attached = preflight.said_by(process)
     except TimeoutError:
         attached = {"run": "does not answer", "url": ""}
     return list(notices.read_notices(process.pid)) if attached is None else [{**attached, "by": "attach"}]
 
 
 def _row(process: processes.Process, watches: list[dict[str, Any]], every: list[processes.Process]) -> tuple[str, ...]:
-    rank, age = process.environ.get("RANK", "-"), words.duration(processes.age_s(process))
+    rank, age = process.environ.get("RANK", "-"), target.duration(processes.age_s(process))
     watched = [", ".join(dict.fromkeys(watch[key] for watch in watches)) or "-" for key in ("by", "run")]
     forked = f"forked from process {process.parent}" if processes.is_forked(process, every) else None
-    return str(process.pid), process.spelled, rank, age, *watched, forked or words.typed(process.command)
+    return str(process.pid), process.spelled, rank, age, *watched, forked or target.typed(process.command)
 
 
 def _job(pid: int) -> list[int]:
@@ -189,8 +189,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
 
 
 def _print(text: str, below: str = "") -> None:
-    print(incident_words.wrapped(words.plain(text), on_call.width(), below), flush=True)  # noqa: T201 -- the command line speaks
+    print(incident_words.wrapped(target.plain(text), on_call.width(), below), flush=True)  # noqa: T201 -- the command line speaks
 
 
 def _complain(text: str) -> None:
-    print(words.plain(text), file=sys.stderr, flush=True)  # noqa: T201 -- likewise
+    print(target.plain(text), file=sys.stderr, flush=True)  # noqa: T201 -- likewise

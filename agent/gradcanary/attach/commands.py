@@ -57,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
     import signal
 
     from gradcanary.attach import actions
-    from gradcanary.attach.errors import AttachError
+    from gradcanary.attach.request import AttachError
 
     for number in (signal.SIGHUP, signal.SIGTERM):  # what was asked for is withdrawn then, as after Ctrl-C
         if arguments.action == "attach" and signal.getsignal(number) is signal.SIG_DFL:

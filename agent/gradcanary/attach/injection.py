@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gradcanary.attach import processes
-from gradcanary.attach.errors import AttachError
+from gradcanary.attach.request import AttachError
 
 PATIENCE_S = 20.0
 """For gdb: it takes half a second, more where a debug build has symbols to read. It is made to let go after this."""

@@ -1,6 +1,6 @@
 """What stays in a process that is attached to: a watch, and a thread that listens for ``detach``.
 
-Hooks come and go in the main thread only, where :mod:`gradcanary.attach.arrival` finds nothing in the way; all that
+Hooks come and go in the main thread only, where :mod:`gradcanary.attach.bootstrap` finds nothing in the way; all that
 waits is the thread's.
 """
 
@@ -12,14 +12,18 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradcanary import watching
-from gradcanary.attach import control, report
-from gradcanary.attach.arrival import answer
-from gradcanary.attach.errand import Errand
-from gradcanary.attach.late_watch import LateWatch
+import torch
+
+from gradcanary import process_names, summary, watching
+from gradcanary.attach.bootstrap import Errand, answer
+from gradcanary.attach.request import PATIENCE_S, read_message, write_message
+from gradcanary.frameworks import unwrapped
+from gradcanary.groups import elements, parameters
+from gradcanary.layers import living
 from gradcanary.settings import Settings
 from gradcanary.version import __version__
 
@@ -35,6 +39,65 @@ the agent in this process is {mine}, yours {yours}. Attach with that version, fr
 python -m venv agent-{mine} and pip install gradcanary=={mine} there"""
 
 _here: Guest | None = None
+
+
+class LateWatch(watching.Watch):
+    """A watch that touches nothing before :meth:`begin`, and that can be left in steps: :meth:`take_off`,
+    :meth:`settle`, :meth:`detach`. A ``watch()`` that the script comes to takes over, with its arguments."""
+
+    def __init__(self, settings: Settings, unnamed: str, launch: str | None = None) -> None:
+        """The run is called ``unnamed`` where nobody names it; without ``launch`` the environment says the launch."""
+        process_names.call_unnamed(unnamed)
+        super().__init__(replace(settings, step=None), None, None, None, is_automatic=True, begins=False)
+        self._launch = launch
+
+    def begin(self) -> None:
+        """Watch from the next step on. Waits for nothing: no other thread gets its turn meanwhile."""
+        try:
+            self._attach(None, None, is_late=True)
+        except BaseException:  # a signal's: half a watch is none
+            self._session.take_off()
+            raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not closed, in this process."""
+        return self._is_ours()
+
+    @property
+    def launch(self) -> str | None:
+        """Its launch, known once it has begun where nobody gave it."""
+        return self._launch
+
+    def take_off(self) -> None:
+        """Leave no hook and no replaced function behind; the last window, and what is left to be sent, come after."""
+        if self._is_ours():
+            self._session.take_off()
+
+    def settle(self, timeout_s: float) -> None:
+        """Hand over the last window, in the training's thread; ``timeout_s`` is for values that are on their way."""
+        if self._is_ours():
+            self._session.settle(timeout_s)
+
+    def detach(self, timeout_s: float) -> None:
+        """End the watch of a training that goes on, and send the rest for ``timeout_s`` at most."""
+        self._close("detached", None, timeout_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing of the training is needed any more to close it."""
+        return not self._is_ours() or self._session.is_settled
+
+    @property
+    def unsent(self) -> str | None:
+        """What is to be said of that which the collector has not got, once it is closed; None where it has all."""
+        sender = self._session.sender
+        return None if sender is None else sender.unsent
+
+    def _lives_on(self) -> bool:
+        """In a forked child: it does not, only the process that was asked for has it."""
+        self._session.forked()
+        return False
 
 
 class Guest:
@@ -70,7 +133,7 @@ class Guest:
             for name in ("session", "spool"):  # all that its first step would import; a Python may have no SQLite
                 with contextlib.suppress(ImportError):
                     importlib.import_module(f"gradcanary.{name}")
-            self._optimizers = report.optimizers()
+            self._optimizers = list_optimizers()
             self._watch = LateWatch(self._settings, self._request["unnamed"], self._request["launch"])
         if self._thread is None:
             self._listener = _listen(Path(self._request["socket"]))
@@ -134,18 +197,18 @@ class Guest:
         except TimeoutError:
             return
         with door, contextlib.suppress(OSError, ValueError):
-            door.settimeout(control.PATIENCE_S)
+            door.settimeout(PATIENCE_S)
             self._attend(door, watch)
 
     def _attend(self, door: socket.socket, watch: LateWatch) -> None:
-        asked = control.read(door)
+        asked = read_message(door)
         if asked.get("do") == "detach":
             self._detach(watch)
             said = {"detached": watch.run, "unsent": watch.unsent, "thread": threading.get_native_id()}
-            control.write(door, said)
+            write_message(door, said)
             return
-        control.write(
-            door, {**report.of(watch), "alive": self._optimizers, "for_s": self._for_s, "held_s": self.held_s}
+        write_message(
+            door, {**describe_watch(watch), "alive": self._optimizers, "for_s": self._for_s, "held_s": self.held_s}
         )
 
     def _detach(self, watch: LateWatch) -> None:
@@ -204,3 +267,35 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+def list_optimizers() -> list[dict[str, Any]]:
+    """Return what optimizers live in this process, the largest first; one pass over the garbage collector's objects."""
+    found = {id(each): each for each in map(unwrapped, living(torch.optim.Optimizer))}.values()
+    said = [
+        {"kind": type(each).__name__, "tensors": len(parameters(each)), "elements": elements(each)} for each in found
+    ]
+    return sorted((each for each in said if each["tensors"]), key=lambda each: -int(each["elements"]))
+
+
+def describe_watch(watch: LateWatch) -> dict[str, Any]:
+    """Return what is known of a watch by now.
+
+    ``layers`` is None until an optimizer has stepped, ``k`` and ``low`` until a whole window was seen, ``is_heard``
+    until the collector took, or did not take, what was sent.
+    """
+    session = watch._session  # noqa: SLF001 -- one package: what it says of itself is nobody else's to read
+    observer, sender = session.observer, session.sender
+    return {
+        "run": watch.run,
+        "url": watch.url,
+        "agent": __version__,
+        "launch": watch.launch,
+        "rank": observer.place.rank,
+        "world_size": observer.place.world_size,
+        "is_silent": observer.place.is_silent,
+        "unseen": [fact.text for fact in observer.facts],
+        "is_heard": None if sender is None else sender.is_heard,
+        "is_barred": sender is not None and sender.is_barred,
+        **summary.summarize(observer, sender),
+    }

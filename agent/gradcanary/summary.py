@@ -1,20 +1,15 @@
-"""What an attached process says of itself: what it trains, and what of that can be seen."""
+"""What a session trains and measures, as facts and in a line: printed by ``gradcanary run`` and ``attach``."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from gradcanary.frameworks import chosen, unwrapped
-from gradcanary.groups import elements, parameters
-from gradcanary.layers import living
+from gradcanary.frameworks import chosen
 from gradcanary.readings import LOW
-from gradcanary.version import __version__
 
 if TYPE_CHECKING:
-    from gradcanary.attach.late_watch import LateWatch
     from gradcanary.observer import Observer
     from gradcanary.readings import Row
     from gradcanary.sender import Sender
@@ -22,40 +17,11 @@ if TYPE_CHECKING:
 MOST_NAMES = 1000
 
 
-def optimizers() -> list[dict[str, Any]]:
-    """Return what optimizers live in this process, the largest first; one pass over the garbage collector's objects."""
-    found = {id(each): each for each in map(unwrapped, living(torch.optim.Optimizer))}.values()
-    said = [
-        {"kind": type(each).__name__, "tensors": len(parameters(each)), "elements": elements(each)} for each in found
-    ]
-    return sorted((each for each in said if each["tensors"]), key=lambda each: -int(each["elements"]))
+def summarize(observer: Observer, sender: Sender | None) -> dict[str, Any]:
+    """Return what is known of the layers and of the latest window by now.
 
-
-def of(watch: LateWatch) -> dict[str, Any]:
-    """Return what is known of a watch by now.
-
-    ``layers`` is None until an optimizer has stepped, ``k`` and ``low`` until a whole window was seen, ``is_heard``
-    until the collector took, or did not take, what was sent.
+    ``layers`` is None until an optimizer has stepped, ``k`` and ``low`` until a whole window was seen.
     """
-    session = watch._session  # noqa: SLF001 -- one package: what it says of itself is nobody else's to read
-    observer, sender = session.observer, session.sender
-    return {
-        "run": watch.run,
-        "url": watch.url,
-        "agent": __version__,
-        "launch": watch.launch,
-        "rank": observer.place.rank,
-        "world_size": observer.place.world_size,
-        "is_silent": observer.place.is_silent,
-        "unseen": [fact.text for fact in observer.facts],
-        "is_heard": None if sender is None else sender.is_heard,
-        "is_barred": sender is not None and sender.is_barred,
-        **trained_and_measured(observer, sender),
-    }
-
-
-def trained_and_measured(observer: Observer, sender: Sender | None) -> dict[str, Any]:
-    """Return what is known of the layers and of the latest window by now; None as in :func:`of`."""
     return {**_trained(observer), **_measured(observer, sender)}
 
 
@@ -98,3 +64,17 @@ def _low(row: Row) -> list[str]:
 def _accumulators(row: Row) -> dict[str, int]:
     stored = [each[1] for each in row.accumulators if each is not None and each[1] is not None]
     return {kind: stored.count(kind) for kind in sorted(set(stored))}
+
+
+def describe_in_one_line(said: Mapping[str, Any]) -> str:
+    """Return in one line what is trained and measured."""
+    layers = f"{said['layers']:,} layer{'' if said['layers'] == 1 else 's'} ({count_kinds(said['dtypes'])})"
+    return f"{said['optimizer']}, {layers}, {describe_micro_steps(said)}"
+
+
+def describe_micro_steps(said: Mapping[str, Any]) -> str:
+    return f"K = {said['k']} per step, summed in {count_kinds(said['accumulators']) or 'nothing yet'}"
+
+
+def count_kinds(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())

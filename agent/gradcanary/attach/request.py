@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -17,8 +18,62 @@ from typing import Any
 
 import gradcanary
 from gradcanary import naming
-from gradcanary.attach.errors import AttachError
 from gradcanary.attach.processes import Process
+
+
+class AttachError(Exception):
+    """It cannot be done, or was not; the message says why, and what to do. The process is as it was."""
+
+
+class AlreadyAttachedError(AttachError):
+    """Somebody has attached to it before; ``launch`` is that of its watch, None as long as it waits for a step."""
+
+    def __init__(self, message: str, launch: str | None) -> None:
+        super().__init__(message)
+        self.launch = launch
+
+
+PATIENCE_S = 5.0
+LONGEST = 1 << 20
+
+
+def send_request(path: Path, asked: dict[str, Any], timeout_s: float = PATIENCE_S) -> dict[str, Any] | None:
+    """Return the answer of the process that listens there, None where nobody does (any more).
+
+    Raises TimeoutError where it takes longer.
+    """
+    with socket.socket(socket.AF_UNIX) as door:
+        door.settimeout(timeout_s)
+        try:
+            door.connect(str(path))
+            write_message(door, asked)
+            return read_message(door)
+        except TimeoutError:
+            raise
+        except BlockingIOError as error:  # as many wait there as may
+            raise TimeoutError from error
+        except (OSError, ValueError):
+            return None
+
+
+def write_message(door: socket.socket, said: dict[str, Any]) -> None:
+    """Say one thing."""
+    door.sendall(json.dumps(said).encode() + b"\n")
+
+
+def read_message(door: socket.socket) -> dict[str, Any]:
+    """Return one thing that is said; raises ValueError on anything else."""
+    held = b""
+    while not held.endswith(b"\n"):
+        part = door.recv(65536)
+        if not part or len(held) > LONGEST:
+            raise ValueError("not a whole answer")
+        held += part
+    said = json.loads(held)
+    if not isinstance(said, dict):
+        raise ValueError("not an object")  # noqa: TRY004 -- as all that is no message
+    return said
+
 
 PACKAGE = Path(gradcanary.__file__).parent
 
@@ -90,15 +145,6 @@ def socket_of(uid: int, pid: int, started: str) -> Path:
     return home(uid) / f"{pid}-{started}"
 
 
-def _text() -> str:
-    """Return the two modules that the process runs as one: it may have no gradcanary to import one of them from."""
-    files = (PACKAGE / "attach" / "errand.py", PACKAGE / "attach" / "arrival.py")
-    first, second = (file.read_text(encoding="utf-8") for file in files)
-    of_the_first = ("from __future__ import", "from gradcanary.attach.errand import")
-    kept = [line for line in second.splitlines() if not line.startswith(of_the_first)]
-    return "\n".join([first, *kept])
-
-
 @contextmanager
 def held(process: Process) -> Iterator[None]:
     """Have one process be attached to by nobody else meanwhile; raises AttachError where somebody does."""
@@ -123,7 +169,8 @@ class Gate:
         self.folder = Path(tempfile.mkdtemp(prefix="request-", dir=make_home(uid)))
         self.file = self.folder / "gate"
         asked = {**request, "gate": str(self.file), "folder": str(self.folder), "package": str(PACKAGE)}
-        self.file.write_text(f"{_text()}\n\nenter(json.loads({json.dumps(asked)!r}))\n", encoding="utf-8")
+        bootstrap = (PACKAGE / "attach" / "bootstrap.py").read_text(encoding="utf-8")
+        self.file.write_text(f"{bootstrap}\n\nenter(json.loads({json.dumps(asked)!r}))\n", encoding="utf-8")
 
     @property
     def line(self) -> str:

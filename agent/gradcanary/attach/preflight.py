@@ -6,10 +6,11 @@ import os
 import shutil
 from typing import Any
 
-from gradcanary.attach import control, gate, processes, words
-from gradcanary.attach.errors import AlreadyAttachedError, AttachError
+from gradcanary.attach import processes, request
 from gradcanary.attach.injection import NO_GDB, NOT_PERMITTED
 from gradcanary.attach.processes import Process
+from gradcanary.attach.request import AlreadyAttachedError, AttachError
+from gradcanary.attach.target import typed
 
 OLDEST = (3, 10)
 LIST = "gradcanary ps lists the trainings that can be attached to"
@@ -83,7 +84,7 @@ def _check_owner(process: Process) -> None:
 
 def _seems(process: Process) -> str:
     """Return what its command tells of a process that cannot be looked into, empty where that may be Python."""
-    command = words.typed(process.command)
+    command = typed(process.command)
     if "python" in command.lower():
         return ""
     return NO_PYTHON_SEEN.format(pid=process.pid, command=command or "a kernel thread")
@@ -102,7 +103,7 @@ def _check_python(process: Process) -> None:
     if not process.is_cpython:
         raise AttachError(PYPY.format(pid=process.pid))
     if process.version == (0, 0):
-        raise AttachError(NO_PYTHON.format(pid=process.pid, command=words.typed(process.command) or "a kernel thread"))
+        raise AttachError(NO_PYTHON.format(pid=process.pid, command=typed(process.command) or "a kernel thread"))
     if process.version < OLDEST:
         raise AttachError(TOO_OLD.format(pid=process.pid, version=process.spelled))
     if process.is_free_threaded:
@@ -115,7 +116,7 @@ def _check_attached(process: Process) -> None:
     try:
         said = said_by(process)
     except TimeoutError as error:
-        raise AttachError(gate.UNDER_WAY.format(pid=process.pid)) from error
+        raise AttachError(request.UNDER_WAY.format(pid=process.pid)) from error
     if said is not None:
         raise AlreadyAttachedError(
             ATTACHED.format(pid=process.pid, run=said["run"], url=said["url"]), said.get("launch")
@@ -150,5 +151,5 @@ def forbidden(pid: int, scope: int) -> str:
 def said_by(process: Process) -> dict[str, Any] | None:
     """Return what an attached process says of itself, None of one that is not; raises TimeoutError where it hangs,
     AttachError where somebody else could answer in its place."""
-    gate.check_home(process.uid)
-    return control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell"})
+    request.check_home(process.uid)
+    return request.send_request(request.socket_of(process.uid, process.pid, process.started), {"do": "tell"})
