@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from gradcanary.readings import Row
     from gradcanary.sender import Sender
 
-MOST_NAMES = 1000
+MAX_NAMES = 1000
 
 
 def summarize(observer: Observer, sender: Sender | None) -> dict[str, Any]:
@@ -33,13 +32,11 @@ def _trained(observer: Observer) -> dict[str, Any]:
     kinds = [layer.param_dtype for layer in every]
     return {
         "layers": len(every),
-        "elements": sum(math.prod(layer.shape) for layer in every),
         "dtypes": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "optimizer": origin.optimizer,
         "framework": chosen(layers.framework, origin.loop),
         "step": observer.step,
         "step_source": origin.source,
-        "every": observer.meter.every,
     }
 
 
@@ -51,14 +48,14 @@ def _measured(observer: Observer, sender: Sender | None) -> dict[str, Any]:
 
 
 def _low(row: Row) -> list[str]:
-    """Return the layers whose gradients are under what the rules call low."""
+    """Return the layers whose gradients are below the rules' limit."""
     column = row.columns.get("absmax")
     if column is None:
         return []
     every = row.layer_set.layers
-    places = range(len(every)) if column.layers is None else column.layers
-    low = [place for place, value in zip(places, column.values, strict=True) if value < LOW]
-    return [every[place].name for place in low[:MOST_NAMES]]
+    positions = range(len(every)) if column.layers is None else column.layers
+    low = [position for position, value in zip(positions, column.values, strict=True) if value < LOW]
+    return [every[position].name for position in low[:MAX_NAMES]]
 
 
 def _accumulators(row: Row) -> dict[str, int]:
@@ -66,14 +63,14 @@ def _accumulators(row: Row) -> dict[str, int]:
     return {kind: stored.count(kind) for kind in sorted(set(stored))}
 
 
-def describe_in_one_line(said: Mapping[str, Any]) -> str:
-    """Return in one line what is trained and measured."""
-    layers = f"{said['layers']:,} layer{'' if said['layers'] == 1 else 's'} ({count_kinds(said['dtypes'])})"
-    return f"{said['optimizer']}, {layers}, {describe_micro_steps(said)}"
+def describe_in_one_line(summary: Mapping[str, Any]) -> str:
+    """Return the optimizer, the layers and the accumulation in one line."""
+    layers = f"{summary['layers']:,} layer{'' if summary['layers'] == 1 else 's'} ({count_kinds(summary['dtypes'])})"
+    return f"{summary['optimizer']}, {layers}, {describe_micro_steps(summary)}"
 
 
-def describe_micro_steps(said: Mapping[str, Any]) -> str:
-    return f"K = {said['k']} per step, summed in {count_kinds(said['accumulators']) or 'nothing yet'}"
+def describe_micro_steps(summary: Mapping[str, Any]) -> str:
+    return f"K = {summary['k']} per step, summed in {count_kinds(summary['accumulators']) or 'nothing yet'}"
 
 
 def count_kinds(kinds: Mapping[str, int]) -> str:

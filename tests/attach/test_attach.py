@@ -170,10 +170,10 @@ def test_another_version_of_the_agent_is_refused(
 def test_ctrl_c_after_it_was_let_in_says_so(
     joined: Training, typed: Typed, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_visit: target.Visit) -> None:
+    def interrupted(_target: target.Target) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(target.Visit, "found", interrupted)
+    monkeypatch.setattr(target.Target, "describe", interrupted)
     status, _, err = typed("attach", joined.pid, "--url", "http://127.0.0.1:9")
     assert status == 130
     assert f"process {joined.pid} is attached already: it goes on being watched, until gradcanary detach" in err

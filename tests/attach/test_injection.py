@@ -19,7 +19,7 @@ import torch
 import warm
 from targets import LOOP, mapped, program, until
 
-from gradcanary.attach import bootstrap, injection, preflight, processes, request
+from gradcanary.attach import bootstrap, injection, processes, request
 
 PACKAGE = str(request.PACKAGE)
 
@@ -72,12 +72,12 @@ def test_the_line_never_raises_and_leaves_no_name(
     tmp_path: Path, held: str | None, error: BaseException | None, alarmed: list[BaseException]
 ) -> None:
     """Whatever the process's own main module has made of the names; a signal that comes meanwhile is the training's."""
-    file, came = tmp_path / "gate", tmp_path / "came"
+    file, came = tmp_path / "program", tmp_path / "came"
     if held is not None:
         file.write_text(f"open({str(came)!r}, 'x').close()\n{held}")
     names = {"__name__": "__main__", "open": None, "exec": None, "compile": 3, "Exception": None, "BaseException": None}
     before = {**names, "__builtins__": __builtins__}
-    line = request.LINE.format(gate=str(file), opening=request.OPENING)
+    line = request.LINE.format(file=str(file), opening=request.OPENING)
     returned = []
     alarmed[0] = error or alarmed[0]
 
@@ -96,8 +96,8 @@ def test_the_line_never_raises_and_leaves_no_name(
 
 def test_a_python_without_ctypes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctypes", None)
-    asked = {"package": PACKAGE, "folder": str(tmp_path), "gate": str(tmp_path / "gate")}
-    _thread.start_new_thread(bootstrap.enter, (asked,))
+    asked = {"package": PACKAGE, "folder": str(tmp_path), "file": str(tmp_path / "program")}
+    _thread.start_new_thread(bootstrap.bootstrap, (asked,))
     until((tmp_path / "answer").exists)
     assert "ctypes" in json.loads((tmp_path / "answer").read_text())["error"]
 
@@ -117,11 +117,11 @@ def test_an_errand_is_done_between_the_calls_of_torch() -> None:
 
     def ask() -> None:
         for _ in range(10):
-            bootstrap.Errand(PACKAGE, act, report=hindered.append, failed=failures.append).insist()
+            bootstrap.MainThreadTask(PACKAGE, act, report=hindered.append, on_failure=failures.append).retry()
 
     failures: list[Exception] = []
     found: list[str | None] = []
-    handle = optimizer.register_step_pre_hook(lambda *_: found.append(bootstrap.hindrance(PACKAGE)))
+    handle = optimizer.register_step_pre_hook(lambda *_: found.append(bootstrap.blocking_frame(PACKAGE)))
     thread = threading.Thread(target=ask)
     thread.start()
     while thread.is_alive():
@@ -196,7 +196,7 @@ def under_no_grad(look: Callable[[], None]) -> None:
 )
 def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]], None], place: str | None) -> None:
     found: list[str | None] = []
-    call(lambda: found.append(bootstrap.hindrance(PACKAGE)))
+    call(lambda: found.append(bootstrap.blocking_frame(PACKAGE)))
     assert found
     assert [each[: len(place)] if each and place else each for each in found] == [place] * len(found)
 
@@ -204,8 +204,8 @@ def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]]
 def test_an_import_is_no_place() -> None:
     """That of the frame behind our own, which are those of a text that was handed over."""
     found: list[str | None] = []
-    names = {"found": found, "hindrance": bootstrap.hindrance, "package": PACKAGE}
-    look = eval(compile("lambda *_: found.append(hindrance(package))", bootstrap._HERE, "eval"), names)
+    names = {"found": found, "blocking_frame": bootstrap.blocking_frame, "package": PACKAGE}
+    look = eval(compile("lambda *_: found.append(blocking_frame(package))", bootstrap._HERE, "eval"), names)
     finder = type("Finder", (), {"find_spec": look})
     sys.meta_path.insert(0, finder)
     try:
@@ -245,10 +245,10 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException
         signal.raise_signal(signal.SIGALRM)
 
     told: list[Exception] = []
-    asked = bootstrap.Errand(PACKAGE, act, failed=told.append)
+    asked = bootstrap.MainThreadTask(PACKAGE, act, on_failure=told.append)
 
     def train() -> None:
-        _thread.start_new_thread(asked.insist, ())
+        _thread.start_new_thread(asked.retry, ())
         returned.append(True)
         for _ in range(5000):
             time.sleep(0.001)
@@ -263,8 +263,8 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException
 
 def test_a_failure_is_told_and_ends_the_errand() -> None:
     told: list[Exception] = []
-    asked = bootstrap.Errand(PACKAGE, lambda: None, prepare=lambda: 1 / 0, failed=told.append)
-    _thread.start_new_thread(asked.insist, ())
+    asked = bootstrap.MainThreadTask(PACKAGE, lambda: None, prepare=lambda: 1 / 0, on_failure=told.append)
+    _thread.start_new_thread(asked.retry, ())
     until(lambda: asked.is_over)
     assert [type(each) for each in told] == [ZeroDivisionError]
 
@@ -279,16 +279,16 @@ def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pyt
     itself = processes.find(os.getpid())
     assert itself is not None
     with pytest.raises(request.AttachError, match="is not a folder of yours alone"):
-        preflight.said_by(itself)
+        request.read_status(itself)
     with pytest.raises(request.AttachError, match="is not a folder of yours alone"):
         request.make_home(os.geteuid())
     subprocess.run(["chmod", "700", str(tmp_path / "home")], check=True)
     assert request.make_home(os.geteuid()) == tmp_path / "home"
 
 
-def test_a_guest_comes_in_stays_and_leaves(tmp_path: Path) -> None:
-    """In one process: nothing waits while hooks are put on, nothing that fails ends who listens, forks have none."""
-    ended = warm.run(warm.TRAINING, [str(Path(__file__).with_name("guest.py")), str(tmp_path)], dict(os.environ))
+def test_the_agent_comes_stays_and_leaves(tmp_path: Path) -> None:
+    """In one process: nothing waits while hooks are put on, no failure ends the agent, forks have none."""
+    ended = warm.run(warm.TRAINING, [str(Path(__file__).with_name("activation.py")), str(tmp_path)], dict(os.environ))
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == {
         "waits as it moves in": [],

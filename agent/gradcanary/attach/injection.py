@@ -21,10 +21,10 @@ from gradcanary.attach import processes
 from gradcanary.attach.request import AttachError
 
 PATIENCE_S = 20.0
-"""For gdb: it takes half a second, more where a debug build has symbols to read. It is made to let go after this."""
+"""For gdb, which takes half a second, and more for the symbols of a debug build. Then the watchdog ends it."""
 
 LOST_S = 30.0
-"""For a gdb whose call was ended, before it is killed, in which the training may end as well."""
+"""For a gdb whose call has ended. Then the watchdog kills it, which may end the training as well."""
 
 # All symbols are found before anything is changed. "handle": what signals the process gets meanwhile are passed on, but
 # a stop, which is how a call that hangs is ended. "unwindonsignal": such a call leaves the registers as they were;
@@ -51,7 +51,7 @@ shell cat /proc/uptime
 printf "refused %d\\n", $refused
 """
 
-# Makes a late gdb let go, also where the one who waits for it was killed. A stop of the process ends a call that is
+# Makes a late gdb let go, even if the command that waits for it was killed. A stop of the process ends a call that is
 # under way, and the script with it; gdb hands an interrupt or a SIGTERM on to the process, where it may come after the
 # call and end the training (2 of 160; by a stop: 0 of 250). As a part of gdb's group it keeps the id of that in use.
 WATCHDOG = """\
@@ -74,23 +74,22 @@ apt-get install gdb, dnf install gdb, or conda install -c conda-forge gdb"""
 NOT_PERMITTED = """\
 the system does not let gdb attach to process {pid}. In a container, start it with --cap-add SYS_PTRACE, or run this
 with docker exec --privileged; in Kubernetes add SYS_PTRACE to securityContext.capabilities"""
-NO_ANSWER = "gdb did not come to an end within {seconds:.0f} s and has let go of process {pid}; it said: {said}"
-FAILED = "gdb could not reach the interpreter of process {pid}; it is as it was. gdb said: {said}"
+NO_ANSWER = "gdb did not come to an end within {seconds:.0f} s and has let go of process {pid}; it output: {output}"
+FAILED = "gdb could not reach the interpreter of process {pid}; it is as it was. gdb output: {output}"
 DISABLED = """\
 process {pid} does not take code: remote debugging is disabled there (PYTHON_DISABLE_REMOTE_DEBUG,
 -X disable-remote-debug, or a Python built without it). Start the training with: gradcanary run ..."""
-NO_REMOTE = "Python {version} of process {pid} did not take the request: {said}"
+NO_REMOTE = "Python {version} of process {pid} did not take the request: {output}"
 
 
 def inject(process: processes.Process, line: str, folder: Path) -> float | None:
-    """Have the process run the line, which must never raise, at its next chance; return for how many seconds it was
-    stopped, None where it was not. The page of memory that holds the line stays there.
+    """Have the process run the line, which must never raise; return how many seconds it was stopped, None if never.
 
-    ``folder`` takes what is needed for it, and has to stay until the line ran. Raises AttachError; then the process is
-    as it was, and runs.
+    ``folder`` is for files that have to stay until the line has run. The page of memory that holds the line stays.
+    Raises AttachError; then the process is as it was, and runs.
     """
     if process.version >= (3, 14):
-        _ask(process, line, folder)
+        _by_remote_exec(process, line, folder)
         return None
     return _by_gdb(process, line, folder)
 
@@ -98,8 +97,8 @@ def inject(process: processes.Process, line: str, folder: Path) -> float | None:
 # -- 3.14 ------------------------------------------------------------------------------------------------------------
 
 
-def _ask(process: processes.Process, line: str, folder: Path) -> None:
-    """By the process's own binary: the two versions must be the same."""
+def _by_remote_exec(process: processes.Process, line: str, folder: Path) -> None:
+    """Run the process's own binary: ``sys.remote_exec`` needs the same version."""
     script = folder / "line.py"
     script.write_text(line, encoding="utf-8")
     asking = f"import sys; sys.remote_exec({process.pid}, {str(script)!r})"
@@ -109,19 +108,19 @@ def _ask(process: processes.Process, line: str, folder: Path) -> None:
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=process.environ
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise AttachError(NO_REMOTE.format(version=process.spelled, pid=process.pid, said=error)) from error
+        raise AttachError(NO_REMOTE.format(version=process.spelled, pid=process.pid, output=error)) from error
     if ended.returncode:
-        raise AttachError(explained(ended.stderr, process))
+        raise AttachError(remedy_for(ended.stderr, process))
 
 
-def explained(said: str, process: processes.Process) -> str:
-    """Return why ``sys.remote_exec`` refused, in words that tell what to do."""
-    last = said.strip().rpartition("\n")[2]
+def remedy_for(output: str, process: processes.Process) -> str:
+    """Return the remedy for an error of ``sys.remote_exec``."""
+    last = output.strip().rpartition("\n")[2]
     if "ermission" in last or "not permitted" in last:
         return NOT_PERMITTED.format(pid=process.pid).replace("let gdb attach", "allow writing")
     if "disabled" in last or "not enabled" in last:
         return DISABLED.format(pid=process.pid)
-    return NO_REMOTE.format(version=process.spelled, pid=process.pid, said=last or "nothing")
+    return NO_REMOTE.format(version=process.spelled, pid=process.pid, output=last or "nothing")
 
 
 # -- gdb -------------------------------------------------------------------------------------------------------------
@@ -140,25 +139,25 @@ def _by_gdb(process: processes.Process, line: str, folder: Path) -> float:
     # The names in its binary are read before the process is stopped; what else debuggers know of it is not read.
     command = [gdb, "-nx", "-nh", "-batch", "-readnever", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
     watchdog = WATCHDOG.format(pid=process.pid, late=PATIENCE_S, looks=int(LOST_S * 10))
-    said, is_late = _run(["/bin/sh", "-c", watchdog, "sh", *command], process, folder / "said")
-    found = re.search(r"^refused (-?\d+)$", said, re.MULTILINE)
+    output, is_late = _run(["/bin/sh", "-c", watchdog, "sh", *command], process, folder / "output")
+    found = re.search(r"^refused (-?\d+)$", output, re.MULTILINE)
     if found is not None and found[1] == "0":
-        stopped, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
+        stopped, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", output, re.MULTILINE))
         return ended - stopped
-    if "ptrace: Operation not permitted" in said:
+    if "ptrace: Operation not permitted" in output:
         raise AttachError(NOT_PERMITTED.format(pid=process.pid))
     if is_late:
-        raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, said=_last(said)))
-    raise AttachError(FAILED.format(pid=process.pid, said=_last(said)))
+        raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, output=_last(output)))
+    raise AttachError(FAILED.format(pid=process.pid, output=_last(output)))
 
 
-def _run(command: list[str], process: processes.Process, said: Path) -> tuple[str, bool]:
+def _run(command: list[str], process: processes.Process, output: Path) -> tuple[str, bool]:
     """Run gdb to its end: whatever happens to it or to us, the process is not left stopped.
 
-    Returns what it said, and whether it was late: it may be so after all that it was asked for. It writes to a file,
-    and belongs to no terminal: it comes to its end also where we do not.
+    Returns its output, and whether it was late: it may be late after it has done everything. It writes to a file and
+    belongs to no terminal, so it comes to its end even if this command is killed.
     """
-    with said.open("wb") as file:
+    with output.open("wb") as file:
         gdb = subprocess.Popen(  # noqa: S603 -- what this is made of
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
             env={**_without_python(os.environ), "LC_ALL": "C", "SHELL": "/bin/sh"},
@@ -173,18 +172,18 @@ def _run(command: list[str], process: processes.Process, said: Path) -> tuple[st
         is_late = time.monotonic() - began >= PATIENCE_S
         if is_late or gdb.returncode:
             _continue(process)
-    return said.read_text(encoding="utf-8", errors="replace"), is_late
+    return output.read_text(encoding="utf-8", errors="replace"), is_late
 
 
 def _without_python(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return it without what would lead gdb's own Python to the modules of another one."""
+    """Return the environment without the variables that lead gdb's own Python to foreign modules."""
     return {name: value for name, value in environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
 
 
 def _continue(process: processes.Process) -> None:
-    """Continue a process that is stopped, or is about to be: it was not before, or it had been refused.
+    """Continue a process that is stopped, or is about to be: preflight refuses one that was stopped before.
 
-    Nothing is sent to one that runs: it may have a handler for that signal.
+    A running process gets no signal: it may have a handler for it.
     """
     for _ in range(10):
         if processes.state(process.pid) == "T":
@@ -193,6 +192,6 @@ def _continue(process: processes.Process) -> None:
         time.sleep(0.02)
 
 
-def _last(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith(("warning", "[", "0x"))]
+def _last(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith(("warning", "[", "0x"))]
     return " / ".join(lines[-2:]) or "nothing"
