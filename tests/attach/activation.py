@@ -169,14 +169,14 @@ def main(folder: Path) -> None:
     unwanted = enter({**abandoned, "command_started": "0"})
     until(lambda: not unwanted.is_alive())
     seen["let in for one who was killed"] = (Path(abandoned["folder"]) / "socket").exists()
-    answer, resident.write_answer = (
-        resident.write_answer,
+    answer, bootstrap.write_answer = (
+        bootstrap.write_answer,
         lambda *_: (_ for _ in ()).throw(FileNotFoundError("no folder")),
     )
     enter(folderless)
     until((Path(folderless["folder"]) / "socket").exists)
     seen["without a folder"] = told(folderless, "detach")["detached"]
-    resident.write_answer = answer
+    bootstrap.write_answer = answer
     interrupted(folder)
     print(json.dumps(seen))
 

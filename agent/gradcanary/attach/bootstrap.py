@@ -60,7 +60,7 @@ def blocking_frame(package: str) -> str | None:
     for thread, innermost in sys._current_frames().items():  # noqa: SLF001 -- documented only by its name
         frame: FrameType | None = innermost
         if thread == current:
-            frame = _interrupted_frame(innermost, package)
+            frame = _interrupted_frame(innermost)
             if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
                 return "an import"
         while frame is not None:
@@ -73,15 +73,11 @@ def blocking_frame(package: str) -> str | None:
     return None
 
 
-def _interrupted_frame(frame: FrameType | None, package: str) -> FrameType | None:
-    """Return the innermost frame that is not of attach: the process was interrupted there."""
-    attach = os.path.join(package, "attach")  # noqa: PTH118 -- likewise
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file != _HERE and not file.startswith(attach):
-            return frame
+def _interrupted_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame that is not of this file: the process was interrupted there."""
+    while frame is not None and frame.f_code.co_filename == _HERE:
         frame = frame.f_back
-    return None
+    return frame
 
 
 def _is_capturing_graph() -> bool:
@@ -305,7 +301,7 @@ class Activation:
         if self._agent is None:
             from gradcanary.attach.resident import AttachedAgent
 
-            self._agent = AttachedAgent(self._request)
+            self._agent = AttachedAgent(self._request, self._run_at_safe_point, write_answer)
         self._agent.prepare()
         if not self._is_accepted:
             os.unlink(self._request["file"])  # noqa: PTH108 -- likewise
@@ -314,6 +310,9 @@ class Activation:
 
     def activate(self) -> None:
         self._agent.activate()
+
+    def _run_at_safe_point(self, act: Callable[[], object], settle: Callable[[], object]) -> None:
+        MainThreadTask(self._request["package"], act, settle=settle).retry()
 
     def is_wanted(self) -> bool:
         """Return True while the request stands; clean up when it does not."""

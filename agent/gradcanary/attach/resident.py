@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 
 from gradcanary import process_names, summary, watching
-from gradcanary.attach.bootstrap import MainThreadTask, write_answer
 from gradcanary.attach.request import PATIENCE_S, read_message, write_message
 from gradcanary.frameworks import unwrapped
 from gradcanary.groups import elements, parameters
@@ -118,11 +118,20 @@ class AttachedWatch(watching.Watch):
 class AttachedAgent:
     """One attach, from its request to its end."""
 
-    def __init__(self, request: dict[str, Any]) -> None:
-        """Raise ValueError on a wrong setting, or if this agent has another version than the command."""
+    def __init__(
+        self,
+        request: dict[str, Any],
+        run_at_safe_point: Callable[[Callable[[], object], Callable[[], object]], None],
+        write_answer: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        """The functions are those of the bootstrap, which is no module of the process.
+
+        Raises ValueError on a wrong setting, or if this agent has another version than the command.
+        """
         if request["agent"] != __version__:
             raise ValueError(OTHER_VERSION.format(running=__version__, yours=request["agent"]))
         self._request = request
+        self._run_at_safe_point, self._write_answer = run_at_safe_point, write_answer
         given = {name: value for name, value in request["settings"].items() if value is not None}
         self._settings = Settings.resolve(os.environ, spelled="--{}", **given)
         self._for_s: float | None = request["for_s"]
@@ -179,7 +188,7 @@ class AttachedAgent:
             if self._is_cancelled:
                 self._detach(watch)
             with contextlib.suppress(OSError):  # the command may have ended
-                write_answer(self._request["folder"], {"run": watch.run})
+                self._write_answer(self._request["folder"], {"run": watch.run})
             self._serve(watch)
         self._clean_up()
 
@@ -215,8 +224,7 @@ class AttachedAgent:
 
     def _detach(self, watch: AttachedWatch) -> None:
         if not watch.is_settled:
-            task = MainThreadTask(self._request["package"], watch.take_off, settle=lambda: watch.settle(SETTLE_S))
-            task.retry()
+            self._run_at_safe_point(watch.take_off, lambda: watch.settle(SETTLE_S))
         watch.detach(SEND_S)
 
     def _clean_up(self) -> None:
