@@ -9,8 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gradcanary import engine, facts, naming, tap, wire
-from gradcanary.attach import report, words
+from gradcanary import engine, facts, naming, summary, tap, wire
 from gradcanary.backlog import Creates
 from gradcanary.frameworks import unwrapped
 from gradcanary.greeting import Greeting
@@ -99,10 +98,10 @@ class Session:
         """
         if self.observer.place.rank > 0:
             return True
-        found = report.trained_and_measured(self.observer, self.sender)
+        found = summary.summarize(self.observer, self.sender)
         if found["layers"] is None or found["k"] is None:
             return False
-        self.guard.say(f"watching {words.summarized(found)}: {self._settings.url}/runs/{self._run}")
+        self.guard.say(f"watching {summary.describe_in_one_line(found)}: {self._settings.url}/runs/{self._run}")
         return True
 
     @property

@@ -17,8 +17,8 @@ from effort import EFFORT
 from scripted import Says, Told, Training, collector_that, once, refusal, reply, until
 
 import gradcanary
-from gradcanary.attach import report, words
-from gradcanary.attach.late_watch import LateWatch
+from gradcanary.attach.resident import AttachedWatch
+from gradcanary.attach.target import described
 from gradcanary.settings import Settings
 
 
@@ -257,12 +257,12 @@ def test_what_only_a_person_changes_is_said_once_and_tried_again(status, word, c
 def test_who_attached_hears_of_a_token_that_is_refused():
     with collector_that(once("hello", Says(401, refusal("x", "Revoked.")), times=99)) as collector:
         training = Training()
-        with LateWatch(Settings.resolve({}, url=collector.url, run="barred"), "barred") as watch:
+        with AttachedWatch(Settings.resolve({}, url=collector.url, run="barred"), "barred") as watch:
             watch.begin()
             training.steps(5)
-            until(lambda: report.of(watch)["is_barred"])
-            said = {**report.of(watch), "alive": [], "held_s": 0.1, "for_s": None}
-        told = [line for line in words.described(said, 1, None) if line.startswith("  collector")]
+            until(lambda: watch.describe()["is_barred"])
+            said = {**watch.describe(), "alive": [], "held_s": 0.1, "for_s": None}
+        told = [line for line in described(said, 1, None) if line.startswith("  collector")]
     assert len(told) == 1
     assert "refuses the token" in told[0]
 

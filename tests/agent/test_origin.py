@@ -12,7 +12,7 @@ from torch import nn
 
 import gradcanary
 from gradcanary import process_names
-from gradcanary.attach.late_watch import LateWatch
+from gradcanary.attach.resident import AttachedWatch
 from gradcanary.settings import Settings
 
 Optimizer = torch.optim.Optimizer
@@ -97,7 +97,7 @@ def test_a_window_that_is_joined_in_its_middle_feeds_nobody(seen: int, monkeypat
 
     passes(seen)
     with recording() as collector:
-        watch = LateWatch(Settings.resolve({}, url=collector.url, step=500), "late")
+        watch = AttachedWatch(Settings.resolve({}, url=collector.url, step=500), "late")
         watch.begin()
         passes(2 - seen)
         step()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from targets import Training, training, until
 
-from gradcanary.attach import control, gate, processes, refusals
-from gradcanary.attach.visit import Visit
+from gradcanary.attach import preflight, processes, request
+from gradcanary.attach.target import Target
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -24,21 +24,21 @@ Times = tuple[float, float]
 def cycle(target: Training) -> Times:
     """Join and leave once; return for how long it stood still and until it was joined, in seconds."""
     began = time.monotonic()
-    process = refusals.checked(target.pid)
-    visit = Visit(process, {"url": NOBODY, "run": "soak"}, None, ("soak", None), print)
+    process = preflight.attachable(target.pid)
+    joined = Target(process, {"url": NOBODY, "run": "soak"}, None, default_run="soak", launch=None, show=print)
     try:
-        visit.ask()
-        visit.wait()
+        joined.inject()
+        joined.wait()
     finally:
-        visit.end()
+        joined.close()
     joined_s = time.monotonic() - began
-    control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell"})
+    request.send_request(request.socket_of(process), "status")
     target.go_on(3)
-    said = control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "detach"}, 60.0)
-    assert said is not None
-    assert said["detached"] == "soak"
-    processes.wait_for_thread(process.pid, said["thread"])
-    return visit.stopped_s or 0.0, joined_s
+    answer = request.send_request(request.socket_of(process), "detach", 60.0)
+    assert answer is not None
+    assert answer["detached"] == "soak"
+    processes.wait_for_thread(process.pid, answer["thread"])
+    return joined.stopped_s or 0.0, joined_s
 
 
 def resident_kib(pid: int) -> int:

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from receivers import Receiver
 from targets import Training, Typed, program, training, until
 
 from gradcanary import notices, wire
-from gradcanary.attach import injection, processes, visit
+from gradcanary.attach import processes, target
 from gradcanary.version import __version__
 
 LOW = [f"blocks.{number}.linear.{kind}" for number in (2, 4, 5) for kind in ("weight", "bias")]
@@ -25,14 +24,6 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     """One training that all tests here come to and leave; the last one compares it with one left alone."""
     with training(tmp_path_factory.mktemp("joined") / "training") as started:
         yield started
-
-
-def memory(pid: int, address: int, size: int) -> bytes:
-    """Return what a process holds there, nothing where it has no memory; what it gave back may hold something else."""
-    with suppress(OSError), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as file:
-        file.seek(address)
-        return file.read(size)
-    return b""
 
 
 @pytest.fixture(scope="module")
@@ -168,26 +159,21 @@ def test_detach_resolves_no_incident_and_the_next_attach_continues_it(
 def test_another_version_of_the_agent_is_refused(
     joined: Training, typed: Typed, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the memory that held the line is given back."""
-    inject, pages = injection.inject, []
-    monkeypatch.setattr(injection, "inject", lambda *words: pages.append(inject(*words)) or pages[-1])
-    monkeypatch.setattr(visit, "__version__", "9.9")
+    monkeypatch.setattr(target, "__version__", "9.9")
     status, _, err = typed("attach", joined.pid)
     assert status == 1
     assert f"the agent in this process is {__version__}, yours 9.9" in err
     assert f"pip install gradcanary=={__version__}" in err
-    (sent,) = pages
-    assert b"gradcanary" not in memory(joined.pid, sent.page, sent.size)
     assert joined.is_as(untouched)
 
 
 def test_ctrl_c_after_it_was_let_in_says_so(
     joined: Training, typed: Typed, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_visit: visit.Visit) -> None:
+    def interrupted(_target: target.Target) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(visit.Visit, "found", interrupted)
+    monkeypatch.setattr(target.Target, "describe", interrupted)
     status, _, err = typed("attach", joined.pid, "--url", "http://127.0.0.1:9")
     assert status == 130
     assert f"process {joined.pid} is attached already: it goes on being watched, until gradcanary detach" in err

@@ -19,9 +19,9 @@ import torch
 import warm
 from targets import LOOP, mapped, program, until
 
-from gradcanary.attach import errand, gate, injection, processes, refusals
+from gradcanary.attach import bootstrap, injection, processes, request
 
-PACKAGE = str(gate.PACKAGE)
+PACKAGE = str(request.PACKAGE)
 
 
 def pythons() -> dict[str, str]:
@@ -46,51 +46,60 @@ def test_a_line_gets_into_a_python_with_threads(version: str, python: str, tmp_p
         for number in range(3):
             came = tmp_path / f"came-{number}"
             line = f"__import__('pathlib').Path({str(came)!r}).touch()\n"
-            sent = injection.inject(process, line, tmp_path)
+            stopped_s = injection.inject(process, line, tmp_path)
             until(came.exists)
-            is_by_gdb = process.version < (3, 14)
-            assert (sent.page > 0, sent.stopped_s is not None) == (is_by_gdb, is_by_gdb)
-            print(f"Python {version} stood still for {sent.stopped_s or 0:.2f} s")
+            assert (stopped_s is not None) == (process.version < (3, 14))
+            print(f"Python {version} stood still for {stopped_s or 0:.2f} s")
         assert target.poll() is None
         assert processes.state(target.pid) in "RS"
 
 
+SIGNALS = "import os, signal; os.kill(os.getpid(), signal.SIGALRM)"
+
+
 @pytest.mark.parametrize(
-    ("held", "raised"),
+    ("held", "error"),
     [
-        ("raise SystemExit(3)", SystemExit),
-        ("raise KeyboardInterrupt", KeyboardInterrupt),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGALRM)", TimeoutError),
-        ("1 / 0", None),
-        ("syntax error", None),
+        (SIGNALS, SystemExit(3)),
+        (SIGNALS, KeyboardInterrupt()),
+        (SIGNALS, TimeoutError()),
+        ("", None),
         (None, None),
     ],
-    ids=str,
+    ids=repr,
 )
 def test_the_line_never_raises_and_leaves_no_name(
-    tmp_path: Path, held: str | None, raised: type[BaseException] | None, alarmed: None
+    tmp_path: Path, held: str | None, error: BaseException | None, alarmed: list[BaseException]
 ) -> None:
-    """Whatever the gate holds, and whatever the process's own main module has made of the names; what a signal raised
-    is raised behind it, and what failed is told."""
-    file = tmp_path / "gate"
+    """Whatever the process's own main module has made of the names; a signal that comes meanwhile is the training's."""
+    file, came = tmp_path / "program", tmp_path / "came"
     if held is not None:
-        file.write_text(held)
+        file.write_text(f"open({str(came)!r}, 'x').close()\n{held}")
     names = {"__name__": "__main__", "open": None, "exec": None, "compile": 3, "Exception": None, "BaseException": None}
     before = {**names, "__builtins__": __builtins__}
-    line = gate.LINE.format(gate=str(file), rescue=gate.RESCUE)
+    line = request.LINE.format(file=str(file), opening=request.OPENING)
     returned = []
+    alarmed[0] = error or alarmed[0]
 
     def train() -> None:
         exec(line, before)
         returned.append(True)
-        for _ in range(20 if raised is None else 5000):
+        for _ in range(20 if error is None else 5000):
             time.sleep(0.001)
 
-    with contextlib.nullcontext() if raised is None else pytest.raises(raised):
+    with contextlib.nullcontext() if error is None else pytest.raises(type(error)):
         train()
     assert returned == [True]
-    assert (tmp_path / "answer").exists() == (held is not None)
+    assert came.exists() == (held is not None)
     assert before.keys() == names.keys() | {"__builtins__"}
+
+
+def test_a_python_without_ctypes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    asked = {"package": PACKAGE, "folder": str(tmp_path), "file": str(tmp_path / "program")}
+    _thread.start_new_thread(bootstrap.bootstrap, (asked,))
+    until((tmp_path / "answer").exists)
+    assert "ctypes" in json.loads((tmp_path / "answer").read_text())["error"]
 
 
 def test_an_errand_is_done_between_the_calls_of_torch() -> None:
@@ -108,11 +117,11 @@ def test_an_errand_is_done_between_the_calls_of_torch() -> None:
 
     def ask() -> None:
         for _ in range(10):
-            errand.Errand(PACKAGE, act, report=hindered.append, failed=failures.append).insist()
+            bootstrap.MainThreadTask(PACKAGE, act, report=hindered.append, on_failure=failures.append).retry()
 
     failures: list[Exception] = []
     found: list[str | None] = []
-    handle = optimizer.register_step_pre_hook(lambda *_: found.append(errand.hindrance(PACKAGE)))
+    handle = optimizer.register_step_pre_hook(lambda *_: found.append(bootstrap.blocking_frame(PACKAGE)))
     thread = threading.Thread(target=ask)
     thread.start()
     while thread.is_alive():
@@ -122,7 +131,7 @@ def test_an_errand_is_done_between_the_calls_of_torch() -> None:
     thread.join()
     handle.remove()
     assert failures == []
-    assert sum(place.endswith("errand.py") for place in places) >= 10
+    assert sum(place.endswith("bootstrap.py") for place in places) >= 10
     assert not [place for place in places if f"{os.sep}torch{os.sep}" in place]
     assert {str(place) for place in found} == {"torch/optim/optimizer.py:wrapper"}
 
@@ -187,7 +196,7 @@ def under_no_grad(look: Callable[[], None]) -> None:
 )
 def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]], None], place: str | None) -> None:
     found: list[str | None] = []
-    call(lambda: found.append(errand.hindrance(PACKAGE)))
+    call(lambda: found.append(bootstrap.blocking_frame(PACKAGE)))
     assert found
     assert [each[: len(place)] if each and place else each for each in found] == [place] * len(found)
 
@@ -195,8 +204,8 @@ def test_places_in_which_nothing_may_be_done(call: Callable[[Callable[[], None]]
 def test_an_import_is_no_place() -> None:
     """That of the frame behind our own, which are those of a text that was handed over."""
     found: list[str | None] = []
-    names = {"found": found, "hindrance": errand.hindrance, "package": PACKAGE}
-    look = eval(compile("lambda *_: found.append(hindrance(package))", "<string>", "eval"), names)
+    names = {"found": found, "blocking_frame": bootstrap.blocking_frame, "package": PACKAGE}
+    look = eval(compile("lambda *_: found.append(blocking_frame(package))", bootstrap._HERE, "eval"), names)
     finder = type("Finder", (), {"find_spec": look})
     sys.meta_path.insert(0, finder)
     try:
@@ -236,10 +245,10 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException
         signal.raise_signal(signal.SIGALRM)
 
     told: list[Exception] = []
-    asked = errand.Errand(PACKAGE, act, failed=told.append)
+    asked = bootstrap.MainThreadTask(PACKAGE, act, on_failure=told.append)
 
     def train() -> None:
-        asked.begin()
+        _thread.start_new_thread(asked.retry, ())
         returned.append(True)
         for _ in range(5000):
             time.sleep(0.001)
@@ -254,32 +263,32 @@ def test_a_signal_that_comes_meanwhile_is_the_trainings_own(error: BaseException
 
 def test_a_failure_is_told_and_ends_the_errand() -> None:
     told: list[Exception] = []
-    asked = errand.Errand(PACKAGE, lambda: None, prepare=lambda: 1 / 0, failed=told.append)
-    _thread.start_new_thread(asked.insist, ())
+    asked = bootstrap.MainThreadTask(PACKAGE, lambda: None, prepare=lambda: 1 / 0, on_failure=told.append)
+    _thread.start_new_thread(asked.retry, ())
     until(lambda: asked.is_over)
     assert [type(each) for each in told] == [ZeroDivisionError]
 
 
 def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "home", lambda _: tmp_path / "home")
+    monkeypatch.setattr(request, "home", lambda _: tmp_path / "home")
     (tmp_path / "home").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(gate.AttachError, match="cannot be made: File exists"):
-        gate.make_home(os.geteuid())
+    with pytest.raises(request.AttachError, match="cannot be made: File exists"):
+        request.make_home(os.geteuid())
     (tmp_path / "home").unlink()
     (tmp_path / "home").mkdir(mode=0o755)
     itself = processes.find(os.getpid())
     assert itself is not None
-    with pytest.raises(gate.AttachError, match="is not a folder of yours alone"):
-        refusals.said_by(itself)
-    with pytest.raises(gate.AttachError, match="is not a folder of yours alone"):
-        gate.make_home(os.geteuid())
+    with pytest.raises(request.AttachError, match="is not a folder of yours alone"):
+        request.read_status(itself)
+    with pytest.raises(request.AttachError, match="is not a folder of yours alone"):
+        request.make_home(os.geteuid())
     subprocess.run(["chmod", "700", str(tmp_path / "home")], check=True)
-    assert gate.make_home(os.geteuid()) == tmp_path / "home"
+    assert request.make_home(os.geteuid()) == tmp_path / "home"
 
 
-def test_a_guest_comes_in_stays_and_leaves(tmp_path: Path) -> None:
-    """In one process: nothing waits while hooks are put on, nothing that fails ends who listens, forks have none."""
-    ended = warm.run(warm.TRAINING, [str(Path(__file__).with_name("guest.py")), str(tmp_path)], dict(os.environ))
+def test_the_agent_comes_stays_and_leaves(tmp_path: Path) -> None:
+    """In one process: nothing waits while hooks are put on, no failure ends the agent, forks have none."""
+    ended = warm.run(warm.TRAINING, [str(Path(__file__).with_name("activation.py")), str(tmp_path)], dict(os.environ))
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == {
         "waits as it moves in": [],

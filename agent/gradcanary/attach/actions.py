@@ -1,4 +1,4 @@
-"""``gradcanary attach``, ``detach`` and ``ps``: into a training that runs, and out of it again."""
+"""``gradcanary attach``, ``detach`` and ``ps``: each prints, and returns the exit status."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from gradcanary import naming, notices, terminal
-from gradcanary.attach import control, gate, processes, refusals, words
-from gradcanary.attach.errors import AlreadyAttachedError, AttachError
-from gradcanary.attach.visit import Visit
+from gradcanary.arguments import UNPRINTABLE
+from gradcanary.attach import preflight, processes, request, target
+from gradcanary.attach.processes import Process
+from gradcanary.attach.request import AlreadyAttachedError, AttachError
+from gradcanary.attach.target import Target
 from gradcanary.settings import Settings
 
 DETACH_S = 60.0
@@ -22,39 +23,75 @@ HEAD = ("PID", "PYTHON", "RANK", "SINCE", "WATCHED BY", "RUN", "COMMAND")
 
 NOT_ATTACHED = "process {pid} is not attached. gradcanary ps lists those that are"
 LATER = """\
-process {pid} has not come to a place yet where hooks can be taken off. It was asked, and leaves at its next chance"""
-NOBODY = "no training of yours runs here that can be attached to: no Python of yours has loaded torch"
+process {pid} has not reached a moment yet in which hooks can be taken off. It leaves at the next one"""
+NO_TRAINING = "no training of yours runs here that can be attached to: no Python of yours has loaded torch"
+
+
+# -- attach ----------------------------------------------------------------------------------------------------------
 
 
 def attach(arguments: argparse.Namespace) -> int:
-    """Attach to a process, or to all ranks of its job, and tell what was found there; returns the exit status."""
-    refusals.check_system()
+    """Attach to a process, or to all ranks of its job, and print what they train."""
+    preflight.check_system()
     settings = _settings(arguments)
-    with ExitStack() as held:
-        found, launch = _checked(_job(arguments.pid), held)
-        return _join(found, settings, arguments.for_s, launch)
+    with ExitStack() as locks:
+        found, launch = _lock_attachable(_job(arguments.pid), locks)
+        return _attach_all(found, settings, arguments.for_s, launch) if found else 1
 
 
-def _checked(pids: list[int], held: ExitStack) -> tuple[list[processes.Process], str | None]:
-    """Return those of a job that can be attached to, held for us alone, and the launch of those that are."""
+def _lock_attachable(pids: list[int], locks: ExitStack) -> tuple[list[Process], str | None]:
+    """Return the processes that can be attached to, locked, and the launch of those that are attached already."""
     found, launch = [], None
     for pid in pids:
         try:
-            process = refusals.checked(pid)
-            held.enter_context(gate.held(process))
-            found.append(refusals.checked(pid))
+            locks.enter_context(request.locked(preflight.attachable(pid)))
+            found.append(preflight.attachable(pid))
         except AlreadyAttachedError as error:  # noqa: PERF203 -- of a few processes
             if len(pids) == 1:
                 raise
             launch = launch or error.launch
-            _complain(f"gradcanary attach: {error}")
+            _print_error(f"gradcanary attach: {error}")
     return found, launch
 
 
-def _names(first: processes.Process, launch: str | None) -> tuple[str, str | None]:
-    """Return the name of the run, where nobody gives one, and of the launch: the same for all of a job.
+def _attach_all(found: list[Process], settings: dict[str, str | None], for_s: float | None, launch: str | None) -> int:
+    """Attach to all processes of a job: inject all, then wait for each. One that fails changes nothing for others."""
+    default_run, launch = _names(found[0], launch)
+    targets = [
+        Target(process, settings, for_s, default_run=default_run, launch=launch, show=_print_error) for process in found
+    ]
+    try:
+        for step in (Target.inject, Target.wait, _print_description):
+            for each in targets:
+                if not each.has_failed:
+                    _run_step(step, each)
+    except KeyboardInterrupt:
+        for each in targets:
+            _run_step(Target.withdraw, each)
+        raise
+    finally:
+        for each in targets:
+            each.close()
+    return 1 if any(each.has_failed for each in targets) else 0
 
-    The name is the same at each attach. The launch is a new one, but where the environment names one for all machines.
+
+def _run_step(step: Callable[[Target], None], each: Target) -> None:
+    try:
+        step(each)
+    except AttachError as error:
+        each.has_failed = True
+        _print_error(f"gradcanary attach: {error}")
+
+
+def _print_description(each: Target) -> None:
+    _print(each.title())
+    _print("\n".join(each.describe()))
+
+
+def _names(first: Process, launch: str | None) -> tuple[str, str | None]:
+    """Return the default name of the run and the launch, both the same for all of a job.
+
+    Each attach gives the same name. The launch is new, unless the environment names one for all machines.
     """
     environ, started = first.environ, time.localtime(time.time() - processes.age_s(first))
     is_named = "GRADCANARY_LAUNCH" in environ or "SLURM_JOB_ID" in environ
@@ -68,113 +105,12 @@ def _names(first: processes.Process, launch: str | None) -> tuple[str, str | Non
     return name, launch or (None if is_named else naming.session_id())
 
 
-def _join(
-    found: list[processes.Process], settings: dict[str, str | None], for_s: float | None, launch: str | None
-) -> int:
-    """Attach to all of a job: ask each, then wait for all; those that are in stay in, whatever the others do."""
-    if not found:
-        return 1
-    names = _names(found[0], launch)
-    visits = [Visit(process, settings, for_s, names, _complain) for process in found]
-    try:
-        for step in (Visit.ask, Visit.wait, _tell):
-            for visit in [each for each in visits if not each.is_over]:
-                _take(step, visit)
-    except KeyboardInterrupt:
-        for visit in visits:
-            _take(Visit.withdraw, visit)
-        raise
-    finally:
-        for visit in visits:
-            visit.end()
-    return 1 if any(visit.is_over for visit in visits) else 0
-
-
-def _take(step: Callable[[Visit], None], visit: Visit) -> None:
-    try:
-        step(visit)
-    except AttachError as error:
-        visit.is_over = True
-        _complain(f"gradcanary attach: {error}")
-
-
-def _tell(visit: Visit) -> None:
-    _print(visit.title())
-    _print("\n".join(visit.found()))
-
-
-def detach(arguments: argparse.Namespace) -> int:
-    """Have a process, or all ranks of its job, be left; returns the exit status."""
-    refusals.check_system()
-    found = [process for pid in _job(arguments.pid) if (process := processes.find(pid)) is not None]
-    for process in found:
-        gate.check_home(process.uid)
-    paths = [(process, gate.socket_of(process.uid, process.pid, process.started)) for process in found]
-    attached = [(process, path) for process, path in paths if path.exists()]
-    if not attached:
-        raise AttachError(NOT_ATTACHED.format(pid=arguments.pid))
-    end = time.monotonic() + DETACH_S
-    return max([_left(process, path, max(end - time.monotonic(), control.PATIENCE_S)) for process, path in attached])
-
-
-def _left(process: processes.Process, path: Path, timeout_s: float) -> int:
-    """Have one be left; returns 1 where it was not (yet), and says so."""
-    try:
-        said = control.ask(path, {"do": "detach"}, timeout_s)
-    except TimeoutError:
-        _complain(f"gradcanary detach: {LATER.format(pid=process.pid)}")
-        return 1
-    if said is None:
-        _complain(f"gradcanary detach: {NOT_ATTACHED.format(pid=process.pid)}")
-        return 1
-    processes.wait_for_thread(process.pid, said["thread"])
-    _print(f"left process {process.pid}, run {said['detached']}: {said.get('unsent') or 'detached'}")
-    return 0
-
-
-def ps(_arguments: argparse.Namespace) -> int:
-    """List the trainings of this user and what watches them; returns the exit status."""
-    refusals.check_system()
-    every = sorted(processes.all_of(os.geteuid()), key=lambda process: process.pid)
-    found = [_watches(process) for process in every]
-    rows = [_row(process, watches, every) for process, watches in zip(every, found, strict=True)]
-    if not rows:
-        _print(NOBODY)
-        return 0
-    _print(terminal.table(HEAD, rows), below="    ")
-    for run, url in dict.fromkeys(
-        (watch["run"], watch["url"]) for watches in found for watch in watches if watch["url"]
-    ):
-        _print(f"Page of {run}: {url}")
-    return 0
-
-
-def _watches(process: processes.Process) -> list[dict[str, Any]]:
-    """Return the watches of a process: of an attached one what it answers, else the notices of its own."""
-    try:
-        attached = refusals.said_by(process)
-    except TimeoutError:
-        attached = {"run": "does not answer", "url": ""}
-    return list(notices.read_notices(process.pid)) if attached is None else [{**attached, "by": "attach"}]
-
-
-def _row(process: processes.Process, watches: list[dict[str, Any]], every: list[processes.Process]) -> tuple[str, ...]:
-    rank, age = process.environ.get("RANK", "-"), words.duration(processes.age_s(process))
-    watched = [", ".join(dict.fromkeys(watch[key] for watch in watches)) or "-" for key in ("by", "run")]
-    forked = f"forked from process {process.parent}" if processes.is_forked(process, every) else None
-    return str(process.pid), process.spelled, rank, age, *watched, forked or words.typed(process.command)
-
-
-def _job(pid: int) -> list[int]:
-    """Return the process, or all of the job that it is a rank or the launcher of."""
-    process = processes.find(pid)
-    ranks = processes.ranks_of(process) if process is not None and process.uid == os.geteuid() else []
-    return [rank.pid for rank in ranks] or [pid]
-
-
 def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
-    """Return what was given here; the rest is the process's own to know. Raises AttachError on what is wrong."""
-    typed = {
+    """Return the settings of this command line and environment; the process knows the rest.
+
+    Raises AttachError on a wrong one.
+    """
+    given = {
         "url": arguments.url,
         "run": arguments.name,
         "every": arguments.every,
@@ -182,15 +118,96 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:
         "token": arguments.token,
     }
     try:
-        Settings.resolve(os.environ, spelled="--{}", **typed)
+        Settings.resolve(os.environ, spelled="--{}", **given)
     except ValueError as error:
         raise AttachError(str(error).replace("--absmax_below", "--absmax-below")) from error
-    return {name: value or os.environ.get(f"GRADCANARY_{name.upper()}") for name, value in typed.items()}
+    return {name: value or os.environ.get(f"GRADCANARY_{name.upper()}") for name, value in given.items()}
+
+
+# -- detach ----------------------------------------------------------------------------------------------------------
+
+
+def detach(arguments: argparse.Namespace) -> int:
+    """Detach from a process, or from all ranks of its job."""
+    preflight.check_system()
+    found = [process for pid in _job(arguments.pid) if (process := processes.find(pid)) is not None]
+    for process in found:
+        request.check_home(process.uid)
+    attached = [process for process in found if request.socket_of(process).exists()]
+    if not attached:
+        raise AttachError(NOT_ATTACHED.format(pid=arguments.pid))
+    end = time.monotonic() + DETACH_S
+    return max([_detach_one(process, max(end - time.monotonic(), request.PATIENCE_S)) for process in attached])
+
+
+def _detach_one(process: Process, timeout_s: float) -> int:
+    """Detach from one process; return 1 and print why if it is still attached."""
+    try:
+        answer = request.send_request(request.socket_of(process), "detach", timeout_s)
+    except TimeoutError:
+        _print_error(f"gradcanary detach: {LATER.format(pid=process.pid)}")
+        return 1
+    if answer is None:
+        _print_error(f"gradcanary detach: {NOT_ATTACHED.format(pid=process.pid)}")
+        return 1
+    processes.wait_for_thread(process.pid, answer["thread"])
+    _print(f"left process {process.pid}, run {answer['detached']}: {answer.get('unsent') or 'detached'}")
+    return 0
+
+
+# -- ps --------------------------------------------------------------------------------------------------------------
+
+
+def ps(_arguments: argparse.Namespace) -> int:
+    """List the trainings of this user, and what watches them."""
+    preflight.check_system()
+    every = sorted(processes.all_of(os.geteuid()), key=lambda process: process.pid)
+    watches = [_watches(process) for process in every]
+    rows = [_row(process, each, every) for process, each in zip(every, watches, strict=True)]
+    if not rows:
+        _print(NO_TRAINING)
+        return 0
+    _print(terminal.table(HEAD, rows), below="    ")
+    pages = dict.fromkeys((watch["run"], watch["url"]) for each in watches for watch in each if watch["url"])
+    for run, url in pages:
+        _print(f"Page of {run}: {url}")
+    return 0
+
+
+def _watches(process: Process) -> list[dict[str, Any]]:
+    """Return the watches of a process: the status of an attached one, else the notices of its own watches."""
+    try:
+        status = request.read_status(process)
+    except TimeoutError:
+        status = {"run": "does not answer", "url": ""}
+    return list(notices.read_notices(process.pid)) if status is None else [{**status, "by": "attach"}]
+
+
+def _row(process: Process, watches: list[dict[str, Any]], every: list[Process]) -> tuple[str, ...]:
+    rank, age = process.environ.get("RANK", "-"), target.duration(processes.age_s(process))
+    watched = [", ".join(dict.fromkeys(watch[key] for watch in watches)) or "-" for key in ("by", "run")]
+    forked = f"forked from process {process.parent}" if processes.is_forked(process, every) else None
+    return str(process.pid), process.spelled, rank, age, *watched, forked or process.command_line
+
+
+# -- all three -------------------------------------------------------------------------------------------------------
+
+
+def _job(pid: int) -> list[int]:
+    """Return all processes of a job, given the launcher or any rank; else the process alone."""
+    process = processes.find(pid)
+    ranks = processes.ranks_of(process) if process is not None and process.uid == os.geteuid() else []
+    return [rank.pid for rank in ranks] or [pid]
 
 
 def _print(text: str, below: str = "") -> None:
-    print(terminal.wrapped(words.plain(text), terminal.width(), below), flush=True)  # noqa: T201 -- the command line speaks
+    print(terminal.wrapped(_printable(text), terminal.width(), below), flush=True)  # noqa: T201 -- the command line speaks
 
 
-def _complain(text: str) -> None:
-    print(words.plain(text), file=sys.stderr, flush=True)  # noqa: T201 -- likewise
+def _print_error(text: str) -> None:
+    print(_printable(text), file=sys.stderr, flush=True)  # noqa: T201 -- likewise
+
+
+def _printable(text: str) -> str:
+    """Remove control characters: names of layers and runs come from another process."""
+    return "\n".join(UNPRINTABLE.sub(" ", line) for line in text.split("\n"))

@@ -15,20 +15,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gradcanary.attach import processes
-from gradcanary.attach.errors import AttachError
+from gradcanary.attach.request import AttachError
 
-PATIENCE_S = 15.0
-"""For gdb: it takes half a second, more where a debug build has symbols to read. It is asked to let go after this."""
+PATIENCE_S = 20.0
+"""For gdb, which takes half a second, and more for the symbols of a debug build. Then the watchdog ends it."""
 
-LETTING_GO_S, LOST_S = 3.0, 30.0
-"""For a gdb that is late: before a call that hangs is ended for it, and then before it is killed, in which the training
-may end as well."""
-
-PAGE = 4096
+LOST_S = 30.0
+"""For a gdb whose call has ended. Then the watchdog kills it, which may end the training as well."""
 
 # All symbols are found before anything is changed. "handle": what signals the process gets meanwhile are passed on, but
 # a stop, which is how a call that hangs is ended. "unwindonsignal": such a call leaves the registers as they were;
@@ -52,11 +48,12 @@ restore {line} binary $page
 set $refused = ((int (*)(void *, void *)) $queue)((void *) $run, (void *) $page)
 detach
 shell cat /proc/uptime
-printf "page %#lx refused %d\\n", $page, $refused
+printf "refused %d\\n", $refused
 """
 
-# Does what _let_go does where who waits for gdb was killed. It is of gdb's own group, so that the id of that is not
-# used again meanwhile.
+# Makes a late gdb let go, even if the command that waits for it was killed. A stop of the process ends a call that is
+# under way, and the script with it; gdb hands an interrupt or a SIGTERM on to the process, where it may come after the
+# call and end the training (2 of 160; by a stop: 0 of 250). As a part of gdb's group it keeps the id of that in use.
 WATCHDOG = """\
 gdb=$$
 is_traced() {{ grep -q "^TracerPid:[^0-9]*$gdb$" /proc/{pid}/status; }}
@@ -77,41 +74,31 @@ apt-get install gdb, dnf install gdb, or conda install -c conda-forge gdb"""
 NOT_PERMITTED = """\
 the system does not let gdb attach to process {pid}. In a container, start it with --cap-add SYS_PTRACE, or run this
 with docker exec --privileged; in Kubernetes add SYS_PTRACE to securityContext.capabilities"""
-NO_ANSWER = "gdb did not come to an end within {seconds:.0f} s and has let go of process {pid}; it said: {said}"
-FAILED = "gdb could not reach the interpreter of process {pid}; it is as it was. gdb said: {said}"
+NO_ANSWER = "gdb did not come to an end within {seconds:.0f} s and has let go of process {pid}; it output: {output}"
+FAILED = "gdb could not reach the interpreter of process {pid}; it is as it was. gdb output: {output}"
 DISABLED = """\
 process {pid} does not take code: remote debugging is disabled there (PYTHON_DISABLE_REMOTE_DEBUG,
 -X disable-remote-debug, or a Python built without it). Start the training with: gradcanary run ..."""
-NO_REMOTE = "Python {version} of process {pid} did not take the request: {said}"
+NO_REMOTE = "Python {version} of process {pid} did not take the request: {output}"
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A line that is queued: address and size in bytes of the memory that holds it, 0 = none, and how long the process
-    stood still."""
+def inject(process: processes.Process, line: str, folder: Path) -> float | None:
+    """Have the process run the line, which must never raise; return how many seconds it was stopped, None if never.
 
-    page: int
-    size: int
-    stopped_s: float | None
-
-
-def inject(process: processes.Process, line: str, folder: Path) -> Sent:
-    """Have the process run the line, which must never raise, at its next chance.
-
-    ``folder`` takes what is needed for it, and has to stay until the line ran. Raises AttachError; then the process is
-    as it was, and runs.
+    ``folder`` is for files that have to stay until the line has run. The page of memory that holds the line stays.
+    Raises AttachError; then the process is as it was, and runs.
     """
     if process.version >= (3, 14):
-        _ask(process, line, folder)
-        return Sent(0, 0, None)
+        _by_remote_exec(process, line, folder)
+        return None
     return _by_gdb(process, line, folder)
 
 
 # -- 3.14 ------------------------------------------------------------------------------------------------------------
 
 
-def _ask(process: processes.Process, line: str, folder: Path) -> None:
-    """By the process's own binary: the two versions must be the same."""
+def _by_remote_exec(process: processes.Process, line: str, folder: Path) -> None:
+    """Run the process's own binary: ``sys.remote_exec`` needs the same version."""
     script = folder / "line.py"
     script.write_text(line, encoding="utf-8")
     asking = f"import sys; sys.remote_exec({process.pid}, {str(script)!r})"
@@ -121,109 +108,82 @@ def _ask(process: processes.Process, line: str, folder: Path) -> None:
             command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=process.environ
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise AttachError(NO_REMOTE.format(version=process.spelled, pid=process.pid, said=error)) from error
+        raise AttachError(NO_REMOTE.format(version=process.spelled, pid=process.pid, output=error)) from error
     if ended.returncode:
-        raise AttachError(explained(ended.stderr, process))
+        raise AttachError(remedy_for(ended.stderr, process))
 
 
-def explained(said: str, process: processes.Process) -> str:
-    """Return why ``sys.remote_exec`` refused, in words that tell what to do."""
-    last = said.strip().rpartition("\n")[2]
+def remedy_for(output: str, process: processes.Process) -> str:
+    """Return the remedy for an error of ``sys.remote_exec``."""
+    last = output.strip().rpartition("\n")[2]
     if "ermission" in last or "not permitted" in last:
         return NOT_PERMITTED.format(pid=process.pid).replace("let gdb attach", "allow writing")
     if "disabled" in last or "not enabled" in last:
         return DISABLED.format(pid=process.pid)
-    return NO_REMOTE.format(version=process.spelled, pid=process.pid, said=last or "nothing")
+    return NO_REMOTE.format(version=process.spelled, pid=process.pid, output=last or "nothing")
 
 
 # -- gdb -------------------------------------------------------------------------------------------------------------
 
 
-def _by_gdb(process: processes.Process, line: str, folder: Path) -> Sent:
+def _by_gdb(process: processes.Process, line: str, folder: Path) -> float:
     gdb = shutil.which("gdb")
     if gdb is None:
         raise AttachError(NO_GDB.format(version=process.spelled))
     held = line.encode() + b"\0"
     (folder / "line").write_bytes(held)
-    size = -(-len(held) // PAGE) * PAGE
     script = folder / "script.gdb"
-    script.write_text(SCRIPT.format(pid=process.pid, line=folder / "line", size=size), encoding="utf-8")
+    script.write_text(SCRIPT.format(pid=process.pid, line=folder / "line", size=len(held)), encoding="utf-8")
     options = [("auto-solib-add", "off"), ("auto-load", "no"), ("debuginfod enabled", "off"), ("width", "0")]
     words = [word for option, value in options for word in ("-iex", f"set {option} {value}")]
     # The names in its binary are read before the process is stopped; what else debuggers know of it is not read.
     command = [gdb, "-nx", "-nh", "-batch", "-readnever", *words, "-x", str(script), f"/proc/{process.pid}/exe"]
-    late_s = PATIENCE_S + LETTING_GO_S + 1
-    watchdog = WATCHDOG.format(pid=process.pid, late=late_s, looks=int(LOST_S * 10))
-    said, is_late = _run(["/bin/sh", "-c", watchdog, "sh", *command], process, folder / "said")
-    found = re.search(r"page (0x[0-9a-f]+) refused (-?\d+)", said)
-    if found is not None and found[2] == "0":
-        began, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", said, re.MULTILINE))
-        return Sent(int(found[1], 16), size, ended - began)
-    if "ptrace: Operation not permitted" in said:
+    watchdog = WATCHDOG.format(pid=process.pid, late=PATIENCE_S, looks=int(LOST_S * 10))
+    output, is_late = _run(["/bin/sh", "-c", watchdog, "sh", *command], process, folder / "output")
+    found = re.search(r"^refused (-?\d+)$", output, re.MULTILINE)
+    if found is not None and found[1] == "0":
+        stopped, ended = (float(uptime) for uptime in re.findall(r"^(\d+\.\d\d) \d+\.\d\d$", output, re.MULTILINE))
+        return ended - stopped
+    if "ptrace: Operation not permitted" in output:
         raise AttachError(NOT_PERMITTED.format(pid=process.pid))
     if is_late:
-        raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, said=_last(said)))
-    raise AttachError(FAILED.format(pid=process.pid, said=_last(said)))
+        raise AttachError(NO_ANSWER.format(seconds=PATIENCE_S, pid=process.pid, output=_last(output)))
+    raise AttachError(FAILED.format(pid=process.pid, output=_last(output)))
 
 
-def _run(command: list[str], process: processes.Process, said: Path) -> tuple[str, bool]:
-    """Run gdb to its end, or have it let go: whatever happens to it or to us, the process is not left stopped.
+def _run(command: list[str], process: processes.Process, output: Path) -> tuple[str, bool]:
+    """Run gdb to its end: whatever happens to it or to us, the process is not left stopped.
 
-    Returns what it said, and whether it was late: it may be so behind all that it was asked for. It writes to a file,
-    and belongs to no terminal: it comes to its end also where we do not.
+    Returns its output, and whether it was late: it may be late after it has done everything. It writes to a file and
+    belongs to no terminal, so it comes to its end even if this command is killed.
     """
-    with said.open("wb") as file:
+    with output.open("wb") as file:
         gdb = subprocess.Popen(  # noqa: S603 -- what this is made of
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
             env={**_without_python(os.environ), "LC_ALL": "C", "SHELL": "/bin/sh"},
         )  # fmt: skip
-    is_late = True
+    began = time.monotonic()
     try:
-        gdb.wait(PATIENCE_S)
-        is_late = False
-    except subprocess.TimeoutExpired:
-        pass
+        gdb.wait()
     finally:  # Ctrl-C does not keep it from its end, which is near
-        if is_late:
-            _let_go(gdb, process)
-        if gdb.poll() is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(gdb.pid, signal.SIGTERM)  # its watchdog
+        gdb.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(gdb.pid, signal.SIGTERM)  # its watchdog
+        is_late = time.monotonic() - began >= PATIENCE_S
         if is_late or gdb.returncode:
             _continue(process)
-    return said.read_text(encoding="utf-8", errors="replace"), is_late
+    return output.read_text(encoding="utf-8", errors="replace"), is_late
 
 
 def _without_python(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return it without what would lead gdb's own Python to the modules of another one."""
+    """Return the environment without the variables that lead gdb's own Python to foreign modules."""
     return {name: value for name, value in environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
 
 
-def _let_go(gdb: subprocess.Popen[bytes], process: processes.Process) -> None:
-    """End gdb. A stop of the process ends a call that is under way, and the script with it; gdb hands an interrupt or a
-    SIGTERM on to the process, where it may come behind the call and end the training (2 of 160; by a stop: 0 of 250).
-    """
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        gdb.wait(LETTING_GO_S)
-        return
-    found = processes.find(process.pid)
-    if found is None or found.tracer != gdb.pid:
-        gdb.kill()  # it has not come that far
-        gdb.wait()
-        return
-    try:
-        with contextlib.suppress(OSError):
-            os.kill(process.pid, signal.SIGSTOP)
-        gdb.wait(LOST_S)
-    except subprocess.TimeoutExpired:
-        gdb.kill()
-        gdb.wait()
-
-
 def _continue(process: processes.Process) -> None:
-    """Continue a process that is stopped, or is about to be: it was not before, or it had been refused.
+    """Continue a process that is stopped, or is about to be: preflight refuses one that was stopped before.
 
-    Nothing is sent to one that runs: it may have a handler for that signal.
+    A running process gets no signal: it may have a handler for it.
     """
     for _ in range(10):
         if processes.state(process.pid) == "T":
@@ -232,6 +192,6 @@ def _continue(process: processes.Process) -> None:
         time.sleep(0.02)
 
 
-def _last(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith(("warning", "[", "0x"))]
+def _last(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith(("warning", "[", "0x"))]
     return " / ".join(lines[-2:]) or "nothing"

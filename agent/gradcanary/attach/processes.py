@@ -1,15 +1,17 @@
-"""What the system says of other processes, without touching them. Linux."""
+"""Facts of other processes from /proc (Linux), without touching them."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradcanary import naming
+from gradcanary.arguments import UNPRINTABLE
 
 PROC = Path("/proc")
 
@@ -19,7 +21,7 @@ _VERSIONS = tuple(
 )
 
 _WORKERS = ("pt_data_worker", "pt_data_pin")
-"""What torch calls a process of a DataLoader, as ``comm``; older versions call it nothing."""
+"""The ``comm`` that torch gives to processes of a DataLoader; older versions give none."""
 
 
 _LAUNCHERS = (
@@ -30,10 +32,10 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Process:
-    """A process as it was found; ``version`` is that of its Python, (0, 0) where it has none.
+    """A process at one moment.
 
-    ``state`` is the letter that ``ps`` shows, ``tracer`` the id of who debugs it, 0 nobody; ``started`` are clock ticks
-    since boot, which tell it from a later process of the same id.
+    ``version`` is that of its Python, (0, 0) if it has none. ``state`` is the letter of ``ps``; ``tracer`` is the id of
+    its debugger, 0 if there is none. ``started`` counts clock ticks since boot: a later process of the same id differs.
     """
 
     pid: int
@@ -52,17 +54,24 @@ class Process:
 
     @property
     def spelled(self) -> str:
-        """The version of its Python, as people write it."""
+        """The version of its Python, as 3.11."""
         return ".".join(map(str, self.version))
 
     @property
+    def command_line(self) -> str:
+        """The command as a shell takes it, in one short line; its interpreter without the folder."""
+        words = (self.command[0].rpartition("/")[2], *self.command[1:]) if self.command else ()
+        text = " ".join(UNPRINTABLE.sub(" ", shlex.join(words)).split())
+        return text if len(text) <= 80 else text[:77] + "..."
+
+    @property
     def script(self) -> str:
-        """What runs there, for people."""
+        """The name of the script or program."""
         return naming.subject(self.command) if self.command else "?"
 
 
 def find(pid: int) -> Process | None:
-    """Return what is known of a process, None where there is none of this id."""
+    """Return the process of this id, None if there is none."""
     try:
         status = _status(pid)
         stat = _stat(pid)
@@ -103,7 +112,7 @@ def all_of(uid: int) -> Iterator[Process]:
 
 
 def state(pid: int) -> str:
-    """Return the letter of its main thread's state; nothing where it is gone."""
+    """Return the letter of its main thread's state, empty if it has ended."""
     try:
         return _stat(pid)[0]
     except (OSError, IndexError):
@@ -111,7 +120,7 @@ def state(pid: int) -> str:
 
 
 def is_same(process: Process) -> bool:
-    """Say whether the process still is there, and runs."""
+    """Return True if the process still runs."""
     try:
         fields = _stat(process.pid)
         return fields[19] == process.started and fields[0] not in "ZX"
@@ -129,13 +138,13 @@ def cpu_s(pid: int) -> float:
 
 
 def age_s(process: Process) -> float:
-    """Return how long it has been running, in seconds."""
+    """Return the seconds since its start."""
     uptime_s = float((PROC / "uptime").read_text(encoding="ascii").split()[0])
     return uptime_s - int(process.started) / os.sysconf("SC_CLK_TCK")
 
 
 def is_stuck(pid: int, looks: int = 5) -> bool:
-    """Say whether nothing can interrupt what it waits for: a disk or a driver that does not answer."""
+    """Return True if it stays in an uninterruptible wait, for a disk or a driver."""
     for _ in range(looks):
         if state(pid) != "D":
             return False
@@ -144,12 +153,12 @@ def is_stuck(pid: int, looks: int = 5) -> bool:
 
 
 def is_elsewhere(pid: int) -> bool:
-    """Say whether it sees other processes or another file system than we do: a container."""
+    """Return True if it is in another container: it sees other processes or another file system."""
     return any(_link(str(pid), kind) != _link("self", kind) for kind in ("ns/pid", "ns/mnt", "root"))
 
 
 def may_trace(pid: int) -> bool:
-    """Say whether the system would let us attach: its memory, which stops nothing, has the same rules."""
+    """Return True if the system lets us attach. Opening its memory has the same rules, and stops nothing."""
     try:
         with (PROC / str(pid) / "mem").open("rb"):
             return True
@@ -158,7 +167,7 @@ def may_trace(pid: int) -> bool:
 
 
 def ptrace_scope() -> int:
-    """Return what Yama allows: 0 own processes, 1 children only, 2 administrators, 3 nobody."""
+    """Return Yama's scope: 0 own processes, 1 children only, 2 administrators, 3 none."""
     try:
         return int((PROC / "sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -166,34 +175,34 @@ def ptrace_scope() -> int:
 
 
 def wait_for_thread(pid: int, thread: int, timeout_s: float = 2.0) -> None:
-    """Wait until a thread of a process has ended, which it is about to."""
+    """Wait until a thread that is about to end has ended."""
     end = time.monotonic() + timeout_s
     while (PROC / str(pid) / "task" / str(thread)).exists() and time.monotonic() < end:
         time.sleep(0.005)
 
 
 def ranks_of(process: Process) -> list[Process]:
-    """Return the processes of its distributed job on this machine by rank; a launcher's are those that it started."""
+    """Return the ranks of its distributed job on this machine; of a launcher, the ranks that it started."""
     every = list(all_of(process.uid))
     ranks = outermost([each for each in every if "RANK" in each.environ])
     if "RANK" in process.environ and "WORLD_SIZE" in process.environ:
-        mine = [each for each in ranks if _job(each) == _job(process)]
-        mine = mine if any(each.pid == process.pid for each in mine) else []
+        of_job = [each for each in ranks if _job(each) == _job(process)]
+        of_job = of_job if any(each.pid == process.pid for each in of_job) else []
     else:
-        mine = [each for each in ranks if process.pid in ancestors(each)]
-        if not mine and is_launcher(process):
-            mine = outermost([each for each in every if process.pid in ancestors(each)])
-    return sorted(mine, key=lambda each: int(rank) if (rank := each.environ.get("RANK", "")).isdigit() else 0)
+        of_job = [each for each in ranks if process.pid in ancestors(each)]
+        if not of_job and is_launcher(process):
+            of_job = outermost([each for each in every if process.pid in ancestors(each)])
+    return sorted(of_job, key=lambda each: int(rank) if (rank := each.environ.get("RANK", "")).isdigit() else 0)
 
 
 def outermost(found: list[Process]) -> list[Process]:
-    """Return those that none of the others has started: what a rank starts has its environment, and is no rank."""
+    """Return the processes that none of the others has started: a rank's child has its environment, but is no rank."""
     pids = {each.pid for each in found}
     return [each for each in found if pids.isdisjoint(ancestors(each))]
 
 
 def ancestors(process: Process) -> set[int]:
-    """Return who started it, who started that, and so on."""
+    """Return the ids of its parent, of the parent's parent, and so on."""
     found: set[int] = set()
     pid = process.parent
     while pid > 1 and pid not in found:
@@ -206,7 +215,7 @@ def ancestors(process: Process) -> set[int]:
 
 
 def is_launcher(process: Process) -> bool:
-    """Say whether it only starts others: some launchers load torch themselves."""
+    """Return True if it only starts other processes. Some launchers load torch themselves."""
     return any(os.path.basename(word) in _LAUNCHERS for word in process.command[:4])  # noqa: PTH119 -- may be no path
 
 
@@ -216,7 +225,7 @@ def _job(process: Process) -> tuple[str | None, ...]:
 
 
 def is_forked(process: Process, others: list[Process]) -> bool:
-    """Say whether it was forked from one of the others, whose command it then has: most of those load data."""
+    """Return True if it was forked from one of the others and has its command: most such processes load data."""
     return any(each.pid == process.parent and each.command == process.command for each in others)
 
 
@@ -240,12 +249,12 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields behind the name, which may hold anything: state first, the time of its start at 19."""
+    """Return the fields after the name, which may hold any character: 0 is the state, 19 the time of its start."""
     return (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
 def _environ(pid: int) -> dict[str, str]:
-    """Return the environment that it was started with."""
+    """Return the environment of its start."""
     words = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     pairs = (os.fsdecode(word).partition("=") for word in words if b"=" in word)
     return {name: value for name, _, value in pairs}

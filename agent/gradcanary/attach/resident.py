@@ -1,7 +1,7 @@
-"""What stays in a process that is attached to: a watch, and a thread that listens for ``detach``.
+"""The agent inside an attached process: a watch, and a thread that listens for ``detach``.
 
-Hooks come and go in the main thread only, where :mod:`gradcanary.attach.arrival` finds nothing in the way; all that
-waits is the thread's.
+Hooks come and go in the main thread only, at a safe point (:mod:`gradcanary.attach.bootstrap`). The agent's own thread
+does everything that waits.
 """
 
 from __future__ import annotations
@@ -12,169 +12,249 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradcanary import watching
-from gradcanary.attach import control, report
-from gradcanary.attach.arrival import answer
-from gradcanary.attach.errand import Errand
-from gradcanary.attach.late_watch import LateWatch
+import torch
+
+from gradcanary import process_names, summary, watching
+from gradcanary.attach.request import PATIENCE_S, read_message, write_message
+from gradcanary.frameworks import unwrapped
+from gradcanary.groups import elements, parameters
+from gradcanary.layers import living
 from gradcanary.settings import Settings
 from gradcanary.version import __version__
 
-LOOKS_EACH_S = 1.0
-END_S = 5.0
-"""For what is left to be sent as it leaves."""
+POLL_S = 1.0
+
+SEND_S = 5.0
+"""For the data that is left to send at a detach."""
 
 SETTLE_S = 0.05
-"""For what a GPU has still to bring here, in the training's thread: no other may ask it."""
+"""For values on their way from a GPU, in the training's thread: no other thread may query it."""
 
-TRIES = 3
+OTHER_VERSION = """\
+the agent in this process is {running}, yours {yours}. Attach with that version, from an environment of its own:
+python -m venv agent-{running} and pip install gradcanary=={running} there"""
 
-OTHER = """\
-the agent in this process is {mine}, yours {yours}. Attach with that version, from an environment of its own:
-python -m venv agent-{mine} and pip install gradcanary=={mine} there"""
-
-_here: Guest | None = None
+_agent: AttachedAgent | None = None
 
 
-class Guest:
+class AttachedWatch(watching.Watch):
+    """A watch that touches nothing before :meth:`begin`, and ends in steps: :meth:`take_off`, :meth:`settle`,
+    :meth:`detach`. A ``watch()`` in the script replaces it."""
+
+    def __init__(self, settings: Settings, default_run: str, launch: str | None = None) -> None:
+        """Without ``launch`` the environment names the launch."""
+        process_names.call_unnamed(default_run)
+        super().__init__(replace(settings, step=None), None, None, None, is_automatic=True, begins=False)
+        self._launch = launch
+
+    def begin(self) -> None:
+        """Watch from the next step on. Waits for nothing, so that no other thread gets its turn meanwhile."""
+        try:
+            self._attach(None, None, is_late=True)
+        except BaseException:  # a signal's: leave no half of the hooks
+            self._session.take_off()
+            raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not closed, in this process."""
+        return self._is_ours()
+
+    def take_off(self) -> None:
+        """Remove all hooks and patches; the last window and the unsent data are still there."""
+        if self._is_ours():
+            self._session.take_off()
+
+    def settle(self, timeout_s: float) -> None:
+        """End the last window, in the training's thread; wait at most ``timeout_s`` for values from a GPU."""
+        if self._is_ours():
+            self._session.settle(timeout_s)
+
+    def detach(self, timeout_s: float) -> None:
+        """End the watch of a training that goes on; send the rest for at most ``timeout_s``."""
+        self._close("detached", None, timeout_s)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether closing needs nothing of the training any more."""
+        return not self._is_ours() or self._session.is_settled
+
+    @property
+    def unsent(self) -> str | None:
+        """After the end: a sentence on the data that the collector did not get, None if it has everything."""
+        sender = self._session.sender
+        return None if sender is None else sender.unsent
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is known by now: of the session as :func:`gradcanary.summary.summarize`, and of the collector.
+
+        ``is_heard`` is None until the collector took the data, or did not.
+        """
+        observer, sender = self._session.observer, self._session.sender
+        return {
+            "run": self.run,
+            "url": self.url,
+            "launch": self._launch,
+            "rank": observer.place.rank,
+            "world_size": observer.place.world_size,
+            "is_silent": observer.place.is_silent,
+            "unseen": [fact.text for fact in observer.facts],
+            "is_heard": None if sender is None else sender.is_heard,
+            "is_barred": sender is not None and sender.is_barred,
+            **summary.summarize(observer, sender),
+        }
+
+    def _lives_on(self) -> bool:
+        """Return False: a forked child is not watched, only the process of the request."""
+        self._session.forked()
+        return False
+
+
+class AttachedAgent:
     """One attach, from its request to its end."""
 
-    def __init__(self, request: dict[str, Any]) -> None:
-        """Check the request; raises ValueError on a wrong setting, or where this is not the agent of who asks."""
+    def __init__(
+        self,
+        request: dict[str, Any],
+        run_at_safe_point: Callable[[Callable[[], object], Callable[[], object]], None],
+        write_answer: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        """The functions are those of the bootstrap, which is no module of the process.
+
+        Raises ValueError on a wrong setting, or if this agent has another version than the command.
+        """
         if request["agent"] != __version__:
-            raise ValueError(OTHER.format(mine=__version__, yours=request["agent"]))
+            raise ValueError(OTHER_VERSION.format(running=__version__, yours=request["agent"]))
         self._request = request
+        self._run_at_safe_point, self._write_answer = run_at_safe_point, write_answer
         given = {name: value for name, value in request["settings"].items() if value is not None}
         self._settings = Settings.resolve(os.environ, spelled="--{}", **given)
         self._for_s: float | None = request["for_s"]
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
-        self._moved = threading.Event()
-        self._watch: LateWatch | None = None
-        self._has_begun = False
+        self._watch: AttachedWatch | None = None
         self._optimizers: list[dict[str, Any]] = []
-        self._is_leaving = False
+        self._is_decided = threading.Event()
+        self._is_active = self._is_cancelled = False
         self.held_s = 0.0
-        """For how long the main thread was held to let it in, but for gdb."""
+        """How long the main thread was held, without the stop by gdb."""
 
     # -- in the main thread --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Do what takes time: nothing of the training is touched yet."""
-        global _here
+        """Do the slow part. Touches nothing of the training."""
+        global _agent
         if watching.opened():
             (first, *_) = watching.opened()
             raise RuntimeError(f"it is watched already, as run {first.run}: {first.url}")
         if self._watch is None:
-            for name in ("session", "spool"):  # all that its first step would import; a Python may have no SQLite
+            for name in ("session", "spool"):  # what its first step would import; a Python may have no SQLite
                 with contextlib.suppress(ImportError):
                     importlib.import_module(f"gradcanary.{name}")
-            self._optimizers = report.optimizers()
-            self._watch = LateWatch(self._settings, self._request["unnamed"], self._request["launch"])
+            self._optimizers = list_optimizers()
+            self._watch = AttachedWatch(self._settings, self._request["default_run"], self._request["launch"])
         if self._thread is None:
             self._listener = _listen(Path(self._request["socket"]))
-            _here = self
-            thread = threading.Thread(target=self._stay, name="gradcanary-control", daemon=True)
+            _agent = self
+            thread = threading.Thread(target=self._run, name="gradcanary-control", daemon=True)
             thread.start()
             self._thread = thread
 
-    def move_in(self) -> None:
-        """Begin to watch; nothing here waits, so that all stacks are as they were when they were looked at."""
-        assert self._watch is not None  # noqa: S101 -- it was made before
+    def activate(self) -> None:
+        """Begin to watch. Nothing here waits, so that all stacks are as :func:`blocking_frame` saw them."""
+        assert self._watch is not None  # noqa: S101 -- prepare() made it
         self._watch.begin()
-        self._has_begun = True
-        self._moved.set()
+        self._is_active = True
+        self._is_decided.set()
 
-    def leave(self) -> None:
-        """Be gone as if never asked in."""
-        self._is_leaving = True
-        self._moved.set()
+    def cancel(self) -> None:
+        """Undo :meth:`prepare`, and :meth:`activate` if a signal's exception came right after it."""
+        self._is_cancelled = True
+        self._is_decided.set()
         if self._thread is None:
-            self._clear()
+            self._clean_up()
 
-    def _move_out(self) -> None:
-        if self._watch is not None:
-            self._watch.take_off()
+    # -- in the agent's thread -----------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        if self._watch is not None:
-            self._watch.settle(SETTLE_S)
-
-    # -- in the thread -------------------------------------------------------------------------------------------
-
-    def _stay(self) -> None:
-        self._moved.wait()
+    def _run(self) -> None:
+        self._is_decided.wait()
         watch = self._watch
-        if watch is not None and self._has_begun:
-            if self._is_leaving:  # a signal came right behind it
+        if watch is not None and self._is_active:
+            if self._is_cancelled:
                 self._detach(watch)
-            with contextlib.suppress(OSError):  # who asked may have gone
-                answer(self._request["folder"], {"run": watch.run})
+            with contextlib.suppress(OSError):  # the command may have ended
+                self._write_answer(self._request["folder"], {"run": watch.run})
             self._serve(watch)
-        self._clear()
+        self._clean_up()
 
-    def _serve(self, watch: LateWatch) -> None:
-        """Listen as long as it is watched, whatever fails: nobody else could end that."""
+    def _serve(self, watch: AttachedWatch) -> None:
+        """Listen while the watch is open, whatever fails: nothing else could end it."""
         end = None if self._for_s is None else time.monotonic() + self._for_s
         while watch.is_open:
             try:
                 if end is not None and time.monotonic() >= end:
                     self._detach(watch)
                 else:
-                    self._hear(watch)
+                    self._accept(watch)
             except Exception:  # noqa: BLE001, PERF203 -- too many open files, for a while
-                time.sleep(LOOKS_EACH_S)
+                time.sleep(POLL_S)
 
-    def _hear(self, watch: LateWatch) -> None:
-        assert self._listener is not None  # noqa: S101 -- it was made before the thread
-        self._listener.settimeout(LOOKS_EACH_S)
+    def _accept(self, watch: AttachedWatch) -> None:
+        assert self._listener is not None  # noqa: S101 -- made before the thread
+        self._listener.settimeout(POLL_S)
         try:
-            door, _ = self._listener.accept()
+            connection, _ = self._listener.accept()
         except TimeoutError:
             return
-        with door, contextlib.suppress(OSError, ValueError):
-            door.settimeout(control.PATIENCE_S)
-            self._attend(door, watch)
+        with connection, contextlib.suppress(OSError, ValueError):
+            connection.settimeout(PATIENCE_S)
+            answer: dict[str, Any]
+            if read_message(connection).get("do") == "detach":
+                self._detach(watch)
+                answer = {"detached": watch.run, "unsent": watch.unsent, "thread": threading.get_native_id()}
+            else:
+                own = {"alive": self._optimizers, "for_s": self._for_s, "held_s": self.held_s}
+                answer = {**watch.describe(), **own}
+            write_message(connection, answer)
 
-    def _attend(self, door: socket.socket, watch: LateWatch) -> None:
-        asked = control.read(door)
-        if asked.get("do") == "detach":
-            self._detach(watch)
-            said = {"detached": watch.run, "unsent": watch.unsent, "thread": threading.get_native_id()}
-            control.write(door, said)
-            return
-        control.write(
-            door, {**report.of(watch), "alive": self._optimizers, "for_s": self._for_s, "held_s": self.held_s}
-        )
+    def _detach(self, watch: AttachedWatch) -> None:
+        if not watch.is_settled:
+            self._run_at_safe_point(watch.take_off, lambda: watch.settle(SETTLE_S))
+        watch.detach(SEND_S)
 
-    def _detach(self, watch: LateWatch) -> None:
-        for _ in range(TRIES):  # again only where a signal's exception came in between
-            if not watch.is_settled:
-                Errand(self._request["package"], self._move_out, settle=self._settle).insist()
-        watch.detach(END_S)
-
-    def _clear(self) -> None:
-        global _here
+    def _clean_up(self) -> None:
+        global _agent
         if self._listener is not None:
             with contextlib.suppress(OSError):
-                os.unlink(self._request["socket"])  # noqa: PTH108 -- likewise
+                os.unlink(self._request["socket"])  # noqa: PTH108 -- a plain string
             self._listener.close()
-        _here = None if _here is self else _here
+        _agent = None if _agent is self else _agent
 
-    def forked(self) -> None:
-        """In a forked child: the socket is the parent's."""
+    def close_in_fork(self) -> None:
+        """Close the socket, which is the parent's."""
         if self._listener is not None:
             self._listener.close()
+
+
+def list_optimizers() -> list[dict[str, Any]]:
+    """Return the optimizers of this process, the largest first; one pass over the garbage collector's objects."""
+    found = {id(each): each for each in map(unwrapped, living(torch.optim.Optimizer))}.values()
+    rows = [
+        {"kind": type(each).__name__, "tensors": len(parameters(each)), "elements": elements(each)} for each in found
+    ]
+    return sorted((each for each in rows if each["tensors"]), key=lambda each: -int(each["elements"]))
 
 
 def _listen(path: Path) -> socket.socket:
-    """Return a socket that nobody but this user can connect to; its folder is the user's own."""
+    """Return a socket for this user alone: the folder is private."""
     listener = socket.socket(socket.AF_UNIX)
     try:
-        _check_free(path)
+        _remove_unused(path)
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(8)
@@ -184,26 +264,26 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _check_free(path: Path) -> None:
-    """Take away what an earlier guest left; raises RuntimeError where one listens there."""
-    with socket.socket(socket.AF_UNIX) as door:
-        door.settimeout(0)
+def _remove_unused(path: Path) -> None:
+    """Remove the socket of an earlier agent; raise RuntimeError if another one listens there."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(0)
         try:
-            door.connect(str(path))
+            connection.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             path.unlink(missing_ok=True)
             return
         except BlockingIOError:
             pass
-    raise RuntimeError("somebody else is attaching to it just now")
+    raise RuntimeError("another command is attaching to it just now")
 
 
-def _forked() -> None:
-    global _here
-    if _here is not None:
-        _here.forked()
-        _here = None
+def _after_fork() -> None:
+    global _agent
+    if _agent is not None:
+        _agent.close_in_fork()
+        _agent = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_after_fork)

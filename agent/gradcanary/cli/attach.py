@@ -49,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
     import signal
 
     from gradcanary.attach import actions
-    from gradcanary.attach.errors import AttachError
+    from gradcanary.attach.request import AttachError
 
     for number in (signal.SIGHUP, signal.SIGTERM):  # they withdraw the request, as Ctrl-C does
         if arguments.action == "attach" and signal.getsignal(number) is signal.SIG_DFL:

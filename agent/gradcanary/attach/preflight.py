@@ -1,15 +1,14 @@
-"""What cannot work, said before anything is touched: each with what to do."""
+"""The checks before a process is touched; each failure says what to do."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from typing import Any
 
-from gradcanary.attach import control, gate, processes, words
-from gradcanary.attach.errors import AlreadyAttachedError, AttachError
+from gradcanary.attach import processes, request
 from gradcanary.attach.injection import NO_GDB, NOT_PERMITTED
 from gradcanary.attach.processes import Process
+from gradcanary.attach.request import AlreadyAttachedError, AttachError
 
 OLDEST = (3, 10)
 LIST = "gradcanary ps lists the trainings that can be attached to"
@@ -27,7 +26,7 @@ STOPPED = "process {pid} is stopped (Ctrl-Z, SIGSTOP). Continue it first: fg, or
 TRACED = "process {pid} is being debugged by process {tracer}: a debugger, strace, or another attach. End that first"
 STUCK = """\
 process {pid} waits for a disk or a driver, where nothing can interrupt it. Try again when it goes on;
-cat /proc/{pid}/stack tells where it is"""
+see where: cat /proc/{pid}/stack"""
 NO_PYTHON = f"process {{pid}} is not Python: {{command}}. {LIST}"
 NO_PYTHON_SEEN = f"process {{pid}} does not look like Python: {{command}}. {LIST}.\nIf it is a training after all: "
 PYPY = "process {pid} runs PyPy, and this needs CPython. Start the training with: gradcanary run ..."
@@ -50,13 +49,13 @@ ATTACHED = "process {pid} is attached already, as run {run}: {url}\nEnd that wit
 
 
 def check_system() -> None:
-    """Raise AttachError where processes cannot be looked at."""
+    """Raise AttachError on a system without /proc."""
     if not (processes.PROC / "self" / "stat").exists():
         raise AttachError(NO_LINUX)
 
 
-def checked(pid: int) -> Process:
-    """Return the process, if it can be attached to; raises AttachError that says why not, and what to do."""
+def attachable(pid: int) -> Process:
+    """Return the process if it can be attached to; raises AttachError with the reason and the remedy."""
     process = processes.find(pid)
     if process is None:
         raise AttachError(NONE.format(pid=pid))
@@ -76,14 +75,14 @@ def _check_owner(process: Process) -> None:
     if process.uid != os.geteuid():
         raise AttachError(NOT_YOURS.format(pid=process.pid, owner=process.uid))
     if not process.is_readable:
-        raise AttachError(f"{_seems(process)}{NOT_PERMITTED.format(pid=process.pid)}")
+        raise AttachError(f"{_not_python(process)}{NOT_PERMITTED.format(pid=process.pid)}")
     if processes.is_elsewhere(process.pid):
         raise AttachError(ELSEWHERE.format(pid=process.pid))
 
 
-def _seems(process: Process) -> str:
-    """Return what its command tells of a process that cannot be looked into, empty where that may be Python."""
-    command = words.typed(process.command)
+def _not_python(process: Process) -> str:
+    """Return a first sentence on an unreadable process, empty if its command may be Python."""
+    command = process.command_line
     if "python" in command.lower():
         return ""
     return NO_PYTHON_SEEN.format(pid=process.pid, command=command or "a kernel thread")
@@ -102,7 +101,7 @@ def _check_python(process: Process) -> None:
     if not process.is_cpython:
         raise AttachError(PYPY.format(pid=process.pid))
     if process.version == (0, 0):
-        raise AttachError(NO_PYTHON.format(pid=process.pid, command=words.typed(process.command) or "a kernel thread"))
+        raise AttachError(NO_PYTHON.format(pid=process.pid, command=process.command_line or "a kernel thread"))
     if process.version < OLDEST:
         raise AttachError(TOO_OLD.format(pid=process.pid, version=process.spelled))
     if process.is_free_threaded:
@@ -113,12 +112,12 @@ def _check_python(process: Process) -> None:
 
 def _check_attached(process: Process) -> None:
     try:
-        said = said_by(process)
+        status = request.read_status(process)
     except TimeoutError as error:
-        raise AttachError(gate.UNDER_WAY.format(pid=process.pid)) from error
-    if said is not None:
+        raise AttachError(request.UNDER_WAY.format(pid=process.pid)) from error
+    if status is not None:
         raise AlreadyAttachedError(
-            ATTACHED.format(pid=process.pid, run=said["run"], url=said["url"]), said.get("launch")
+            ATTACHED.format(pid=process.pid, run=status["run"], url=status["url"]), status.get("launch")
         )
 
 
@@ -134,21 +133,14 @@ def _check_way_in(process: Process) -> None:
 
 
 def disabled_by(process: Process) -> str | None:
-    """Return what in its start tells Python 3.14 to take no code, None where nothing does."""
+    """Return the option of its start that disables remote debugging of Python 3.14, None if there is none."""
     if "PYTHON_DISABLE_REMOTE_DEBUG" in process.environ:
         return "PYTHON_DISABLE_REMOTE_DEBUG"
     return "-X disable-remote-debug" if any("disable-remote-debug" in word for word in process.command) else None
 
 
 def forbidden(pid: int, scope: int) -> str:
-    """Return what to do where the system does not let us attach, by what Yama says."""
+    """Return the remedy for a system that forbids attaching, by Yama's scope."""
     if scope == 3:
         return SCOPE_FOR_EVER
     return SCOPE.format(pid=pid, scope=scope) if scope else NOT_PERMITTED.format(pid=pid)
-
-
-def said_by(process: Process) -> dict[str, Any] | None:
-    """Return what an attached process says of itself, None of one that is not; raises TimeoutError where it hangs,
-    AttachError where somebody else could answer in its place."""
-    gate.check_home(process.uid)
-    return control.ask(gate.socket_of(process.uid, process.pid, process.started), {"do": "tell"})

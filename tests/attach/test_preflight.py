@@ -17,8 +17,8 @@ import pytest
 from targets import LOOP, Typed, mapped, program, until
 
 from gradcanary import cli
-from gradcanary.attach import actions, control, gate, injection, processes, resident, visit
-from gradcanary.attach.errors import AttachError
+from gradcanary.attach import actions, injection, processes, request, resident, target
+from gradcanary.attach.request import AttachError
 
 # A rank that starts another program, which has its environment.
 STARTS = """
@@ -76,7 +76,7 @@ def answering(pid: int, said: dict[str, object] | None) -> Iterator[None]:
     """Listen in place of an attached process; one that says nothing lets everybody wait."""
     process = processes.find(pid)
     assert process is not None
-    path = gate.socket_of(process.uid, pid, process.started)
+    path = request.socket_of(process)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -85,8 +85,8 @@ def answering(pid: int, said: dict[str, object] | None) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 while said is not None:
                     with listener.accept()[0] as door:
-                        control.read(door)
-                        control.write(door, said)
+                        request.read_message(door)
+                        request.write_message(door, said)
 
         threading.Thread(target=answer, daemon=True).start()
         yield
@@ -200,9 +200,9 @@ def test_what_fails_inside_is_told_and_undone(typed: Typed, python: "subprocess.
 def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By any of them, or by who started them; here they have no torch, and each says so. What they start is no rank."""
     asks: list[dict[str, object]] = []
-    made = gate.Gate.__init__
+    made = request.Request.__init__
     monkeypatch.setattr(
-        gate.Gate, "__init__", lambda self, request, uid: asks.append(request) or made(self, request, uid)
+        request.Request, "__init__", lambda self, asked, uid: asks.append(asked) or made(self, asked, uid)
     )
     words = (sys.executable, "-S", "-c", STARTS + LOOP, str(mapped(tmp_path)))
     job = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "job.example", "MASTER_PORT": "29500"}
@@ -216,8 +216,8 @@ def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path, monkeypatch:
         asked = [int(line.split()[3]) for line in err.splitlines() if "No module named 'torch'" in line]
         assert asked == [first.pid, second.pid]
         assert asks[0]["launch"]
-        assert [(each["unnamed"], each["launch"]) for each in asks[:1]] * 2 == [
-            (each["unnamed"], each["launch"]) for each in asks
+        assert [(each["default_run"], each["launch"]) for each in asks[:1]] * 2 == [
+            (each["default_run"], each["launch"]) for each in asks
         ]
         with answering(first.pid, {"run": "half", "url": "http://half", "launch": "l1"}):
             status, _, err = typed("attach", first.pid)
@@ -225,11 +225,11 @@ def test_of_a_job_every_rank_is_asked(typed: Typed, tmp_path: Path, monkeypatch:
             assert f"process {second.pid} was not attached and goes on as it was" in err
             assert asks[-1]["launch"] == "l1"
         monkeypatch.setattr(actions, "DETACH_S", 0.1)
-        monkeypatch.setattr(control, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(request, "PATIENCE_S", 0.1)
         with answering(first.pid, None), answering(second.pid, {"detached": "half", "thread": 1}):
             status, out, err = typed("detach", second.pid)
             assert (status, out) == (1, f"left process {second.pid}, run half: detached\n")
-            assert f"process {first.pid} has not come to a place yet" in err
+            assert f"process {first.pid} has not reached a moment yet" in err
         rows = dict(re.findall(r"^(\d+) +\S+ +(\S+)", typed("ps")[1], re.MULTILINE))
         assert [rows[str(each.pid)] for each in (first, second, other)] == ["0", "1", "0"]
         started = {each.pid for each in processes.ranks_of(processes.find(os.getpid()))}
@@ -249,17 +249,19 @@ def test_of_a_launcher_that_has_torch_what_it_started_is_meant(python: "subproce
 def test_two_who_attach_at_once(typed: Typed, python: "subprocess.Popen[str]") -> None:
     process = processes.find(python.pid)
     assert process is not None
-    with gate.held(process):
-        assert f"somebody is attaching to process {python.pid} just now" in refused(typed, python.pid)
-    path = gate.socket_of(process.uid, process.pid, process.started)
+    with request.locked(process):
+        assert f"another command is attaching to process {python.pid} just now" in refused(typed, python.pid)
+    path = request.socket_of(process)
     with contextlib.ExitStack() as held:
         door = held.enter_context(socket.socket(socket.AF_UNIX))
         held.callback(path.unlink)
         door.bind(str(path))
         door.listen(0)
         held.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
-        assert f"somebody is attaching to process {python.pid} just now, or it hangs" in refused(typed, python.pid)
-        with pytest.raises(RuntimeError, match="somebody else is attaching"):
+        assert f"another command is attaching to process {python.pid} just now, or it hangs" in refused(
+            typed, python.pid
+        )
+        with pytest.raises(RuntimeError, match="another command is attaching"):
             resident._listen(path)
 
 
@@ -273,8 +275,8 @@ def test_ps_where_nothing_trains(typed: Typed, monkeypatch: pytest.MonkeyPatch) 
 def test_a_main_thread_that_sleeps_is_waited_for_and_then_left_alone(
     typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "SAID_EACH_S", 0.2)
-    monkeypatch.setattr(visit, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(target, "PROGRESS_INTERVAL_S", 0.2)
+    monkeypatch.setattr(target, "PATIENCE_S", 0.5)
     sleeping = LOOP.replace(
         "# waits", "import select; select.select([sys.stdin], [], []); print('ctypes' in sys.modules, flush=True)"
     )
@@ -309,27 +311,21 @@ def test_a_gdb_that_is_late_with_its_end_has_done_it(
     python: "subprocess.Popen[str]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gdb = tmp_path / "gdb"
-    gdb.write_text("#!/bin/sh\necho '1.00 1.00\n1.25 1.00\npage 0x1000 refused 0'; exec sleep 60\n")
+    gdb.write_text("#!/bin/sh\necho '1.00 1.00\n1.25 1.00\nrefused 0'; exec sleep 60\n")
     gdb.chmod(0o755)
 
-    def let_go(late: "subprocess.Popen[bytes]", _process: processes.Process) -> None:
-        until(lambda: "page" in (tmp_path / "said").read_text())
-        late.kill()
-        late.wait()
-
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(injection, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(injection, "_let_go", let_go)
+    monkeypatch.setattr(injection, "PATIENCE_S", 0.5)
     found = processes.find(python.pid)
     assert found is not None
-    assert injection.inject(found, "pass\n", tmp_path) == injection.Sent(0x1000, 4096, 0.25)
+    assert injection.inject(found, "pass\n", tmp_path) == 0.25
 
 
 def test_a_gdb_whose_asker_is_killed_lets_go(python: "subprocess.Popen[str]", tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from gradcanary.attach import injection, processes
-injection.PATIENCE_S = injection.LETTING_GO_S = 1
+injection.PATIENCE_S = 2
 lines = injection.SCRIPT.splitlines()
 lines[-4] = "set $refused = ((int (*)(int)) &sleep)(1000)"
 injection.SCRIPT = "\\n".join(lines) + "\\n"
@@ -365,7 +361,7 @@ def test_what_python_3_14_answers(python: "subprocess.Popen[str]", said: str, wh
     """There is no 3.14 for the tests: what its ``sys.remote_exec`` raises is taken from its source."""
     found = processes.find(python.pid)
     assert found is not None
-    assert why in injection.explained(f"Traceback:\n{said}\n", replace(found, version=(3, 14)))
+    assert why in injection.remedy_for(f"Traceback:\n{said}\n", replace(found, version=(3, 14)))
 
 
 def test_python_3_14_is_asked_by_its_own_binary(

@@ -1,4 +1,4 @@
-"""A training that lets a guest in, without gdb, and tells what it saw: ``guest.py FOLDER``, printed as JSON.
+"""A training that activates the agent without gdb, and prints what it saw as JSON: ``activation.py FOLDER``.
 
 Everything happens in its main thread's loop as it would after a request from outside.
 """
@@ -17,17 +17,17 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from gradcanary import naming
-from gradcanary.attach import arrival, control
+from gradcanary.attach import bootstrap, request
 from gradcanary.version import __version__
 
-PACKAGE = str(Path(arrival.__file__).parents[1])
+PACKAGE = str(Path(bootstrap.__file__).parents[1])
 seen: dict[str, object] = {}
 waits: list[str] = []
-is_moving = False
+is_activating = False
 
 
 def audited(event: str, arguments: tuple[object, ...]) -> None:
-    is_ours = is_moving and threading.current_thread() is threading.main_thread()
+    is_ours = is_activating and threading.current_thread() is threading.main_thread()
     if is_ours and event.startswith(("open", "import", "os.", "socket.")):
         waits.append(f"{event} {arguments}")
 
@@ -39,15 +39,15 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def request(folder: Path, name: str) -> dict[str, object]:
+def asked_for(folder: Path, name: str) -> dict[str, object]:
     home = folder / name
     home.mkdir()
-    (home / "gate").touch()
+    (home / "program").touch()
     settings = {"url": "http://127.0.0.1:9", "run": name, "every": None, "absmax_below": None, "token": None}
     return {
-        "gate": str(home / "gate"), "folder": str(home), "package": PACKAGE, "pid": os.getpid(), "agent": __version__,
-        "socket": str(home / "socket"), "settings": settings, "for_s": None, "unnamed": name, "asker": os.getpid(),
-        "asker_started": naming.started(os.getpid()), "launch": None,
+        "file": str(home / "program"), "folder": str(home), "package": PACKAGE, "pid": os.getpid(),
+        "agent": __version__, "socket": str(home / "socket"), "settings": settings, "for_s": None, "default_run": name,
+        "command": os.getpid(), "command_started": naming.started(os.getpid()), "launch": None,
     }  # fmt: skip
 
 
@@ -56,28 +56,35 @@ def hooks() -> int:
     return sum(map(len, both)) + (torch.autograd.backward.__module__ != "torch.autograd")
 
 
+def enter(asked: dict[str, object]) -> threading.Thread:
+    """Begin with what the line runs in a thread; the main thread has to be free for it."""
+    thread = threading.Thread(target=bootstrap.bootstrap, args=(asked,))
+    thread.start()
+    return thread
+
+
 def let_in(asked: dict[str, object]) -> None:
     """Have it come in; what it does as it moves in is listened to."""
-    move_in = arrival.Arrival.move_in
+    activate = bootstrap.Activation.activate
 
-    def listened(came: arrival.Arrival) -> None:
-        global is_moving
-        is_moving = True
+    def listened(activation: bootstrap.Activation) -> None:
+        global is_activating
+        is_activating = True
         try:
-            move_in(came)
+            activate(activation)
         finally:
-            is_moving = False
+            is_activating = False
 
-    arrival.Arrival.move_in = listened
-    arrival.enter(asked)
+    bootstrap.Activation.activate = listened
+    enter(asked)
     until(lambda: (Path(asked["folder"]) / "answer").exists())
-    arrival.Arrival.move_in = move_in
+    bootstrap.Activation.activate = activate
 
 
-def told(asked: dict[str, object], said: dict[str, object]) -> dict[str, object] | None:
+def told(asked: dict[str, object], action: str) -> dict[str, object] | None:
     """Ask it something, from a thread: the main one has to be free to take hooks off."""
     answers: list[object] = []
-    thread = threading.Thread(target=lambda: answers.append(control.ask(Path(asked["socket"]), said, 20.0)))
+    thread = threading.Thread(target=lambda: answers.append(request.send_request(Path(asked["socket"]), action, 20.0)))
     thread.start()
     until(lambda: not thread.is_alive())
     return answers[0]
@@ -107,8 +114,8 @@ def without_files(asked: dict[str, object]) -> bool:
         time.sleep(0.1)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         door.settimeout(10)
-        control.write(door, {"do": "tell"})
-        return control.read(door)["run"] == asked["settings"]["run"]
+        request.write_message(door, {"do": "status"})
+        return request.read_message(door)["run"] == asked["settings"]["run"]
 
 
 def interrupted(folder: Path) -> None:
@@ -124,7 +131,7 @@ def interrupted(folder: Path) -> None:
 
     Hooks.attach = half
     try:
-        let_in(request(folder, "interrupted"))
+        let_in(asked_for(folder, "interrupted"))
         until(lambda: False)
     except KeyboardInterrupt:
         until(lambda: "gradcanary-control" not in [each.name for each in threading.enumerate()])
@@ -136,35 +143,40 @@ def main(folder: Path) -> None:
     weight = torch.nn.Parameter(torch.ones(8))
     optimizer = torch.optim.AdamW([weight])
     os.environ["GRADCANARY_STEP"] = "7"
-    asked = request(folder, "stays")
+    asked = asked_for(folder, "stays")
     let_in(asked)
     seen["waits as it moves in"] = waits
-    from gradcanary.attach import report, resident
+    from gradcanary.attach import resident
     from gradcanary.transfers import Transfers
 
-    resident.LOOKS_EACH_S = 0.02
+    resident.POLL_S = 0.02
     seen["in a fork"] = forked()
     weight.square().sum().backward()
     optimizer.step()
-    seen["step"] = told(asked, {"do": "tell"})["step"]
+    seen["step"] = told(asked, "status")["step"]
     (Path(asked["folder"]) / "answer").unlink()
-    of, report.of = report.of, lambda _: {}["none"]
-    seen["a report that fails"] = told(asked, {"do": "tell"})
-    report.of = of
+    describe, resident.AttachedWatch.describe = resident.AttachedWatch.describe, lambda _: {}["none"]
+    seen["a report that fails"] = told(asked, "status")
+    resident.AttachedWatch.describe = describe
     seen["answers after no file was to be had"] = without_files(asked)
     finish, threads = Transfers.finish, []
     Transfers.finish = lambda *arguments: (threads.append(threading.current_thread().name), finish(*arguments))
-    seen["left"] = told(asked, {"do": "detach"})["detached"]
+    seen["left"] = told(asked, "detach")["detached"]
     seen["GPUs asked in"] = [*threads]
     seen["hooks"] = hooks()
-    folderless = request(folder, "folderless")
-    abandoned = request(folder, "abandoned")
-    arrival.enter({**abandoned, "asker_started": "0"})
+    folderless = asked_for(folder, "folderless")
+    abandoned = asked_for(folder, "abandoned")
+    unwanted = enter({**abandoned, "command_started": "0"})
+    until(lambda: not unwanted.is_alive())
     seen["let in for one who was killed"] = (Path(abandoned["folder"]) / "socket").exists()
-    answer, resident.answer = resident.answer, lambda *_: (_ for _ in ()).throw(FileNotFoundError("no folder"))
-    arrival.enter(folderless)
-    seen["without a folder"] = told(folderless, {"do": "detach"})["detached"]
-    resident.answer = answer
+    answer, bootstrap.write_answer = (
+        bootstrap.write_answer,
+        lambda *_: (_ for _ in ()).throw(FileNotFoundError("no folder")),
+    )
+    enter(folderless)
+    until((Path(folderless["folder"]) / "socket").exists)
+    seen["without a folder"] = told(folderless, "detach")["detached"]
+    bootstrap.write_answer = answer
     interrupted(folder)
     print(json.dumps(seen))
 

@@ -1,0 +1,77 @@
+"""What a session trains and measures, as facts and in a line: printed by ``gradcanary run`` and ``attach``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gradcanary.frameworks import chosen
+from gradcanary.readings import LOW
+
+if TYPE_CHECKING:
+    from gradcanary.observer import Observer
+    from gradcanary.readings import Row
+    from gradcanary.sender import Sender
+
+MAX_NAMES = 1000
+
+
+def summarize(observer: Observer, sender: Sender | None) -> dict[str, Any]:
+    """Return what is known of the layers and of the latest window by now.
+
+    ``layers`` is None until an optimizer has stepped, ``k`` and ``low`` until a whole window was seen.
+    """
+    return {**_trained(observer), **_measured(observer, sender)}
+
+
+def _trained(observer: Observer) -> dict[str, Any]:
+    origin, layers = observer.origin, observer.layers
+    if origin is None or layers is None:
+        return {"layers": None}
+    every = layers.layer_set.layers
+    kinds = [layer.param_dtype for layer in every]
+    return {
+        "layers": len(every),
+        "dtypes": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "optimizer": origin.optimizer,
+        "framework": chosen(layers.framework, origin.loop),
+        "step": observer.step,
+        "step_source": origin.source,
+    }
+
+
+def _measured(observer: Observer, sender: Sender | None) -> dict[str, Any]:
+    row, origin = None if sender is None else sender.latest, observer.origin
+    if row is None or origin is None or observer.layers is None or row.step <= origin.first_step:
+        return {"k": None, "low": None}
+    return {"k": row.micro_steps, "low": _low(row), "accumulators": _accumulators(row)}
+
+
+def _low(row: Row) -> list[str]:
+    """Return the layers whose gradients are below the rules' limit."""
+    column = row.columns.get("absmax")
+    if column is None:
+        return []
+    every = row.layer_set.layers
+    positions = range(len(every)) if column.layers is None else column.layers
+    low = [position for position, value in zip(positions, column.values, strict=True) if value < LOW]
+    return [every[position].name for position in low[:MAX_NAMES]]
+
+
+def _accumulators(row: Row) -> dict[str, int]:
+    stored = [each[1] for each in row.accumulators if each is not None and each[1] is not None]
+    return {kind: stored.count(kind) for kind in sorted(set(stored))}
+
+
+def describe_in_one_line(summary: Mapping[str, Any]) -> str:
+    """Return the optimizer, the layers and the accumulation in one line."""
+    layers = f"{summary['layers']:,} layer{'' if summary['layers'] == 1 else 's'} ({count_kinds(summary['dtypes'])})"
+    return f"{summary['optimizer']}, {layers}, {describe_micro_steps(summary)}"
+
+
+def describe_micro_steps(summary: Mapping[str, Any]) -> str:
+    return f"K = {summary['k']} per step, summed in {count_kinds(summary['accumulators']) or 'nothing yet'}"
+
+
+def count_kinds(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
