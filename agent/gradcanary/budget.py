@@ -1,18 +1,16 @@
-"""How often to sample so that the agent keeps to its budget: decided after each look at what it took; pure.
+"""The sampling interval that keeps the agent within its budget; pure.
 
-A look is a stretch of steps at one interval, cut so that the price of a sample is spread over the steps that it stands
-for. After one that was over the budget the interval becomes the next one, but not where that would save next to
-nothing: what each step costs, sampled or not, no interval makes cheaper. Where that alone is over a quarter of the
-budget, hooks of layers rest between samples from then on, before anything else is tried.
+A measurement covers a stretch of steps at one interval. It is long enough that the cost of a sample is spread over the
+steps that it stands for. After two measurements in a row over the budget the interval becomes the next wider one, as
+long as samples still take a part of the time worth saving. After ten in a row that would have kept half of the budget
+at the next finer interval it becomes that one: a single measurement is high if the machine did other work meanwhile.
 
-The interval goes back once the share at the finer one, as projected, would have been half of the budget at most, look
-after look: a share is judged too high by what else the machine did, and a training changes. Each time that this turned
-out too early it takes twice as many looks, so that the number of changes grows with the logarithm of the steps at most.
+Between "over the budget" and "under half of it" lies a factor of two: the interval of a steady training settles.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 INTERVALS = (1, 10, 100, 1000)
 
@@ -20,33 +18,32 @@ SLOW = 100
 """The interval where each sample makes the training wait for its device."""
 
 GRACE_STEPS = 1000
-"""Of a launch, all of which are sampled: baselines are made of them."""
+"""Steps of a launch that are all sampled: baselines are made of them."""
 
 LOOK_SAMPLES = 16
-"""Each 16th sample counts the zeros of all layers, which costs as much as the rest of it."""
+"""Samples in a measurement. Each 16th sample counts the zeros of all layers, which costs as much as the rest of it."""
 
 LOOK_STEPS = 160
 LOOK_ROUNDS = 4
-"""Of the sender, whose CPU time comes in lumps."""
+"""Rounds of the sender in a measurement: its CPU time comes in lumps."""
 
-SAVES = 0.1
-"""The part of the agent's share that a wider interval has to save."""
+LOOKS_OVER, LOOKS_UNDER = 2, 10
+"""Measurements in a row that have to agree before the interval becomes wider, or finer."""
 
 ROOM = 0.5
-"""Of the budget, that the projected share of a finer interval may take."""
+"""Part of the budget that a finer interval may be expected to take."""
 
-RESTS = 0.25
-"""Of the budget, that what each step costs may take before hooks rest: less is not worth that a layer without a
-gradient is told of one sample later."""
-
-PATIENCE = 4
-"""Looks in a row that have to agree before the interval becomes finer."""
+NEGLIGIBLE = 0.1
+"""Part of the budget: samples that take less than that are not worth a wider interval."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a stretch of steps took, in seconds: all of it; the agent in windows that were sampled and in the others, by
-    the training's clock; and its sender's thread, of CPU."""
+class Measurement:
+    """What a stretch of steps took, in seconds.
+
+    ``elapsed_s`` is all of it. ``sampled_s`` and ``other_s`` are the agent's in windows that were sampled, with what a
+    GPU took for them, and in the others. ``sender_s`` is CPU time of the sender's thread, in so many ``rounds``.
+    """
 
     steps: int = 0
     samples: int = 0
@@ -63,12 +60,12 @@ class Look:
 
     @property
     def lasting(self) -> float:
-        """The part of the time that it would take if nothing was sampled; nobody knows it where everything was."""
+        """The part of the time that it would take without samples; 0 where all steps were sampled: it is not known."""
         others = self.steps - self.samples
         return min(self.share, self._part(self.other_s * self.steps / others)) if others > 0 else 0.0
 
-    def is_over(self, every: int) -> bool:
-        """Say whether it is long enough to be judged."""
+    def is_complete(self, every: int) -> bool:
+        """Return True if it is long enough to be judged."""
         return self.steps >= max(LOOK_STEPS, LOOK_SAMPLES * every) and self.rounds >= LOOK_ROUNDS
 
     def _part(self, seconds: float) -> float:
@@ -76,35 +73,24 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """The interval, and what led to it: ``calm`` looks in a row had room for a finer one, of ``patience`` needed.
-
-    ``rests`` tells that hooks of layers are at rest between samples, as far as they may be.
-    """
+class IntervalPolicy:
+    """The interval, and how many of the last measurements in a row asked for a wider or a finer one."""
 
     every: int = 1
-    calm: int = 0
-    patience: int = PATIENCE
-    has_returned: bool = False
-    rests: bool = False
+    over: int = 0
+    under: int = 0
 
 
-def paced(pace: Pace, look: Look, budget: float) -> Pace:
-    """Return the pace after a look; ``budget`` is the share that the agent may take."""
-    place = INTERVALS.index(pace.every)
-    sampling = look.share - look.lasting
-    if look.lasting > RESTS * budget and not pace.rests:
-        return replace(pace, calm=0, rests=True)
-    if look.share > budget:
-        wider = INTERVALS[min(place + 1, len(INTERVALS) - 1)]
-        if sampling * (1 - pace.every / wider) < SAVES * look.share:
-            return replace(pace, calm=0)
-        return replace(pace, every=wider, calm=0, patience=pace.patience * (1 + pace.has_returned), has_returned=False)
-    if not place:
-        return pace
-    finer = INTERVALS[place - 1]
-    if look.lasting + sampling * pace.every / finer > ROOM * budget:
-        return replace(pace, calm=0)
-    if pace.calm + 1 < pace.patience:
-        return replace(pace, calm=pace.calm + 1)
-    return replace(pace, every=finer, calm=0, has_returned=True)
+def next_policy(policy: IntervalPolicy, measured: Measurement, budget: float) -> IntervalPolicy:
+    """Return the policy after a measurement; ``budget`` is the share that the agent may take."""
+    index = INTERVALS.index(policy.every)
+    sampling = measured.share - measured.lasting
+    if measured.share > budget and sampling > NEGLIGIBLE * budget and policy.every < INTERVALS[-1]:
+        if policy.over + 1 < LOOKS_OVER:
+            return IntervalPolicy(policy.every, over=policy.over + 1)
+        return IntervalPolicy(INTERVALS[index + 1])
+    if index and measured.lasting + sampling * policy.every / INTERVALS[index - 1] <= ROOM * budget:
+        if policy.under + 1 < LOOKS_UNDER:
+            return IntervalPolicy(policy.every, under=policy.under + 1)
+        return IntervalPolicy(INTERVALS[index - 1])
+    return IntervalPolicy(policy.every)

@@ -1,4 +1,4 @@
-"""The hooks on the layers: put on as these become trainable, again after a swap, at rest between samples."""
+"""The hooks on the layers: put on as these become trainable, again after a swap, most disabled between samples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Counters:
         self._gathered: list[Hook] = []
         self.unhooked: list[int] = []
         self._all: list[Hook] = []
-        self._is_looked_at = self._are_resting = False
+        self._is_looked_at = self._are_disabled = False
         self._searches_left = SEARCHES
 
     def follow(self, layers: Layers) -> None:
@@ -74,7 +74,7 @@ class Counters:
         for hook in (*self._hooks.values(), *self._gathered):
             hook.remove()
         self._hooks, self._gathered, self._all, self._searches_left = {}, [], [], SEARCHES
-        self._say_awake()
+        self._note_enabled()
 
     def before_pass(self) -> None:
         """Before the first pass since a step: hook again what the script has moved by swapping tensors.
@@ -118,41 +118,39 @@ class Counters:
     # -- between samples -----------------------------------------------------------------------------------------
 
     def step_ended(self) -> None:
-        """After a step of any optimizer: have hooks rest until the next sample, where that is asked for, or wake them.
+        """After a step of any optimizer: enable all hooks if the next window is sampled, else disable most of them.
 
-        Inside a backward pass nothing changes: of some of its layers the hooks were called already.
+        Inside a backward pass nothing is disabled: the hooks of some of its layers were called already.
         """
         self._is_looked_at = False
         of = self._of
-        if not of.meter.rests and not self._are_resting:
-            return
-        if of.is_next_sampled() or (self._are_resting and any(map(Track.is_lost, of.tracks))):
-            self.wake()
-        elif of.meter.rests and of.has_callbacks and engine.current_pass() < 0:
+        if of.is_next_sampled() or (self._are_disabled and any(map(Track.is_lost, of.tracks))):
+            self.enable()
+        elif of.has_callbacks and engine.current_pass() < 0:
             for track in of.tracks:
-                for position in track.rest():
-                    self._are_resting = True
+                for position in track.disable_hooks():
+                    self._are_disabled = True
                     if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
                         hook.rest()
 
     def doze(self, track: Track, noting: Callable[[int], Callable[[Tensor], None]]) -> None:
-        """Have what ``noting`` returns for a position called in place of each hook of a track that does not rest."""
-        self._are_resting = True
-        for position in track.resting.awake():
+        """Have what ``noting`` returns for a position called in place of each enabled hook of a track."""
+        self._are_disabled = True
+        for position in track.hook_sampler.enabled():
             if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
                 hook.call_instead(noting(position))
 
-    def wake(self) -> None:
-        """Have all of them called again; those of layers that come later in the present backward pass as well."""
-        if self._are_resting:
+    def enable(self) -> None:
+        """Enable all hooks, also of layers that come later in the present backward pass."""
+        if self._are_disabled:
             for hook in self._hooks.values():
                 hook.wake()
-            self._say_awake()
+            self._note_enabled()
 
-    def _say_awake(self) -> None:
-        self._are_resting = False
+    def _note_enabled(self) -> None:
+        self._are_disabled = False
         for track in self._of.tracks:
-            track.wake()
+            track.hook_sampler.enable()
 
 
 def _nowhere() -> nn.Parameter | None:

@@ -199,7 +199,7 @@ class Doze:
         """After a step that was looked at: begin where that, and those before it, were as usual."""
         of = self._of
         track = of.leading
-        if not (of.meter.rests and self._is_able) or track is None or optimizer is not of.main():
+        if not (of.meter.every > 1 and self._is_able) or track is None or optimizer is not of.main():
             return
         window = track.window
         is_usual = window.is_plain and window.calls == window.passes == self._passes
@@ -240,10 +240,7 @@ class Doze:
         self._alike = self._alike if is_usual else 0
         self._hand_over()
         window = self._window
-        rested = window.rested
         if not (self._is_fresh or window.stepped):
             self._track.look_again(is_new=not (window.begun or self._called))
-        self._counters.wake()
-        if self._called:
-            window.rested = rested  # nobody knows what its passes met before this moment
+        self._counters.enable()
         return False

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from gradcanary import engine, facts, frozen, shadows
 from gradcanary.accumulators import accumulator
+from gradcanary.device_clock import on_device_clock
 from gradcanary.forecasts import Outlook, coarse_moments, forecasts
 from gradcanary.frozen import Frozen
 from gradcanary.records import Probe, Sample
 from gradcanary.references import References
+from gradcanary.resting import HookSampler
 from gradcanary.sampling import add_buffer, is_capturing, take_sample
 from gradcanary.shadows import Shadows
 from gradcanary.shards import is_shard, local
@@ -41,12 +43,11 @@ class Gauge:
         self.observed: set[int] = set()
         guard, meter = observer.guard, observer.meter
         self.shadows = Shadows(lambda where, hook: guard.wrap(where, meter.timed(hook)), guard.catch)
+        self.hook_sampler = HookSampler(len(layers))
         self.frozen = Frozen()
         self.outlook = Outlook()
         self._of = observer
         self._earlier, self._counts = [0] * len(layers), [0] * len(layers)
-        self._unknown: set[int] = set()
-        self._rested: Sequence[int] = ()
 
     def follow(self, mine: Sequence[int], layers: Layers) -> None:
         """Take the numbers of its layers among others, and the ways to them that are known by now."""
@@ -64,25 +65,23 @@ class Gauge:
     def forget(self, window: Window, *, was_sampled: bool) -> None:
         """Let go of a window; of one that was not sampled, remember for the next sample which layers took part."""
         if was_sampled:
-            self._earlier, self._unknown, self._rested = [0] * len(self.layers), set(), ()
-            self._counts = [0] * len(self.layers)
-        elif window.counts != self._counts or window.rested is not self._rested:  # most are like the one before
+            self._earlier, self._counts = [0] * len(self.layers), [0] * len(self.layers)
+            self.hook_sampler.sampled()
+        elif window.counts != self._counts:  # most are like the one before
             self._earlier = [*map(add, self._earlier, window.counts)]
             self._counts = window.counts
-            if window.rested is not self._rested:  # the same layers rest in many windows
-                self._unknown.update(window.rested)
-                self._rested = window.rested
 
     # -- samples -------------------------------------------------------------------------------------------------
 
+    @on_device_clock
     @without_autocast
     def sample(self, window: Window, phase: str, scale: Tensor | None) -> None:
         """Take the window's sample now."""
         if is_capturing():
             return
         window.claims.fold()
-        for position in (*self._unknown, *window.rested):
-            self._earlier[position] = 1  # for all that is known it had a gradient while its hook was at rest
+        for position in self.hook_sampler.unknown:
+            self._earlier[position] = 1  # it may have had a gradient meanwhile
         counts = window.counts if window.micro_steps and not window.unseen else None
         window.sample = take_sample(
             self.layers,
@@ -165,6 +164,7 @@ class Gauge:
             is_wide = self.layers[position] in self._of.wishes.wide
             window.probe = Probe(self.layers[position], norm_of(gradient, is_wide=is_wide), scale)
 
+    @on_device_clock
     def copy_weights(self, window: Window, step: int | None) -> None:
         """Keep what the step changes, of the layers whose turn it is; None = the step is not sampled.
 
@@ -243,6 +243,7 @@ class Gauge:
         if shadows.is_due(next_step, origin.first_step) and next_step % interval == 0:
             self.shadows.begin(self.references, next_step, interval)
 
+    @on_device_clock
     def compare_weights(self, window: Window) -> None:
         """Put how far the step moved them into the window's sample."""
         copies, window.copies = window.copies, None

@@ -64,7 +64,8 @@ class Hooks:
         """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
         self._thread = threading.get_ident()
         observer, wrap = self.observer, self.guard.wrap
-        observer.main, observer.optimizers, observer.wake = lambda: self._main(), self.optimizers, self._counters.wake
+        observer.main, observer.optimizers = lambda: self._main(), self.optimizers
+        observer.enable_hooks = self._counters.enable
         observer.rouse = self._doze.end
         self._takes_any = model is None and optimizer is None
         if model is not None:
@@ -266,6 +267,7 @@ class Hooks:
         self.observer.follow(layers)
         devices = {each.device for reference in layers.references if (each := reference()) is not None}
         self.guard.wrap("preparing for a GPU", self._transfers.prepare)(devices, len(layers))
+        self.observer.meter.device_clock.devices = [device for device in devices if device.type == "cuda"]
         if any(map(is_slow, devices)):
             self.observer.meter.slow_down()
             self.observer.tell(facts.SLOW_DEVICE)

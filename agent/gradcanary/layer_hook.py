@@ -36,7 +36,7 @@ def layer_hook(of: Observer, track: Track, position: int) -> Callable[[Tensor], 
 
     if position % TIMED_EACH:
         return accumulated
-    return of.meter.timed_for(lambda: track.resting.hooks_per_clock, accumulated)
+    return of.meter.timed_for(lambda: track.hook_sampler.weight_of_timed_hook, accumulated)
 
 
 def _unknown_pass() -> int:

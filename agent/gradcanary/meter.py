@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gradcanary.budget import GRACE_STEPS, LOOK_STEPS, SLOW, Look, Pace, paced
+from gradcanary.budget import GRACE_STEPS, LOOK_STEPS, SLOW, IntervalPolicy, Measurement, next_policy
 from gradcanary.compiled import is_backward_traced
+from gradcanary.device_clock import DeviceClock
 
 Catches = Callable[[str, BaseException], object]
 
@@ -18,19 +19,18 @@ LONGEST_S = 2e-5
 
 
 class Meter:
-    """Knows ``every``, the interval in steps, whether hooks of layers rest between samples, and the agent's share of
-    the time.
+    """Holds ``every``, the interval in steps, and the agent's share of the time.
 
-    The share is of the last look (:mod:`gradcanary.budget`), until there was one of all steps so far: the time between
-    the beginning of windows, and in it that of all hooks in the training's thread, of steps that are not sampled as
-    well, and the CPU time of the sender's thread, which may have a core of its own. Not in it: torch's own call of a
-    hook, and what a device computes after a kernel was launched. Hooks of layers are counted by the timed ones of them.
+    The share is that of the last measurement (:mod:`gradcanary.budget`), before the first one of all steps so far. It
+    counts all hooks in the training's thread, those of unsampled steps included, what samples take on a GPU, and the
+    CPU time of the sender's thread. Torch's own call of a hook is not counted. Of the layer hooks some have a clock.
     """
 
     def __init__(self, every: int | str, budget: float) -> None:
         self.spent_s = 0.0
         self._is_fixed, self._budget = every != "auto", budget
-        self.take(Pace(every if isinstance(every, int) else 1))
+        self.take(IntervalPolicy(every if isinstance(every, int) else 1))
+        self.device_clock = DeviceClock()
         self._sender_s, self._rounds = 0.0, 0
         self._windows = 0
         self._share: float | None = None
@@ -38,20 +38,20 @@ class Meter:
         self._since = self._sampled_s = self._other_s = self._before_s = self._sender_before_s = 0.0
         self._steps = self._samples = self._rounds_before = 0
 
-    def take(self, pace: Pace) -> None:
-        """Go at a pace from now on."""
-        self._pace, self.every, self.rests = pace, pace.every, pace.rests
+    def take(self, policy: IntervalPolicy) -> None:
+        """Sample at the interval of a policy from now on."""
+        self._policy, self.every = policy, policy.every
 
     def slow_down(self) -> None:
         """Sample as seldom as where the training waits for each sample, for good, unless an interval was given."""
         if not self._is_fixed:
-            self.take(Pace(SLOW))
+            self.take(IntervalPolicy(SLOW))
             self._is_fixed = True
 
     def share(self) -> float:
         """Return the agent's share of the time, 0 before the first window."""
         if self._share is None and self._is_begun:
-            return min(self._looked(time.perf_counter()).share, 1.0)
+            return min(self._measured(time.perf_counter()).share, 1.0)
         return self._share or 0.0
 
     def timed(self, function: Callable[..., object]) -> Callable[..., None]:
@@ -107,6 +107,7 @@ class Meter:
     def window_ended(self, *, is_sampled: bool) -> None:
         """Count a window that was closed; between two of them the interval may change."""
         spent_s, self._before_s = self.spent_s - self._before_s, self.spent_s
+        self._sampled_s += self.device_clock.take()
         self._windows += 1
         self._steps += 1
         if is_sampled:
@@ -116,23 +117,23 @@ class Meter:
             self._other_s += spent_s
         if self._steps < LOOK_STEPS or self._steps % self.every:
             return
-        look = self._looked(time.perf_counter())
-        self._share = min(look.share, 1.0)
-        if not look.is_over(self.every):
+        measured = self._measured(time.perf_counter())
+        self._share = min(measured.share, 1.0)
+        if not measured.is_complete(self.every):
             return
         if self._windows >= GRACE_STEPS and not self._is_fixed:
-            self.take(paced(self._pace, look, self._budget))
+            self.take(next_policy(self._policy, measured, self._budget))
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a look."""
+        """Begin a measurement."""
         self._steps = self._samples = 0
         self._sampled_s = self._other_s = 0.0
         self._before_s, self._sender_before_s = self.spent_s, self._sender_s
         self._rounds_before, self._since = self._rounds, time.perf_counter()
 
-    def _looked(self, now: float) -> Look:
-        return Look(
+    def _measured(self, now: float) -> Measurement:
+        return Measurement(
             steps=self._steps,
             samples=self._samples,
             elapsed_s=now - self._since,

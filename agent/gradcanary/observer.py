@@ -42,7 +42,7 @@ class Observer:
         self.layers: Layers | None = None
         self.main: Callable[[], Optimizer | None] = lambda: None
         self.optimizers: Callable[[], Sequence[Optimizer]] = tuple
-        self.wake: Callable[[], None] = lambda: None
+        self.enable_hooks: Callable[[], None] = lambda: None
         self.rouse: Callable[[], object] = lambda: None
         self.origin: Origin | None = None
         self.wishes = Wishes()

@@ -13,7 +13,6 @@ from gradcanary.gauge import Gauge
 from gradcanary.pause import Pause
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
 from gradcanary.references import References, are_same
-from gradcanary.resting import Resting
 from gradcanary.scaling import Scaling
 from gradcanary.window import NEW, SAME, TOUCHED, Sentinel, Window
 
@@ -38,7 +37,7 @@ class Track:
         self.is_new = True
         self._of = observer
         self._sentinel = Sentinel()
-        self.resting = Resting(len(layers))
+        self.hook_sampler = self.gauge.hook_sampler
         self._pass = self.plain_pass = -1
         self.first = 0
         self._open: set[int] = set()
@@ -85,7 +84,7 @@ class Track:
         is_outermost = not self._open
         if self._of.has_callbacks and not self._is_opened(number):
             return
-        self.resting.keep(position)
+        self.hook_sampler.always.add(position)
         self.first = position
         if is_outermost:
             self._enter_window(position, number)
@@ -224,8 +223,8 @@ class Track:
             self.scaling.search(self._of.scalers, self._of.step)
         if self.scaling.found:
             self.window.loss_scale, self.window.scaler_round = self.scaling.begin()
-        if self.resting.positions and self._of.is_sampled(self):
-            self._of.wake()  # no step came before it to do so: the last one was skipped, or compiled
+        if self.hook_sampler.disabled and self._of.is_sampled(self):
+            self._of.enable_hooks()  # no step came before it to do so: the last one was skipped, or compiled
 
     def look_away(self, *, is_again: bool) -> None:
         """Begin a pause; a window whose gradients were cleared already is not of it."""
@@ -254,34 +253,27 @@ class Track:
         window = self.window
         if not is_foreign:
             self._passes_before = window.passes or self._passes_before
-        if window.is_seen and not (window.rested or window.unseen or is_foreign) and any(window.counts):
-            self.resting.saw(window.counts)
+        if window.is_seen and not (window.unseen or is_foreign) and any(window.counts):
+            self.hook_sampler.observe(window.counts, was_sampled=was_sampled)
         self.gauge.forget(window, was_sampled=was_sampled)
         self.window = Window(len(window.counts))
-        self.window.rested = self.resting.positions
 
-    def rest(self) -> Sequence[int]:
-        """Return the positions of the layers whose hooks rest from now on; none where they do already.
+    def disable_hooks(self) -> Sequence[int]:
+        """Return the positions of the layers whose hooks are disabled from now on; none where they are already.
 
         Between two windows only, and not where the script says when a sum is complete.
         """
-        window, resting = self.window, self.resting
-        if resting.positions or self.gauge.observed or not window.stepped:
+        window, sampler = self.window, self.hook_sampler
+        if sampler.disabled or self.gauge.observed or not window.stepped:
             return ()
-        return resting.rest(window.counts)
-
-    def wake(self) -> None:
-        """Note that all hooks are awake, for the whole window where that has just begun."""
-        self.resting.wake()
-        if not (any(self.window.counts) or self.window.stepped):
-            self.window.rested = ()
+        return sampler.disable(window.counts)
 
     def may_doze(self) -> bool:
         """Say whether nothing is asked of its next windows, if they are not sampled, but that they are counted."""
         gauge = self.gauge
         is_foreseen = gauge.outlook.is_over or self._of.place.is_silent
         is_watched = gauge.observed or gauge.shadows.are_on or self.scaling.found or self._sentinel.layer is None
-        return is_foreseen and self.resting.is_learned and not is_watched and self._clears_in_place is False
+        return is_foreseen and self.hook_sampler.is_learned and not is_watched and self._clears_in_place is False
 
     def is_cleared(self) -> bool:
         """Say whether the gradient that tells of the others is gone, and that which the last pass began with."""
@@ -301,8 +293,8 @@ class Track:
             self._mark()
 
     def is_lost(self) -> bool:
-        """Say whether a window had its step while hooks rested, and of those awake none was called: others would be."""
-        return bool(self.resting.positions) and self.window.stepped and not any(self.window.counts)
+        """Return True if a window had its step and no enabled hook was called: the disabled ones would have been."""
+        return bool(self.hook_sampler.disabled) and self.window.stepped and not any(self.window.counts)
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Take what the moment before the step shows: a late sample, or the clip. A closure comes after this."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -32,8 +31,8 @@ class Window:
     ``steps_before`` counts the steps of all optimizers until it began; ``claims`` are of gradients before a reduction;
     ``unsynced`` counts passes in which no shard was reduced, so that no hook was called. ``copies`` are the weights of
     some layers before the step, by position, None until they are made; ``is_seen`` is False of one that was looked away
-    from; ``summed`` are the positions whose sum the script has said to be complete; ``rested`` are those whose hooks
-    were not called in all of its passes; ``is_marked`` says that its gradients are remembered as the step left them.
+    from; ``summed`` are the positions whose sum the script has said to be complete; ``is_marked`` says that its
+    gradients are remembered as the step left them.
     """
 
     __slots__ = (
@@ -51,7 +50,6 @@ class Window:
         "lr",
         "passes",
         "probe",
-        "rested",
         "sample",
         "scaler_round",
         "seen_in",
@@ -91,7 +89,6 @@ class Window:
         self.is_seen = True
         self.is_marked = False
         self.summed: set[int] = set()
-        self.rested: Sequence[int] = ()
 
     @property
     def micro_steps(self) -> int:

@@ -12,7 +12,8 @@ from torch import nn
 
 import gradcanary
 from gradcanary import wire
-from gradcanary.budget import Look, Pace
+from gradcanary.budget import IntervalPolicy, Measurement
+from gradcanary.device_clock import DeviceClock
 from gradcanary.meter import LONGEST_S, Meter
 
 NOTHING = 1e-9
@@ -127,14 +128,12 @@ RESTLESS_STEPS = 201
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interval that is another one every few steps, from the first on, and hooks at rest in half of them."""
+    """An interval that is another one every few steps, from the first on, and hooks that are disabled in between."""
     draws = random.Random(1)
     monkeypatch.setattr("gradcanary.meter.GRACE_STEPS", 0)
     monkeypatch.setattr("gradcanary.meter.LOOK_STEPS", 1)
-    monkeypatch.setattr(Look, "is_over", lambda *_: draws.random() < 0.2)
-    monkeypatch.setattr(
-        "gradcanary.meter.paced", lambda *_: Pace(draws.choice([1, 1, 10, 10, 100]), rests=draws.random() < 0.5)
-    )
+    monkeypatch.setattr(Measurement, "is_complete", lambda *_: draws.random() < 0.2)
+    monkeypatch.setattr("gradcanary.meter.next_policy", lambda *_: IntervalPolicy(draws.choice([1, 1, 10, 10, 100])))
     for name in ("SEEN", "SPREAD"):
         monkeypatch.setattr(f"gradcanary.resting.{name}", 1)
 
@@ -226,7 +225,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("gradcanary.meter.time", clock)
+    for module in ("meter", "device_clock"):
+        monkeypatch.setattr(f"gradcanary.{module}.time", clock)
     return clock
 
 
@@ -268,6 +268,72 @@ def test_steps_that_are_not_sampled_do_not_make_a_sample_dear(clock: Clock) -> N
         meter.sent(0.0)
         meter.window_ended(is_sampled=is_sampled)
         found.append(meter.every)
-    assert found[999 + 120] == 10
+    assert (found[1120], found[1280]) == (1, 10)  # after the second measurement over the budget
     assert sorted(set(found)) == [1, 10, 100]
     assert meter.share() == pytest.approx(0.02, abs=0.001)
+
+
+class Moment:
+    """Stands for an event of a stream; it completes once the device's time has come to it."""
+
+    def __init__(self, device: "Device", at_s: float) -> None:
+        self.device, self.at_s = device, at_s
+
+    def query(self) -> bool:
+        return self.device.now_s >= self.at_s
+
+    def elapsed_time(self, end: "Moment") -> float:
+        assert self.query(), "read before it has completed"
+        assert end.query(), "read before it has completed"
+        return (end.at_s - self.at_s) * 1e3
+
+
+class Device:
+    """A GPU whose work is queued: kernels of so many seconds."""
+
+    def __init__(self) -> None:
+        self.now_s = self.queued_s = 0.0
+
+    def launch(self, seconds: float) -> None:
+        self.queued_s = max(self.queued_s, self.now_s) + seconds
+
+    def record(self, _device: torch.device) -> Moment:
+        return Moment(self, max(self.queued_s, self.now_s))
+
+
+def test_what_samples_take_on_a_device_counts_once_it_has_completed(clock: Clock) -> None:
+    """A second a step; a sample takes 0.5 s of the device, and 0.1 s of the host to launch it, which is in it."""
+    meter, device = Meter("auto", 0.01), Device()
+    meter.device_clock = DeviceClock(device.record)
+    meter.device_clock.devices = [torch.device("cuda:0")]
+
+    def launch() -> None:
+        device.launch(0.5)
+        clock.passes(0.1)
+
+    hook = meter.timed(lambda: meter.device_clock.time(launch))
+    meter.window_begins()
+    shares = []
+    for step in range(160):
+        if step % 10 == 0:
+            hook()
+        clock.passes(1.0)
+        meter.sent(0.0)
+        meter.window_ended(is_sampled=step % 10 == 0)
+        shares.append(meter.share())
+        if step > 40:
+            device.now_s += 1.5
+    assert shares[40] == pytest.approx(5 * 0.1 / (41 + 5 * 0.1))
+    assert meter.share() == pytest.approx(16 * 0.5 / (160 + 16 * 0.1))
+
+
+def test_of_more_samples_than_may_be_pending_the_rest_is_not_timed() -> None:
+    device, launched = Device(), []
+    timer = DeviceClock(device.record)
+    timer.devices = [torch.device("cuda:0"), torch.device("cuda:1")]
+    for _ in range(100):
+        device.launch(1.0)
+        timer.time(lambda: launched.append(device.launch(1.0)))
+    assert (len(launched), timer.take()) == (100, 0.0)
+    device.now_s = 1000.0
+    assert timer.take() == pytest.approx(64.0, rel=1e-3)

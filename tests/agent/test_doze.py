@@ -14,7 +14,7 @@ from test_loops import assert_identical, watching
 from torch import nn
 
 import gradcanary
-from gradcanary.budget import Look, Pace
+from gradcanary.budget import IntervalPolicy, Measurement
 from gradcanary.doze import Doze
 
 STEPS, EVERY = 400, 10
@@ -27,8 +27,8 @@ def drowsy(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first step on each tenth is sampled, and all dozes after a few windows."""
     monkeypatch.setattr("gradcanary.meter.GRACE_STEPS", 0)
     monkeypatch.setattr("gradcanary.meter.LOOK_STEPS", 1)
-    monkeypatch.setattr(Look, "is_over", lambda *_: True)
-    monkeypatch.setattr("gradcanary.meter.paced", lambda *_: Pace(EVERY, rests=True))
+    monkeypatch.setattr(Measurement, "is_complete", lambda *_: True)
+    monkeypatch.setattr("gradcanary.meter.next_policy", lambda *_: IntervalPolicy(EVERY))
     monkeypatch.setattr("gradcanary.forecasts.AFTER", 2)
     monkeypatch.setattr("gradcanary.resting.SEEN", 3)
     monkeypatch.setattr("gradcanary.doze.ALIKE", 2)

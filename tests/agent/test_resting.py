@@ -12,8 +12,8 @@ from test_loops import assert_identical, reading, watching
 from torch import Tensor, nn
 
 import gradcanary
-from gradcanary.budget import Look, Pace
-from gradcanary.resting import Resting
+from gradcanary.budget import IntervalPolicy, Measurement
+from gradcanary.resting import HookSampler
 
 STEPS, EVERY = 121, 10
 SKIPPED = {29, 47, 48, 49, 69}
@@ -25,8 +25,8 @@ def restful(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first step on each tenth is sampled, and hooks rest once fifteen windows were seen."""
     monkeypatch.setattr("gradcanary.meter.GRACE_STEPS", 0)
     monkeypatch.setattr("gradcanary.meter.LOOK_STEPS", 1)
-    monkeypatch.setattr(Look, "is_over", lambda *_: True)
-    monkeypatch.setattr("gradcanary.meter.paced", lambda *_: Pace(EVERY, rests=True))
+    monkeypatch.setattr(Measurement, "is_complete", lambda *_: True)
+    monkeypatch.setattr("gradcanary.meter.next_policy", lambda *_: IntervalPolicy(EVERY))
     for name, value in {"SEEN": 15, "SPREAD": 2}.items():
         monkeypatch.setattr(f"gradcanary.resting.{name}", value)
 
@@ -242,28 +242,36 @@ def test_how_a_loop_clears_its_gradients_is_learned_without_a_sample(collector: 
     assert [*collector.metric("loss")] == [*range(1, 13)]
 
 
-def test_which_hooks_stay_awake() -> None:
-    resting = Resting(10)
-    resting.keep(9)
+def test_which_hooks_are_always_enabled() -> None:
+    sampler = HookSampler(10)
+    sampler.always.add(9)
     for _ in range(14):
-        resting.saw([1] * 10)
-    assert resting.able() == ()
-    resting.saw([1, 1, 0, 1, 1, 1, 2, 1, 1, 1])
-    assert resting.able() == [
-        1,
-        3,
-        4,
-        7,
-        8,
-    ]  # 0 and 5 are spread over all, 2 had none once, 6 had most, 9 begins passes
-    resting.keep(3)
-    assert resting.able() == [1, 4, 7, 8]
+        sampler.observe([1] * 10, was_sampled=True)
+    assert sampler.disable([1] * 10) == ()
+    sampler.observe([1, 1, 0, 1, 1, 1, 2, 1, 1, 1], was_sampled=True)
+    # 0 and 5 are spread over all, 2 had none once, 9 begins passes, and 3 had none just now
+    assert sampler.disable([1, 1, 1, 0, 1, 1, 1, 1, 1, 1]) == [1, 4, 6, 7, 8]
+    sampler.observe([0] * 10, was_sampled=False)
+    assert sampler.enabled() == [0, 2, 3, 5, 9]
+    sampler.enable()
+    assert (sampler.enabled(), sampler.unknown) == ([*range(10)], {1, 4, 6, 7, 8})
+    sampler.sampled()
+    assert sampler.unknown == set()
 
 
-@pytest.mark.parametrize(("layers", "awake"), [(1, 1), (10, 2), (64, 10), (148, 17), (5000, 16)])
-def test_of_few_layers_most_may_rest_as_well(monkeypatch: pytest.MonkeyPatch, layers: int, awake: int) -> None:
-    monkeypatch.setattr("gradcanary.resting.SPREAD", 16)
-    resting = Resting(layers)
+def test_what_a_timed_hook_counts_for() -> None:
+    sampler = HookSampler(64)
+    assert sampler.weight_of_timed_hook == 16
     for _ in range(15):
-        resting.saw([1] * layers)
-    assert layers - len(resting.able()) == awake
+        sampler.observe([1] * 64, was_sampled=True)
+    enabled = 64 - len(sampler.disable([1] * 64))
+    assert sampler.weight_of_timed_hook == enabled / sum(not at % 16 for at in sampler.enabled())
+
+
+@pytest.mark.parametrize(("layers", "enabled"), [(1, 1), (10, 2), (64, 10), (148, 17), (5000, 16)])
+def test_of_few_layers_most_may_rest_as_well(monkeypatch: pytest.MonkeyPatch, layers: int, enabled: int) -> None:
+    monkeypatch.setattr("gradcanary.resting.SPREAD", 16)
+    sampler = HookSampler(layers)
+    for _ in range(15):
+        sampler.observe([1] * layers, was_sampled=True)
+    assert layers - len(sampler.disable([1] * layers)) == enabled

@@ -3,7 +3,7 @@
 python tests/benchmarks/agent_budget.py [--rounds 7] [--steps 3] [--look 20] [--only NAME ...]
 What counts is what comes after the first 1,000 steps of a launch, with the interval N that the agent settles for
 (``settling.py``). Rounds measure, each turn between two of the training unwatched, steps of which each is sampled and
-steps of which none is, with hooks at rest if that is what it came to; a step of the default costs the latter and 1/N of
+steps of which none is, with most hooks disabled; a step of the default costs the latter and 1/N of
 the difference. CPU time is that of the whole process. Memory is what the resident set grew by from
 before ``watch()`` to ten sampled steps later.
 Exit status 1 where its own share is over the budget, or the median of a default by more than its own unwatched turns
@@ -117,7 +117,7 @@ def show(name: str, loop: Training, found: Found) -> bool:
     told = [ratios.told(each) if each else "" for each in (found.noise, *found.ratios.values(), found.default())]
     others = f"{settled.hooks_s * 1e3:.2f} + {settled.sender_s * 1e3:.2f}"
     print(
-        f"| {name}: {size} | {settled.step_s * 1e3:.1f} ms | {settled.every}{', at rest' if settled.rests else ''} | "
+        f"| {name}: {size} | {settled.step_s * 1e3:.1f} ms | {settled.every} | "
         f"{settled.share:.2%} | {settled.sample_s * 1e3:.1f} ms | {others} ms | {' | '.join(told)} | "
         f"{settled.grown_mib:.0f} MiB | {settled.threads} |",
         flush=True,

@@ -103,8 +103,7 @@ def main() -> int:
             settled = settle(loops[0], receiver.url)
             with all_ways(receiver.url, settled) as ways:
                 costs = measure(loops, ways, arguments.rounds, arguments.pairs)
-        rest = "some hooks at rest" if settled.rests else "no hook at rest"
-        print(f"N = {settled.every}, {rest}; own share {settled.share:.2%}\n", flush=True)
+        print(f"N = {settled.every}; own share {settled.share:.2%}\n", flush=True)
         costs = {DEFAULT: of_default(costs, settled), **costs}
         are_met.append(show(costs))
     return int(not all(are_met))

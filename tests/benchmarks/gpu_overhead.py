@@ -180,8 +180,7 @@ def main() -> int:
         with ways_of(loop, receiver.url, settled) as ways:
             found = measured(loop, ways, given.rounds, given.steps)
     found[DEFAULT] = settled.default(found[EVERY_STEP], found[UNSAMPLED])
-    rest = "some hooks at rest" if settled.rests else "no hook at rest"
-    print(f"N = {settled.every}, {rest}; own share {settled.share:.2%}\n")
+    print(f"N = {settled.every}; own share {settled.share:.2%}\n")
     print("| watched by | ratio: median (range) |\n|---|---|")
     for way, each in found.items():
         print(f"| {way} | {ratios.told(each)} |")

@@ -1,10 +1,9 @@
 """What the agent settles for after the first 1,000 steps of a launch, and watches that are as it is by then.
 
 Those steps are all sampled; what counts is what comes after them. They are not trained here: with a shorter grace and
-shorter looks the same code looks at the same training, at each step and at each tenth, until it knows whether hooks are
-to rest; what a sample and another step took in the last of these looks tells the interval N that it would settle for. A
-step of the default then costs what a step costs that is not sampled, and 1/N of what a sample adds to it. Imported, not
-run.
+shorter looks the same code measures the same training, at each step and at each tenth. What a sample and another step
+took in the last of these measurements gives the interval N that it would settle for. A step of the default then costs
+what a step costs that is not sampled, and 1/N of what a sample adds to it. Imported, not run.
 """
 
 import threading
@@ -21,13 +20,13 @@ from torch import nn
 
 import gradcanary
 from gradcanary import doze, meter, resting
-from gradcanary.budget import INTERVALS, Look, Pace, paced
+from gradcanary.budget import INTERVALS, LOOKS_OVER, IntervalPolicy, Measurement, next_policy
 
 LOOK = 20
 """Steps of a look; ten times as many would take an hour for the larger models."""
 
 AT_DEFAULT, WARM_UP = 1.01, 2
-"""The target; and steps after which a turn begins: hooks rest after the second."""
+"""The target; and steps after which a turn begins: hooks are disabled after the second."""
 
 
 class Training(Protocol):
@@ -49,10 +48,9 @@ class Timed(Training, Protocol):
 
 @dataclass(frozen=True)
 class Settled:
-    """The interval, whether hooks rest, the agent's own share by then, and what it came to hold meanwhile."""
+    """The interval, the agent's own share by then, and what it came to hold meanwhile."""
 
     every: int
-    rests: bool
     share: float
     step_s: float
     sample_s: float
@@ -65,8 +63,6 @@ class Settled:
         """Watch a loop as the agent does by then, but with another interval: 1 samples each step, 1,000 none."""
         resting.SEEN = doze.ALIKE = 1
         watch = gradcanary.watch(loop.model, loop.optimizer, url=url, run="costs", every=every, step=1)
-        observer = watch._session.observer
-        observer.meter.take(Pace(every, rests=self.rests))
         forget_forecasts(watch)
         return watch
 
@@ -82,31 +78,32 @@ def forget_forecasts(watch: gradcanary.Watch) -> None:
 
 
 @contextmanager
-def quick_looks(steps: int, looks: list[Look], clock: Callable[[], float]) -> Iterator[None]:
+def quick_looks(steps: int, looks: list[Measurement], clock: Callable[[], float]) -> Iterator[None]:
     """Have the agent decide at once, after short looks that are kept, and sample each tenth step at the least."""
 
-    def paced_(pace: Pace, look: Look, budget: float) -> Pace:
+    def next_policy_(policy: IntervalPolicy, look: Measurement, budget: float) -> IntervalPolicy:
         looks.append(look)
-        found = paced(pace, look, budget)
+        found = next_policy(policy, look, budget)
         return replace(found, every=min(found.every, INTERVALS[1]))
 
-    kept = meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN, doze.ALIKE
+    kept = meter.GRACE_STEPS, meter.LOOK_STEPS, Measurement.is_complete, meter.next_policy, resting.SEEN, doze.ALIKE
     wall, meter.time = meter.time, SimpleNamespace(perf_counter=clock)
     meter.GRACE_STEPS, meter.LOOK_STEPS = 2 * steps, steps  # the first look has the start in it
     resting.SEEN = doze.ALIKE = 1
-    meter.Look.is_over, meter.paced = lambda look, every: look.steps >= max(steps, every), paced_
+    Measurement.is_complete = lambda look, every: look.steps >= max(steps, every)
+    meter.next_policy = next_policy_
     yield
-    meter.GRACE_STEPS, meter.LOOK_STEPS, meter.Look.is_over, meter.paced, resting.SEEN, doze.ALIKE = kept
+    meter.GRACE_STEPS, meter.LOOK_STEPS, Measurement.is_complete, meter.next_policy, resting.SEEN, doze.ALIKE = kept
     meter.time = wall
 
 
-def at_interval(look: Look, every: int) -> Look:
+def at_interval(look: Measurement, every: int) -> Measurement:
     """Return a look at another interval, where a sample and a step take what they took in this one."""
     others = look.steps - look.samples
     step_s = look.other_s / others if others else 0.0
     sample_s = (look.sampled_s + look.sender_s) / look.samples - step_s
     plain_s = look.elapsed_s - look.sampled_s - look.other_s
-    return Look(
+    return Measurement(
         steps=INTERVALS[-1],
         samples=INTERVALS[-1] // every,
         elapsed_s=INTERVALS[-1] * (plain_s / look.steps + step_s + sample_s / every),
@@ -124,26 +121,25 @@ def settle(loop: Training, url: str, look_steps: int = LOOK, clock: Callable[[],
     """
     loop.step()
     resident, threads = psutil.Process().memory_info().rss, threading.active_count()
-    looks: list[Look] = []
+    looks: list[Measurement] = []
     with (
         quick_looks(look_steps, looks, clock),
         gradcanary.watch(loop.model, loop.optimizer, url=url, run="settles") as watch,
     ):
         forget_forecasts(watch)
         measured, number, grown, more = watch._session.observer.meter, 0, 0, 0
-        while not looks or (measured.every > 1 and len(looks) < 2 + measured.rests):
+        while len(looks) < LOOKS_OVER or (measured.every > 1 and len(looks) < 2 * LOOKS_OVER):
             loop.step()
             number += 1
             if number == 10:
                 grown, more = psutil.Process().memory_info().rss - resident, threading.active_count() - threads
-        pace = Pace(measured.every, rests=measured.rests)
+        policy = IntervalPolicy(measured.every)
     last = looks[-1]
-    for _ in range(2 * len(INTERVALS)):
-        pace = paced(pace, at_interval(last, pace.every), AT_DEFAULT - 1)
+    for _ in range(LOOKS_OVER * len(INTERVALS)):
+        policy = next_policy(policy, at_interval(last, policy.every), AT_DEFAULT - 1)
     return Settled(
-        every=pace.every,
-        rests=pace.rests,
-        share=at_interval(last, pace.every).share,
+        every=policy.every,
+        share=at_interval(last, policy.every).share,
         step_s=(last.elapsed_s - last.sampled_s - last.other_s) / last.steps,
         sample_s=last.sampled_s / max(last.samples, 1),
         hooks_s=last.other_s / max(last.steps - last.samples, 1),

@@ -116,3 +116,25 @@ def test_what_is_not_finite_is_named_and_counted(collector: Recorded, bad: float
     }
     assert set(sent[4].values()) == {1.0}
     assert sent[8] == counts[8]
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="events of a stream")
+def test_what_samples_take_on_the_gpu_counts_in_the_share(collector: Recorded) -> None:
+    """Behind kernels of 50 ms: nothing is waited for, and what a sample took is known once it has completed."""
+    trained = Plain()
+    with watching(trained, collector, is_watched=True) as watch:
+        trained.accumulate()
+        trained.finish()
+        torch.cuda.synchronize()
+        clock = watch._session.observer.meter.device_clock
+        clock.take()
+        debug("error")
+        clock.time(lambda: torch.cuda._sleep(100_000_000))
+        assert clock.take() == 0.0
+        debug("default")
+        torch.cuda.synchronize()
+        assert 0.01 < clock.take() < 1.0
+        trained.accumulate()
+        trained.finish()
+        assert clock._pending
+    assert watch._session.guard.caught == 0, watch._session.guard.facts
