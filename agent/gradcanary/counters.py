@@ -133,7 +133,7 @@ class Counters:
                     if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
                         hook.rest()
 
-    def doze(self, track: Track, noting: Callable[[int], Callable[[Tensor], None]]) -> None:
+    def replace_enabled(self, track: Track, noting: Callable[[int], Callable[[Tensor], None]]) -> None:
         """Have what ``noting`` returns for a position called in place of each enabled hook of a track."""
         self._are_disabled = True
         for position in track.hook_sampler.enabled():

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradcanary import compiled, engine, facts, summed, tap
 from gradcanary.counters import Counters
-from gradcanary.doze import Doze
+from gradcanary.fast_path import FastPath
 from gradcanary.frameworks import unwrapped
 from gradcanary.groups import elements, is_hooked, parameters, sizes
 from gradcanary.guard import Guard
@@ -55,7 +55,7 @@ class Hooks:
         self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._main: Callable[[], Optimizer | None] = lambda: None
         self._counters = Counters(observer)
-        self._doze = Doze(observer, self._counters, guard)
+        self._fast_path = FastPath(observer, self._counters, guard)
         self._keep = guard.wrap("a pass that reduces nothing", lambda _: observer.calls.keep())
         self._steps: list[Any] = []
         self._listener = observer.meter.hook("capturing the loss", self._backward_called, guard.catch)
@@ -66,7 +66,7 @@ class Hooks:
         observer, wrap = self.observer, self.guard.wrap
         observer.main, observer.optimizers = lambda: self._main(), self.optimizers
         observer.enable_hooks = self._counters.enable
-        observer.rouse = self._doze.end
+        observer.leave_fast_path = self._fast_path.leave
         self._takes_any = model is None and optimizer is None
         if model is not None:
             self._model = weakref.ref(model)
@@ -141,7 +141,7 @@ class Hooks:
         self._thread = threading.get_ident()
         if self._transfers.lanes:
             self._transfers.visit()
-        if self._doze.is_on and self._doze.backward_called(tensors):
+        if self._fast_path.is_on and self._fast_path.backward_called(tensors):
             return
         self._counters.before_pass()
         self.observer.backward_called(tap.single_elements(tensors))
@@ -155,7 +155,7 @@ class Hooks:
             self._transfers.visit()
         # Accelerate's wrapper passes on a closure that is None.
         has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
-        if self._doze.is_on and self._doze.step_begins(optimizer, has_closure=has_closure):
+        if self._fast_path.is_on and self._fast_path.step_begins(optimizer, has_closure=has_closure):
             return
         if not self.follows(optimizer):
             if optimizer in self._strangers:
@@ -177,14 +177,14 @@ class Hooks:
     def _step_ended(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if self.before_next_pass is not None:
             return
-        if self._doze.is_on and self._doze.step_ended(optimizer):
+        if self._fast_path.is_on and self._fast_path.step_ended(optimizer):
             return
         if not self.follows(optimizer) or self._is_recorded():
             return
         self.observer.step_ended(optimizer)
         self._transfers.visit()
         self._counters.step_ended()
-        self._doze.window_stepped(optimizer)
+        self._fast_path.window_stepped(optimizer)
         if (before := self._steps_of.get(optimizer, 0)) < LEADS_AFTER:
             self._steps_of[optimizer] = before + 1
             if before + 1 == LEADS_AFTER and self._main() not in self._steps_of:
@@ -253,7 +253,7 @@ class Hooks:
 
     def _follow(self) -> None:
         """Find the layers; where that fails, not again for what is the same then."""
-        self._doze.end()
+        self._fast_path.leave()
         optimizers, self._declared_at = self.optimizers(), summed.changes()
         self._sizes = {id(optimizer): sizes(optimizer) for optimizer in optimizers}
         # The largest one; of those that have stepped, where it takes too long to.

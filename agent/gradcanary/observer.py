@@ -43,7 +43,7 @@ class Observer:
         self.main: Callable[[], Optimizer | None] = lambda: None
         self.optimizers: Callable[[], Sequence[Optimizer]] = tuple
         self.enable_hooks: Callable[[], None] = lambda: None
-        self.rouse: Callable[[], object] = lambda: None
+        self.leave_fast_path: Callable[[], object] = lambda: None
         self.origin: Origin | None = None
         self.wishes = Wishes()
         self.step = self.steps_taken = self.samples = 0
@@ -132,7 +132,7 @@ class Observer:
 
     def close(self) -> None:
         """Hand over the last window if it had its step."""
-        self.rouse()
+        self.leave_fast_path()
         self._catch_up()
         if self.calls.count > 1 and not (self.steps_taken or self.buffers):
             self.tell(facts.NO_OPTIMIZER)
@@ -145,7 +145,7 @@ class Observer:
 
     def pause(self) -> None:
         """Look away until the next step; without an optimizer until a window ends that has not begun yet."""
-        self.rouse()
+        self.leave_fast_path()
         self._catch_up()  # a step before this moment is not the one that ends it
         if self._leading is not None:
             self._leading.look_away(is_again=self.paused)

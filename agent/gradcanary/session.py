@@ -138,7 +138,7 @@ class Session:
         """Read a buffer in place of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
         self.observer.buffers.check(name, tuple(buffer.shape))
         self.guard.wrap("looking for what has arrived", self._transfers.visit)()
-        self.guard.wrap("looking again", self.observer.rouse)()
+        self.guard.wrap("leaving the fast path", self.observer.leave_fast_path)()
         if self.observer.paused:
             self.guard.wrap("passing a buffer over", self.observer.buffers.pass_over)(name)
         if not self.observer.paused:

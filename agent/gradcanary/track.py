@@ -268,7 +268,7 @@ class Track:
             return ()
         return sampler.disable(window.counts)
 
-    def may_doze(self) -> bool:
+    def allows_fast_path(self) -> bool:
         """Say whether nothing is asked of its next windows, if they are not sampled, but that they are counted."""
         gauge = self.gauge
         is_foreseen = gauge.outlook.is_over or self._of.place.is_silent
@@ -281,7 +281,7 @@ class Track:
         return layer is not None and self.gauge.gradient(layer) is None and self.gauge.gradient(self.first) is None
 
     def look_again(self, *, is_new: bool) -> None:
-        """After a doze go on with the window that is open, or with a new one.
+        """After the fast path go on with the window that is open, or with a new one.
 
         Gradients that are there are taken to be as the last pass left them; one that is gone tells by itself.
         """

@@ -20,7 +20,7 @@ from gradcanary import tap
 Begin = Callable[[Loop], AbstractContextManager[object]]
 
 WARM_UP = 5
-"""Steps of each before any counts: by then the session has begun, and steps that are not sampled are dozed through."""
+"""Steps of each before any counts: by then the session has begun, and steps that are not sampled take the fast path."""
 
 
 def paired(loops: tuple[Loop, Loop], begin: Begin, pairs: int) -> tuple[float, float]:

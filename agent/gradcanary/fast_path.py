@@ -1,11 +1,11 @@
-"""Windows between two samples that are all alike: noted with next to nothing, for as long as they stay so.
+"""The fast path between two samples: windows that are all alike are counted, and nothing else is done.
 
-Of a window that is not sampled its number is told, its loss, its learning rates and what the script logged: nothing for
-which anybody has to look at gradients, or be called at the end of a pass. Where hooks of layers rest between samples
-(:mod:`gradcanary.resting`), and windows have had the same passes for a while, all of the agent dozes until the step
-before the next sample: a call of ``backward()`` is counted and its loss kept, the hooks that do not rest tell
-whose it is, and the step is counted. Whatever is not as usual ends it at once, and is then looked at as if
-there had been no doze: what was noted of the window that is open is all that is known of such a one.
+Of an unsampled window only its step, loss, learning rates and logged numbers are sent. No gradient has to be looked at
+for that, and no end of a pass. So once a number of windows had the same passes, a call of ``backward()`` is counted and
+its loss kept, the first enabled hook of a pass shows that the pass belongs to this training, and the step is counted.
+
+At the step before a sample, and at the first call that is not as usual, the fast path is left. The open window goes on
+as an ordinary one: what was noted of it is all that an unsampled window needs.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from gradcanary.window import Window
 
 ALIKE = 16
-"""Windows in a row that had the same passes, before the agent dozes, for the first time and after what was unusual."""
+"""Windows in a row with the same passes before the fast path is taken, at first and after an unusual call."""
 
 HANDS_OVER_S = 0.1
-"""Where steps are shorter, the windows of such a time are handed over together: each record for itself costs more."""
+"""Windows of this time are handed over together: one record after the other costs a third of the first."""
 
 HANDS_OVER = 32
 """Windows that are handed over together at most: half of what may be on its way from a GPU at a time."""
 
 Kept = tuple[int, float, list[Tensor], tuple[float | Tensor, ...], list[Logged]]
-"""Of a window that is over: its step, the time, what its passes started from, its learning rates, what was logged."""
+"""A window that is over: its step, the time, the roots of its passes, its learning rates, and what was logged."""
 
 Optimizer = torch.optim.Optimizer
 
@@ -50,15 +50,15 @@ def _is_on_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch annotates it nowhere
 
 
-class Doze:
-    """Takes the calls of torch while it ``is_on``; each returns False where it has ended, and the call is to be looked
-    at."""
+class FastPath:
+    """Takes the calls of torch while it ``is_on``. Each returns False if the fast path was left by it: then the call is
+    an ordinary one."""
 
     def __init__(self, observer: Observer, counters: Counters, guard: Guard) -> None:
         self.is_on = False
         self._of, self._counters, self._guard = observer, counters, guard
         self._alike = self._passes = self._called = 0
-        self._is_fresh = self._is_able = True
+        self._is_first = self._is_able = True
         self._kept: list[Kept] = []
         self._track: Track
         self._window: Window
@@ -70,45 +70,44 @@ class Doze:
     # -- while it is on ------------------------------------------------------------------------------------------
 
     def backward_called(self, tensors: object) -> bool:
-        """Note a call of ``backward()``, and before the first one of a window hand over the last window."""
-        try:
-            return self._backward_called(tensors)
-        except Exception as error:  # noqa: BLE001 -- as in Guard.wrap; then the call is looked at as without a doze
-            return self._give_up("noting a pass", error)
+        """Count a call of ``backward()``; before the first one of a window keep the last window."""
+        return self._guarded("noting a pass", self._backward_called, tensors)
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> bool:
-        """Take the learning rates of a window that was as usual; another optimizer is none of ours."""
-        try:
-            return optimizer is self._optimizer() and self._step_begins(optimizer, has_closure=has_closure)
-        except Exception as error:  # noqa: BLE001 -- likewise
-            return self._give_up("noting a step", error)
+        """Take the learning rates of a window; the step of another optimizer is an ordinary call."""
+        if optimizer is not self._optimizer():
+            return False
+        return self._guarded("noting a step", self._step_begins, optimizer, has_closure)
 
     def step_ended(self, optimizer: Optimizer) -> bool:
-        """Count the step; before a window that is sampled all is awake."""
+        """Count the step; leave if the next window is sampled."""
+        return optimizer is self._optimizer() and self._guarded("noting a step", self._step_ended)
+
+    def _guarded(self, where: str, call: Callable[..., bool], *given: object) -> bool:
         try:
-            return optimizer is self._optimizer() and self._step_ended()
-        except Exception as error:  # noqa: BLE001 -- likewise
-            return self._give_up("noting a step", error)
+            return call(*given)
+        except Exception as error:  # noqa: BLE001 -- as in Guard.wrap; then the call is an ordinary one
+            return self._give_up(where, error)
 
     def _backward_called(self, tensors: object) -> bool:
         of = self._of
         if of.graphs.stepped:
-            return self.end()
+            return self.leave()
         if self._window.stepped:
             self._go_on()
             if of.is_sampled(self._track):
-                return self.end(is_usual=True)  # the interval has become another one
+                return self.leave(is_usual=True)  # the interval has become another one
         elif self._called == self._passes or self._is_cleared():
-            return self.end()
+            return self.leave()
         self._called += 1
         of.calls.add(tap.single_elements(tensors))
         return True
 
-    def _step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> bool:
+    def _step_begins(self, optimizer: Optimizer, has_closure: bool) -> bool:
         window = self._window
         is_usual = self._called == window.passes == self._passes and not has_closure and self._present_pass() < 0
         if not is_usual or sizes(optimizer) != self._sizes or summed.changes() != self._declared_at:
-            return self.end()
+            return self.leave()
         window.stepping = True
         window.lr = learning_rates((optimizer,))
         return True
@@ -121,11 +120,11 @@ class Doze:
         of.stepped_at = time.perf_counter()
         of.calls.forget()
         if of.is_next_sampled():
-            self.end(is_usual=True)
+            self.leave(is_usual=True)
         return True
 
     def _noting(self, position: int) -> Callable[[Tensor], None]:
-        """Return what is called with a layer's gradient: the first such call tells that a pass is of this training."""
+        """Return the hook of an enabled layer: the first call of one shows that a pass belongs to this training."""
         of = self._of
         news = of.meter.hook("counting micro-steps", self._note, self._give_up)
 
@@ -145,15 +144,15 @@ class Doze:
             window.losses += calls.take()[0]
 
     def _is_cleared(self) -> bool:
-        """Say whether gradients of this window are gone though there was no step."""
+        """Return True if gradients of this window are gone though there was no step."""
         return self._window.begun and self._track.is_cleared()
 
     def _go_on(self) -> None:
-        """Turn to the next window. The same object serves: what is summed up in it of the layers is known of all."""
+        """Turn to the next window. It is the same object: the counts of layers in it hold for all of them."""
         of, window = self._of, self._window
-        if self._is_fresh:
+        if self._is_first:
             of.close_window(self._track)
-            self._window, self._is_fresh = self._track.window, False
+            self._window, self._is_first = self._track.window, False
             return
         now = time.time()
         self._kept.append((of.step, now, window.losses, window.lr, of.logged))
@@ -193,10 +192,10 @@ class Doze:
                 )
             )
 
-    # -- its beginning and its end -------------------------------------------------------------------------------
+    # -- entering and leaving it ---------------------------------------------------------------------------------
 
     def window_stepped(self, optimizer: Optimizer) -> None:
-        """After a step that was looked at: begin where that, and those before it, were as usual."""
+        """After an ordinary step take the fast path if the last windows were alike."""
         of = self._of
         track = of.leading
         if not (of.meter.every > 1 and self._is_able) or track is None or optimizer is not of.main():
@@ -205,42 +204,42 @@ class Doze:
         is_usual = window.is_plain and window.calls == window.passes == self._passes
         self._alike = self._alike + 1 if is_usual else 0
         self._passes = window.passes
-        if self._alike >= ALIKE and len(of.optimizers()) == 1 and not of.is_next_sampled() and self._may_begin(track):
-            self._begin(track, optimizer)
+        if self._alike >= ALIKE and len(of.optimizers()) == 1 and not of.is_next_sampled() and self._may_enter(track):
+            self._enter(track, optimizer)
 
-    def _may_begin(self, track: Track) -> bool:
-        """Say whether there is nothing but the steps of one optimizer, and nobody who has to be called meanwhile."""
+    def _may_enter(self, track: Track) -> bool:
+        """Return True if nothing but the steps of one optimizer has to be followed meanwhile."""
         of = self._of
         is_plain = of.is_alone and of.has_callbacks and not (of.paused or of.buffers or of.graphs.stepped)
         # Neither has been measured: ranks that wait for each other, and a device that works ahead of its process.
         is_plain = is_plain and not of.place.is_one_of_many and not _is_on_cuda()
         is_whole = of.layers is not None and not of.layers.has_shards and not self._counters.unhooked
-        return is_plain and is_whole and track.may_doze()
+        return is_plain and is_whole and track.allows_fast_path()
 
-    def _begin(self, track: Track, optimizer: Optimizer) -> None:
-        self.is_on = self._is_fresh = True
+    def _enter(self, track: Track, optimizer: Optimizer) -> None:
+        self.is_on = self._is_first = True
         self._called = 0
         self._track, self._window = track, track.window
         self._optimizer, self._sizes = weakref.ref(optimizer), sizes(optimizer)
         self._declared_at, self._present_pass = summed.changes(), engine.passes()
-        self._counters.doze(track, self._noting)
+        self._counters.replace_enabled(track, self._noting)
 
     def _give_up(self, where: str, error: BaseException) -> bool:
-        """End for good: what raises here must not raise in each step from now on."""
+        """Leave it for good: what raises here must not raise in each step from now on."""
         self._guard.catch(where, error)
         self._is_able = False
-        self._guard.wrap("ending the doze", self.end)()
+        self._guard.wrap("leaving the fast path", self.leave)()
         return False
 
-    def end(self, *, is_usual: bool = False) -> bool:
-        """Have all hooks called again, if it is on, and the window that is open looked at; return False."""
+    def leave(self, *, is_usual: bool = False) -> bool:
+        """Enable all hooks, if it is on, and make the open window an ordinary one; return False."""
         if not self.is_on:
             return False
         self.is_on = False
         self._alike = self._alike if is_usual else 0
         self._hand_over()
         window = self._window
-        if not (self._is_fresh or window.stepped):
+        if not (self._is_first or window.stepped):
             self._track.look_again(is_new=not (window.begun or self._called))
         self._counters.enable()
         return False

@@ -1,4 +1,4 @@
-"""Between samples all of the agent dozes where windows are alike: nothing is missed, whatever comes in between."""
+"""Between samples the fast path is taken where windows are alike: nothing is missed, whatever comes in between."""
 
 import random
 import sys
@@ -15,7 +15,7 @@ from torch import nn
 
 import gradcanary
 from gradcanary.budget import IntervalPolicy, Measurement
-from gradcanary.doze import Doze
+from gradcanary.fast_path import FastPath
 
 STEPS, EVERY = 400, 10
 OURS = str(Path(gradcanary.__file__).parent)
@@ -23,15 +23,15 @@ NEVER = 10**9
 
 
 @pytest.fixture(autouse=True)
-def drowsy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first step on each tenth is sampled, and all dozes after a few windows."""
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first step on each tenth is sampled, and the fast path is taken after a few windows."""
     monkeypatch.setattr("gradcanary.meter.GRACE_STEPS", 0)
     monkeypatch.setattr("gradcanary.meter.LOOK_STEPS", 1)
     monkeypatch.setattr(Measurement, "is_complete", lambda *_: True)
     monkeypatch.setattr("gradcanary.meter.next_policy", lambda *_: IntervalPolicy(EVERY))
     monkeypatch.setattr("gradcanary.forecasts.AFTER", 2)
     monkeypatch.setattr("gradcanary.resting.SEEN", 3)
-    monkeypatch.setattr("gradcanary.doze.ALIKE", 2)
+    monkeypatch.setattr("gradcanary.fast_path.ALIKE", 2)
 
 
 class Loop:
@@ -148,32 +148,32 @@ def sent_of(seed: int, micro_steps: int) -> tuple[Sent, dict[tuple[int, str], fl
 
 
 @pytest.mark.parametrize(("seed", "micro_steps"), [(1, 1), (2, 1), (3, 2), (4, 3)])
-def test_all_that_is_told_is_as_without_a_doze(
+def test_all_that_is_sent_is_as_without_the_fast_path(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seed: int, micro_steps: int
 ) -> None:
-    dozed: list[bool] = []
-    step_ended = Doze.step_ended
-    monkeypatch.setattr(Doze, "step_ended", lambda self, each: dozed.append(step_ended(self, each)) or dozed[-1])
+    taken: list[bool] = []
+    step_ended = FastPath.step_ended
+    monkeypatch.setattr(FastPath, "step_ended", lambda self, each: taken.append(step_ended(self, each)) or taken[-1])
     bare = Loop(seed, micro_steps)
     bare.train()
-    sent, absmax, dozing = sent_of(seed, micro_steps)
-    assert dozed.count(True) > STEPS / 4
-    dozed.clear()
-    monkeypatch.setattr("gradcanary.doze.ALIKE", NEVER)
-    expected, known, awake = sent_of(seed, micro_steps)
+    sent, absmax, watched = sent_of(seed, micro_steps)
+    assert taken.count(True) > STEPS / 4
+    taken.clear()
+    monkeypatch.setattr("gradcanary.fast_path.ALIKE", NEVER)
+    expected, known, observed = sent_of(seed, micro_steps)
     assert capsys.readouterr().err == ""
-    assert True not in dozed
+    assert True not in taken
     assert sent == expected
     both = absmax.keys() & known.keys()  # a layer whose hook was at rest as its sample began is in one of them only
     assert {key: absmax[key] for key in both} == {key: known[key] for key in both}
     assert len(both) > 0.9 * max(len(absmax), len(known))
-    assert_identical(dozing.model, bare.model)
-    assert_identical(awake.model, bare.model)
+    assert_identical(watched.model, bare.model)
+    assert_identical(observed.model, bare.model)
 
 
 def test_a_step_goes_through_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is what it costs where caches are cold, and no clock is needed to tell."""
-    monkeypatch.setattr("gradcanary.doze.HANDS_OVER_S", NEVER)
+    monkeypatch.setattr("gradcanary.fast_path.HANDS_OVER_S", NEVER)
     loop, called = Loop(0, 1), []
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
@@ -189,10 +189,10 @@ def test_a_step_goes_through_few_functions(monkeypatch: pytest.MonkeyPatch) -> N
     assert 10 < sum(called) < 47 + resting
 
 
-def test_where_cuda_is_in_use_it_stays_awake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcanary.doze._is_on_cuda", lambda: True)
+def test_where_cuda_is_in_use_it_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradcanary.fast_path._is_on_cuda", lambda: True)
     begun: list[bool] = []
-    monkeypatch.setattr(Doze, "_begin", lambda *_: begun.append(True))
+    monkeypatch.setattr(FastPath, "_enter", lambda *_: begun.append(True))
     loop = Loop(0, 1)
     with recording() as collector, watching(collector, loop.model, loop.optimizer, is_watched=True):
         for _ in range(101):
@@ -206,15 +206,15 @@ def test_a_fault_ends_it_for_good_and_no_step_is_missed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
 ) -> None:
     bare, loop, called = Loop(0, 2), Loop(0, 2), []
-    works = getattr(Doze, part)
+    works = getattr(FastPath, part)
 
-    def fail(doze: Doze, *given: object, **more: object) -> object:
+    def fail(path: FastPath, *given: object, **more: object) -> object:
         called.append(part)
         if len(called) > 20:
             raise RuntimeError("broken")
-        return works(doze, *given, **more)
+        return works(path, *given, **more)
 
-    monkeypatch.setattr(Doze, part, fail)
+    monkeypatch.setattr(FastPath, part, fail)
     with recording() as collector, watching(collector, loop.model, loop.optimizer, is_watched=True):
         for each in (loop, bare):
             torch.manual_seed(1)
