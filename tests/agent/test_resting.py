@@ -275,3 +275,11 @@ def test_of_few_layers_most_may_rest_as_well(monkeypatch: pytest.MonkeyPatch, la
     for _ in range(15):
         sampler.observe([1] * layers, was_sampled=True)
     assert layers - len(sampler.disable([1] * layers)) == enabled
+
+
+def test_hooks_are_disabled_at_an_interval_that_was_given(collector: Recorded) -> None:
+    model, disabled = Routed(), []
+    with watching(collector, model, is_watched=True, every=EVERY):
+        read = train(model, lambda _: disabled.append(at_rest(model)), steps=51)
+    assert_sent(collector, read, range(0, 51, EVERY))
+    assert {step for step in range(20, 51) if not disabled[step]} == {*range(19, 51, EVERY)} - SKIPPED - {19}
