@@ -51,9 +51,9 @@ def traces(loop: Loop) -> dict[str, object]:
         {name: value for name, value in held(each).items() if "hook" in name or callable(vars(each)[name])}
         for each in loop.model.modules()
     ]
-    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks", "grad_dtype")
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks", "grad_dtype")  # the last since torch 2.10
     found["parameters"] = [
-        [str(getattr(each, kind)) for kind in kinds] + sorted(vars(each)) for each in loop.model.parameters()
+        [str(getattr(each, kind, None)) for kind in kinds] + sorted(vars(each)) for each in loop.model.parameters()
     ]
     found["optimizer"] = {
         name: value for name, value in held(loop.optimizer).items() if "hook" in name or name in ("step", "zero_grad")
