@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gradcanary import wire
-from gradcanary.records import number_of, scale_of
+from gradcanary.records import Kind, number_of, of_kind, scale_of
 
 if TYPE_CHECKING:
     from gradcanary.findings import Findings
@@ -37,19 +37,19 @@ class Clips:
         They are of gradients before the clip, so never from a sample in the step hook. The total is that of what one
         backward pass made: its clip takes all of that together.
         """
-        norms, probe = found.joint, record.probe
+        norms, probe = found.joint, of_kind(record.parts, Kind.PROBE)
         if found.phase == "post_clip" or not (norms and found.is_whole) or not all(map(math.isfinite, norms)):
             return ()
         total = math.sqrt(math.fsum(value * value for value in norms))
         row.metrics.append((("total_norm", ()), record.step, total))
-        before = found.norm.get(probe.layer, 0.0) if probe is not None else 0.0
+        before = 0.0 if probe is None else found.norm.get(probe.layers[0], 0.0)
         if probe is None or before == 0.0:
             return ()
-        factor = number_of(probe.norm) / scale_of(probe.scale) / before
+        factor = number_of(probe.value) / scale_of(record.parts, Kind.PROBE_SCALE) / before
         if factor <= 1 + 1e-3:
             row.metrics.append((("clip_factor", ()), record.step, min(factor, 1.0)))
         row.clipped = int(factor < CLIPPED_BELOW)
-        return self._judge(factor * total, scale_of(record.loss_scale)) if row.clipped else ()
+        return self._judge(factor * total, scale_of(record.parts, Kind.LOSS_SCALE)) if row.clipped else ()
 
     def _judge(self, left: float, scale: float) -> tuple[wire.Fact, ...]:
         """Tell which of two norms the loop clips to: what is left of the gradients, or that times the loss scale.

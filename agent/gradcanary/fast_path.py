@@ -22,7 +22,7 @@ from gradcanary import engine, summed, tap
 from gradcanary.compiled import is_backward_traced
 from gradcanary.groups import sizes
 from gradcanary.layers import learning_rates
-from gradcanary.records import NOT_SKIPPED, Logged, Record
+from gradcanary.records import NOT_SKIPPED, Logged, Record, parts_of
 
 if TYPE_CHECKING:
     from gradcanary.counters import Counters
@@ -179,11 +179,7 @@ class FastPath:
                     micro_steps=0,
                     skipped=NOT_SKIPPED,
                     samples=[],
-                    probe=None,
-                    found_inf=None,
-                    losses=losses,
-                    loss_scale=None,
-                    lr=lr,
+                    parts=parts_of(losses, lr),
                     step_time_s=None,
                     agent_share=of.meter.share(),
                     every=of.meter.every,

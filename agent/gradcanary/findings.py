@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from gradcanary import shadows, wire
 from gradcanary.forecasts import Forecast, fact_of
-from gradcanary.records import MEASURED, PARTIAL, Sample, scale_of
-from gradcanary.statistics import Failed, not_finite, read, told
+from gradcanary.records import MEASURED, PARTIAL, Kind, Part, Sample, scale_of
+from gradcanary.statistics import Failed, read, told
 
 
 class Findings:
@@ -37,15 +38,15 @@ class Findings:
         """Return what there is to say of forecasts; waits for them."""
         found = []
         for forecast, numbers in self.forecasts:
-            stuck = _read(numbers, forecast.stuck, failed)
-            shares = {layers[number].name: share for number, share in stuck}
+            stuck = _values(forecast.parts, Kind.STUCK, failed)
+            shares = {layers[numbers[place]].name: share for (place,), share in stuck}
             fact = fact_of(forecast, shares, step)
             found += [] if fact is None else [fact]
         return found
 
     def add(self, sample: Sample, failed: Failed) -> None:
         """Take a sample; a stat has one phase, so of two that differ it is the one that promises less."""
-        numbers, scale = read(sample.measured, failed), scale_of(sample.scale)
+        numbers, scale = read(sample.parts, failed), scale_of(sample.parts, Kind.SCALE)
         norms, largest = numbers.norm, numbers.absmax
         if scale != 1:
             norms, largest = ({place: value / scale for place, value in each.items()} for each in (norms, largest))
@@ -55,7 +56,6 @@ class Findings:
         self.absmax.update({sample.layers[place]: value for place, value in largest.items()})
         self.zeros.update({sample.layers[place]: value for place, value in numbers.zeros.items()})
         self.nonfinite.update({sample.layers[place]: value for place, value in numbers.nonfinite.items()})
-        self.own_faults += [sample.layers[place] for place in not_finite(sample.own, failed)]
         self._add_some(sample, failed)
         for place, layer in enumerate(sample.layers):
             is_lost = sample.states[place] == MEASURED and place not in numbers.absmax
@@ -65,21 +65,27 @@ class Findings:
 
     def _add_some(self, sample: Sample, failed: Failed) -> None:
         """Take what there is of some layers only."""
-        self.moved.update({layer: _change_of(each) for layer, each in _read(sample.layers, sample.moved, failed)})
-        losses = {layer: shadows.loss_of(each) for layer, each in _read(sample.layers, sample.losses, failed)}
-        self.losses.update({layer: loss for layer, loss in losses.items() if loss is not None})
-        self.frozen.update(_read(sample.layers, sample.frozen, failed))
-        self.forecasts += [(forecast, sample.layers) for forecast in sample.forecasts]
-        for places, counts in sample.bits:
-            with told(failed, "reading", counts):
-                self.bits.update(zip((sample.layers[place] for place in places), counts.T.tolist(), strict=True))
+        numbers, parts = sample.layers, sample.parts
+        for places, ends in _values(parts, Kind.OWN, failed):
+            read_ends = zip(places, *ends, strict=True)
+            self.own_faults += [numbers[place] for place, *each in read_ends if not all(map(math.isfinite, each))]
+        for (place,), factors in _values(parts, Kind.MOVED, failed):
+            self.moved[numbers[place]] = _change_of(factors)
+        for (place,), factors in _values(parts, Kind.LOST, failed):
+            loss = shadows.loss_of(factors)
+            self.losses.update({} if loss is None else {numbers[place]: loss})
+        self.frozen.update({numbers[place]: share for (place,), share in _values(parts, Kind.FROZEN, failed)})
+        self.forecasts += [(forecast, numbers) for forecast in sample.forecasts]
+        for places, counts in _values(parts, Kind.LOW_BITS, failed):
+            self.bits.update(zip((numbers[place] for place in places), zip(*counts, strict=True), strict=True))
 
 
-def _read(layers: Sequence[int], tensors: Mapping[int, Tensor], failed: Failed) -> Iterator[tuple[int, Any]]:
-    """Yield numbers by number of the layer, of tensors by position; waits for each."""
-    for place, tensor in tensors.items():
-        with told(failed, "reading", tensor):
-            yield layers[place], tensor.tolist()
+def _values(parts: Iterable[Part], kind: Kind, failed: Failed) -> Iterator[tuple[Sequence[int], Any]]:
+    """Yield the layers, by position, and the numbers of the parts of a kind; waits for each."""
+    for part in parts:
+        if part.kind is kind and isinstance(part.value, Tensor):
+            with told(failed, "reading", part.value):
+                yield part.layers, part.value.tolist()
 
 
 def _change_of(factors: Sequence[float]) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gradcanary import wire
 from gradcanary.frozen import ELEMENTS
+from gradcanary.records import Kind, Part, number_of
 from gradcanary.references import References
 from gradcanary.statistics import spread
 from gradcanary.weights import weight_of
@@ -35,11 +36,10 @@ _MOMENTS = ("exp_avg", *_SECOND_MOMENTS)
 
 @dataclass
 class Forecast:
-    """The share of elements, per layer by position, that a step of the learning rate cannot move."""
+    """The share of elements, per layer by position, that a step of the learning rate cannot move; behind that rate."""
 
     dtype: str
-    learning_rate: float | Tensor
-    stuck: dict[int, Tensor]
+    parts: list[Part]
 
 
 class Outlook:
@@ -72,8 +72,9 @@ def forecasts(optimizer: torch.optim.Optimizer, references: References) -> list[
             rate = group["lr"].detach().clone() if isinstance(group["lr"], Tensor) else group["lr"]
             mine = [parameter for parameter in low if parameter.dtype is dtype]
             some = mine[:: -(-len(mine) // MOST_LAYERS)]
-            stuck = {places[id(p)]: share for p in some if (share := stuck_share(p, rate)) is not None}
-            found.append(Forecast(str(dtype).removeprefix("torch."), rate, stuck))
+            stuck = [(places[id(p)], share) for p in some if (share := stuck_share(p, rate)) is not None]
+            parts = [Part(Kind.RATE, rate), *(Part(Kind.STUCK, share, (place,)) for place, share in stuck)]
+            found.append(Forecast(str(dtype).removeprefix("torch."), parts))
     return found
 
 
@@ -107,7 +108,7 @@ def fact_of(forecast: Forecast, shares: Mapping[str, float], step: int) -> wire.
     """Return what is to be said of a forecast, by name of the layer, None where most weights can move; waits for the
     learning rate."""
     stuck = {name: share for name, share in shares.items() if share >= 0.5}
-    if not stuck or not (rate := float(forecast.learning_rate)) > 0:
+    if not stuck or not (rate := number_of(forecast.parts[0].value)) > 0:
         return None
     mean = sum(stuck.values()) / len(stuck)
     text = (

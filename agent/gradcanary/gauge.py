@@ -13,7 +13,7 @@ from gradcanary.accumulators import accumulator
 from gradcanary.device_clock import on_device_clock
 from gradcanary.forecasts import Outlook, coarse_moments, forecasts
 from gradcanary.frozen import Frozen
-from gradcanary.records import Probe, Sample
+from gradcanary.records import Kind, Part, Sample, of_kind
 from gradcanary.references import References
 from gradcanary.resting import HookSampler
 from gradcanary.sampling import add_buffer, is_capturing, take_sample
@@ -103,7 +103,7 @@ class Gauge:
             self._of.guard.wrap("measuring what sums lost", self._add_losses)(window.sample, counts)
 
     def _add_losses(self, sample: Sample, counts: Sequence[int]) -> None:
-        sample.losses = self.shadows.losses(counts)
+        sample.add(Kind.LOST, self.shadows.losses(counts))
 
     @without_autocast
     def read_buffer(self, window: Window, position: int, buffer: Tensor) -> None:
@@ -162,7 +162,9 @@ class Gauge:
         gradient = self.gradient(position)
         if gradient is not None and readable(gradient := local(gradient)) and window.counts[position]:
             is_wide = self.layers[position] in self._of.wishes.wide
-            window.probe = Probe(self.layers[position], norm_of(gradient, is_wide=is_wide), scale)
+            layer = (self.layers[position],)
+            window.probe = [Part(Kind.PROBE, norm_of(gradient, is_wide=is_wide), layer)]
+            window.probe += [] if scale is None else [Part(Kind.PROBE_SCALE, scale, layer)]
 
     @on_device_clock
     def copy_weights(self, window: Window, step: int | None) -> None:
@@ -202,7 +204,7 @@ class Gauge:
         ]
         if owned is not None:
             moving = [*map(and_, moving, owned)]
-        window.sample.frozen = self.frozen.turn(step, of.meter.every, self.references, moving)
+        window.sample.add(Kind.FROZEN, self.frozen.turn(step, of.meter.every, self.references, moving))
 
     def forecast(self, window: Window, optimizer: torch.optim.Optimizer) -> None:
         """After a step say once what will go wrong with weights or moments of low precision.
@@ -218,7 +220,8 @@ class Gauge:
         wrap = of.guard.wrap
         wrap("forecasting of moments", self._forecast_moments)(optimizer, of.layers)
         wrap("forecasting of weights", self._forecast_weights)(optimizer, window.sample)
-        if "float16" in window.sample.dtypes and window.loss_scale is None and window.sample.scale is None:
+        has_scale = window.loss_scale is not None or of_kind(window.sample.parts, Kind.SCALE) is not None
+        if "float16" in window.sample.dtypes and not has_scale:
             of.tell(facts.NO_SCALER)
 
     def _forecast_moments(self, optimizer: torch.optim.Optimizer, layers: Layers) -> None:
@@ -229,6 +232,7 @@ class Gauge:
 
     def _forecast_weights(self, optimizer: torch.optim.Optimizer, sample: Sample) -> None:
         sample.forecasts = forecasts(optimizer, self.references)
+        sample.parts += [part for forecast in sample.forecasts for part in forecast.parts]
 
     def shadow(self, window: Window, next_step: int) -> None:
         """After a step, see to it that what the next window's sums lose can be told, where that is its turn.
@@ -248,4 +252,4 @@ class Gauge:
         """Put how far the step moved them into the window's sample."""
         copies, window.copies = window.copies, None
         if copies and window.sample is not None:
-            window.sample.moved = changes(copies, self.references)
+            window.sample.add(Kind.MOVED, changes(copies, self.references))

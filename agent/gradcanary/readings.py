@@ -18,9 +18,11 @@ from gradcanary.records import (
     PARTIAL,
     SKIPPED_BY_SCALER,
     ZERO,
+    Kind,
     Record,
     Wishes,
     number_of,
+    of_kind,
 )
 
 if TYPE_CHECKING:
@@ -119,7 +121,8 @@ class Reader:
     def read(self, record: Record) -> Row:
         """Return the record's numbers; waits for its tensors."""
         skipped = record.skipped
-        if not skipped and record.found_inf is not None and number_of(record.found_inf) != 0:
+        found_inf = of_kind(record.parts, Kind.FOUND_INF)
+        if not skipped and found_inf is not None and number_of(found_inf.value) != 0:
             skipped = SKIPPED_BY_SCALER
         self._skipped_total += skipped > 0
         row = Row(
@@ -144,22 +147,25 @@ class Reader:
         return row
 
     def _own_metrics(self, record: Record) -> Iterator[tuple[str, float]]:
-        scale = number_of(record.loss_scale) if record.loss_scale is not None else 1.0
+        loss_scale = of_kind(record.parts, Kind.LOSS_SCALE)
+        scale = 1.0 if loss_scale is None else number_of(loss_scale.value)
         said = any(
             logged.name == "loss" and not logged.tags and logged.step in (None, record.step) for logged in record.logged
         )
-        if record.losses and not said:
-            yield "loss", sum(map(number_of, record.losses)) / (scale or 1.0)
-        yield from ((f"lr{group}", number_of(rate)) for group, rate in enumerate(record.lr))
+        losses = [part.value for part in record.parts if part.kind is Kind.LOSS]
+        if losses and not said:
+            yield "loss", sum(map(number_of, losses)) / (scale or 1.0)
+        rates = [part.value for part in record.parts if part.kind is Kind.RATE]
+        yield from ((f"lr{group}", number_of(rate)) for group, rate in enumerate(rates))
         if not record.samples:
             return
         if record.step_time_s is not None:
             yield "step_time_s", record.step_time_s
         if record.peak_memory_bytes is not None:
             yield "peak_memory_bytes", float(record.peak_memory_bytes)
-        if record.loss_scale is not None:
+        if loss_scale is not None:
             yield "scaler_scale", scale
-        if self._skipped_total or record.loss_scale is not None:
+        if self._skipped_total or loss_scale is not None:
             yield "skipped_total", float(self._skipped_total)
 
     def _read_samples(self, record: Record, row: Row) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from enum import Enum, auto
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from gradcanary import wire
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from gradcanary.forecasts import Forecast
     from gradcanary.frameworks import Loop
     from gradcanary.layers import Layers
-    from gradcanary.statistics import Measured
-
-Value = TypeVar("Value")
 
 MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.STATES))
 """Values of the state plane."""
@@ -25,40 +25,84 @@ MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.
 NOT_SKIPPED, SKIPPED_BY_SCALER, SKIPPED_BY_LOOP = range(3)
 
 
+class Kind(Enum):
+    """What a part holds; of a sample first, then of a record."""
+
+    NORMS = auto()
+    """[3, layers]: L2 norm, minus the least element, the greatest."""
+    NONZERO = auto()
+    """Per layer how many elements are not zero; a large layer is counted in pieces, and named once for each."""
+    NONFINITE = auto()
+    """Per layer how many elements are not finite, in pieces as well."""
+    SCALE = auto()
+    """The loss scale that the gradients carried."""
+    OWN = auto()
+    """[2, layers]: the least and the greatest element of the gradients of this process, before a reduction."""
+    LOW_BITS = auto()
+    """What :func:`gradcanary.accumulators.low_bits` counts."""
+    MOVED = auto()
+    """What :func:`gradcanary.weights.changes` finds of one layer."""
+    LOST = auto()
+    """What :meth:`gradcanary.shadows.Shadows.losses` finds of one layer."""
+    FROZEN = auto()
+    """The share of a layer's weights that :class:`gradcanary.frozen.Frozen` found unmoved."""
+    STUCK = auto()
+    """The share of a layer's weights that a step of the learning rate cannot move."""
+
+    LOSS = auto()
+    """What a backward pass started from."""
+    RATE = auto()
+    """The learning rate of a parameter group."""
+    LOSS_SCALE = auto()
+    FOUND_INF = auto()
+    PROBE = auto()
+    """The norm of one layer's gradient at the step, to compare with its sample: the ratio is the clip factor."""
+    PROBE_SCALE = auto()
+    """The loss scale that this gradient carried."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One value of a sample or a record, on whatever device it was made, and the layers that it is about.
+
+    ``layers`` go by position in the sample; a probe's is a number of the layer set. ``sizes`` are those of layers whose
+    elements are counted.
+    """
+
+    kind: Kind
+    value: float | Tensor
+    layers: Sequence[int] = ()
+    sizes: Sequence[int] = ()
+
+
 @dataclass
 class Sample:
-    """The layers of one optimizer's window, measured once; ``states``, ``dtypes`` and ``measured`` go by position.
+    """The layers of one optimizer's window, measured once; ``states``, ``dtypes`` and ``parts`` go by position.
 
-    ``layers`` are their numbers in the layer set, ``scale`` the loss scale that the gradients carried then;
-    ``is_joint`` tells whether they came out of the main optimizer's backward passes; ``moved`` holds what
-    :func:`gradcanary.weights.changes` found of some layers, by position; ``own`` the bounds that their gradients had in
-    this process, before a reduction; ``bits`` what :func:`gradcanary.accumulators.low_bits` counted, ``losses`` what
-    :meth:`gradcanary.shadows.Shadows.losses` found of some layers, by position, ``frozen`` the share of weights that
-    :class:`gradcanary.frozen.Frozen` found unmoved, ``forecasts`` what :mod:`gradcanary.forecasts` foresees.
+    ``layers`` are their numbers in the layer set; ``is_joint`` tells whether they came out of the main optimizer's
+    backward passes; ``forecasts`` what :mod:`gradcanary.forecasts` foresees.
     """
 
     layers: Sequence[int]
     phase: str
     states: bytearray
     dtypes: list[str | None]
-    measured: Measured
-    scale: Tensor | None
+    parts: list[Part]
     is_joint: bool = True
-    moved: dict[int, Tensor] = field(default_factory=dict)
-    own: list[tuple[list[int], Tensor]] = field(default_factory=list)
-    bits: list[tuple[list[int], Tensor]] = field(default_factory=list)
-    losses: dict[int, Tensor] = field(default_factory=dict)
-    frozen: dict[int, Tensor] = field(default_factory=dict)
     forecasts: list[Forecast] = field(default_factory=list)
 
+    def devices(self) -> set[torch.device]:
+        """Return where the gradients are, until the values have left it."""
+        return {part.value.device for part in self.parts if part.kind is Kind.NORMS}  # type: ignore[union-attr]  # a tensor
 
-@dataclass
-class Probe:
-    """The norm of one layer's gradient at the step, to compare with its sample: the ratio is the clip factor."""
+    def set_scale(self, scale: Tensor | None) -> None:
+        """Take the loss scale that the gradients carried, in place of another one."""
+        self.parts = [part for part in self.parts if part.kind is not Kind.SCALE]
+        self.parts += [] if scale is None else [Part(Kind.SCALE, scale)]
 
-    layer: int
-    norm: Tensor
-    scale: Tensor | None
+    def add(self, kind: Kind, tensors: Mapping[int, Tensor]) -> None:
+        """Take what there is of some layers, by position."""
+        self.parts += [Part(kind, tensor, (position,)) for position, tensor in tensors.items()]
 
 
 @dataclass(slots=True)
@@ -85,17 +129,17 @@ class Record:
     micro_steps: int
     skipped: int
     samples: list[Sample]
-    probe: Probe | None
-    found_inf: Tensor | None
-    losses: list[Tensor]
-    loss_scale: Tensor | None
-    lr: tuple[float | Tensor, ...]
+    parts: list[Part]
     step_time_s: float | None
     agent_share: float
     every: int
     peak_memory_bytes: int | None = None
     logged: list[Logged] = field(default_factory=list)
     is_silent: bool = False
+
+    def values(self) -> Iterator[Part | Logged]:
+        """Yield all that holds a value: each may be on a device."""
+        return chain(self.parts, self.logged, *(sample.parts for sample in self.samples))
 
 
 @dataclass(frozen=True)
@@ -119,46 +163,20 @@ class Wishes:
     probe: int | None = None
 
 
-def exchange(record: Record, by: Callable[[Tensor], Tensor]) -> None:
-    """Put another tensor in the place of each that a record holds."""
-    for sample in record.samples:
-        _exchange(sample, by)
-    if record.probe is not None:
-        record.probe.norm = by(record.probe.norm)
-        record.probe.scale = _other(record.probe.scale, by)
-    record.found_inf, record.loss_scale = _other(record.found_inf, by), _other(record.loss_scale, by)
-    record.losses = [*map(by, record.losses)]
-    record.lr = tuple(_other(rate, by) for rate in record.lr)
-    for logged in record.logged:
-        logged.value = _other(logged.value, by)
+def parts_of(losses: Iterable[Tensor], rates: Iterable[float | Tensor]) -> list[Part]:
+    """Return the parts of a record whose window had these losses and learning rates."""
+    return [*(Part(Kind.LOSS, loss) for loss in losses), *(Part(Kind.RATE, rate) for rate in rates)]
 
 
-def _exchange(sample: Sample, by: Callable[[Tensor], Tensor]) -> None:
-    measured = sample.measured
-    measured.columns = [(layers, by(tensor)) for layers, tensor in measured.columns]
-    measured.nonzero = [(layers, sizes, by(tensor)) for layers, sizes, tensor in measured.nonzero]
-    measured.nonfinite = [(layers, by(tensor)) for layers, tensor in measured.nonfinite]
-    sample.scale = _other(sample.scale, by)
-    sample.own = [(layers, by(tensor)) for layers, tensor in sample.own]
-    sample.bits = [(layers, by(tensor)) for layers, tensor in sample.bits]
-    sample.moved, sample.losses, sample.frozen = (
-        {layer: by(tensor) for layer, tensor in tensors.items()}
-        for tensors in (sample.moved, sample.losses, sample.frozen)
-    )
-    for forecast in sample.forecasts:
-        forecast.learning_rate = _other(forecast.learning_rate, by)
-        forecast.stuck = {layer: by(tensor) for layer, tensor in forecast.stuck.items()}
+def of_kind(parts: Iterable[Part], kind: Kind) -> Part | None:
+    """Return the first part of a kind."""
+    return next((part for part in parts if part.kind is kind), None)
 
 
-def _other(value: Value, by: Callable[[Tensor], Tensor]) -> Value:
-    """Return what is no tensor as it is."""
-    is_number = value is None or isinstance(value, (int, float))
-    return value if is_number else by(value)  # type: ignore[arg-type,return-value]  # torch is not imported here
-
-
-def scale_of(scale: Tensor | None) -> float:
+def scale_of(parts: Iterable[Part], kind: Kind) -> float:
     """Return a loss scale, 1 where it is none to divide by; waits for it."""
-    value = 1.0 if scale is None else number_of(scale)
+    part = of_kind(parts, kind)
+    value = 1.0 if part is None else number_of(part.value)
     return value if math.isfinite(value) and value > 0 else 1.0
 
 

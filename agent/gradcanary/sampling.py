@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from gradcanary import shards
 from gradcanary.accumulators import accumulator, low_bits, whose_turn
 from gradcanary.layers import dtype_name
-from gradcanary.records import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Sample, Wishes
+from gradcanary.records import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Kind, Part, Sample, Wishes
 from gradcanary.references import References
-from gradcanary.statistics import Failed, Measured, measure, readable, stacked
+from gradcanary.statistics import Failed, measure, readable, stacked
 
 ZEROS_EACH = 16
 """Zero fractions of all layers are counted in each 16th sample: they cost as much as everything else together."""
@@ -50,9 +50,13 @@ def take_sample(
         states, bounds = bytearray(PARTIAL if state == MEASURED else state for state in states), {}
     if is_silent or is_partial:
         gradients = {}
-    measured = _measured(layers, gradients, number, wishes, failed)
+    parts = _measured(layers, gradients, number, wishes, failed)
     sums = _sums(gradients, fired, number) if phase != "post_clip" else {}
-    return Sample(layers, phase, states, dtypes, measured, scale, own=stacked(bounds), bits=low_bits(sums, failed))
+    parts += [Part(Kind.OWN, ends, positions) for positions, ends in stacked(bounds)]
+    parts += [Part(Kind.LOW_BITS, counts, positions) for positions, counts in low_bits(sums, failed)]
+    sample = Sample(layers, phase, states, dtypes, parts)
+    sample.set_scale(scale)
+    return sample
 
 
 def add_buffer(
@@ -74,14 +78,14 @@ def add_buffer(
     if readable(buffer) and (part is None or part.shape == buffer.shape):
         sample.states[position] = MEASURED
         sample.dtypes[position] = dtype_name(buffer.dtype)
-        sample.measured.add(_measured(sample.layers, {position: buffer}, number, wishes, failed))
+        sample.parts += _measured(sample.layers, {position: buffer}, number, wishes, failed)
 
 
 def not_sampled(layers: Sequence[int], references: References) -> Sample:
     """Return what is known of layers whose optimizer had no step: nothing."""
     parameters = (reference() for reference in references)
     states = bytearray(_idle(parameter, 1) for parameter in parameters)
-    return Sample(layers, "accumulated", states, [None] * len(layers), Measured(), None, is_joint=False)
+    return Sample(layers, "accumulated", states, [None] * len(layers), [], is_joint=False)
 
 
 def is_capturing() -> bool:
@@ -119,7 +123,7 @@ def _seen(
 
 def _measured(
     layers: Sequence[int], gradients: dict[int, Tensor], number: int, wishes: Wishes, failed: Failed
-) -> Measured:
+) -> list[Part]:
     zeros, nonfinite, wide = (
         _wished(layers, gradients, each) for each in (wishes.zeros, wishes.nonfinite, wishes.wide)
     )

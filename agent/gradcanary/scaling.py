@@ -117,7 +117,7 @@ class Scaling:
 def _set(window: Window, scale: Tensor | None, scaler_round: object) -> None:
     window.loss_scale, window.scaler_round = scale, scaler_round
     if window.sample is not None:
-        window.sample.scale = scale
+        window.sample.set_scale(scale)
 
 
 def _kind() -> type[Any]:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from gradcanary.packs import packed, rows_of
+from gradcanary.records import Kind, Part
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -41,30 +42,6 @@ than a device that is nearly full has."""
 
 COUNTED = 2**24
 """Elements that float32 counts exactly."""
-
-
-@dataclass
-class Measured:
-    """Tensors that hold the statistics of some layers, in parts of one device and dtype: [3, layers]: norm, -min, max.
-
-    ``nonfinite`` holds per layer, where asked for, how many elements are; ``nonzero`` beside it how many there are in
-    all: a tensor made of their numbers would be copied to the device, and the training would wait for that. A large
-    layer is counted in pieces: both lists name it once for each piece.
-    """
-
-    columns: list[tuple[list[int], Tensor]] = field(default_factory=list)
-    nonzero: list[tuple[list[int], list[int], Tensor]] = field(default_factory=list)
-    nonfinite: list[tuple[list[int], Tensor]] = field(default_factory=list)
-
-    def add(self, other: Measured) -> None:
-        """Take over what another holds; of a layer that both have, the other's counts."""
-        self.columns += other.columns
-        self.nonzero += other.nonzero
-        self.nonfinite += other.nonfinite
-
-    def devices(self) -> set[torch.device]:
-        """Return where the gradients were."""
-        return {columns.device for _, columns in self.columns}
 
 
 @dataclass
@@ -101,12 +78,12 @@ def measure(
     count_nonfinite: Collection[int] = (),
     wide: Collection[int] = (),
     failed: Failed = refuse,
-) -> Measured:
+) -> list[Part]:
     """Launch the kernels for readable gradients by layer index; the tensors of the result are new ones.
 
     ``wide`` are layers whose norm is summed in float64.
     """
-    measured = Measured()
+    measured: list[Part] = []
     held: dict[int, Tensor] = {}
     packs, alone = packed(gradients, wide)
     with torch.no_grad():
@@ -117,40 +94,59 @@ def measure(
         for layers in _groups(alone, alone):
             with told(failed, "measuring", alone[layers[0]]):
                 dense = [_dense(alone[layer]) for layer in layers]
-                measured.columns.append((layers, _columns([*map(_real, dense)], [layer in wide for layer in layers])))
+                columns = _columns([*map(_real, dense)], [layer in wide for layer in layers])
+                measured.append(Part(Kind.NORMS, columns, layers))
                 held.update(zip(layers, dense, strict=True))
         for layers in _groups(held, count_zeros):
             with told(failed, "counting zeros", held[layers[0]]):
                 pieces = [(layer, piece) for layer in layers for piece in _counted_pieces(held[layer])]
                 counts = torch.stack([_count_nonzero(piece) for _, piece in pieces])
                 sizes = [gradients[layer].numel() for layer, _ in pieces]
-                measured.nonzero.append(([layer for layer, _ in pieces], sizes, counts))
+                measured.append(Part(Kind.NONZERO, counts, [layer for layer, _ in pieces], sizes))
         for layers in _groups(held, count_nonfinite):
             with told(failed, "counting what is not finite", held[layers[0]]):
                 pieces = [(layer, piece) for layer in layers for piece in _pieces(held[layer], CHUNK)]
                 counts = torch.stack([_count_nonfinite(piece) for _, piece in pieces])
-                measured.nonfinite.append(([layer for layer, _ in pieces], counts))
+                measured.append(Part(Kind.NONFINITE, counts, [layer for layer, _ in pieces]))
     return measured
 
 
-def read(measured: Measured, failed: Failed = refuse) -> Numbers:
-    """Return the numbers; this waits for the devices."""
+def read(parts: Iterable[Part], failed: Failed = refuse) -> Numbers:
+    """Return the numbers of the parts that :func:`measure` makes; this waits for the devices.
+
+    Of a layer that two of a kind have, those of the last one.
+    """
     numbers = Numbers()
-    for layers, columns in measured.columns:
-        with told(failed, "reading", columns):
-            norms, minus_min, maxima = columns.tolist()
-            numbers.norm.update(zip(layers, norms, strict=True))
-            # max() of Python would lose a NaN in its second argument: a NaN minimum comes with a NaN maximum.
-            # abs(): of two zeros it takes the first, which may be the negative one.
-            numbers.absmax.update(zip(layers, map(abs, map(max, minus_min, maxima)), strict=True))
-    for layers, sizes, nonzero in measured.nonzero:
-        with told(failed, "reading", nonzero):
-            counts = _sums(layers, nonzero.tolist())
-            numbers.zeros.update({layer: size - counts[layer] for layer, size in zip(layers, sizes, strict=True)})
-    for layers, bad in measured.nonfinite:
-        with told(failed, "reading", bad):
-            numbers.nonfinite.update(_sums(layers, bad.tolist()))
+    for part in parts:
+        if part.kind in _READERS and isinstance(part.value, Tensor):
+            with told(failed, "reading", part.value):
+                _READERS[part.kind](numbers, part, part.value.tolist())
     return numbers
+
+
+def _read_norms(numbers: Numbers, part: Part, columns: list[list[float]]) -> None:
+    norms, minus_min, maxima = columns
+    numbers.norm.update(zip(part.layers, norms, strict=True))
+    # max() of Python would lose a NaN in its second argument: a NaN minimum comes with a NaN maximum.
+    # abs(): of two zeros it takes the first, which may be the negative one.
+    numbers.absmax.update(zip(part.layers, map(abs, map(max, minus_min, maxima)), strict=True))
+
+
+def _read_nonzero(numbers: Numbers, part: Part, counts: list[float]) -> None:
+    nonzero = _sums(part.layers, counts)
+    sizes = dict(zip(part.layers, part.sizes, strict=True))
+    numbers.zeros.update({layer: size - nonzero[layer] for layer, size in sizes.items()})
+
+
+def _read_nonfinite(numbers: Numbers, part: Part, counts: list[float]) -> None:
+    numbers.nonfinite.update(_sums(part.layers, counts))
+
+
+_READERS: dict[Kind, Callable[[Numbers, Part, list[Any]], None]] = {
+    Kind.NORMS: _read_norms,
+    Kind.NONZERO: _read_nonzero,
+    Kind.NONFINITE: _read_nonfinite,
+}
 
 
 def bounds_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,16 +159,6 @@ def stacked(bounds: Mapping[int, tuple[Tensor, Tensor]]) -> list[tuple[list[int]
     """Return bounds by layer as one tensor [2, layers] per device and dtype."""
     groups = _groups({layer: low for layer, (low, _) in bounds.items()}, bounds)
     return [(mine, torch.stack([torch.stack([bounds[at][end] for at in mine]) for end in (0, 1)])) for mine in groups]
-
-
-def not_finite(own: Sequence[tuple[list[int], Tensor]], failed: Failed = refuse) -> list[int]:
-    """Return the layers whose bounds are not finite; this waits for the devices."""
-    found: list[int] = []
-    for mine, ends in own:
-        with told(failed, "reading", ends):
-            read_ends = zip(mine, *ends.tolist(), strict=True)
-            found += [layer for layer, *each in read_ends if not all(map(math.isfinite, each))]
-    return found
 
 
 def norm_of(gradient: Tensor, *, is_wide: bool = False) -> Tensor:
@@ -203,17 +189,23 @@ def scaled_norm(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _measure_rows(
-    measured: Measured, layers: list[int], rows: Tensor, count_zeros: Collection[int], count_nonfinite: Collection[int]
+    measured: list[Part],
+    layers: list[int],
+    rows: Tensor,
+    count_zeros: Collection[int],
+    count_nonfinite: Collection[int],
 ) -> None:
     """Measure a pack, one layer in each row: by the same sums as each of them alone, so to the same bits."""
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=_norm_dtype(rows, is_wide=False)).to(torch.float32)
     lows, highs = rows.amin(1), rows.amax(1)  # aminmax() along a dimension takes ten times as long on a CPU
-    measured.columns.append((layers, torch.stack([norms, -lows.to(torch.float32), highs.to(torch.float32)])))
+    columns = torch.stack([norms, -lows.to(torch.float32), highs.to(torch.float32)])
+    measured.append(Part(Kind.NORMS, columns, layers))
     if zeros := [at for at, layer in enumerate(layers) if layer in count_zeros]:
         nonzero = torch.count_nonzero(_some(rows, zeros), dim=1)
-        measured.nonzero.append(([layers[at] for at in zeros], [rows.shape[1]] * len(zeros), nonzero))
+        measured.append(Part(Kind.NONZERO, nonzero, [layers[at] for at in zeros], [rows.shape[1]] * len(zeros)))
     if bad := [at for at, layer in enumerate(layers) if layer in count_nonfinite]:
-        measured.nonfinite.append(([layers[at] for at in bad], (~torch.isfinite(_some(rows, bad))).sum(1)))
+        counts = (~torch.isfinite(_some(rows, bad))).sum(1)
+        measured.append(Part(Kind.NONFINITE, counts, [layers[at] for at in bad]))
 
 
 def _some(rows: Tensor, wanted: list[int]) -> Tensor:

@@ -15,14 +15,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gradcanary.records import Record, exchange
+from gradcanary.records import Kind, Logged, Part, Record
 from gradcanary.ring import Ring
 from gradcanary.sampling import is_capturing
 from gradcanary.statistics import Failed, is_lazy
@@ -108,12 +108,19 @@ class Pinned:
 
 
 @dataclass
-class _Part:
+class _Load:
     """What a record has on one device, by falling size of the elements: so each begins where its dtype may."""
 
     tensors: list[Tensor]
-    here: Tensor
+    holders: list[Part | Logged]
+    packed: Tensor
     arrival: Arrival
+
+    def unpack(self) -> None:
+        """Put what has arrived where the tensors of the device were."""
+        pieces = torch.split(self.packed.clone(), [tensor.nbytes for tensor in self.tensors])
+        for holder, tensor, piece in zip(self.holders, self.tensors, pieces, strict=True):
+            holder.value = piece.view(tensor.dtype).view(tensor.shape)
 
 
 @dataclass
@@ -121,12 +128,12 @@ class _Flight:
     """A record on its way, and how much it has taken of which pinned memory."""
 
     record: Record
-    parts: dict[torch.device, _Part] = field(default_factory=dict)
+    loads: dict[torch.device, _Load] = field(default_factory=dict)
     taken: list[tuple[Pinned, int]] = field(default_factory=list)
     is_whole: bool = False
 
     def has_arrived(self) -> bool:
-        return all(part.arrival.query() for part in self.parts.values())
+        return all(load.arrival.query() for load in self.loads.values())
 
 
 class Transfers:
@@ -171,7 +178,7 @@ class Transfers:
         if "torch_xla" in sys.modules:
             _drop_lazy(record)
         if self._has_slow:
-            exchange(record, _fetched)
+            _fetch(record)
         elif not (self.lanes or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # untyped in torch
             self._ring.put(record)  # no GPU, and so nothing on one
             return
@@ -195,8 +202,8 @@ class Transfers:
             time.sleep(_POLL_S if self._flights else 0)
         self._ring.drop(len(self._waiting) + len(self._flights))
         for flight in self._flights:
-            for device, part in flight.parts.items():
-                self._lane(device).abandon(part.tensors)
+            for device, load in flight.loads.items():
+                self._lane(device).abandon(load.tensors)
         self._waiting.clear()
         self._flights.clear()
 
@@ -227,28 +234,28 @@ class Transfers:
         self._ring.drop(not flight.is_whole)
         return True
 
-    def _is_on_its_way(self, flight: _Flight, device: torch.device, tensors: list[Tensor]) -> bool:
-        tensors.sort(key=Tensor.element_size, reverse=True)
+    def _is_on_its_way(self, flight: _Flight, device: torch.device, held: list[tuple[Tensor, Part | Logged]]) -> bool:
+        held.sort(key=lambda each: each[0].element_size(), reverse=True)
+        tensors = [tensor for tensor, _ in held]
         needed = sum(tensor.nbytes for tensor in tensors)
         pinned = self._room()
         room = pinned.take(-(-needed // 16) * 16)
         if room is None:
             return False
-        here, taken = room[0][:needed], room[1]
+        packed, taken = room[0][:needed], room[1]
         flight.taken.append((pinned, taken))
         with torch.no_grad():
-            flight.parts[device] = _Part(tensors, here, self._lane(device).send(tensors, here))
+            arrival = self._lane(device).send(tensors, packed)
+        flight.loads[device] = _Load(tensors, [holder for _, holder in held], packed, arrival)
         return True
 
     def _land(self, flight: _Flight) -> None:
-        hosted: dict[int, Tensor] = {}
-        for part in flight.parts.values():
-            hosted.update(_unpacked(part.here.clone(), part.tensors))
+        if flight.is_whole:
+            for load in flight.loads.values():
+                load.unpack()
+            self._ring.put(flight.record)
         for pinned, taken in flight.taken:
             pinned.give(taken)
-        if flight.is_whole:
-            exchange(flight.record, lambda tensor: hosted.get(id(tensor), tensor))
-            self._ring.put(flight.record)
 
     def _lane(self, device: torch.device) -> Lane:
         lane = self.lanes.get(device)
@@ -270,49 +277,42 @@ def is_slow(device: torch.device) -> bool:
     return device.type != KIND and device.type not in HOST and not is_lazy(device)
 
 
+def _fetch(record: Record) -> None:
+    """Wait for what lies where only that helps."""
+    for holder in record.values():
+        if isinstance(holder.value, Tensor) and is_slow(holder.value.device):
+            holder.value = _fetched(holder.value)
+
+
 def _fetched(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu") if is_slow(tensor.device) else tensor
+    return tensor.to("cpu")
 
 
 def _drop_lazy(record: Record) -> None:
     """Leave out what lies where reading it would cut the training's graph: loss, scale, rates and logged numbers."""
-    record.losses = [loss for loss in record.losses if not is_lazy(loss.device)]
+    if any(part.kind is Kind.RATE and _is_lazy_tensor(part.value) for part in record.parts):
+        record.parts = [part for part in record.parts if part.kind is not Kind.RATE]  # each is named by its place
+    record.parts = [part for part in record.parts if not _is_lazy_tensor(part.value)]
     record.logged = [each for each in record.logged if not _is_lazy_tensor(each.value)]
-    record.lr = () if any(map(_is_lazy_tensor, record.lr)) else record.lr
-    record.found_inf = None if _is_lazy_tensor(record.found_inf) else record.found_inf
-    record.loss_scale = None if _is_lazy_tensor(record.loss_scale) else record.loss_scale
     for sample in record.samples:
-        sample.scale = None if _is_lazy_tensor(sample.scale) else sample.scale
+        sample.parts = [part for part in sample.parts if not _is_lazy_tensor(part.value)]
 
 
 def _is_lazy_tensor(value: object) -> bool:
     return isinstance(value, Tensor) and is_lazy(value.device)
 
 
-def _by_device(record: Record) -> dict[torch.device, list[Tensor]]:
-    """Return the tensors of a record that have to be brought here, each once."""
-    found: dict[torch.device, dict[int, Tensor]] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        if tensor.device.type == KIND:
-            found.setdefault(tensor.device, {})[id(tensor)] = tensor
-        return tensor
-
-    exchange(record, note)
-    return {device: list(tensors.values()) for device, tensors in found.items()}
+def _by_device(record: Record) -> dict[torch.device, list[tuple[Tensor, Part | Logged]]]:
+    """Return the tensors of a record that have to be brought here, with what holds them."""
+    found: dict[torch.device, list[tuple[Tensor, Part | Logged]]] = {}
+    for holder in record.values():
+        if isinstance(value := holder.value, Tensor) and value.device.type == KIND:
+            found.setdefault(value.device, []).append((value, holder))
+    return found
 
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def _unpacked(packed: Tensor, tensors: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Yield, by id of the tensors that were packed, what they are here."""
-    start = 0
-    for tensor in tensors:
-        mine = packed[start : start + tensor.nbytes]
-        yield id(tensor), mine.view(tensor.dtype).view(tensor.shape)
-        start += tensor.nbytes
 
 
 def _is_recorded(stream: torch.cuda.Stream) -> bool:

@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradcanary.claims import Claims
 from gradcanary.memory import peak_bytes
-from gradcanary.records import Logged, Probe, Record, Sample
+from gradcanary.records import Kind, Logged, Part, Record, Sample, parts_of
 from gradcanary.shards import is_shard
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Window:
         self.stepped = False
         self.scaler_round: object = None
         self.sample: Sample | None = None
-        self.probe: Probe | None = None
+        self.probe: list[Part] = []
         self.found_inf: Tensor | None = None
         self.losses: list[Tensor] = []
         self.loss_scale: Tensor | None = None
@@ -131,7 +131,7 @@ def record_of(
     micro_steps, peak = 0, None
     if samples:
         micro_steps = (window.unseen + window.micro_steps or window.calls) if window.is_seen else 0
-        peak = peak_bytes({device for sample in samples for device in sample.measured.devices()}, of.samples)
+        peak = peak_bytes({device for sample in samples for device in sample.devices()}, of.samples)
     return Record(
         layers=layers,
         step=of.step,
@@ -139,11 +139,7 @@ def record_of(
         micro_steps=micro_steps,
         skipped=skipped,
         samples=samples,
-        probe=window.probe,
-        found_inf=window.found_inf,
-        losses=window.losses if window.is_seen else [],
-        loss_scale=window.loss_scale,
-        lr=window.lr,
+        parts=_parts_of(window),
         step_time_s=window.step_time_s,
         peak_memory_bytes=peak,
         agent_share=of.meter.share(),
@@ -151,6 +147,15 @@ def record_of(
         logged=logged,
         is_silent=of.place.is_silent,
     )
+
+
+def _parts_of(window: Window) -> list[Part]:
+    parts = parts_of(window.losses if window.is_seen else [], window.lr)
+    if window.loss_scale is not None:
+        parts.append(Part(Kind.LOSS_SCALE, window.loss_scale))
+    if window.found_inf is not None:
+        parts.append(Part(Kind.FOUND_INF, window.found_inf))
+    return parts + window.probe
 
 
 class Sentinel:

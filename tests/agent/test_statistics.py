@@ -22,7 +22,7 @@ from gradcanary.frozen import Frozen
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers
 from gradcanary.readings import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader, Row
-from gradcanary.records import MEASURED, NONFINITE, PARTIAL, ZERO, Probe, Record
+from gradcanary.records import MEASURED, NONFINITE, PARTIAL, ZERO, Kind, Part, Record, parts_of
 from gradcanary.sampling import take_sample
 from gradcanary.shadows import Shadows
 from gradcanary.statistics import bounds_of, measure, norm_of, read, readable, refuse
@@ -47,7 +47,7 @@ def layers_of(parameters: list[torch.nn.Parameter]) -> Layers:
 
 
 def record_of(
-    gradients: list[torch.Tensor], *, scale: float | None = None, reader: Reader | None = None, **known: object
+    gradients: list[torch.Tensor], *parts: Part, scale: float | None = None, reader: Reader | None = None
 ) -> Record:
     """Return the record of a window with these gradients, sampled as the reader wishes."""
     parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in gradients]
@@ -68,18 +68,17 @@ def record_of(
         wishes=wishes,
         failed=refuse,
     )  # number 1: no sample in which the zeros of all layers are counted
-    defaults: dict[str, object] = {"probe": None, "found_inf": None, "losses": [], "loss_scale": carried, "skipped": 0}
     return Record(
         layers=layers,
         step=7,
         time=0.0,
         micro_steps=1,
+        skipped=0,
         samples=[sample],
-        lr=(),
+        parts=[*parts, *([] if carried is None else [Part(Kind.LOSS_SCALE, carried)])],
         step_time_s=None,
         agent_share=0.0,
         every=1,
-        **{**defaults, **known},
     )
 
 
@@ -294,7 +293,7 @@ def test_sampling_makes_no_tensor_of_numbers() -> None:
     gradients = {0: torch.ones(3), 1: torch.ones(2, dtype=torch.float16), 2: torch.eye(2).to_sparse()}
     with torch.device("meta"), NoTensorOfNumbers():
         measured = measure(gradients, list(gradients), list(gradients), wide=[0])
-        measured.add(measure({3: torch.zeros(4, device="cpu")}, [3]))
+        measured += measure({3: torch.zeros(4, device="cpu")}, [3])
     assert read(measured).zeros == {0: 0, 1: 0, 2: 2, 3: 4}
 
 
@@ -363,7 +362,7 @@ def test_a_gradient_too_large_for_float32_is_finite_on_the_wire() -> None:
 
 
 def test_an_underflowed_scale_of_zero_divides_nothing() -> None:
-    row = Reader(None, refuse).read(record_of([torch.tensor([2.0])], scale=0.0, losses=[torch.tensor(3.0)]))
+    row = Reader(None, refuse).read(record_of([torch.tensor([2.0])], *parts_of([torch.tensor(3.0)], []), scale=0.0))
     assert row.columns["absmax"].values[0] == 2.0
     assert metrics_of(row)["loss"] == 3.0
 
@@ -375,14 +374,16 @@ def test_a_device_that_cannot_be_read_takes_no_other_along() -> None:
     gradients = [torch.ones(2), torch.ones(2, device="meta"), torch.ones(3)]
     record = record_of(gradients, reader=reader)
     dead, (sample,) = torch.ones(6, device="meta"), record.samples
-    sample.moved = {0: torch.tensor([1.0, 2.0, 1.0, 4.0]), 1: dead[:4], 2: torch.tensor([1.0, 3.0, 1.0, 4.0])}
-    sample.losses = {0: torch.tensor([1.0, 1.0, 1.0, 3.0, 1.0, 4.0]), 1: dead, 2: torch.ones(6)}
-    sample.frozen = {0: torch.tensor(0.25), 1: dead[0], 2: torch.tensor(0.5)}
-    sample.bits = [([1], dead.view(3, 2)), ([0, 2], torch.tensor([[20, 20], [9, 0], [9, 0]]))]
+    moved = {0: torch.tensor([1.0, 2.0, 1.0, 4.0]), 1: dead[:4], 2: torch.tensor([1.0, 3.0, 1.0, 4.0])}
+    sample.add(Kind.MOVED, moved)
+    sample.add(Kind.LOST, {0: torch.tensor([1.0, 1.0, 1.0, 3.0, 1.0, 4.0]), 1: dead, 2: torch.ones(6)})
+    sample.add(Kind.FROZEN, {0: torch.tensor(0.25), 1: dead[0], 2: torch.tensor(0.5)})
+    sample.parts.append(Part(Kind.LOW_BITS, dead.view(3, 2), [1]))
+    sample.parts.append(Part(Kind.LOW_BITS, torch.tensor([[20, 20], [9, 0], [9, 0]]), [0, 2]))
     stuck = {0: torch.tensor(1.0), 1: dead[0], 2: torch.tensor(0.0)}
     sample.forecasts = [
-        Forecast("bfloat16", 1e-6, stuck),
-        Forecast("bfloat16", dead[0], dict.fromkeys(range(3), dead[0])),
+        Forecast("bfloat16", [Part(Kind.RATE, rate), *(Part(Kind.STUCK, share, (at,)) for at, share in shares.items())])
+        for rate, shares in ((1e-6, stuck), (dead[0], dict.fromkeys(range(3), dead[0])))
     ]
     row = reader.read(record)
     told = {
@@ -438,7 +439,7 @@ def test_zeros_are_wished_of_low_layers_and_of_those_under_the_threshold() -> No
 def test_the_clip_factor_is_a_ratio_of_two_norms(after: float, clipped: int, told: float | None) -> None:
     """Larger at the step than at the sample is no clip: somebody added to the gradient."""
     gradient = torch.tensor([3.0, 4.0])
-    row = Reader(None, refuse).read(record_of([gradient], probe=Probe(0, norm_of(gradient * after), None)))
+    row = Reader(None, refuse).read(record_of([gradient], Part(Kind.PROBE, norm_of(gradient * after), (0,))))
     assert row.clipped == clipped
     assert metrics_of(row).get("clip_factor") == (None if told is None else pytest.approx(told))
     assert metrics_of(row)["total_norm"] == pytest.approx(5.0)
@@ -447,7 +448,7 @@ def test_the_clip_factor_is_a_ratio_of_two_norms(after: float, clipped: int, tol
 def test_a_fused_optimizer_says_through_found_inf_that_it_skipped() -> None:
     reader = Reader(None, refuse)
     for found, skipped in ((0.0, 0), (1.0, 1)):
-        assert reader.read(record_of([torch.ones(1)], found_inf=torch.tensor(found))).skipped == skipped
+        assert reader.read(record_of([torch.ones(1)], Part(Kind.FOUND_INF, torch.tensor(found)))).skipped == skipped
     assert metrics_of(reader.read(record_of([torch.ones(1)])))["skipped_total"] == 1.0
 
 
