@@ -1,53 +1,56 @@
-"""Whose fault it is that a gradient is not finite, where other processes add to it between two backward passes."""
+"""Which process made a gradient not finite, where other processes add to it between two backward passes.
+
+Only measured after a reduced gradient or a loss was not finite: a NaN comes back, and healthy runs pay nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from gradcanary.statistics import bounds_of, readable, stacked
+from gradcanary.records import Kind, Part
+from gradcanary.statistics import bounds_of, readable
 
-Bounds = tuple[Tensor, Tensor]
 
+class LocalNonfinite:
+    """Whether this process made gradients of a window not finite, by position of the layer; nothing of it is read.
 
-class Claims:
-    """Least and greatest elements of gradients as this process made them in a window, by position of the layer.
-
-    ``bounds`` are not finite where the layer was not finite in this process while what it added to was: without
-    ``no_sync`` each pass adds to what the last one left in all processes. All of it are tensors that nobody has read.
+    Without ``no_sync`` each pass adds to what the last one left in all processes. What was not finite before a pass was
+    not made in it.
     """
 
     def __init__(self) -> None:
-        self.bounds: dict[int, Bounds] = {}
-        self._looked: dict[int, Bounds] = {}
-        self._settled: dict[int, Bounds] = {}
+        self._found: dict[int, Tensor] = {}
+        self._before: dict[int, Tensor] = {}
 
-    def look(self, position: int, gradient: Tensor) -> None:
-        """Measure a gradient of this process alone, in a backward pass."""
-        self._looked[position] = bounds_of(gradient)
+    def measure(self, position: int, gradient: Tensor) -> None:
+        """Measure a gradient of this process alone, in a backward pass.
 
-    def fold(self) -> list[int]:
-        """At the end of a pass: take over what was looked at; return the positions.
-
-        A layer that a former pass had, too, is claimed only where that left it finite, as far as is known.
+        One that a former pass had, too, only where it is known what that left.
         """
-        looked, self._looked = self._looked, {}
-        settled = {at: self._settled.pop(at) for at in looked if at in self._settled}
-        again = {at: each for at, each in looked.items() if at in self.bounds and at in settled}
-        self.bounds.update((at, each) for at, each in looked.items() if at not in self.bounds)
-        columns = (again, {at: settled[at] for at in again}, {at: self.bounds[at] for at in again})
-        with torch.no_grad():
-            for (places, now), (_, before), (_, claimed) in zip(*map(stacked, columns), strict=True):
-                added = torch.where(before.isfinite().all(0), now, torch.zeros_like(now))
-                ends = torch.where(claimed.isfinite().all(0), added, claimed)
-                self.bounds.update(zip(places, zip(*map(torch.unbind, ends), strict=True), strict=True))
-        return list(looked)
+        found, before = self._found.get(position), self._before.pop(position, None)
+        if found is None:
+            self._found[position] = _is_nonfinite(gradient)
+        elif before is not None:
+            self._found[position] = found | (_is_nonfinite(gradient) & ~before)
 
-    def settle(self, positions: Iterable[int], gradient_of: Callable[[int], Tensor | None]) -> None:
-        """After a pass: measure what it left to the next one, the parts of other processes in it."""
-        for position in positions:
+    def remember(self, gradient_of: Callable[[int], Tensor | None]) -> None:
+        """After a pass, measure what it left to the next one, with the parts of other processes in it."""
+        for position in self._found:
             gradient = gradient_of(position)
             if gradient is not None and readable(gradient):
-                self._settled[position] = bounds_of(gradient)
+                self._before[position] = _is_nonfinite(gradient)
+
+    def combine(self) -> list[Part]:
+        """Return what was found, in one part per device."""
+        devices: dict[torch.device, list[int]] = {}
+        for position, found in self._found.items():
+            devices.setdefault(found.device, []).append(position)
+        return [Part(Kind.OWN, torch.stack([self._found[at] for at in some]), some) for some in devices.values()]
+
+
+def _is_nonfinite(gradient: Tensor) -> Tensor:
+    least, greatest = bounds_of(gradient)
+    return ~(least.isfinite() & greatest.isfinite())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ class Findings:
         self.zeros: dict[int, float] = {}
         self.nonfinite: dict[int, float] = {}
         self.joint: list[float] = []
-        self.is_whole = True
+        self.is_whole = self.is_finite = True
         self.moved: dict[int, tuple[float, float]] = {}
         self.own_faults: list[int] = []
         self.bits: dict[int, Sequence[int]] = {}
@@ -66,9 +65,10 @@ class Findings:
     def _add_some(self, sample: Sample, failed: Failed) -> None:
         """Take what there is of some layers only."""
         numbers, parts = sample.layers, sample.parts
-        for places, ends in _values(parts, Kind.OWN, failed):
-            read_ends = zip(places, *ends, strict=True)
-            self.own_faults += [numbers[place] for place, *each in read_ends if not all(map(math.isfinite, each))]
+        has_sound_weights = all(is_finite for _, is_finite in _values(parts, Kind.WEIGHTS, failed))
+        for places, bad in _values(parts, Kind.OWN, failed) if has_sound_weights else ():
+            self.own_faults += [numbers[place] for place, is_bad in zip(places, bad, strict=True) if is_bad]
+        self.is_finite &= all(is_finite for _, is_finite in _values(parts, Kind.FINITE, failed))
         for (place,), factors in _values(parts, Kind.MOVED, failed):
             self.moved[numbers[place]] = _change_of(factors)
         for (place,), factors in _values(parts, Kind.LOST, failed):

@@ -19,8 +19,8 @@ from gradcanary.resting import HookSampler
 from gradcanary.sampling import add_buffer, is_capturing, take_sample
 from gradcanary.shadows import Shadows
 from gradcanary.shards import is_shard, local
-from gradcanary.statistics import norm_of, readable, without_autocast
-from gradcanary.weights import changes, copies_of, whose_turn
+from gradcanary.statistics import are_finite, norm_of, readable, without_autocast
+from gradcanary.weights import changes, copies_of, weight_of, whose_turn
 from gradcanary.window import TOUCHED, Sentinel, Window
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ class Gauge:
         """Take the window's sample now."""
         if is_capturing():
             return
-        window.claims.fold()
         for position in self.hook_sampler.unknown:
             self._earlier[position] = 1  # it may have had a gradient meanwhile
         counts = window.counts if window.micro_steps and not window.unseen else None
@@ -94,11 +93,14 @@ class Gauge:
             wishes=self._of.wishes,
             observed=self.observed,
             owned=self._of.place.owned(self.layers),
-            bounds=window.claims.bounds,
             is_silent=self._of.place.is_silent,
             is_partial=self._of.is_joining,
             failed=self._of.guard.catch,
         )
+        if window.local is not None and self._of.layers is not None and not self._of.is_joining:
+            weights = [each for way in self._of.layers.references if (each := weight_of(way())) is not None]
+            window.sample.parts += window.local.combine()
+            window.sample.parts += [Part(Kind.WEIGHTS, each) for each in are_finite(weights, self._of.guard.catch)]
         if counts is not None and phase == "accumulated" and not self._of.place.looks_at_own:
             self._of.guard.wrap("measuring what sums lost", self._add_losses)(window.sample, counts)
 
@@ -118,24 +120,20 @@ class Gauge:
 
     # -- gradients before a reduction ----------------------------------------------------------------------------
 
-    def look(self, window: Window, position: int) -> None:
+    def measure_local(self, window: Window, position: int) -> None:
         """Measure the gradient of this process alone: after this hook a data-parallel wrapper takes it."""
-        if not window.is_seen or is_capturing():
+        if window.local is None or not window.is_seen or is_capturing():
             return
         if not self._of.has_callbacks and window.counts[position] > 1:
             return  # nobody knows what was in it before
         gradient = self.gradient(position)
         if gradient is not None and readable(gradient):
-            window.claims.look(position, gradient)
+            window.local.measure(position, gradient)
 
-    @without_autocast
-    def settle(self, window: Window, *, is_expected: bool) -> None:
-        """At the end of a pass note what it left, where another one of the window is expected."""
-        if is_capturing():
-            return
-        looked = window.claims.fold()
-        if is_expected:
-            window.claims.settle(looked, self.gradient)
+    def remember_local(self, window: Window) -> None:
+        """At the end of a pass note what it left to the next one."""
+        if window.local is not None and not is_capturing():
+            window.local.remember(self.gradient)
 
     # -- around the step -----------------------------------------------------------------------------------------
 

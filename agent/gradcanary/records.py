@@ -37,7 +37,11 @@ class Kind(Enum):
     SCALE = auto()
     """The loss scale that the gradients carried."""
     OWN = auto()
-    """[2, layers]: the least and the greatest element of the gradients of this process, before a reduction."""
+    """Per layer whether this process made its gradient not finite, before a reduction."""
+    WEIGHTS = auto()
+    """Whether all weights are finite: else the gradients of all processes are not, and it says nothing of one."""
+    FINITE = auto()
+    """Whether all gradients are finite, of a process that another one speaks for."""
     LOW_BITS = auto()
     """What :func:`gradcanary.accumulators.low_bits` counts."""
     MOVED = auto()
@@ -155,12 +159,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the sender, who sees the numbers, asks the training thread to measure next, by layer index."""
+    """What the sender, which sees the numbers, asks the training thread to measure next, by layer index.
+
+    ``local``: gradients before a reduction.
+    """
 
     zeros: frozenset[int] = frozenset()
     nonfinite: frozenset[int] = frozenset()
     wide: frozenset[int] = frozenset()
     probe: int | None = None
+    local: bool = False
 
 
 def parts_of(losses: Iterable[Tensor], rates: Iterable[float | Tensor]) -> list[Part]:

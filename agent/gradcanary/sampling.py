@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from gradcanary.accumulators import accumulator, low_bits, whose_turn
 from gradcanary.layers import dtype_name
 from gradcanary.records import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Kind, Part, Sample, Wishes
 from gradcanary.references import References
-from gradcanary.statistics import Failed, measure, readable, stacked
+from gradcanary.statistics import Failed, are_finite, measure, readable
 
 ZEROS_EACH = 16
 """Zero fractions of all layers are counted in each 16th sample: they cost as much as everything else together."""
@@ -31,7 +30,6 @@ def take_sample(
     wishes: Wishes,
     observed: Collection[int] = (),
     owned: Sequence[bool] | None = None,
-    bounds: Mapping[int, tuple[Tensor, Tensor]] = MappingProxyType({}),
     is_silent: bool = False,
     is_partial: bool = False,
     failed: Failed,
@@ -40,19 +38,20 @@ def take_sample(
 
     ``fired`` counts the accumulations per layer in this window, None where no hook saw any (gradients made by hand);
     ``earlier`` those of the unsampled windows before it. ``observed`` are layers, by position, whose gradients are
-    summed elsewhere: they come by :func:`add_buffer`. ``owned`` tells which layers this process speaks for, None = all;
-    of one that ``is_silent`` nothing is asked but ``bounds``, of gradients before a reduction, and of a window that
-    ``is_partial`` nothing at all.
+    summed elsewhere: they come by :func:`add_buffer`. ``owned`` tells which layers this process speaks for, None = all:
+    one that ``is_silent`` only tells whether all are finite, and of a window that ``is_partial`` nothing is told.
     """
     states, gradients = _seen(references, fired, earlier, observed, owned)
     dtypes = [dtype_name(gradients[place].dtype) if place in gradients else None for place in range(len(layers))]
+    parts: list[Part] = []
     if is_partial:
-        states, bounds = bytearray(PARTIAL if state == MEASURED else state for state in states), {}
+        states = bytearray(PARTIAL if state == MEASURED else state for state in states)
+    elif is_silent:
+        parts += [Part(Kind.FINITE, finite) for finite in are_finite(gradients.values(), failed)]
     if is_silent or is_partial:
         gradients = {}
-    parts = _measured(layers, gradients, number, wishes, failed)
+    parts += _measured(layers, gradients, number, wishes, failed)
     sums = _sums(gradients, fired, number) if phase != "post_clip" else {}
-    parts += [Part(Kind.OWN, ends, positions) for positions, ends in stacked(bounds)]
     parts += [Part(Kind.LOW_BITS, counts, positions) for positions, counts in low_bits(sums, failed)]
     sample = Sample(layers, phase, states, dtypes, parts)
     sample.set_scale(scale)

@@ -155,10 +155,19 @@ def bounds_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
         return _bounds(_real(_dense(gradient)))
 
 
-def stacked(bounds: Mapping[int, tuple[Tensor, Tensor]]) -> list[tuple[list[int], Tensor]]:
-    """Return bounds by layer as one tensor [2, layers] per device and dtype."""
-    groups = _groups({layer: low for layer, (low, _) in bounds.items()}, bounds)
-    return [(mine, torch.stack([torch.stack([bounds[at][end] for at in mine]) for end in (0, 1)])) for mine in groups]
+def are_finite(gradients: Iterable[Tensor], failed: Failed = refuse) -> list[Tensor]:
+    """Return whether all readable gradients are finite, one tensor per device and dtype: kernels only, nothing is read.
+
+    Gradients whose norm float32 cannot hold are taken for ones that are not.
+    """
+    by_number = dict(enumerate(gradients))
+    found = []
+    with torch.no_grad():
+        for group in _groups(by_number, by_number):
+            with told(failed, "measuring", by_number[group[0]]):
+                values = [_real(_dense(by_number[number])) for number in group]
+                found.append(torch.stack(_norms(values, [False] * len(values))).isfinite().all())
+    return found
 
 
 def norm_of(gradient: Tensor, *, is_wide: bool = False) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gradcanary import engine
+from gradcanary.claims import LocalNonfinite
 from gradcanary.gauge import Gauge
 from gradcanary.pause import Pause
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
@@ -66,18 +67,20 @@ class Track:
             self.pause.accumulated(position)
             return
         if of.has_callbacks:
-            if (number := engine.current_pass()) != self._pass:
+            number = engine.current_pass()
+            if number != self._pass:
                 begins(number)
-            self.plain_pass = -1 if of.place.looks_at_own else number
         elif self._sentinel.layer in (None, position) or not self.window.begun or self.window.stepped:
             begins(-1)
         self.window.counts[position] += 1
-        if of.place.looks_at_own and of.is_sampled(self):
+        if self.window.local is not None and of.is_sampled(self):
             look()
+        elif of.has_callbacks:
+            self.plain_pass = number
 
     def look(self, position: int) -> None:
         """Measure a layer's gradient before anybody reduces it."""
-        self.gauge.look(self.window, position)
+        self.gauge.measure_local(self.window, position)
 
     def pass_begins(self, position: int, number: int) -> None:
         """Begin a pass, of this number where there is one, with a layer, and a window where it is the first of one."""
@@ -196,8 +199,8 @@ class Track:
         if window.stepping and window.has_closure and window.copies is None and not self._open:
             self._copy_weights()
         is_last = window.stepping or window.passes >= self._passes_before
-        if self._of.place.looks_at_own:
-            self.gauge.settle(window, is_expected=window.passes != self._passes_before and not self._open)
+        if not self._open:
+            self.gauge.remember_local(window)
         if is_last and not window.stepped and self._of.is_sampled(self):
             self.gauge.sample(window, "accumulated", window.loss_scale)
         self._mark()
@@ -219,6 +222,8 @@ class Track:
         self.is_new, self.window.begun = False, True
         self.window.is_seen, self._missed_some = not self._missed_some, False
         self.window.steps_before = self._of.steps_taken
+        if self._of.place.looks_at_own and self._of.wishes.local:
+            self.window.local = LocalNonfinite()
         if self.scaling.found is None:
             self.scaling.search(self._of.scalers, self._of.step)
         if self.scaling.found:
@@ -289,6 +294,8 @@ class Track:
             self.renew_window(was_sampled=False)
             return
         self.window.steps_before = self._of.steps_taken
+        if self._of.place.looks_at_own and self._of.wishes.local:
+            self.window.local = LocalNonfinite()
         if not self.is_cleared():
             self._mark()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gradcanary.claims import Claims
+from gradcanary.claims import LocalNonfinite
 from gradcanary.memory import peak_bytes
 from gradcanary.records import Kind, Logged, Part, Record, Sample, parts_of
 from gradcanary.shards import is_shard
@@ -28,23 +28,23 @@ class Window:
     ``counts`` holds per layer how often it accumulated; ``calls`` how often ``backward()`` was called since the last
     step, which is all that is known of a window whose layers had no hooks, and ``unseen`` of them before those had any.
     ``seen_in`` are the numbers of its backward passes, ``stepped_in`` of the one that its step came in, if it did;
-    ``steps_before`` counts the steps of all optimizers until it began; ``claims`` are of gradients before a reduction;
-    ``unsynced`` counts passes in which no shard was reduced, so that no hook was called. ``copies`` are the weights of
-    some layers before the step, by position, None until they are made; ``is_seen`` is False of one that was looked away
-    from; ``summed`` are the positions whose sum the script has said to be complete; ``is_marked`` says that its
-    gradients are remembered as the step left them.
+    ``steps_before`` counts the steps of all optimizers until it began; ``local`` is of gradients before a reduction,
+    None where nothing asks for it; ``unsynced`` counts passes in which no shard was reduced, so that no hook was
+    called. ``copies`` are the weights of some layers before the step, by position, None until they are made;
+    ``is_seen`` is False of one that was looked away from; ``summed`` are the positions whose sum the script has said to
+    be complete; ``is_marked`` says that its gradients are remembered as the step left them.
     """
 
     __slots__ = (
         "begun",
         "calls",
-        "claims",
         "copies",
         "counts",
         "found_inf",
         "has_closure",
         "is_marked",
         "is_seen",
+        "local",
         "loss_scale",
         "losses",
         "lr",
@@ -65,7 +65,7 @@ class Window:
 
     def __init__(self, layers: int) -> None:
         self.counts = [0] * layers
-        self.claims = Claims()
+        self.local: LocalNonfinite | None = None
         self.unsynced = 0
         self.calls = 0
         self.unseen = 0
@@ -100,7 +100,7 @@ class Window:
         self.counts[:] = [0] * len(self.counts)
         self.unsynced = 0
         self.passes = 0
-        self.claims = Claims()
+        self.local = None if self.local is None else LocalNonfinite()
         self.losses = []
         self.sample = None
         self.summed = set()
@@ -119,7 +119,7 @@ class Window:
     def was_paused(self) -> None:
         """Forget what was seen: it is not all there was, and how much there was is not known."""
         self.is_seen = False
-        self.claims = Claims()
+        self.local = None
         self.losses = []
         self.sample = None
 

@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import gradcanary
 
 SCRIPT = Path(__file__).parent / "data_parallel.py"
-SICK = data_parallel.SICK
+SICK, AGAIN = data_parallel.SICK, data_parallel.AGAIN
 Norms = list[dict[str, float]]
 
 
@@ -65,9 +65,9 @@ def free_port() -> int:
 
 @pytest.mark.loop(
     "DDP, with `no_sync`, bucket views, a static graph, unused parameters",
-    caveat="verified with two processes; the first rank sends the mean of all. The others send only the steps and "
-    "layers in which their own gradient was not finite, before the reduction, and without `no_sync` not since an "
-    "earlier one: the incident names the rank",
+    caveat="verified with two processes; the first rank sends the mean of all. For 100 samples after a NaN the others "
+    "send the steps and layers in which their own gradient was not finite, before the reduction, and without `no_sync` "
+    "not since an earlier one: the incident names the rank as it comes back",
 )
 @pytest.mark.parametrize("kind", [kind for kind in data_parallel.KINDS if not kind.startswith("nan")])
 def test_the_first_rank_sends_the_mean_of_all(trained: dict[str, tuple[Recorded, Recorded, Norms]], kind: str) -> None:
@@ -104,16 +104,16 @@ def test_a_nan_of_the_second_rank_is_seen_by_the_first_and_told_by_the_second(
     """Also without ``no_sync``, where the second one's NaN is in every gradient from the next micro-step on."""
     recorded, other, read = trained[kind]
     assert recorded.steps() == list(range(data_parallel.STEPS))
-    assert recorded.per_step("skipped") == [2 * (step == SICK) for step in recorded.steps()]
+    assert recorded.per_step("skipped") == [2 * (step in (SICK, AGAIN)) for step in recorded.steps()]
     for step, states in recorded.states().items():
-        assert set(states.values()) == {"nonfinite" if step == SICK else "measured"}
-        if step != SICK:
+        assert set(states.values()) == {"nonfinite" if step in (SICK, AGAIN) else "measured"}
+        if step not in (SICK, AGAIN):
             assert recorded.stat("norm")[step] == pytest.approx(read[step], rel=1e-5)
     assert recorded.phases("nonfinite") == {"accumulated"}
     (batch,) = other.batches
-    assert batch["steps"] == [SICK]
+    assert batch["steps"] == [AGAIN], "one sample later"
     assert {metric["name"] for metric in batch["metrics"]} == {"agent_share"}, "its loss is another one"
-    assert set(other.states()[SICK].values()) == {"nonfinite"}
+    assert set(other.states()[AGAIN].values()) == {"nonfinite"}
     assert {block["stat"] for block in batch["blocks"]} == {"nonfinite"}
     assert other.phases("nonfinite") == {"micro"}
 
@@ -122,8 +122,20 @@ def test_a_nan_of_the_first_rank_says_so_in_its_phase(
     trained: dict[str, tuple[Recorded, Recorded, Norms]],
 ) -> None:
     recorded, other, _ = trained["nan-first"]
-    assert set(recorded.states()[SICK].values()) == {"nonfinite"}
-    assert recorded.phases("nonfinite") == {"micro"}
+    assert {step for step, states in recorded.states().items() if set(states.values()) == {"nonfinite"}} == {
+        SICK,
+        AGAIN,
+    }
+    assert recorded.phase_of("nonfinite") == {SICK: "accumulated", AGAIN: "micro"}
+    assert not other.batches
+
+
+def test_a_nan_in_the_weights_is_laid_to_no_rank(trained: dict[str, tuple[Recorded, Recorded, Norms]]) -> None:
+    """The loop steps with it: from then on each rank has one of its own, whichever it came from."""
+    recorded, other, _ = trained["nan-kept"]
+    for step in range(SICK, data_parallel.STEPS):
+        assert set(recorded.states()[step].values()) == {"nonfinite"}
+    assert recorded.phases("nonfinite") == {"accumulated"}
     assert not other.batches
 
 
@@ -131,15 +143,16 @@ def test_each_rank_tells_of_its_own_where_both_have_one(
     trained: dict[str, tuple[Recorded, Recorded, Norms]],
 ) -> None:
     recorded, other, _ = trained["nan-each"]
-    bad = {name for name, state in recorded.states()[SICK].items() if state == "nonfinite"}
-    assert bad == {"first.bias", "last.bias"}, "the reduction brings both to both"
-    assert recorded.stat("nonfinite") == {SICK: dict.fromkeys(bad, 1.0)}
+    for step in (SICK, AGAIN):
+        bad = {name for name, state in recorded.states()[step].items() if state == "nonfinite"}
+        assert bad == {"first.bias", "last.bias"}, "the reduction brings both to both"
+    assert recorded.stat("nonfinite") == {SICK: dict.fromkeys(bad, 1.0), AGAIN: {"first.bias": 32.0, "last.bias": 4.0}}
     told = [
         {
             recorded.names[layer]: block["phase"]
             for batch in each.batches
             for block in batch["blocks"]
-            if block["stat"] == "nonfinite"
+            if block["stat"] == "nonfinite" and block["steps"] == [AGAIN]
             for layer in block["layers"]
         }
         for each in (recorded, other)

@@ -19,10 +19,10 @@ SICK = 12
 PARTIAL, NONFINITE = wire.STATES.index("partial"), wire.STATES.index("nonfinite")
 
 
-def first_rank(*, own=()):
+def first_rank(*, own=(), sick=(SICK,)):
     """A stream in which two of three layers are not finite at a step; of its own are those that it says so of."""
     absmax = np.full((30, LAYERS), 1e-2, np.float32)
-    absmax[SICK, :2] = np.inf
+    absmax[sick, :2] = np.inf
     made = streams.Stream(absmax)
     batches = list(made.batches(10))
     if own:
@@ -125,6 +125,29 @@ def test_another_step_and_another_launch_are_not_attributed(store):
     store.ingest.hello(RUN, "later", wire.dump(made.hello(rank=1, world_size=3, launch="two")))
     store.ingest.batch(RUN, "later", 0, wire.dump(fault(made.layers)))
     assert ranks(store) == {0: None, 1: None}
+
+
+@pytest.mark.parametrize("comes_first", [0, 1])
+@pytest.mark.parametrize("again", [SICK + 2, SICK + 9])
+def test_a_nan_that_comes_back_is_attributed_to_the_rank_that_then_measured_it(store, again, comes_first):
+    """Ranks measure their own gradients only after a first one; in the same batch of the first rank, or in the next."""
+    made, batches = first_rank(sick=(SICK, again))
+    greet(store, made)
+    sent = [(0, seq, each) for seq, each in enumerate(batches)]
+    sent.insert(1 if comes_first else 3, (1, 0, fault(made.layers, step=again)))
+    for each in sent:
+        post(store, *each)
+    assert ranks(store) == {0: 1, 1: None}
+
+
+def test_a_nan_of_the_first_rank_that_comes_back_is_attributed(store):
+    made, (before, sick, last) = first_rank(own=(0,), sick=(SICK, SICK + 2))
+    blocks = [each for each in sick.blocks if each.phase != "micro"]
+    blocks.append(wire.Block("nonfinite", "micro", (SICK + 2,), (0,), wire.column("f", [1.0])))
+    greet(store, made)
+    for seq, each in enumerate((before, wire.Batch(**{**vars(sick), "blocks": tuple(blocks)}), last)):
+        post(store, 0, seq, each)
+    assert ranks(store) == {0: 0, 1: None}
 
 
 def test_other_ranks_are_not_drawn_not_waited_for_and_leave_the_log(store, monkeypatch):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from gradcanary_server.errors import RequestError
 from gradcanary_server.incidents import liveness, repository, service
@@ -100,7 +100,7 @@ class Evaluator:
         """Store the changed incidents and the rule state; return the changed columns of the run."""
         if evaluation is None:
             if not context.session.is_sharded:
-                _attribute_rank(context, context.session.rank, context.batch)
+                self._attribute_claims(context)
             return {}
         values: dict[str, object] = {**_step_times(context), **_sparkline(context)}
         values["below_threshold"] = evaluation.state.below_threshold_count()
@@ -124,13 +124,23 @@ class Evaluator:
             sessions.close_incidents(*key, context.run.ended, context.now)
 
     def _attribute_ranks(self, context: BatchContext, changes: tuple[Transition, ...]) -> None:
-        """Store the ranks of new non-finite gradients: the batches of these ranks may have come before."""
-        steps = [change.since_step for change in changes if change.rule == RULE and change.kind == "fired"]
-        if context.session.rank != 0 or not steps:
+        """Store the ranks of non-finite gradients: the batches of these ranks may have come before."""
+        reduced = _nonfinite(context.batch) if context.session.rank == 0 else {}
+        if not reduced:
             return
-        _attribute_rank(context, 0, context.batch)
-        for rank, piece in _batches_of_other_ranks(context, self._log, min(steps), max(steps)):
-            _attribute_rank(context, rank, piece)
+        _attribute_rank(context, 0, context.batch, reduced)
+        fired = [change.since_step for change in changes if change.rule == RULE and change.kind == "fired"]
+        others = (session.c.rank > 0) & session.c.is_sharded.is_(False)
+        for rank, piece in _batches_between(context, self._log, others, min([*fired, *reduced]), max(reduced)):
+            _attribute_rank(context, rank, piece, reduced)
+
+    def _attribute_claims(self, context: BatchContext) -> None:
+        """Store the rank of what another rank than the first had, where the first one's steps came before."""
+        own = _own_nonfinite(context.batch)
+        if own:
+            of_first = _batches_between(context, self._log, session.c.is_primary, min(own), max(own))
+            reduced = {step: layers for _, piece in of_first for step, layers in _nonfinite(piece).items()}
+            _attribute_rank(context, context.session.rank, context.batch, reduced)
 
 
 def read_launch(connection: Connection, run: HeldRun, row: Record, layers: tuple[LayerFacts, ...]) -> Launch:
@@ -219,43 +229,57 @@ def _sparkline(context: BatchContext) -> Values:
     return {"sparkline": line.add(context.columns.steps, sparkline.levels(absmax)).pack()}
 
 
-def _attribute_rank(context: BatchContext, rank: int, piece: LoggedBatch) -> None:
+def _attribute_rank(
+    context: BatchContext, rank: int, piece: LoggedBatch, reduced: Mapping[int, frozenset[int]]
+) -> None:
     """Store the rank of the members of the last non-finite incident that were non-finite on it before a reduction.
 
     After a reduction a NaN of one rank of a replicated model is on all. So ranks above 0 send only their own non-finite
-    gradients. Of several ranks the lowest counts, in any order of arrival.
+    gradients. They measure these only after a first one: so a later step counts, too, if the reduced gradient (by step
+    in ``reduced``) is not finite again while the member fires. Of several ranks the lowest counts, in any order of
+    arrival.
     """
     own = _own_nonfinite(piece)
     case = repository.latest_incident(context.connection, context.run.run_id, RULE) if own else None
     if case is None or case.incident.launch_no != context.launch.number:
         return
     for layer, member in case.members.items():
-        is_own = layer is not None and layer in own.get(member.since_step, ())
-        if is_own and (member.rank is None or rank < member.rank):
+        steps = {step for step in own if layer in own[step] and layer in reduced.get(step, ())}
+        until = math.inf if member.until_step is None else member.until_step
+        is_first = layer in own.get(member.since_step, ())
+        is_own = is_first or any(member.since_step < step <= until for step in steps)
+        if layer is not None and is_own and (member.rank is None or rank < member.rank):
             case.members[layer] = replace(member, rank=rank)
             case.touched.add(layer)
     if case.touched:
         repository.save_incident(context.connection, context.run.run_id, case)
 
 
-def _batches_of_other_ranks(
-    context: BatchContext, log: BatchLog, first: int, last: int
+def _batches_between(
+    context: BatchContext, log: BatchLog, sessions_of: ColumnElement[bool], first: int, last: int
 ) -> list[tuple[int, LoggedBatch]]:
-    """Return the batches of other ranks with steps from ``first`` to ``last``, with their ranks."""
+    """Return the batches in the log of some sessions with steps from ``first`` to ``last``, with their ranks."""
     run_id = context.run.run_id
     joined = (session.c.run_id == batch.c.run_id) & (session.c.session == batch.c.session)
     query = (
         select(batch.c.session, batch.c.seq, batch.c.launch_no, session.c.rank, session.c.layer_sets)
         .join(session, joined)
         .where(batch.c.run_id == run_id, batch.c.launch_no == context.launch.number)
-        .where(batch.c.seq >= session.c.sealed_seq, session.c.rank > 0, session.c.is_sharded.is_(False))
+        .where(batch.c.seq >= session.c.sealed_seq, sessions_of)
         .where(batch.c.first_step <= last, batch.c.last_step >= first)
     )
     rows = context.connection.execute(query).all()
     return [(row.rank, log.read(context.connection, run_id, row, row.layer_sets)) for row in rows]
 
 
-def _own_nonfinite(piece: LoggedBatch) -> Mapping[int, frozenset[int]]:
+def _nonfinite(piece: LoggedBatch) -> dict[int, frozenset[int]]:
+    """Return, by step, the layers whose gradients were not finite."""
+    is_nonfinite = piece.columns.state == NONFINITE
+    rows = np.flatnonzero(is_nonfinite.any(axis=1)).tolist()
+    return {int(piece.columns.steps[row]): frozenset(piece.numbers[is_nonfinite[row]].tolist()) for row in rows}
+
+
+def _own_nonfinite(piece: LoggedBatch) -> dict[int, frozenset[int]]:
     """Return, by step, the layers whose gradients were not finite before a reduction."""
     by_step: dict[int, frozenset[int]] = {}
     for row, step in enumerate(piece.columns.steps.tolist()):
