@@ -34,6 +34,12 @@ PIPELINE = wire.Fact(
     "gradient that is finite.",
     layers=(),
 )
+OTHER_LAYERS = wire.Fact(
+    code="other_layers",
+    text="A rank trains other layers than rank 0, as a stage of a pipeline or a job of its own does. They are not "
+    "measured: the first rank speaks for a launch, but for the shards of DTensors.",
+    layers=(),
+)
 COMPILED_STEP = wire.Fact(
     code="compiled_step",
     text="The optimizer steps inside a compiled graph, where nothing of it is seen: there are no learning rates and no "

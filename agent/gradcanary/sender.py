@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gradcanary import leftovers, wire
+from gradcanary import facts, leftovers, wire
 from gradcanary.backlog import Backlog, Creates
 from gradcanary.delivery import Delivery
 from gradcanary.greeting import INTERVAL_S, Greeting
@@ -322,6 +322,8 @@ class Sender:
 
     def _hear(self, reply: wire.Reply) -> None:
         self.incidents = reply.incidents
+        if reply.has_other_layers:
+            self._observer.tell(facts.OTHER_LAYERS)
         for brief in reply.incidents:
             if self._told.get(brief.id) != brief.severity:
                 self._told[brief.id] = brief.severity

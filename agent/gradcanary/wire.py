@@ -206,7 +206,7 @@ class Reply:
     """The answer to every accepted request; ``status`` is stored, duplicate or ok.
 
     ``spacing_s`` is how many seconds shall lie between two batches of a session at least: a collector that is busy
-    asks for fewer, larger ones.
+    asks for fewer, larger ones. ``has_other_layers`` is True for a rank whose layer sets are none of those of rank 0.
     """
 
     status: str
@@ -214,6 +214,7 @@ class Reply:
     limits: Limits
     incidents: tuple[Brief, ...]
     spacing_s: float = 0.0
+    has_other_layers: bool = False
 
 
 def dump(message: object) -> bytes:
@@ -236,6 +237,7 @@ def _reply(body: Mapping[str, Any]) -> Reply:
         limits=Limits(**{key: int(body["limits"][key]) for key in ("max_body", "max_points", "max_layers")}),
         incidents=tuple(map(_brief, body["incidents"])),
         spacing_s=float(body.get("spacing_s", 0.0)),
+        has_other_layers=bool(body.get("has_other_layers", False)),
     )
 
 

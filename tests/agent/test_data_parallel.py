@@ -232,3 +232,15 @@ def test_the_incident_names_the_rank(module_collector: Collector) -> None:
     (incident,) = (each["id"] for each in listed if each["rule"] == "nonfinite")
     layers = module_collector.get(f"/api/v1/incidents/{incident}").json()["layers"]
     assert {layer["rank"] for layer in layers if layer["layer"] is not None} == {1}
+
+
+def test_a_stage_of_a_pipeline_says_that_its_layers_are_not_measured(collector: Collector, tmp_path: Path) -> None:
+    script, port = str(SCRIPT.with_name("pipeline_stages.py")), str(free_port())
+    stages = [
+        warm.Process(warm.TRAINING, [script, str(rank), port, collector.url], spooling(tmp_path)) for rank in range(2)
+    ]
+    said = [said_by(stage) for stage in stages]
+    assert [stage.wait(60) for stage in stages] == [0, 0], said
+    assert [each.count("trains other layers than rank 0") for each in said] == [0, 1]
+    run = collector.get("/api/v1/runs/stages").json()
+    assert [fact["code"] for fact in run["facts"]] == ["other_layers"]

@@ -68,6 +68,7 @@ def test_a_reply_tells_limits_and_next_seq(ready, stream):
         "limits": {"max_body": 4 * 2**20, "max_points": 1_000_000, "max_layers": 20_000},
         "incidents": [],
         "spacing_s": 0.0,
+        "has_other_layers": False,
     }
     assert wire.load_reply(reply.content).next_seq == 2
 

@@ -150,6 +150,22 @@ def test_a_nan_of_the_first_rank_that_comes_back_is_attributed(store):
     assert ranks(store) == {0: 0, 1: None}
 
 
+def test_a_rank_with_other_layers_is_told_of_it(store):
+    """As a stage of a pipeline is no replica of the first one; not before the layers of the first rank are known."""
+    first, other = (streams.Stream(np.full((10, LAYERS), 1e-2, np.float32), names=names) for names in ("abc", "def"))
+    beat = wire.dump(wire.Heartbeat(None, 0, 0, 0.0))
+
+    def hello(rank, made):
+        place = {"rank": rank, "world_size": 3, "launch": "one"}
+        return store.ingest.hello(RUN, f"r{rank}", wire.dump(made.hello(**place))).has_other_layers
+
+    assert not hello(1, other)
+    assert not hello(0, first)
+    assert not hello(2, first)
+    assert hello(1, other)
+    assert [store.ingest.heartbeat(RUN, f"r{rank}", beat).has_other_layers for rank in range(3)] == [False, True, False]
+
+
 def test_other_ranks_are_not_drawn_not_waited_for_and_leave_the_log(store, monkeypatch):
     monkeypatch.setattr(compaction, "MOST_BATCHES", 2)
     made, batches = first_rank()

@@ -83,6 +83,17 @@ def merged_session(
     return connection.execute(select(session).where(where)).one()
 
 
+def has_other_layers(connection: Connection, row: Record) -> bool:
+    """Return True if a rank says to be a replica of rank 0, and has none of its layer sets: nothing of it is stored."""
+    sets = json.loads(row.layer_sets) if row.rank > 0 and not row.is_sharded else {}
+    if not sets:
+        return False
+    of_first = (session.c.run_id == row.run_id) & (session.c.launch_no == row.launch_no) & (session.c.rank == 0)
+    query = select(session.c.layer_sets).where(of_first, session.c.is_sharded.is_(False))
+    known = {name for stored in connection.scalars(query) for name in json.loads(stored)}
+    return bool(known) and known.isdisjoint(sets)
+
+
 def check_role(row: Record) -> None:
     """Raise RequestError 409 if the first batch of a session comes before the hello with its ``sharded``."""
     if row.rank >= 0 and not row.next_seq and json.loads(row.hello)["sharded"] is None:
