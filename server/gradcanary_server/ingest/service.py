@@ -45,7 +45,7 @@ class Stored(NamedTuple):
     status: str
     next_seq: int
     briefs: tuple[wire.Brief, ...] | None
-    has_other_layers: bool
+    has_other_layers: bool = False
 
 
 class Ingest:
@@ -77,8 +77,9 @@ class Ingest:
             now = self._database.now(connection)
             next_seq = sessions.register_session(connection, run_name, session_id, message, sent, now)
             _, row = runs.lock_session(connection, run_name, session_id)
-            stored = self._stored(connection, row, "ok", next_seq)
-        return self._reply(stored)
+            stored = self._stored(connection, row.run_id, "ok", next_seq)
+            has_other_layers = sessions.has_other_layers(connection, row)
+        return self._reply(stored._replace(has_other_layers=has_other_layers))
 
     def batch(self, run_name: str, session_id: str, seq: int, raw: bytes) -> wire.Reply:
         return self._reply(self._take(run_name, session_id, seq, raw))
@@ -94,14 +95,14 @@ class Ingest:
             sha256 = hashlib.sha256(raw).digest()
             run_row, row = runs.lock_session(connection, run_name, session_id)
             if _is_stored(connection, row, seq, sha256):
-                return self._stored(connection, row, "duplicate", row.next_seq)
+                return self._stored(connection, row.run_id, "duplicate", row.next_seq)
             now = self._database.now(connection)
             context = self._context(connection, now, run_row, row, LogEntry(seq, sha256, body), columns)
             self._store(context)
             if row.is_sharded:
                 merger = self._merger(connection, now, row.run_id, row.launch_no)
                 self._store_merged(merger, merger.on_batch(context.batch))
-            stored = self._stored(connection, row, "stored", seq + 1)
+            stored = self._stored(connection, row.run_id, "stored", seq + 1)
             should_cache = row.is_primary or (row.is_sharded and _is_logged(connection, row, seq))
         telemetry.POINTS.inc(columns.points())
         if should_cache:
@@ -118,8 +119,9 @@ class Ingest:
             if row.is_sharded:
                 merger = self._merger(connection, now, row.run_id, row.launch_no)
                 self._store_merged(merger, merger.on_heartbeat())
-            stored = self._stored(connection, row, "ok", row.next_seq)
-        return self._reply(stored)
+            stored = self._stored(connection, row.run_id, "ok", row.next_seq)
+            has_other_layers = sessions.has_other_layers(connection, row)
+        return self._reply(stored._replace(has_other_layers=has_other_layers))
 
     def end(self, run_name: str, session_id: str, raw: bytes) -> wire.Reply:
         """Store the end of a session, and of its run with the last of them."""
@@ -131,7 +133,7 @@ class Ingest:
                 merger = self._merger(connection, now, row.run_id, row.launch_no)
                 self._store_merged(merger, merger.on_end(session_id))
             sessions.end_session(connection, row, message, now)
-            stored = self._stored(connection, row, "ok", row.next_seq)
+            stored = self._stored(connection, row.run_id, "ok", row.next_seq)
         return self._reply(stored)
 
     def merge_overdue(self) -> None:
@@ -190,9 +192,9 @@ class Ingest:
             self.listening_since = now
         return max(self.listening_since, heartbeat.listening_since(connection, now))
 
-    def _stored(self, connection: Connection, row: Record, status: str, next_seq: int) -> Stored:
-        briefs = service.stored_briefs(connection, row.run_id, self._public_url)
-        return Stored(row.run_id, status, next_seq, briefs, sessions.has_other_layers(connection, row))
+    def _stored(self, connection: Connection, run_id: int, status: str, next_seq: int) -> Stored:
+        briefs = service.stored_briefs(connection, run_id, self._public_url)
+        return Stored(run_id, status, next_seq, briefs)
 
     def _reply(self, stored: Stored) -> wire.Reply:
         """Return the reply, after the commit: other writers should not wait for the text of a summary."""
