@@ -294,8 +294,6 @@ class Track:
             self.renew_window(was_sampled=False)
             return
         self.window.steps_before = self._of.steps_taken
-        if self._of.place.looks_at_own and self._of.wishes.local:
-            self.window.local = LocalNonfinite()
         if not self.is_cleared():
             self._mark()
 
