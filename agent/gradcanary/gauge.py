@@ -21,7 +21,7 @@ from gradcanary.shadows import Shadows
 from gradcanary.shards import is_shard, local
 from gradcanary.statistics import are_finite, norm_of, readable, without_autocast
 from gradcanary.weights import changes, copies_of, weight_of, whose_turn
-from gradcanary.window import TOUCHED, Sentinel, Window
+from gradcanary.window import MODIFIED, GradientIdentity, Window
 
 if TYPE_CHECKING:
     import torch
@@ -144,19 +144,19 @@ class Gauge:
         gradients = [self.gradient(position) for position in range(len(self.layers))]
         return all(each is None or each._version == 0 for each in gradients)  # noqa: SLF001 -- documented only by its name
 
-    def look_for_clip(self, window: Window, sentinel: Sentinel, scale: Tensor | None) -> None:
+    def look_for_clip(self, window: Window, identity: GradientIdentity, scale: Tensor | None) -> None:
         """Measure one layer again if gradients were written to since the sample."""
-        if sentinel.layer is None or sentinel.layer in self.observed:
+        if identity.layer is None or identity.layer in self.observed:
             return
         if self._of.place.is_silent or is_capturing():
             return
-        marked = self.gradient(sentinel.layer)
-        if sentinel.change(marked) != TOUCHED and not (marked is not None and is_shard(marked)):
+        marked = self.gradient(identity.layer)
+        if identity.change(marked) != MODIFIED and not (marked is not None and is_shard(marked)):
             return
         wished = self._of.wishes.probe
-        position = self.layers.index(wished) if wished in self.layers else sentinel.layer
+        position = self.layers.index(wished) if wished in self.layers else identity.layer
         if position in self.observed:
-            position = sentinel.layer
+            position = identity.layer
         gradient = self.gradient(position)
         if gradient is not None and readable(gradient := local(gradient)) and window.counts[position]:
             is_wide = self.layers[position] in self._of.wishes.wide

@@ -15,7 +15,7 @@ from gradcanary.pause import Pause
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
 from gradcanary.references import References, are_same
 from gradcanary.scaling import Scaling
-from gradcanary.window import NEW, SAME, TOUCHED, Sentinel, Window
+from gradcanary.window import MODIFIED, REPLACED, UNCHANGED, GradientIdentity, Window
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class Track:
         self.window = Window(len(layers))
         self.is_new = True
         self._of = observer
-        self._sentinel = Sentinel()
+        self._identity = GradientIdentity()
         self.hook_sampler = self.gauge.hook_sampler
         self._pass = self.plain_pass = -1
         self.first = 0
@@ -45,7 +45,7 @@ class Track:
         self._passes_before = 0
         self._clears_in_place: bool | None = None
         self._missed_some = False
-        self.pause = Pause(self.gauge, self._sentinel, observer.has_optimizer)
+        self.pause = Pause(self.gauge, self._identity, observer.has_optimizer)
         hook, catch = observer.meter.hook, observer.guard.catch
         self._ends = hook("the end of backward", self._pass_ends, catch)
         self._settles = hook("sampling", self._pass_settled, catch)
@@ -70,7 +70,7 @@ class Track:
             number = engine.current_pass()
             if number != self._pass:
                 begins(number)
-        elif self._sentinel.layer in (None, position) or not self.window.begun or self.window.stepped:
+        elif self._identity.layer in (None, position) or not self.window.begun or self.window.stepped:
             begins(-1)
         self.window.counts[position] += 1
         if self.window.local is not None and of.is_sampled(self):
@@ -92,9 +92,9 @@ class Track:
         if is_outermost:
             self._enter_window(position, number)
         if not (self._of.has_callbacks and self._of.was_called_back):
-            self._sentinel.mark(position, self.gauge.gradient(position))
-        elif self._sentinel.layer is None:
-            self._sentinel.layer = position
+            self._identity.mark(position, self.gauge.gradient(position))
+        elif self._identity.layer is None:
+            self._identity.layer = position
 
     def _is_opened(self, number: int) -> bool:
         """Queue what follows the end of a pass, once; False when an inner pass of a checkpointed block has ended."""
@@ -131,27 +131,29 @@ class Track:
         self.window.unsynced += unsynced
 
     def _is_new_window(self, position: int) -> bool:
-        window, sentinel = self.window, self._sentinel
+        window, identity = self.window, self._identity
         if not window.begun:
             return False
         if window.stepped and not window.is_marked:
             return True
         if self.gauge.observed:  # whose loops clear gradients whenever they like
             return window.stepped or bool(window.summed) or self.was_updated()
-        change = NEW
-        if sentinel.layer is not None and self.gauge.parameter(sentinel.layer) is None:
-            change = SAME  # a layer that is gone, or out of reach while no optimizer holds it, tells nothing
-        elif sentinel.layer is not None:
-            change = sentinel.change(
-                self.gauge.gradient(sentinel.layer),
-                writes=int(position == sentinel.layer),
-                is_reduced_later=self._of.is_gathered(self.gauge.layers[sentinel.layer]),
+        change = REPLACED
+        if identity.layer is not None and self.gauge.parameter(identity.layer) is None:
+            change = UNCHANGED  # a layer that is gone, or out of reach while no optimizer holds it, tells nothing
+        elif identity.layer is not None:
+            change = identity.change(
+                self.gauge.gradient(identity.layer),
+                writes=int(position == identity.layer),
+                is_reduced_later=self._of.is_gathered(self.gauge.layers[identity.layer]),
             )
         if window.stepped:
-            self._clears_in_place = change == TOUCHED
+            self._clears_in_place = change == MODIFIED
             return True
         is_cleared = bool(self._clears_in_place) or self._of.another_stepped(self) or not self._of.has_optimizer()
-        return self.was_updated() or (window.micro_steps > 0 and (change == NEW or (change == TOUCHED and is_cleared)))
+        return self.was_updated() or (
+            window.micro_steps > 0 and (change == REPLACED or (change == MODIFIED and is_cleared))
+        )
 
     def was_updated(self) -> bool:
         """Say whether the GradScaler was updated since the window began."""
@@ -208,11 +210,11 @@ class Track:
     def _mark(self) -> None:
         """Remember what a pass left. A layer that took no part in it, as the head of another task, tells nothing of
         the next one: then it is the one that this pass began with."""
-        if self._sentinel.layer is not None:
-            gradient = self.gauge.gradient(self._sentinel.layer)
+        if self._identity.layer is not None:
+            gradient = self.gauge.gradient(self._identity.layer)
             if gradient is None and (other := self.gauge.gradient(self.first)) is not None:
-                self._sentinel.layer, gradient = self.first, other
-            self._sentinel.mark(self._sentinel.layer, gradient)
+                self._identity.layer, gradient = self.first, other
+            self._identity.mark(self._identity.layer, gradient)
 
     # -- windows and steps ---------------------------------------------------------------------------------------
 
@@ -277,12 +279,12 @@ class Track:
         """Say whether nothing is asked of its next windows, if they are not sampled, but that they are counted."""
         gauge = self.gauge
         is_foreseen = gauge.outlook.is_over or self._of.place.is_silent
-        is_watched = gauge.observed or gauge.shadows.are_on or self.scaling.found or self._sentinel.layer is None
+        is_watched = gauge.observed or gauge.shadows.are_on or self.scaling.found or self._identity.layer is None
         return is_foreseen and self.hook_sampler.is_learned and not is_watched and self._clears_in_place is False
 
     def is_cleared(self) -> bool:
         """Say whether the gradient that tells of the others is gone, and that which the last pass began with."""
-        layer = self._sentinel.layer
+        layer = self._identity.layer
         return layer is not None and self.gauge.gradient(layer) is None and self.gauge.gradient(self.first) is None
 
     def look_again(self, *, is_new: bool) -> None:
@@ -325,8 +327,8 @@ class Track:
 
     def _look_back(self, window: Window) -> None:
         """Remember the gradients as the step left them: how a loop clears them shows as the next window begins."""
-        if self._sentinel.layer is not None:
-            self._sentinel.mark(self._sentinel.layer, self.gauge.gradient(self._sentinel.layer))
+        if self._identity.layer is not None:
+            self._identity.mark(self._identity.layer, self.gauge.gradient(self._identity.layer))
             window.is_marked = True
 
     def _copy_weights(self) -> None:
@@ -337,7 +339,7 @@ class Track:
         if window.sample is None:
             self.gauge.sample(window, phase, scale)
         else:
-            self._of.guard.wrap("looking for a clip", self.gauge.look_for_clip)(window, self._sentinel, scale)
+            self._of.guard.wrap("looking for a clip", self.gauge.look_for_clip)(window, self._identity, scale)
 
 
 def let_go(tracks: Iterable[Track]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gradcanary.layers import Layers
     from gradcanary.observer import Observer
 
-SAME, TOUCHED, NEW = range(3)
+UNCHANGED, MODIFIED, REPLACED = range(3)
 
 
 class Window:
@@ -158,7 +158,7 @@ def _parts_of(window: Window) -> list[Part]:
     return parts + window.probe
 
 
-class Sentinel:
+class GradientIdentity:
     """One gradient that tells what happened to all of them between two backward passes, without reading it.
 
     ``.grad`` has other memory once it was set to None; its version rises by one with each write in place. What is
@@ -187,21 +187,21 @@ class Sentinel:
         self._was_view = gradient is not None and gradient._is_view()  # noqa: SLF001 -- likewise
 
     def change(self, gradient: Tensor | None, writes: int = 0, *, is_reduced_later: bool = False) -> int:
-        """Return SAME, TOUCHED or NEW; ``writes`` are those that are accounted for.
+        """Return UNCHANGED, MODIFIED or REPLACED; ``writes`` are those that are accounted for.
 
         Of a shard that ``is_reduced_later`` than its hook is called, a pass without a reduction leaves no gradient.
         """
         if gradient is None:
-            return SAME if is_reduced_later and not self._address else NEW
+            return UNCHANGED if is_reduced_later and not self._address else REPLACED
         expected = self._version + writes
         storage = _storage_of(gradient)
         # The address of one without a storage may be another one's by now: that one's version begins anew.
         is_other = storage is None and gradient._version < expected  # noqa: SLF001 -- as above
         if is_other or _address(gradient, storage) != self._address:
-            return SAME if self._is_replaced(gradient) else NEW
+            return UNCHANGED if self._is_replaced(gradient) else REPLACED
         if is_shard(gradient) or gradient._is_view():  # noqa: SLF001 -- views of a bucket share one version; what FSDP2 writes to changes none
-            return SAME
-        return SAME if gradient._version == expected else TOUCHED  # noqa: SLF001 -- as above
+            return UNCHANGED
+        return UNCHANGED if gradient._version == expected else MODIFIED  # noqa: SLF001 -- as above
 
     def _is_replaced(self, gradient: Tensor) -> bool:
         """Say whether a new tensor goes on with the sum of the one that was marked.

@@ -141,7 +141,7 @@ PLACES = (
     "shadows.Shadows._added",
     "shadows.Shadows._come",
     "statistics._columns",
-    "track.Sentinel.mark",
+    "track.GradientIdentity.mark",
     "track.Track.pass_begins",
     "track.Track._pass_ends",
     "track.Track._pass_settled",

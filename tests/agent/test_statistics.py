@@ -26,7 +26,7 @@ from gradcanary.records import MEASURED, NONFINITE, PARTIAL, ZERO, Kind, Part, R
 from gradcanary.sampling import take_sample
 from gradcanary.shadows import Shadows
 from gradcanary.statistics import bounds_of, measure, norm_of, read, readable, refuse
-from gradcanary.window import NEW, SAME, TOUCHED, Sentinel
+from gradcanary.window import MODIFIED, REPLACED, UNCHANGED, GradientIdentity
 
 TINY, HUGE = 2.0**-149, FLOAT32_MAX
 """The smallest and the largest float32 above zero."""
@@ -452,35 +452,35 @@ def test_a_fused_optimizer_says_through_found_inf_that_it_skipped() -> None:
     assert metrics_of(reader.read(record_of([torch.ones(1)])))["skipped_total"] == 1.0
 
 
-# -- the sentinel --------------------------------------------------------------------------------------------------
+# -- the identity --------------------------------------------------------------------------------------------------
 
 
 def test_of_a_shard_that_is_reduced_later_only_a_gradient_that_is_gone_is_new() -> None:
     """Before the first reduction of a window there is none, and none that the window before it has left."""
     weight = torch.nn.Parameter(torch.ones(3))
-    sentinel = Sentinel()
-    sentinel.mark(0, None)
-    assert sentinel.change(None, is_reduced_later=True) == SAME
+    identity = GradientIdentity()
+    identity.mark(0, None)
+    assert identity.change(None, is_reduced_later=True) == UNCHANGED
     weight.sum().backward()
-    sentinel.mark(0, weight.grad)
-    assert sentinel.change(weight.grad, is_reduced_later=True) == SAME
-    assert sentinel.change(None, is_reduced_later=True) == NEW
+    identity.mark(0, weight.grad)
+    assert identity.change(weight.grad, is_reduced_later=True) == UNCHANGED
+    assert identity.change(None, is_reduced_later=True) == REPLACED
 
 
-def test_the_sentinel_tells_added_from_written_from_new() -> None:
+def test_the_identity_tells_unchanged_from_modified_from_replaced() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
-    sentinel = Sentinel()
-    assert sentinel.change(None) == NEW
+    identity = GradientIdentity()
+    assert identity.change(None) == REPLACED
     weight.sum().backward()
-    sentinel.mark(0, weight.grad)
-    assert sentinel.change(weight.grad) == SAME
+    identity.mark(0, weight.grad)
+    assert identity.change(weight.grad) == UNCHANGED
     weight.sum().backward()
-    assert sentinel.change(weight.grad, writes=1) == SAME
-    assert sentinel.change(weight.grad) == TOUCHED
-    sentinel.mark(0, weight.grad)
+    assert identity.change(weight.grad, writes=1) == UNCHANGED
+    assert identity.change(weight.grad) == MODIFIED
+    identity.mark(0, weight.grad)
     weight.grad.zero_()
-    assert sentinel.change(weight.grad) == TOUCHED
+    assert identity.change(weight.grad) == MODIFIED
     weight.grad = None
-    assert sentinel.change(weight.grad) == NEW
+    assert identity.change(weight.grad) == REPLACED
     weight.sum().backward()
-    assert sentinel.change(weight.grad, writes=1) == NEW
+    assert identity.change(weight.grad, writes=1) == REPLACED
