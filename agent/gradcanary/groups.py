@@ -23,11 +23,6 @@ def parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return [parameter for group in groups(optimizer) for parameter in group["params"]]
 
 
-def is_hooked(parameter: nn.Parameter) -> bool:
-    """Say whether somebody is called when its gradient is there: that is who steps inside a backward pass."""
-    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
-
-
 def sizes(optimizer: Optimizer) -> list[int]:
     """Return how many parameters each group has: another number tells that what is followed has changed."""
     return [len(group["params"]) for group in groups(optimizer)]

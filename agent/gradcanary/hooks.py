@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradcanary import compiled, engine, facts, summed, tap
+from gradcanary import compiled, facts, summed, tap
 from gradcanary.counters import Counters
 from gradcanary.fast_path import FastPath
 from gradcanary.frameworks import unwrapped
-from gradcanary.groups import elements, is_hooked, parameters, sizes
+from gradcanary.groups import elements, parameters, sizes
 from gradcanary.guard import Guard
 from gradcanary.layers import discover, living
 from gradcanary.observer import Observer
@@ -48,9 +48,8 @@ class Hooks:
         self._takes_any = False
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._guesses: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._guessed_in = self._declared_at = -1
-        self._wrong_guesses: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._stepped_inside: dict[int, weakref.ref[Optimizer]] = {}
+        self._declared_at = -1
         self._sizes: dict[int, list[int]] = {}
         self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._main: Callable[[], Optimizer | None] = lambda: None
@@ -143,6 +142,8 @@ class Hooks:
             self._transfers.visit()
         if self._fast_path.is_on and self._fast_path.backward_called(tensors):
             return
+        if self._stepped_inside:
+            self._follow_stepped_inside()
         self._counters.before_pass()
         self.observer.backward_called(tap.single_elements(tensors))
         self._counters.hear_of_unsynced(self._keep)
@@ -163,12 +164,12 @@ class Hooks:
             if not self._is_ours(optimizer):
                 self._strangers.add(optimizer)
                 return
-            if self.before_first_step is not None:
-                begin, self.before_first_step = self.before_first_step, None
-                begin()
-            self._guesses.update(companions := self._companions(optimizer))
-            self._add([optimizer, *companions])
-        if (self._guessed_in >= 0 and self._has_wrong_guesses()) | self._is_changed(optimizer):
+            if not tap.is_outermost():
+                self._stepped_inside[id(optimizer)] = weakref.ref(optimizer)
+                return
+            self._begin_session()
+            self._add([optimizer])
+        if self._is_changed(optimizer):
             self._follow()
         elif self._counters.unhooked:
             self._counters.add()
@@ -190,6 +191,23 @@ class Hooks:
             if before + 1 == LEADS_AFTER and self._main() not in self._steps_of:
                 self.observer.step += before  # the last of them is still to be recorded
                 self._follow()
+
+    def _begin_session(self) -> None:
+        if self.before_first_step is not None:
+            begin, self.before_first_step = self.before_first_step, None
+            begin()
+
+    def _follow_stepped_inside(self) -> None:
+        """Follow the optimizers that stepped inside the last backward pass.
+
+        They are followed together: during that pass it was unknown which others would step in it. Its window is lost.
+        """
+        stepped, self._stepped_inside = self._stepped_inside, {}
+        if not self._optimizers:
+            self.observer.calls.forget()
+        self._begin_session()
+        self._optimizers.update(stepped)
+        self._follow()
 
     def _add(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in optimizers})
@@ -219,27 +237,6 @@ class Hooks:
             del self._optimizers[id(other)]
         main = self._main()
         return bool(others) or (main is not None and elements(main) < elements(optimizer))
-
-    def _companions(self, optimizer: Optimizer) -> Sequence[Optimizer]:
-        """Return the optimizers that come with one that steps inside a backward pass: there each layer has its own."""
-        if not self.observer.has_callbacks or engine.current_pass() < 0:
-            return ()
-        self._guessed_in = engine.current_pass()
-        others = [found for found in living(Optimizer) if found is not optimizer and not self.follows(found)]
-        able = [found for found in others if found not in self._wrong_guesses and self._is_ours(found)]
-        return [found for found in able if any(map(is_hooked, parameters(found)))]
-
-    def _has_wrong_guesses(self) -> bool:
-        """After that pass no more follow those that did not step in it, as what an earlier training has left."""
-        if not self._guesses or engine.current_pass() == self._guessed_in:
-            return False
-        wrong = [guess for guess in self._guesses if guess not in self._steps_of]
-        self._wrong_guesses.update(wrong)
-        self._guesses.clear()
-        self._guessed_in = -1
-        for guess in wrong:
-            self._optimizers.pop(id(guess), None)
-        return bool(wrong)
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
         """Say whether an optimizer that nobody named belongs here: a wrapper hides the one that steps, for example."""
