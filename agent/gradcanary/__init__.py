@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gradcanary.version import __version__
-from gradcanary.watching import Alert, Watch, watch
+from gradcanary.watching import Alert, Watch, step, watch
 
 if TYPE_CHECKING:
     from gradcanary.sums import fp32_accumulators
 
-__all__ = ["Alert", "Watch", "__version__", "fp32_accumulators", "watch"]
+__all__ = ["Alert", "Watch", "__version__", "fp32_accumulators", "step", "watch"]
 
 
 def __getattr__(name: str) -> object:

@@ -56,7 +56,7 @@ class Buffers:
     def read(self, name: str, buffer: Tensor) -> None:
         """Read a buffer that holds a layer's sum of the window; a first call before any pass only announces it.
 
-        Where there are no passes, because the script asks torch for gradients, windows begin with such a call.
+        Where there are no passes, because the script asks torch for gradients, a window begins with such a call.
         """
         if name not in self._places:
             return
@@ -67,20 +67,15 @@ class Buffers:
             return
         if has_passes and window.stepped and position in window.summed:
             return  # by now it may be cleared
-        if not has_passes and (window.stepped or position in window.summed):
+        if window.stepped and not has_passes:
             self._of.window_ended(track)
+        elif position in window.summed and not has_passes:
+            track.end_or_restart()
         if not track.window.begun:
             track.begin_window()
         track.window.summed.add(position)
         if self._of.is_sampled(track):
             track.gauge.read_buffer(track.window, position, buffer)
-
-    def pass_over(self, name: str) -> None:
-        """Take a call in a pause; where no optimizer ends that, the second one for a layer does."""
-        if name in self._places and not self._of.has_optimizer():
-            track, position = self._places[name]
-            if track.pause.has_summed(position):
-                self._of.look_again()
 
     def _check_layer(self, name: str, shape: tuple[int, ...]) -> None:
         if self._shapes is None or not is_chosen(name, self._of.settings):

@@ -8,9 +8,6 @@ _KEPT = 64
 """Losses kept for an optimizer that has not stepped yet. Of a window of more micro-steps there is none: the sum of some
 would be another loss."""
 
-MANY = 4096
-"""More calls than a window has."""
-
 
 class Calls:
     """All that is known of passes through layers that had no hooks yet; of others, what to take the loss from."""
@@ -32,10 +29,6 @@ class Calls:
         self.is_noted = False
         self._is_cut = self._is_cut or len(self._all) + len(copies) > _KEPT
         self._all = [] if self._is_cut else self._all + copies
-
-    def are_many(self) -> bool:
-        """Say, at one call, that an optimizer would have stepped by now."""
-        return self.count == MANY
 
     def skip(self) -> None:
         """Let a call pass that is not to be looked at."""

@@ -8,14 +8,14 @@ NO_CALLBACKS = wire.Fact(
     "after any clipping, so falls are not looked for.",
     layers=(),
 )
-NO_OPTIMIZER = wire.Fact(
-    code="no_optimizer",
-    text="There are backward passes, and no step of a torch.optim optimizer that holds the watched parameters. Where "
-    "the loop updates them itself, an optimizer is what to give it: torch.optim.SGD(model.parameters(), lr).step() is "
-    "p -= lr * p.grad; where copies of them are updated, give watch() that optimizer; where gradients are summed "
-    "by hand, there is Watch.observe_accumulator().",
+NO_STEP = wire.Fact(
+    code="no_step",
+    text="There are backward passes, and no optimizer step of the watched parameters: nothing is measured. A loop that "
+    "updates its parameters itself calls gradcanary.watch(model) once and gradcanary.step() after each update. Where "
+    "copies of the parameters are updated, watch(optimizer=) takes their optimizer.",
     layers=(),
 )
+STILL_NO_STEP = "no step until the end: nothing was measured"
 SHARDED = wire.Fact(
     code="sharded",
     text="Each process holds a part of each gradient and sends what it measured of it; the collector puts them "

@@ -57,6 +57,8 @@ class Hooks:
         self._fast_path = FastPath(observer, self._counters, guard)
         self._keep = guard.wrap("a pass that reduces nothing", lambda _: observer.calls.keep())
         self._steps: list[Any] = []
+        self.step_by_hand = observer.meter.hook("noting a step by hand", self._stepped_by_hand, guard.catch)
+        """Notes that a step which no optimizer made is over."""
         self._listener = observer.meter.hook("capturing the loss", self._backward_called, guard.catch)
 
     def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
@@ -64,6 +66,7 @@ class Hooks:
         self._thread = threading.get_ident()
         observer, wrap = self.observer, self.guard.wrap
         observer.main, observer.optimizers = lambda: self._main(), self.optimizers
+        observer.awaits_optimizer = self._has_idle_optimizer
         observer.enable_hooks = self._counters.enable
         observer.leave_fast_path = self._fast_path.leave
         self._takes_any = model is None and optimizer is None
@@ -208,6 +211,19 @@ class Hooks:
         self._begin_session()
         self._optimizers.update(stepped)
         self._follow()
+
+    def _stepped_by_hand(self) -> None:
+        if self._is_left_alone():
+            return
+        self._note_thread()
+        self._counters.add()
+        self.observer.step_by_hand()
+        self._transfers.visit()
+        self._counters.step_ended()
+
+    def _has_idle_optimizer(self) -> bool:
+        """Return True if an optimizer lives that may step later; one pass over the garbage collector's objects."""
+        return any(map(self._is_ours, map(unwrapped, living(Optimizer))))
 
     def _add(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in optimizers})

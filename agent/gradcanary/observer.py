@@ -21,13 +21,16 @@ from gradcanary.meter import Meter
 from gradcanary.origin import origin_of
 from gradcanary.parts import Parts, places_of
 from gradcanary.places import Place
-from gradcanary.records import NOT_SKIPPED, Logged, Origin, Record, Wishes
+from gradcanary.records import Logged, Origin, Record, Wishes
 from gradcanary.scaling import Scalers
 from gradcanary.settings import Settings
 from gradcanary.track import Track, let_go
 from gradcanary.window import record_of
 
 Optimizer = torch.optim.Optimizer
+
+PASSES_WITHOUT_STEP = 64
+"""Backward passes after which a loop without an optimizer is reported: more than most windows have."""
 
 
 class Observer:
@@ -44,9 +47,10 @@ class Observer:
         self.optimizers: Callable[[], Sequence[Optimizer]] = tuple
         self.enable_hooks: Callable[[], None] = lambda: None
         self.leave_fast_path: Callable[[], object] = lambda: None
+        self.awaits_optimizer: Callable[[], bool] = lambda: False
         self.origin: Origin | None = None
         self.wishes = Wishes()
-        self.step = self.steps_taken = self.samples = 0
+        self.step = self.steps_taken = self.samples = self._passes_without_step = 0
         self.meter = Meter(settings.every, settings.budget)
         self.paused = self.is_late = self.is_joining = False
         self.logged: list[Logged] = []
@@ -88,14 +92,20 @@ class Observer:
             track.forget_passes()
         if not (self.was_called_back or self.has_optimizer()):
             self._look_for_callback()
-        if self.paused and self._leading is not None and self._leading.pause.is_over():
-            self.look_again()
+        if not self.steps_taken:
+            self._count_pass_without_step()
         if self.paused:
             self.calls.skip()
+        else:
+            self.calls.add(roots)
+
+    def _count_pass_without_step(self) -> None:
+        """Report, once, that no step comes; a first window may be long, so not where one of an optimizer may come."""
+        if self.paused and not self.is_joining:
             return
-        self.calls.add(roots)
-        if not (self.steps_taken or self.buffers) and self.calls.are_many():
-            self.tell(facts.NO_OPTIMIZER)
+        self._passes_without_step += 1
+        if self._passes_without_step == PASSES_WITHOUT_STEP and not (self.has_optimizer() or self.awaits_optimizer()):
+            self.tell(facts.NO_STEP)
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Take what only the moment before the step shows."""
@@ -122,33 +132,63 @@ class Observer:
         track.step_ended()
         if not track.gauge.outlook.is_over:
             self.guard.wrap("forecasting", track.gauge.forecast)(track.window, optimizer)
-        self.steps_taken += 1
+        self._count_step()
         if track is self._leading:
-            track.window.calls += self.calls.forget()  # those of a closure
-            track.window.step_time_s = None if self.stepped_at is None else now - self.stepped_at
-            self.stepped_at = now
+            self._leading_stepped(track, now)
         else:
             self._parts.lay_down(track, self._leading)
+
+    def step_by_hand(self) -> None:
+        """Note a step of a loop without an optimizer; where one is followed, its own steps are counted."""
+        now = time.perf_counter()
+        is_compiled = self.graphs.stepped
+        self._catch_up()
+        leading = self._leading
+        if is_compiled or leading is None or self.has_optimizer():
+            return
+        self._begin_stepping(leading)
+        self.look_again()
+        if self.origin is None:
+            self._find_origin(even_unknown=True)
+        leading.step_by_hand()
+        self._count_step()
+        self._leading_stepped(leading, now)
+
+    def _leading_stepped(self, leading: Track, now: float) -> None:
+        leading.window.calls += self.calls.forget()  # those of a closure
+        leading.window.step_time_s = None if self.stepped_at is None else now - self.stepped_at
+        self.stepped_at = now
+
+    def _count_step(self) -> None:
+        self.steps_taken += 1
+        if facts.NO_STEP in self.facts:
+            self.facts.remove(facts.NO_STEP)
 
     def close(self) -> None:
         """Hand over the last window if it had its step."""
         self.leave_fast_path()
         self._catch_up()
-        if self.calls.count > 1 and not (self.steps_taken or self.buffers):
-            self.tell(facts.NO_OPTIMIZER)
+        if not self.steps_taken:
+            self._report_no_step()
         if self._leading is not None and self._leading.is_complete:
             self.close_window(self._leading)
+
+    def _report_no_step(self) -> None:
+        """Report at the end that no step came; a watch that came late may have ended before the first one."""
+        is_summed = self._leading is not None and bool(self._leading.window.summed)
+        if facts.NO_STEP in self.facts:
+            self.guard.say(facts.STILL_NO_STEP)
+        elif is_summed or (self._passes_without_step > 1 and not self.is_late):
+            self.tell(facts.NO_STEP)
 
     def let_go(self) -> None:
         """Leave no hook of its own."""
         let_go(self._tracks.values())
 
     def pause(self) -> None:
-        """Look away until the next step; without an optimizer until a window ends that has not begun yet."""
+        """Look away until the next step."""
         self.leave_fast_path()
         self._catch_up()  # a step before this moment is not the one that ends it
-        if self._leading is not None:
-            self._leading.look_away(is_again=self.paused)
         self.paused = True
         for track in self._tracks.values():
             track.look_at_each()
@@ -209,7 +249,7 @@ class Observer:
         return not track.window.stepped and self.steps_taken > track.window.steps_before
 
     def has_optimizer(self) -> bool:
-        """Say whether an optimizer is known: without one, windows end as their gradients are cleared."""
+        """Return True if an optimizer is followed: without one, only ``step()`` ends a window."""
         return self.main() is not None
 
     def is_gathered(self, layer: int) -> bool:
@@ -272,7 +312,7 @@ class Observer:
             self.logged.clear()
         elif self._leading is not None:
             self._note_step(self._leading)
-        self.steps_taken += 1
+        self._count_step()
 
     def _note_step(self, leading: Track) -> None:
         if self.paused:
@@ -334,7 +374,7 @@ class Observer:
         is_sampled = self.step % self.meter.every == 0
         self.samples += is_sampled
         samples = self._parts.joined(track, self._tracks.values()) if is_sampled else []
-        skipped = NOT_SKIPPED if track.window.stepped or not self.has_optimizer() else track.why_skipped()
+        skipped = track.why_skipped()
         logged, self.logged = self.logged, []
         self.put(record_of(self, self.layers, track.window, samples, skipped, logged))
         self.step += 1

@@ -134,13 +134,16 @@ class Session:
         """Look away for a while."""
         self.guard.wrap("pausing", self.observer.pause)()
 
+    def step(self) -> None:
+        """Note a step of a loop without an optimizer."""
+        if self.sender is not None:
+            self._hooks.step_by_hand()
+
     def observe(self, name: str, buffer: Tensor) -> None:
         """Read a buffer in place of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
         self.observer.buffers.check(name, tuple(buffer.shape))
         self.guard.wrap("looking for what has arrived", self._transfers.visit)()
         self.guard.wrap("leaving the fast path", self.observer.leave_fast_path)()
-        if self.observer.paused:
-            self.guard.wrap("passing a buffer over", self.observer.buffers.pass_over)(name)
         if not self.observer.paused:
             self.guard.wrap("reading a buffer", self.observer.meter.timed(self.observer.buffers.read))(name, buffer)
 

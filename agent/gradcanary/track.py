@@ -11,7 +11,6 @@ from torch import Tensor
 from gradcanary import engine
 from gradcanary.claims import LocalNonfinite
 from gradcanary.gauge import Gauge
-from gradcanary.pause import Pause
 from gradcanary.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
 from gradcanary.references import References, are_same
 from gradcanary.scaling import Scaling
@@ -45,7 +44,6 @@ class Track:
         self._passes_before = 0
         self._clears_in_place: bool | None = None
         self._missed_some = False
-        self.pause = Pause(self.gauge, self._identity, observer.has_optimizer)
         hook, catch = observer.meter.hook, observer.guard.catch
         self._ends = hook("the end of backward", self._pass_ends, catch)
         self._settles = hook("sampling", self._pass_settled, catch)
@@ -64,7 +62,6 @@ class Track:
         """Count a layer; where its pass has nothing else to do, those that come after it count themselves."""
         of = self._of
         if of.paused:
-            self.pause.accumulated(position)
             return
         if of.has_callbacks:
             number = engine.current_pass()
@@ -118,11 +115,7 @@ class Track:
     def _enter_window(self, position: int, number: int) -> None:
         if self.window.stepped and self.window.stepped_in == number >= 0:
             return  # the optimizer stepped before this hook was called, in the same pass
-        if self._is_new_window(position):
-            if self.window.stepping:
-                self.window.restart()
-            else:
-                self._of.window_ended(self)
+        self._leave_window(position)
         if not self.window.begun:
             self.begin_window()
         self.window.seen_in.add(number)
@@ -130,29 +123,70 @@ class Track:
         self.window.losses += roots
         self.window.unsynced += unsynced
 
-    def _is_new_window(self, position: int) -> bool:
-        window, identity = self.window, self._identity
+    def _leave_window(self, position: int) -> None:
+        """Decide, as a pass begins with a layer, what becomes of the window that is open.
+
+        | the window                    | gradients were | it                                           |
+        |-------------------------------|----------------|----------------------------------------------|
+        | had its step                  | any            | ends                                         |
+        | is open                       | kept           | goes on                                      |
+        | is open, inside its step      | cleared        | restarts: a closure evaluates again          |
+        | is open, without an optimizer | cleared        | restarts: only ``step()`` ends it            |
+        | is open                       | cleared        | ends: the loop or a scaler skipped its step  |
+        """
+        window = self.window
         if not window.begun:
-            return False
-        if window.stepped and not window.is_marked:
-            return True
-        if self.gauge.observed:  # whose loops clear gradients whenever they like
-            return window.stepped or bool(window.summed) or self.was_updated()
-        change = REPLACED
-        if identity.layer is not None and self.gauge.parameter(identity.layer) is None:
-            change = UNCHANGED  # a layer that is gone, or out of reach while no optimizer holds it, tells nothing
-        elif identity.layer is not None:
-            change = identity.change(
-                self.gauge.gradient(identity.layer),
-                writes=int(position == identity.layer),
-                is_reduced_later=self._of.is_gathered(self.gauge.layers[identity.layer]),
-            )
+            return
         if window.stepped:
-            self._clears_in_place = change == MODIFIED
+            if window.is_marked and not self.gauge.observed:
+                self._clears_in_place = self._change(position) == MODIFIED
+            self._of.window_ended(self)
+        elif self._is_cleared(position):
+            self.end_or_restart()
+
+    def end_or_restart(self) -> None:
+        """Leave passes that led to no step; with an optimizer they are a window of which the step was skipped."""
+        if self.window.stepping or not self._of.has_optimizer():
+            self.window.restart()
+            self._note_scale()
+        else:
+            self._of.window_ended(self)
+
+    def _is_cleared(self, position: int) -> bool:
+        """Return True if the gradients of the open window were cleared before this pass.
+
+        | the layers' gradients are         | they were cleared if                                             |
+        |-----------------------------------|------------------------------------------------------------------|
+        | of a GradScaler that was updated  | always                                                           |
+        | summed by the script              | a sum was complete: such loops clear ``.grad`` whenever they like |
+        | not there yet                     | never                                                            |
+        | REPLACED since the last pass      | always                                                           |
+        | MODIFIED since the last pass      | the loop clears in place, or another optimizer stepped meanwhile |
+        | UNCHANGED since the last pass     | never                                                            |
+        """
+        window = self.window
+        if self.was_updated():
             return True
-        is_cleared = bool(self._clears_in_place) or self._of.another_stepped(self) or not self._of.has_optimizer()
-        return self.was_updated() or (
-            window.micro_steps > 0 and (change == REPLACED or (change == MODIFIED and is_cleared))
+        if self.gauge.observed:
+            return bool(window.summed)
+        if not window.micro_steps:
+            return False
+        change = self._change(position)
+        if change == MODIFIED:
+            return bool(self._clears_in_place) or self._of.another_stepped(self)
+        return change == REPLACED
+
+    def _change(self, accumulated: int | None) -> int:
+        """Return what became of the remembered gradient; ``accumulated`` is the layer that this pass has written to."""
+        layer = self._identity.layer
+        if layer is None:
+            return REPLACED
+        if self.gauge.parameter(layer) is None:
+            return UNCHANGED  # it is gone, or out of reach while no optimizer holds it
+        return self._identity.change(
+            self.gauge.gradient(layer),
+            writes=int(accumulated == layer),
+            is_reduced_later=self._of.is_gathered(self.gauge.layers[layer]),
         )
 
     def was_updated(self) -> bool:
@@ -161,9 +195,8 @@ class Track:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the window is one to record though no other begins: it had its step, or will not get one any more."""
-        is_summed = bool(self.window.summed) and not self._of.has_optimizer()
-        return self.window.stepped or self.was_updated() or is_summed or self.pause.is_cleared(self.window)
+        """Whether the window had its step, or will not get one any more."""
+        return self.window.stepped or (self._of.has_optimizer() and self.was_updated())
 
     def present_pass(self) -> int:
         """Return the number of the present backward pass, -1 outside of one or where nobody knows it."""
@@ -175,8 +208,8 @@ class Track:
         return is_present or bool(other.window.seen_in & self.window.seen_in)
 
     def drop_scaled(self) -> None:
-        """Drop what was measured under a loss scale that is not known: of several scalers, before the first step."""
-        if self.scaling.found and not self.window.stepped and self.scaling.is_unknown:
+        """Drop what was measured under a loss scale that is not known: no scaler of several has made the step."""
+        if self.scaling.found and self.scaling.is_unknown:
             self.window.sample, self.window.losses = None, []
 
     def why_skipped(self) -> int:
@@ -228,16 +261,13 @@ class Track:
             self.window.local = LocalNonfinite()
         if self.scaling.found is None:
             self.scaling.search(self._of.scalers, self._of.step)
-        if self.scaling.found:
-            self.window.loss_scale, self.window.scaler_round = self.scaling.begin()
+        self._note_scale()
         if self.hook_sampler.disabled and self._of.is_sampled(self):
             self._of.enable_hooks()  # no step came before it to do so: the last one was skipped, or compiled
 
-    def look_away(self, *, is_again: bool) -> None:
-        """Begin a pause; a window whose gradients were cleared already is not of it."""
-        if self.pause.is_cleared(self.window) and not is_again:
-            self._of.window_ended(self)
-        self.pause.begin()
+    def _note_scale(self) -> None:
+        if self.scaling.found:
+            self.window.loss_scale, self.window.scaler_round = self.scaling.begin()
 
     def look_at_each(self) -> None:
         """Have the hooks of the present pass look for themselves again what there is to do."""
@@ -245,7 +275,6 @@ class Track:
 
     def was_paused(self) -> None:
         """Forget what was seen of the window; of one that is complete nothing was missed, maybe of the next one."""
-        self.pause.end(self.window)
         if self.window.stepped:
             self._missed_some = True
         else:
@@ -313,6 +342,14 @@ class Track:
             self._copy_weights()
         if is_sampled and not has_closure:
             self._complete(window, "accumulated" if self.gauge.is_fresh() else "post_clip", scale)
+
+    def step_by_hand(self) -> None:
+        """Take a late sample after an update by hand, if nothing has changed the gradients since the last pass."""
+        window = self.window
+        is_due = window.sample is None and window.is_seen and self._of.is_sampled(self)
+        if is_due and self._change(None) == UNCHANGED:
+            self.gauge.sample(window, "post_clip", window.loss_scale)
+        self.step_ended()
 
     def step_ended(self) -> None:
         """Note that the window got its step; it stays open for what is logged until the next one begins."""

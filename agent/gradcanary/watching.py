@@ -71,6 +71,15 @@ def watch(
         return Watch(settings, model, optimizer, on_alert) if same is None else same
 
 
+def step() -> None:
+    """Note, for each open watch, that a step of a loop without an optimizer is over; see :meth:`Watch.step`.
+
+    Without a watch it does nothing.
+    """
+    for each in opened():
+        each.step()
+
+
 def opened() -> tuple[Watch, ...]:
     """Return the watches that are open."""
     return tuple(_open)
@@ -160,18 +169,24 @@ class Watch:
         """Read a tensor in which you sum a layer's gradients yourself, in place of the layer's ``.grad``.
 
         Call it once before the first backward pass, which only announces it, and then in each window when the whole
-        sum is there, before it is clipped, handed over or cleared. Without an optimizer the next backward pass ends
-        the window. Raises TypeError or ValueError on what is no gradient, and on a first call for no watched layer.
+        sum is there, before it is clipped, handed over or cleared. Without an optimizer :meth:`step` ends the window.
+        Raises TypeError or ValueError on what is no gradient, and on a first call for no watched layer.
         """
         arguments.check_buffer(name, tensor)
         if self._is_ours():
             self._session.observe(name, tensor)
 
-    def pause(self) -> None:
-        """Look away until the next step, as in an evaluation with ``backward()``: its K is 0, it has no loss.
+    def step(self) -> None:
+        """Note that a step of a loop without an optimizer is over.
 
-        Without an optimizer, until the gradients that are made meanwhile are cleared, or the sums of them complete.
+        Call it once in each step, after the update and before gradients are cleared, also where the update is left
+        out. Where an optimizer is followed, its own steps are counted and this call does nothing.
         """
+        if self._is_ours():
+            self._session.step()
+
+    def pause(self) -> None:
+        """Look away until the next step, as in an evaluation with ``backward()``: its K is 0, it has no loss."""
         self._session.pause()
 
     def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:

@@ -125,7 +125,7 @@ def test_sums_in_tensors_of_the_scripts_own(collector: Recorded, dtype: torch.dt
 
 @pytest.mark.loop("sums in tensors of the script's own")
 def test_a_loop_without_an_optimizer(collector: Recorded) -> None:
-    """A window ends with the next backward pass, the last one with the watch."""
+    """A window ends with the step by hand."""
     model, read = mlp(), []
     sums = empty_sums(model)
     with gradcanary.watch(model, url=collector.url, run="no-optimizer") as watched:
@@ -140,6 +140,7 @@ def test_a_loop_without_an_optimizer(collector: Recorded) -> None:
                 for name, parameter in model.named_parameters():
                     parameter -= 0.1 * sums[name]
                     sums[name].zero_()
+            watched.step()
     assert_sent(collector, read)
     assert collector.per_step("micro_steps") == [MICRO_STEPS] * STEPS
     assert collector.per_step("skipped") == [0] * STEPS
@@ -173,6 +174,8 @@ def test_gradients_that_the_script_asks_torch_for(collector: Recorded, has_optim
                 sums[name].zero_()
             if has_optimizer:
                 optimizer.step()
+            else:
+                watched.step()
     assert_sent(collector, read)
     assert collector.per_step("skipped") == [0] * STEPS
 

@@ -9,7 +9,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import calls, facts
+from gradcanary import facts, observer
 
 EXACT = 1e-6
 STEPS, MICRO_STEPS = 5, 2
@@ -292,6 +292,8 @@ def test_master_copies_that_get_their_gradients_by_hand(
             with torch.no_grad():
                 for parameter, master in zip(model.parameters(), masters, strict=True):
                     parameter.copy_(master)
+            if given == "model":
+                gradcanary.step()
             optimizer.zero_grad()
             model.zero_grad()
     err = capsys.readouterr().err
@@ -299,67 +301,183 @@ def test_master_copies_that_get_their_gradients_by_hand(
         assert_sent(collector, read)
         assert collector.phases("norm") == {"accumulated"}
         assert set(collector.stored().values()) == {"bfloat16"}
-        assert err == f"gradcanary: {facts.NO_OPTIMIZER.text}\n"
     else:
         places = {name: f"group0.{place}" for place, (name, _) in enumerate(model.named_parameters())}
         named = [tuple({places[name]: value for name, value in stat.items()} for stat in each) for each in read]
         assert_sent(collector, named)
         assert collector.phases("norm") == {"post_clip"}
         assert set(collector.stored().values()) == {"float32"}
-        assert err == ""
+    assert err == ""
     assert set(collector.per_step("skipped")) == {0}
     assert set(collector.per_step("micro_steps")) == {MICRO_STEPS}
 
 
+def update(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+
+
 @pytest.mark.loop(
     "updates by hand, without an optimizer",
+    late="windows shorter than the one before",
     k="right, with the model given",
-    caveat="it says so on stderr and with the session, after 4,096 backward passes or at the end; with the model given "
-    "values are right as long as gradients are cleared for each window, and a last one that is not is missing",
+    caveat="with `watch(model)`, and [`gradcanary.step()`](#step) after each update; without that call nothing is "
+    "measured, and it says so on stderr and with the session, after 64 backward passes and at the end",
 )
+@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("is_last_cleared", [True, False])
 def test_a_loop_without_an_optimizer_with_the_model_given(
-    collector: Recorded, capsys: pytest.CaptureFixture[str], is_last_cleared: bool, set_to_none: bool
+    collector: Recorded, is_last_cleared: bool, set_to_none: bool
 ) -> None:
-    def train(*, is_watched: bool) -> tuple[nn.Module, list[tuple[Read, Read]]]:
-        model, read = mlp(), []
-        with watching(collector, model, is_watched=is_watched):
-            for step in range(STEPS):
-                for _ in range(MICRO_STEPS):
-                    loss_of(model).backward()
-                read.append(reading(model))
-                with torch.no_grad():
-                    for parameter in model.parameters():
-                        parameter -= 0.1 * parameter.grad
-                if is_last_cleared or step < STEPS - 1:
-                    model.zero_grad(set_to_none=set_to_none)
-        return model, read
+    counts = [2, 3, 2, 2, 3]
 
-    model, read = train(is_watched=True)
+    def train(*, is_watched: bool) -> tuple[nn.Module, list[tuple[Read, Read]], list[float]]:
+        model, read, losses = mlp(), [], []
+        with watching(collector, model, is_watched=is_watched):
+            for step, micro_steps in enumerate(counts):
+                losses.append(0.0)
+                for _ in range(micro_steps):
+                    loss = loss_of(model)
+                    losses[-1] += float(loss.detach())
+                    loss.backward()
+                read.append(reading(model))
+                update(model)
+                gradcanary.step()
+                if is_last_cleared or step < len(counts) - 1:
+                    model.zero_grad(set_to_none=set_to_none)
+        return model, read, losses
+
+    model, read, losses = train(is_watched=True)
     assert_identical(model, train(is_watched=False)[0])
-    ended = STEPS if is_last_cleared else STEPS - 1
-    assert_sent(collector, read, range(ended))
-    assert collector.per_step("micro_steps") == [MICRO_STEPS] * ended
+    assert_sent(collector, read)
+    assert collector.per_step("micro_steps") == counts
     assert set(collector.per_step("skipped")) == {0}
-    assert [fact["code"] for fact in collector.hellos[-1]["facts"]] == [facts.NO_OPTIMIZER.code]
-    assert capsys.readouterr().err == f"gradcanary: {facts.NO_OPTIMIZER.text}\n"
+    assert collector.metric("loss") == pytest.approx(dict(enumerate(losses)), rel=1e-6)
+    shorter = {2: "post_clip"}
+    assert collector.phase_of("norm") == {step: shorter.get(step, "accumulated") for step in range(len(counts))}
+    assert collector.hellos[-1]["facts"] == []
 
 
 @pytest.mark.loop("updates by hand, without an optimizer")
-def test_a_loop_without_an_optimizer_is_told_so_while_it_runs(
-    collector: Recorded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("changes", ["clears", "clips"])
+def test_what_changes_gradients_before_the_step_by_hand_is_not_measured(collector: Recorded, changes: str) -> None:
+    """Of a short window, which cannot be read earlier; nothing takes the rest of a gradient for a gradient."""
+    model, read = mlp(), []
+    with gradcanary.watch(model, url=collector.url, run="loop") as watched:
+        for micro_steps in (2, 1, 2):
+            for _ in range(micro_steps):
+                loss_of(model).backward()
+            read.append(reading(model)[1])
+            if changes == "clips":
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            update(model)
+            if changes == "clears":
+                model.zero_grad(set_to_none=False)
+            watched.step()
+            model.zero_grad(set_to_none=False)
+    assert collector.per_step("micro_steps") == [2, 1, 2]
+    assert set(collector.states()[1].values()) == {"partial"}
+    assert {step: collector.stat("norm")[step] for step in (0, 2)} == {
+        step: pytest.approx(read[step], rel=EXACT) for step in (0, 2)
+    }
+    assert collector.metric("clip_factor") == {}
+
+
+@pytest.mark.loop("updates by hand, without an optimizer")
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_are_cleared_without_a_step_by_hand_are_of_no_window(
+    collector: Recorded, set_to_none: bool
 ) -> None:
-    monkeypatch.setattr(calls, "MANY", 10)
-    weight = torch.ones(3, requires_grad=True)
-    with gradcanary.watch(url=collector.url, run="by-hand"):
-        for micro_step in range(30):
-            (weight * 2).sum().backward()
-            assert capsys.readouterr().err.count("no step of a torch.optim optimizer") == (micro_step == 9)
-            weight.data -= 0.1 * weight.grad
-            weight.grad = None
-    assert capsys.readouterr().err == ""
-    assert [fact["code"] for fact in collector.hellos[-1]["facts"]] == [facts.NO_OPTIMIZER.code]
+    """As in a loop that leaves a bad batch out; cleared in place this shows once the loop has cleared before."""
+    model, read = mlp(), []
+    with gradcanary.watch(model, url=collector.url, run="loop"):
+        for step in range(STEPS):
+            for _ in range(2 if step == 2 else 1):
+                model.zero_grad(set_to_none=set_to_none)
+                for _ in range(MICRO_STEPS):
+                    loss_of(model).backward()
+            read.append(reading(model))
+            update(model)
+            gradcanary.step()
+    assert_sent(collector, read)
+    assert collector.per_step("micro_steps") == [MICRO_STEPS] * STEPS
+    assert set(collector.per_step("skipped")) == {0}
+
+
+@pytest.mark.usefixtures("silent")
+def test_steps_by_hand_beside_an_optimizer_do_nothing(collector: Recorded) -> None:
+    """It may come with the first step, so that the watch does not know it before."""
+    gradcanary.step()
+    model, read = mlp(), []
+    watched = gradcanary.watch(model, url=collector.url, run="loop")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched:
+        for _ in range(STEPS):
+            for _ in range(MICRO_STEPS):
+                loss_of(model).backward()
+            read.append(reading(model))
+            optimizer.step()
+            gradcanary.step()
+            optimizer.zero_grad()
+            watched.step()
+    watched.step()
+    gradcanary.step()
+    assert_sent(collector, read)
+    assert collector.per_step("micro_steps") == [MICRO_STEPS] * STEPS
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_step_by_hand_that_fails_inside_does_not_raise(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = mlp()
+    with gradcanary.watch(model, url=collector.url, run="loop") as watched:
+        loss_of(model).backward()
+        with monkeypatch.context() as patched:
+            patched.setattr(watched._session.observer, "step_by_hand", lambda: 1 / 0)
+            gradcanary.step()
+        gradcanary.step()
+        assert watched._session.guard.caught == 1
+        watched._session.guard.caught = 0
+    assert collector.steps() == [0]
+    assert "noting a step by hand failed" in caplog.text
+
+
+@pytest.mark.loop("updates by hand, without an optimizer")
+@pytest.mark.parametrize("passes", [observer.PASSES_WITHOUT_STEP + 10, 3])
+def test_a_loop_without_an_optimizer_or_steps_by_hand_is_reported(
+    collector: Recorded, capsys: pytest.CaptureFixture[str], passes: int
+) -> None:
+    """While it runs and at the end; nothing is measured in it."""
+    model, line = mlp(), f"gradcanary: {facts.NO_STEP.text}\n"
+    with gradcanary.watch(model, url=collector.url, run="loop"):
+        for number in range(1, passes + 1):
+            loss_of(model).backward()
+            assert capsys.readouterr().err == line * (number == observer.PASSES_WITHOUT_STEP)
+            update(model)
+            model.zero_grad()
+    is_long = passes > observer.PASSES_WITHOUT_STEP
+    assert capsys.readouterr().err == (f"gradcanary: {facts.STILL_NO_STEP}\n" if is_long else line)
+    assert [fact["code"] for fact in collector.hellos[-1]["facts"]] == [facts.NO_STEP.code]
+    assert collector.steps() == []
+
+
+def test_a_step_takes_the_report_back(collector: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    """A loop whose first window is long, and that has no optimizer."""
+    model = mlp()
+    with gradcanary.watch(model, url=collector.url, run="loop"):
+        for _ in range(observer.PASSES_WITHOUT_STEP):
+            loss_of(model).backward()
+        update(model)
+        gradcanary.step()
+    assert capsys.readouterr().err == f"gradcanary: {facts.NO_STEP.text}\n"
+    assert collector.hellos[-1]["facts"] == []
+    assert collector.per_step("micro_steps") == [observer.PASSES_WITHOUT_STEP]
 
 
 @pytest.mark.usefixtures("silent")
@@ -373,7 +491,7 @@ def test_a_first_window_of_a_thousand_micro_steps_is_none(collector: Recorded) -
             optimizer.step()
             optimizer.zero_grad()
     assert collector.per_step("micro_steps") == [1024] * 2
-    assert not collector.facts("no_optimizer")
+    assert not collector.facts(facts.NO_STEP.code)
 
 
 # -- GradScaler, kinds of parameters ---------------------------------------------------------------------------------

@@ -20,13 +20,6 @@ def collector(capsys: pytest.CaptureFixture[str]) -> Iterator[Recorded]:
     assert capsys.readouterr().err == ""
 
 
-@pytest.fixture
-def recorded() -> Iterator[Recorded]:
-    """Where the agent says on stderr that it knows of no optimizer."""
-    with recording() as found:
-        yield found
-
-
 def loss_of(model: nn.Module) -> torch.Tensor:
     return model(torch.randn(4, 8)).square().mean()
 
@@ -96,61 +89,48 @@ class ByHand:
 
 @pytest.mark.loop("updates by hand, without an optimizer")
 @pytest.mark.parametrize("evaluations", [1, 2])
-@pytest.mark.parametrize("is_cleared_first", [True, False])
+@pytest.mark.parametrize("paused_after", [0, 2, MICRO_STEPS])
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_without_an_optimizer_a_pause_ends_with_the_window_that_it_hides(
-    recorded: Recorded, set_to_none: bool, is_cleared_first: bool, evaluations: int
+def test_without_an_optimizer_a_pause_ends_with_the_step_by_hand(
+    collector: Recorded, set_to_none: bool, paused_after: int, evaluations: int
 ) -> None:
-    """Each evaluation clears its gradients and is announced; where those of before are not cleared yet, nobody knows
-    that they are complete."""
-    by_hand = ByHand(set_to_none)
-    with gradcanary.watch(by_hand.model, url=recorded.url, run="hand") as watched:
-        for step in range(STEPS):
-            for _ in range(MICRO_STEPS):
-                loss_of(by_hand.model).backward()
-            by_hand.update()
-            if is_cleared_first or step != 2:
-                by_hand.clear()
-            for _ in range(evaluations if step == 2 else 0):
-                watched.pause()
-                by_hand.clear()
-                (100 * loss_of(by_hand.model)).backward()
-                by_hand.clear()
-    seen = [step for step in range(STEPS) if is_cleared_first or step != 2]
-    assert recorded.steps() == list(range(STEPS))
-    assert recorded.per_step("micro_steps") == [MICRO_STEPS * (step in seen) for step in range(STEPS)]
-    assert {step: recorded.stat("norm")[step] for step in seen} == by_hand.sent(seen)
-    assert sorted(recorded.metric("loss")) == seen
-    hidden = set(recorded.states()[2].values())
-    assert hidden == ({"measured"} if is_cleared_first else {"partial"})
+    """Each evaluation is announced, and has gradients of its own that it takes away again."""
+    by_hand, losses = ByHand(set_to_none), {}
 
+    def evaluate() -> None:
+        kept = [each.grad for each in by_hand.model.parameters()]
+        for _ in range(evaluations):
+            watched.pause()
+            by_hand.model.zero_grad()
+            (100 * loss_of(by_hand.model)).backward()
+        for parameter, gradient in zip(by_hand.model.parameters(), kept, strict=True):
+            parameter.grad = gradient
 
-@pytest.mark.loop("updates by hand, without an optimizer")
-@pytest.mark.parametrize("paused_after", [1, 2])
-def test_without_an_optimizer_gradients_that_are_put_back_go_on(recorded: Recorded, paused_after: int) -> None:
-    by_hand = ByHand(set_to_none=True)
-    with gradcanary.watch(by_hand.model, url=recorded.url, run="back") as watched:
+    with gradcanary.watch(by_hand.model, url=collector.url, run="hand") as watched:
         for step in range(STEPS):
-            for micro_step in range(MICRO_STEPS):
+            losses[step] = 0.0
+            for micro_step in range(MICRO_STEPS + 1):
                 if (step, micro_step) == (3, paused_after):
-                    watched.pause()
-                    kept = [each.grad for each in by_hand.model.parameters()]
-                    by_hand.clear()
-                    loss_of(by_hand.model).backward()
-                    for parameter, gradient in zip(by_hand.model.parameters(), kept, strict=True):
-                        parameter.grad = gradient
-                loss_of(by_hand.model).backward()
+                    evaluate()
+                if micro_step < MICRO_STEPS:
+                    loss = loss_of(by_hand.model)
+                    losses[step] += float(loss.detach())
+                    loss.backward()
             by_hand.update()
+            gradcanary.step()
             by_hand.clear()
     seen = [step for step in range(STEPS) if step != 3]
-    assert recorded.steps() == list(range(STEPS))
-    assert recorded.per_step("micro_steps") == [MICRO_STEPS * (step in seen) for step in range(STEPS)]
-    assert {step: recorded.stat("norm")[step] for step in seen} == by_hand.sent(seen)
+    assert collector.steps() == list(range(STEPS))
+    assert collector.per_step("skipped") == [0] * STEPS
+    assert collector.per_step("micro_steps") == [MICRO_STEPS * (step in seen) for step in range(STEPS)]
+    assert {step: collector.stat("norm")[step] for step in seen} == by_hand.sent(seen)
+    assert collector.metric("loss") == pytest.approx({step: losses[step] for step in seen}, rel=1e-6)
+    assert set(collector.states()[3].values()) == {"partial"}
 
 
 @pytest.mark.loop("sums in tensors of the script's own")
 @pytest.mark.parametrize("has_passes", [True, False])
-def test_without_an_optimizer_a_pause_ends_with_the_next_sums(recorded: Recorded, has_passes: bool) -> None:
+def test_without_an_optimizer_a_pause_ends_with_the_step_of_the_sums(collector: Recorded, has_passes: bool) -> None:
     model, totals = nn.Linear(8, 4), []
     parameters = dict(model.named_parameters())
 
@@ -164,7 +144,7 @@ def test_without_an_optimizer_a_pause_ends_with_the_next_sums(recorded: Recorded
             sums[name] = sums.get(name, 0) + gradient
         model.zero_grad()
 
-    with gradcanary.watch(model, url=recorded.url, run="sums") as watched:
+    with gradcanary.watch(model, url=collector.url, run="sums") as watched:
         for name, parameter in parameters.items():
             watched.observe_accumulator(name, torch.zeros_like(parameter))
         for step in range(STEPS):
@@ -177,13 +157,14 @@ def test_without_an_optimizer_a_pause_ends_with_the_next_sums(recorded: Recorded
             for name, each in sums.items():
                 watched.observe_accumulator(name, each)
             totals.append({name: float(each.double().norm()) for name, each in sums.items()})
-    # The last window before the pause is not known to be over, the first one behind it ends it.
-    seen = [0, 1, 4, 5]
-    found = list(recorded.stat("norm").values())
-    kept = [each for each in found if all(value == value for value in each.values())]
-    assert kept == [pytest.approx(totals[step], rel=1e-6) for step in seen]
-    counts = [count for count in recorded.per_step("micro_steps") if count]
-    assert counts == ([MICRO_STEPS] * len(seen) if has_passes else [])
+            watched.step()
+    seen = [step for step in range(STEPS) if step != 3]
+    assert collector.steps() == list(range(STEPS))
+    assert {step: collector.stat("norm")[step] for step in seen} == {
+        step: pytest.approx(totals[step], rel=1e-6) for step in seen
+    }
+    assert set(collector.states()[3].values()) == {"partial"}
+    assert collector.per_step("micro_steps") == [MICRO_STEPS * (has_passes and step != 3) for step in range(STEPS)]
 
 
 @pytest.mark.parametrize("paused_after", [0, 2])

@@ -41,7 +41,10 @@ _STEP_SOURCES = {
     "relative": "counted from now on: nothing here counts steps",
 }
 NO_STEP = "no optimizer has stepped yet: what it trains will be on the page with the first step"
-NO_OPTIMIZER = "no optimizer lives in this process: the first one that steps will be followed"
+NO_OPTIMIZER = (
+    "no optimizer lives in this process: the first one that steps will be followed. A loop that updates its parameters "
+    "itself calls gradcanary.watch(model) once and gradcanary.step() after each update"
+)
 NO_WINDOW = "no whole window of micro-steps was seen yet: K and what is low will be on the page"
 ALERT = "--absmax-below 1e-4 makes that an alert"
 UNAUTHORIZED = (
