@@ -57,11 +57,12 @@ def hooks_left() -> int:
 
 
 def test_the_public_names():
-    assert gradcanary.__all__ == ["Alert", "Watch", "__version__", "fp32_accumulators", "watch"]
+    assert gradcanary.__all__ == ["Alert", "Watch", "__version__", "fp32_accumulators", "step", "watch"]
     assert [name for name in vars(gradcanary.Watch) if not name.startswith("_")] == [
         "incidents",
         "log",
         "observe_accumulator",
+        "step",
         "pause",
         "close",
         "serves",
@@ -243,6 +244,19 @@ def test_pause_looks_away_until_the_next_step(collector, training):
         training.steps(2)
         assert not watch._session.observer.paused
     assert collector.steps() == [0, 1, 2, 3]
+
+
+def test_a_step_by_hand_begins_no_session_that_waits(collector, training):
+    """As in a script of ``gradcanary run``, which has no model."""
+    gradcanary.watching.watch_when_training()
+    (watch,) = gradcanary.watching.opened()
+    with watch:
+        training.model(torch.randn(4, 4)).sum().backward()
+        gradcanary.step()
+        assert watch._session.sender is None
+        training.steps(2)
+        gradcanary.step()
+    assert collector.steps() == [0, 1]
 
 
 def test_close_leaves_nothing_and_may_be_called_again(collector, training):
