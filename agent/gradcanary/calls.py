@@ -44,7 +44,8 @@ class Calls:
 
     def take(self) -> tuple[list[Tensor], int]:
         """Return what the present pass and those that were kept start from, once, and how many were kept."""
-        unsynced = self._unsynced - (self.is_noted and self._unsynced > 0)
+        is_present_kept = self.is_noted and self._unsynced > 0
+        unsynced = self._unsynced - 1 if is_present_kept else self._unsynced
         taken = self._kept + self._present
         self._kept, self._present, self._unsynced, self.is_noted = [], [], 0, True
         return taken, unsynced

@@ -171,7 +171,7 @@ class Hooks:
                 self._stepped_inside[id(optimizer)] = weakref.ref(optimizer)
                 return
             self._begin_session()
-            self._add([optimizer])
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
         if self._is_changed(optimizer):
             self._follow()
         elif self._counters.unhooked:
@@ -201,9 +201,9 @@ class Hooks:
             begin()
 
     def _follow_stepped_inside(self) -> None:
-        """Follow the optimizers that stepped inside the last backward pass.
+        """Follow the optimizers that stepped inside the last backward pass, all of them together.
 
-        They are followed together: during that pass it was unknown which others would step in it. Its window is lost.
+        During that pass it was unknown which others would step in it. Its window is lost.
         """
         stepped, self._stepped_inside = self._stepped_inside, {}
         if not self._optimizers:

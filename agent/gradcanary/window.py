@@ -23,17 +23,7 @@ UNCHANGED, MODIFIED, REPLACED = range(3)
 
 
 class Window:
-    """What is known of the present window.
-
-    ``counts`` holds per layer how often it accumulated; ``calls`` how often ``backward()`` was called since the last
-    step, which is all that is known of a window whose layers had no hooks, and ``unseen`` of them before those had any.
-    ``seen_in`` are the numbers of its backward passes, ``stepped_in`` of the one that its step came in, if it did;
-    ``steps_before`` counts the steps of all optimizers until it began; ``local`` is of gradients before a reduction,
-    None where nothing asks for it; ``unsynced`` counts passes in which no shard was reduced, so that no hook was
-    called. ``copies`` are the weights of some layers before the step, by position, None until they are made;
-    ``is_seen`` is False of one that was looked away from; ``summed`` are the positions whose sum the script has said to
-    be complete; ``is_marked`` says that its gradients are remembered as the step left them.
-    """
+    """What is known of one optimizer's present window; its layers go by position."""
 
     __slots__ = (
         "begun",
@@ -64,31 +54,35 @@ class Window:
     )
 
     def __init__(self, layers: int) -> None:
-        self.counts = [0] * layers
-        self.local: LocalNonfinite | None = None
-        self.unsynced = 0
-        self.calls = 0
-        self.unseen = 0
-        self.passes = 0
+        # Passes.
+        self.counts = [0] * layers  # how often each layer accumulated
+        self.passes = 0  # its backward passes that have ended
+        self.seen_in: set[int] = set()  # the numbers of its backward passes
+        self.unsynced = 0  # passes that reduced no shard, so that no hook of a layer was called
+        self.calls = 0  # calls of backward() since the last step: all that is known where no layer has a hook
+        self.unseen = 0  # those of them before the layers had hooks
+        self.is_seen = True  # False after a pause: how much there was is not known
+        # Its step.
         self.begun = False
         self.stepping = False
         self.has_closure = False
         self.stepped = False
+        self.stepped_in = -1  # the number of the backward pass that the step came in, if it did
+        self.steps_before = 0  # the steps of all optimizers until the window began
+        self.step_time_s: float | None = None
+        self.lr: tuple[float | Tensor, ...] = ()
+        self.is_marked = False  # True if its gradients are remembered as the step left them
+        # The loss scale.
+        self.loss_scale: Tensor | None = None
         self.scaler_round: object = None
+        self.found_inf: Tensor | None = None
+        # What was measured.
+        self.losses: list[Tensor] = []
         self.sample: Sample | None = None
         self.probe: list[Part] = []
-        self.found_inf: Tensor | None = None
-        self.losses: list[Tensor] = []
-        self.loss_scale: Tensor | None = None
-        self.lr: tuple[float | Tensor, ...] = ()
-        self.step_time_s: float | None = None
-        self.seen_in: set[int] = set()
-        self.stepped_in = -1
-        self.steps_before = 0
-        self.copies: dict[int, Tensor] | None = None
-        self.is_seen = True
-        self.is_marked = False
-        self.summed: set[int] = set()
+        self.local: LocalNonfinite | None = None  # of gradients before a reduction, None where nothing asks for it
+        self.copies: dict[int, Tensor] | None = None  # weights before the step, None until they are copied
+        self.summed: set[int] = set()  # layers whose sum the script has given as complete
 
     @property
     def micro_steps(self) -> int:

@@ -10,6 +10,8 @@ from torch import nn
 
 import gradcanary
 from gradcanary import facts, observer
+from gradcanary.attach.late_watch import LateWatch
+from gradcanary.settings import Settings
 
 EXACT = 1e-6
 STEPS, MICRO_STEPS = 5, 2
@@ -480,11 +482,31 @@ def test_a_step_takes_the_report_back(collector: Recorded, capsys: pytest.Captur
     assert collector.per_step("micro_steps") == [observer.PASSES_WITHOUT_STEP]
 
 
+def test_a_loop_without_an_optimizer_that_is_joined_is_reported(
+    collector: Recorded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by ``gradcanary attach``, which looks away until the first step; not where it ends before there may be one."""
+    monkeypatch.setattr("gradcanary.hooks.living", lambda _kind: [])
+    monkeypatch.setattr("gradcanary.process_names._unnamed", None)
+    for passes in (observer.PASSES_WITHOUT_STEP, 3):
+        model, watch = mlp(), LateWatch(Settings.resolve({}, url=collector.url), "late")
+        watch.begin()
+        for _ in range(passes):
+            loss_of(model).backward()
+        said = facts.NO_STEP.text in [fact.text for fact in watch._session.observer.facts]
+        watch.detach(1.0)
+        assert said == (passes == observer.PASSES_WITHOUT_STEP)
+        assert capsys.readouterr().err.count(facts.NO_STEP.text) == said
+
+
 @pytest.mark.usefixtures("silent")
-def test_a_first_window_of_a_thousand_micro_steps_is_none(collector: Recorded) -> None:
-    weight = torch.ones(3, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    with gradcanary.watch(url=collector.url, run="long-windows"):
+@pytest.mark.parametrize("is_given", [True, False], ids=["model given", "nothing given"])
+def test_a_first_window_of_a_thousand_micro_steps_is_none(collector: Recorded, is_given: bool) -> None:
+    model = nn.ParameterDict({"weight": torch.ones(3)})
+    weight = model["weight"]
+    given = [model] if is_given else []
+    with gradcanary.watch(*given, url=collector.url, run="long-windows"):
+        optimizer = torch.optim.SGD([weight], lr=0.1)
         for _ in range(2):
             for _ in range(1024):
                 weight.sum().backward()
