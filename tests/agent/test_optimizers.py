@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from micro_gradients import launched
 from recorded import Recorded, recording
 from torch import nn
 
@@ -281,6 +282,24 @@ def step_inside(model: nn.Module) -> dict[nn.Parameter, torch.optim.Optimizer]:
     for parameter, optimizer in optimizers.items():
         parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
     return optimizers
+
+
+@pytest.mark.loop("one optimizer per layer that steps inside backward")
+def test_a_session_that_waits_begins_after_the_first_pass_with_steps_in_it(collector: Recorded) -> None:
+    """As under ``gradcanary run``; what Adam has counted says which step was the first one seen."""
+    torch.manual_seed(0)
+    model, read = nn.Linear(8, 4), []
+    optimizers = {parameter: torch.optim.Adam([parameter]) for parameter in model.parameters()}
+    for parameter, optimizer in optimizers.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+    with launched(collector.url):
+        for _ in range(STEPS):
+            model(torch.randn(8, 8)).square().mean().backward()
+            read.append(norms(model))
+            model.zero_grad()
+    assert collector.steps() == list(range(1, STEPS))
+    assert set(collector.per_step("micro_steps")) == {1}
+    assert collector.stat("norm") == {step: pytest.approx(read[step], rel=EXACT) for step in range(1, STEPS)}
 
 
 @pytest.mark.loop("one optimizer per layer that steps inside backward")
