@@ -10,7 +10,7 @@ from torch import nn
 
 import gradcanary
 from gradcanary import facts, observer
-from gradcanary.attach.late_watch import LateWatch
+from gradcanary.attach.resident import AttachedWatch
 from gradcanary.settings import Settings
 
 EXACT = 1e-6
@@ -489,7 +489,7 @@ def test_a_loop_without_an_optimizer_that_is_joined_is_reported(
     monkeypatch.setattr("gradcanary.hooks.living", lambda _kind: [])
     monkeypatch.setattr("gradcanary.process_names._unnamed", None)
     for passes in (observer.PASSES_WITHOUT_STEP, 3):
-        model, watch = mlp(), LateWatch(Settings.resolve({}, url=collector.url), "late")
+        model, watch = mlp(), AttachedWatch(Settings.resolve({}, url=collector.url), "late")
         watch.begin()
         for _ in range(passes):
             loss_of(model).backward()
