@@ -90,7 +90,7 @@ class Window:
         return max(self.counts, default=0) + (self.unsynced if any(self.counts) else 0)
 
     def restart(self) -> None:
-        """Forget the passes so far: a closure clears the gradients inside the step."""
+        """Forget the passes so far: their gradients were cleared, and led to no step."""
         self.counts[:] = [0] * len(self.counts)
         self.unsynced = 0
         self.passes = 0
