@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradcanary.drafts import Draft, thin
+from gradcanary.batches import Draft, thin
 from gradcanary.shelf import Entry, Memory, Shelf, Tally
 
 if TYPE_CHECKING:

@@ -13,9 +13,7 @@ from itertools import islice
 
 from gradcanary import wire
 from gradcanary.backlog import Backlog
-from gradcanary.batches import MAX_STEPS, build, cut
-from gradcanary.drafts import Draft, Dtypes, accumulators_of, finish, halve
-from gradcanary.readings import Row
+from gradcanary.batches import MAX_STEPS, Draft, Dtypes, Row, accumulators_of, build, cut, finish, halve
 from gradcanary.shelf import Entry
 
 

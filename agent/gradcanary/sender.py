@@ -17,12 +17,13 @@ from dataclasses import replace
 
 from gradcanary import facts, leftovers, wire
 from gradcanary.backlog import Backlog, Creates
+from gradcanary.batches import Row, own_faults
 from gradcanary.delivery import Delivery
 from gradcanary.greeting import INTERVAL_S, Greeting
 from gradcanary.guard import Guard
 from gradcanary.observer import Observer
 from gradcanary.outbox import Outbox
-from gradcanary.readings import Reader, Row, own_faults
+from gradcanary.readings import Reader
 from gradcanary.records import Record
 from gradcanary.ring import Ring
 from gradcanary.transport import Transport

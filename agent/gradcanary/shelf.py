@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Protocol
 
 from gradcanary import wire
-from gradcanary.drafts import Draft, load
+from gradcanary.batches import Draft, load
 
 MEMORY_BYTES = 128 * 2**20
 SPACING = 2**16

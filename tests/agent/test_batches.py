@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import LIMITS
 
-from gradcanary import batches, drafts, wire
+from gradcanary import batches, wire
 from gradcanary.backlog import Backlog
+from gradcanary.batches import Column, Row
 from gradcanary.outbox import Outbox
-from gradcanary.readings import Column, Row
 
 ROOMY = wire.Limits(**LIMITS)
 SETS = [
@@ -30,7 +30,7 @@ def row(
     layer_set: wire.LayerSet = SETS[0],
     *,
     sampled: bool = True,
-    dtypes: drafts.Dtypes = PLAIN,
+    dtypes: batches.Dtypes = PLAIN,
     every: int = 1,
 ) -> Row:
     width = len(layer_set.layers)
@@ -68,9 +68,9 @@ def sampled_steps(rows: list[Row]) -> list[int]:
     return [each.step for each in rows if each.states is not None]
 
 
-def accumulators(bodies: list[dict]) -> dict[tuple[str, int], drafts.Dtypes]:
+def accumulators(bodies: list[dict]) -> dict[tuple[str, int], batches.Dtypes]:
     """Return what a collector believes after these batches: the last record of each layer."""
-    known: dict[tuple[str, int], drafts.Dtypes] = {}
+    known: dict[tuple[str, int], batches.Dtypes] = {}
     for body in bodies:
         for record in body["accumulators"]:
             dtypes = (record["declared"], record["stored"], record["effective"])
@@ -162,7 +162,7 @@ def test_a_collector_knows_the_last_dtype_of_every_layer(rows, data):
             if waiting:
                 box.add(waiting.pop(0))
         while (parcel := box.next(ROOMY)) is not None:
-            if drafts.halve(parcel.draft) and data.draw(st.booleans()):
+            if batches.halve(parcel.draft) and data.draw(st.booleans()):
                 box.halve()
                 continue
             bodies.append(json.loads(parcel.body))

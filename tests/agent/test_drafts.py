@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_batches import ROOMY, row, sampled_steps, streams
 
-from gradcanary import batches, drafts, wire
+from gradcanary import batches, wire
 from gradcanary.backlog import Backlog
-from gradcanary.drafts import Draft
+from gradcanary.batches import Draft
 from gradcanary.outbox import Outbox
 from gradcanary.shelf import Entry, Memory, Tally
 from gradcanary.spool import Spool
@@ -59,19 +59,19 @@ def metric_points(batch: wire.Batch) -> list:
 @given(streams())
 def test_a_batch_survives_its_bytes(rows):
     batch = draft_of(rows).batch
-    assert drafts.load(wire.dump(batch)) == batch
+    assert batches.load(wire.dump(batch)) == batch
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"blocks": 1}', b"\xff", b"[" * 100_000])
 def test_what_is_no_batch_is_said_so(body):
     with pytest.raises(ValueError, match=r"."):
-        drafts.load(body)
+        batches.load(body)
 
 
 @given(streams(), st.sampled_from([10, 100]), st.integers(0, 9), st.integers(0, 9))
 def test_a_thinned_batch_keeps_its_steps_whole_and_counts_the_others(rows, every, lost, lost_after):
     draft = draft_of(rows, lost, lost_after)
-    thinned = drafts.thin(draft, every)
+    thinned = batches.thin(draft, every)
     if draft.batch.every == every:
         assert thinned is draft
         return
@@ -85,13 +85,13 @@ def test_a_thinned_batch_keeps_its_steps_whole_and_counts_the_others(rows, every
     assert thinned.lost == (len([s for s in draft.batch.steps if s < last]) - len(steps) + 1 + lost if steps else 0)
     before, after = (len(each.batch.steps) + each.lost + each.lost_after for each in (draft, thinned))
     assert before == after
-    assert drafts.thin(thinned, every) is thinned
+    assert batches.thin(thinned, every) is thinned
 
 
 @given(streams(), st.integers(0, 9), st.integers(0, 9))
 def test_halves_are_the_whole(rows, lost, lost_after):
     draft = draft_of(rows, lost, lost_after)
-    halves = drafts.halve(draft)
+    halves = batches.halve(draft)
     moments = {*draft.batch.steps, *(step for metric in draft.batch.metrics for step in metric.steps)}
     assert (halves is None) == (len(moments) == 1)
     if halves is None:
