@@ -6,7 +6,7 @@ import base64
 import json
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -161,19 +161,35 @@ def _metrics(rows: Sequence[Row]) -> tuple[wire.Metric, ...]:
 
 
 @dataclass(frozen=True)
-class Draft:
-    """A batch without a number, which tells the accumulators of all layers that had a gradient in it.
+class UnsentBatch:
+    """A batch that reports the accumulators of all layers that had a gradient in it, and no dropped steps yet.
 
-    ``lost`` sampled steps are missing before its last step, ``lost_after`` behind it and before the next batch.
+    ``made`` counts the sampled steps of the session up to its last one, dropped ones included.
     """
 
     batch: wire.Batch
-    lost: int = 0
-    lost_after: int = 0
+    made: int
+
+    @property
+    def steps(self) -> int:
+        """Sampled steps."""
+        return len(self.batch.steps)
+
+    def body(self, known: Mapping[int, Dtypes], dropped_steps: int) -> bytes:
+        """Return the batch as it is sent, without the accumulators that the collector knows."""
+        every = accumulators_of(self.batch)
+        changed = {layer: dtypes for layer, dtypes in every.items() if known.get(layer) != dtypes}
+        return wire.dump(replace(self.batch, accumulators=records_of(changed), dropped_steps=dropped_steps))
 
 
-def load(body: bytes) -> wire.Batch:
-    """Return the batch that was dumped; raises ValueError when it is none."""
+def stamp(body: bytes, dropped_steps: int) -> bytes:
+    """Return the bytes of a batch with this number of dropped steps, their last key."""
+    rest, key, _ = body.rpartition(b'"dropped_steps":')
+    return b"%b%b%d}" % (rest, key, dropped_steps)
+
+
+def parse(body: bytes) -> wire.Batch:
+    """Return the batch of these bytes; raises ValueError if they are not a batch."""
     try:
         parts = {key: _frozen(value) for key, value in json.loads(body).items()}
         parts["blocks"] = tuple(wire.Block(**block) for block in parts["blocks"])
@@ -181,40 +197,18 @@ def load(body: bytes) -> wire.Batch:
         parts["metrics"] = tuple(wire.Metric(**metric) for metric in parts["metrics"])
         return wire.Batch(**parts)
     except (AttributeError, LookupError, RecursionError, TypeError) as error:
-        raise ValueError(f"this is no batch ({type(error).__name__}: {error})") from error
+        raise ValueError(f"this is not a batch ({type(error).__name__}: {error})") from error
 
 
-def thin(draft: Draft, every: int) -> Draft:
-    """Keep the steps that are multiples of ``every``, and all metrics and accumulators."""
-    batch = draft.batch
-    if batch.every >= every:
-        return draft
-    keep = [row for row, step in enumerate(batch.steps) if step % every == 0]
-    # What goes behind the last step that stays is told by the next batch: there the gap ends.
-    behind = len(batch.steps) - 1 - keep[-1] if keep else len(batch.steps) + draft.lost
-    lost = len(batch.steps) - len(keep) + draft.lost - behind
-    return Draft(replace(_picked(batch, keep), every=every), lost, draft.lost_after + behind)
-
-
-def halve(draft: Draft) -> tuple[Draft, Draft] | None:
-    """Cut a draft in two, metrics with their steps; None when all of it is of one step."""
-    batch = draft.batch
+def halve(unsent: UnsentBatch) -> tuple[UnsentBatch, UnsentBatch] | None:
+    """Cut a batch in two, metrics with their steps; None if all of it is of one step."""
+    batch = unsent.batch
     moments = batch.steps if len(batch.steps) > 1 else sorted({*batch.steps, *_metric_steps(batch)})
     if len(moments) < 2:
         return None
     last = moments[(len(moments) - 1) // 2]
-    parts = []
-    for is_first in (True, False):
-        keep = [row for row, step in enumerate(batch.steps) if (step <= last) is is_first]
-        metrics = tuple(_points(metric, last, is_first=is_first) for metric in batch.metrics)
-        parts.append(replace(_picked(batch, keep), metrics=tuple(metric for metric in metrics if metric.steps)))
-    return Draft(parts[0], lost=draft.lost), Draft(parts[1], lost_after=draft.lost_after)
-
-
-def finish(draft: Draft, known: dict[int, Dtypes], dropped_steps: int) -> wire.Batch:
-    """Return the batch as it is sent: of the accumulators only what the collector does not know yet."""
-    changed = {layer: dtypes for layer, dtypes in accumulators_of(draft.batch).items() if known.get(layer) != dtypes}
-    return replace(draft.batch, accumulators=records_of(changed), dropped_steps=dropped_steps)
+    first, second = (_half(batch, last, is_first=is_first) for is_first in (True, False))
+    return UnsentBatch(first, unsent.made - len(second.steps)), UnsentBatch(second, unsent.made)
 
 
 def accumulators_of(batch: wire.Batch) -> dict[int, Dtypes]:
@@ -237,10 +231,12 @@ def records_of(accumulators: dict[int, Dtypes]) -> tuple[wire.Accumulator, ...]:
     )
 
 
-def _picked(batch: wire.Batch, keep: Sequence[int]) -> wire.Batch:
-    """Return a batch with some of its steps; ``keep`` are rows."""
+def _half(batch: wire.Batch, last: int, *, is_first: bool) -> wire.Batch:
+    """Return the steps up to ``last``, or those after it."""
+    keep = [row for row, step in enumerate(batch.steps) if (step <= last) is is_first]
     steps = [batch.steps[row] for row in keep]
     blocks = (_block(block, set(steps)) for block in batch.blocks)
+    metrics = (_points(metric, last, is_first=is_first) for metric in batch.metrics)
     return replace(
         batch,
         steps=tuple(steps),
@@ -250,6 +246,7 @@ def _picked(batch: wire.Batch, keep: Sequence[int]) -> wire.Batch:
         clipped=tuple(batch.clipped[row] for row in keep),
         state=_rows(batch.state, len(batch.steps), keep),
         blocks=tuple(block for block in blocks if block.steps),
+        metrics=tuple(metric for metric in metrics if metric.steps),
     )
 
 

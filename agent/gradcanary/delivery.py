@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gradcanary import wire
 from gradcanary.guard import Guard
-from gradcanary.outbox import Outbox, Parcel
+from gradcanary.outbox import InFlight, Outbox
 from gradcanary.transport import Answer, Transport, UnreachableError
 
 RETRY_S = (1.0, 60.0)
@@ -97,8 +97,8 @@ class Delivery:
         """Send a batch, and hello before it where that is due; tell whether the next one may follow."""
         if not self.greet():
             return False
-        parcel = self._outbox.next(self.limits)
-        return parcel is not None and self._send(parcel)
+        batch = self._outbox.next_batch(self.limits)
+        return batch is not None and self._send(batch)
 
     def beat(self, heartbeat: wire.Heartbeat) -> None:
         """Send a sign of life."""
@@ -116,15 +116,15 @@ class Delivery:
             return False
         return answer is not None
 
-    def _send(self, parcel: Parcel) -> bool:
-        answer = self._request("POST", f"/batches/{parcel.seq}", parcel.body)
+    def _send(self, batch: InFlight) -> bool:
+        answer = self._request("POST", f"/batches/{batch.seq}", batch.body)
         if answer is None or answer.status == 410:
             return False
         if answer.status == 200:
-            self._outbox.taken()
+            self._outbox.acked()
             self._forgiven = None
         elif answer.status == 404 or answer.code == "unknown_layer_set":
-            return self._greet_again(parcel)
+            return self._greet_again(batch)
         elif answer.status == 413:
             if not self._outbox.halve():
                 self._guard.say("a step was too large for the collector and is lost")
@@ -134,19 +134,19 @@ class Delivery:
             self._outbox.set_aside()
         return True
 
-    def _greet_again(self, parcel: Parcel) -> bool:
+    def _greet_again(self, batch: InFlight) -> bool:
         """Say hello to a collector that does not know us; once per batch, so that we do not go round in circles."""
         self._forget()
-        if self._forgiven == parcel.seq:
+        if self._forgiven == batch.seq:
             self._retry_later(None)
             return False
-        self._forgiven = parcel.seq
+        self._forgiven = batch.seq
         return self.greet()
 
     def _forget(self) -> None:
         """The collector has nothing of this session: say everything again."""
         self._greeting.forgotten()
-        self._outbox.repeat()
+        self._outbox.resend_all()
 
     def _request(self, method: str, path: str, body: bytes, *, compress: bool = False) -> Answer | None:
         """Return an answer that settles the request, None where it has to be made again later."""

@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gradcanary import facts, leftovers, wire
-from gradcanary.backlog import Backlog, Creates
+from gradcanary import facts, spool, wire
 from gradcanary.batches import Row, own_faults
 from gradcanary.delivery import Delivery
 from gradcanary.greeting import INTERVAL_S, Greeting
 from gradcanary.guard import Guard
 from gradcanary.observer import Observer
-from gradcanary.outbox import Outbox
+from gradcanary.outbox import Creates, Outbox, RetryQueue
 from gradcanary.readings import Reader
 from gradcanary.records import Record
 from gradcanary.ring import Ring
@@ -86,7 +85,7 @@ class Sender:
         self._record_s = 0.0
         self._dropped = 0
         self._reader = Reader(observer.settings.absmax_below, guard.catch)
-        self._outbox = Outbox(Backlog(create_spool, guard.say))
+        self._outbox = Outbox(RetryQueue(create_spool, guard.say))
         url, meanwhile = observer.settings.url, "the training goes on, still trying"
         self._delivery = Delivery(url, transport, greeting, self._outbox, guard, self._hear, meanwhile)
         self._step: int | None = None
@@ -161,7 +160,7 @@ class Sender:
             self._guarded(self._introduce_once)
             if not has_told and self._greeting.was_said:  # not before: a folder that hangs would keep all from it
                 has_told = True
-                self._guarded(lambda: leftovers.tell(os.environ, self._guard.say))
+                self._guarded(lambda: spool.report_unsent(os.environ, self._guard.say))
         for work in (self._read_records, self._introduce_once, self._finish, self._leave, self._hang_up):
             self._guarded(work)
         atexit.unregister(self._outlast)
@@ -189,7 +188,7 @@ class Sender:
             return
         now = time.monotonic()
         is_new = not self._greeting.was_said
-        rest_s = max(self._delivery.spacing_s, 0.0 if self._outbox.is_waited_for else QUIET_S)
+        rest_s = max(self._delivery.spacing_s, 0.0 if self._outbox.has_samples else QUIET_S)
         is_due = is_new or now - self._flushed_at >= rest_s
         if now >= self._delivery.retry_at and is_due:
             self._flushed_at = now
@@ -212,7 +211,7 @@ class Sender:
                 self._read_records()
                 self._spill()
                 self._beat()
-                if self._delivery.spacing_s and self._end is None and not self._outbox.is_behind:
+                if self._delivery.spacing_s and self._end is None and not self._outbox.has_full_batch:
                     return  # what came meanwhile waits for its turn
 
     def _is_late(self) -> bool:
@@ -222,15 +221,15 @@ class Sender:
     def _spill(self) -> None:
         """Keep what the collector does not take now, behind what it did not take before."""
         if self._delivery.is_over:
-            self._outbox.clear()
-        elif self._delivery.failures or not self._outbox.backlog.is_empty:
-            self._outbox.spill(self._greeting.body(), self._delivery.limits)
+            self._outbox.discard_all()
+        elif self._delivery.failures or not self._outbox.queue.is_empty:
+            self._outbox.move_to_queue(self._greeting.body(), self._delivery.limits)
 
     def _finish(self) -> None:
         """Send what is left and the end, again and again until the time given is over."""
         self._spill()
-        if not self._outbox.backlog.is_empty:
-            self._outbox.backlog.end(self._greeting.body(), self._ending(self._end))
+        if not self._outbox.queue.is_empty:
+            self._outbox.end(self._greeting.body(), self._ending(self._end))
         while not self._delivery.is_over and not self._is_said():
             wait_s = max(LAST_RETRY_S, self._delivery.asked_until - time.monotonic())
             # A collector that never answered is not waited for.
@@ -241,7 +240,7 @@ class Sender:
 
     def _is_said(self) -> bool:
         self._flush()
-        if self._outbox.is_untold and self._greeting.was_said:
+        if self._outbox.has_unreported_drops and self._greeting.was_said:
             self._tell_state()
         return self._delivery.end(self._ending(self._end))
 
@@ -251,20 +250,19 @@ class Sender:
     def _leave(self) -> None:
         """Leave what was not sent, and the end, in a file, and say where."""
         if self._delivery.is_over or self._end is None:
-            self._outbox.clear()
+            self._outbox.discard_all()
         elif not self._outbox.is_empty or self._greeting.was_said:  # otherwise nothing happened, and nobody knows of it
             self._keep(self._ending(self._end))
 
     def _keep(self, ending: bytes) -> None:
-        backlog = self._outbox.backlog
-        self._outbox.settle()
-        self._outbox.spill(self._greeting.body(), self._delivery.limits)
-        backlog.end(self._greeting.body(), ending)
-        file = backlog.left_in
+        outbox = self._outbox
+        outbox.move_to_queue(self._greeting.body(), self._delivery.limits)
+        outbox.end(self._greeting.body(), ending)
+        file = outbox.queue.left_in
         where = "" if file is None else shlex.quote(str(file))
-        self.unsent = KEPT.format(steps=backlog.steps, file=where) if where else TOO_LATE
+        self.unsent = KEPT.format(steps=outbox.queue.steps, file=where) if where else TOO_LATE
         self._guard.say(self.unsent)
-        backlog.close()
+        outbox.queue.close()
 
     def _read_records(self) -> None:
         began = self._read_at = time.monotonic()
@@ -295,7 +293,7 @@ class Sender:
             row = self._reader.read(record)
         except Exception as error:  # noqa: BLE001 -- one bad step must not hold up the others
             self._guard.catch("reading a step", error)
-            self._outbox.lose(1)
+            self._outbox.count_dropped(1)
             return True
         self._observer.wishes = self._reader.wishes
         self._step = row.step
@@ -308,7 +306,7 @@ class Sender:
 
     def _count_dropped(self) -> None:
         dropped, self._dropped = self._ring.dropped - self._dropped, self._ring.dropped
-        self._outbox.lose(dropped)
+        self._outbox.count_dropped(dropped)
 
     def _beat(self) -> None:
         if time.monotonic() >= max(self._beat_at, self._delivery.retry_at) and self._greeting.was_said:
@@ -319,7 +317,7 @@ class Sender:
         """Tell which step is passed: nothing of it, or of those before it, is still to come."""
         outbox, share = self._outbox, self._observer.meter.share()
         self._passed = self._step if outbox.is_empty else self._passed
-        self._delivery.beat(wire.Heartbeat(self._passed, outbox.backlog.size, outbox.dropped_steps, share))
+        self._delivery.beat(wire.Heartbeat(self._passed, outbox.queue.size, outbox.dropped_steps, share))
 
     def _hear(self, reply: wire.Reply) -> None:
         self.incidents = reply.incidents

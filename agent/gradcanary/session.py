@@ -9,8 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gradcanary import engine, facts, naming, summary, tap, wire
-from gradcanary.backlog import Creates
+from gradcanary import engine, facts, naming, spool, summary, tap, wire
 from gradcanary.frameworks import unwrapped
 from gradcanary.greeting import Greeting
 from gradcanary.guard import Guard
@@ -84,11 +83,14 @@ class Session:
         session, url = naming.session_id(), self._settings.url
         greeting = Greeting(self._begin(), self.observer)
         transport = Transport(url, self._settings.token, self._run, session)
-        create_spool = _spool_maker(self._run, session, url)
         is_launched = os.environ.get("GRADCANARY_WATCH") == "1" and not self.observer.is_late
         introduce = self._introduce if is_launched else None
+
+        def make_spool(hello: bytes, progress: spool.Progress) -> spool.Spool:
+            return spool.Spool.create(spool.folder(os.environ), self._run, session, url, hello, progress)
+
         self.sender = Sender(
-            self.observer, self._ring, greeting, transport, create_spool, self.guard, self._on_alert, introduce
+            self.observer, self._ring, greeting, transport, make_spool, self.guard, self._on_alert, introduce
         )
 
     def _introduce(self) -> bool:
@@ -206,12 +208,3 @@ class Session:
             self._layers = record.layers
             self._ring.capacity = capacity_for(len(record.layers))
         self._transfers.hand(record)
-
-
-def _spool_maker(run: str, session: str, url: str) -> Creates | None:
-    # Imported in the training's thread: a fork in the middle of an import would leave the child a lock for ever.
-    try:
-        from gradcanary.spool import Spool, folder
-    except ImportError:
-        return None  # a Python without SQLite
-    return lambda hello, tally: Spool.create(folder(os.environ), run, session, url, hello, tally)

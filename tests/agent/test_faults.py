@@ -15,8 +15,8 @@
 import contextlib
 import io
 import logging
+import os
 import socket
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -402,7 +402,7 @@ def test_so_is_what_comes_too_slowly_and_it_is_kept_before_the_end(
         training = Training()
         with gradcanary.watch(training.model, training.optimizer, url=url, run="slow") as watch:
             training.steps(15)
-            until(lambda: watch._session.sender._outbox.backlog.steps)
+            until(lambda: watch._session.sender._outbox.queue.steps)
             assert watch._session.sender._delivery.failures
             monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 600)
             until(lambda: time.monotonic() > watch._session.sender._delivery.retry_at)
@@ -429,7 +429,7 @@ def test_the_thread_of_the_training_touches_no_network_and_no_disk(who: str, mon
 
     for name in ("connect", "send", "sendall", "recv", "recv_into"):
         watched(socket.socket, name)
-    for owner, name in ((socket, "getaddrinfo"), (sqlite3, "connect"), (threading.Thread, "join"), (io, "open")):
+    for owner, name in ((socket, "getaddrinfo"), (os, "open"), (threading.Thread, "join"), (io, "open")):
         watched(owner, name)
     watched(threading.Event, "wait")
     with collector_that(lambda _: Says(hang=True)) as hangs:
