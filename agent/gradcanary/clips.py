@@ -9,7 +9,7 @@ from gradcanary import wire
 from gradcanary.records import Kind, number_of, of_kind, scale_of
 
 if TYPE_CHECKING:
-    from gradcanary.batches import Row
+    from gradcanary.export.batches import Row
     from gradcanary.findings import Findings
     from gradcanary.records import Record
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradcanary import wire
-from gradcanary.batches import Column, Dtypes, Row
 from gradcanary.clips import Clips
 from gradcanary.effective import Effective
+from gradcanary.export.batches import Column, Dtypes, Row
 from gradcanary.records import (
     MEASURED,
     NONFINITE,

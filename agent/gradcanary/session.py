@@ -9,9 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gradcanary import engine, facts, naming, spool, summary, tap, wire
+from gradcanary import engine, facts, naming, summary, tap, wire
+from gradcanary.export import spool
+from gradcanary.export.hello import Greeting
+from gradcanary.export.sender import Sender
+from gradcanary.export.transport import Transport
 from gradcanary.frameworks import unwrapped
-from gradcanary.greeting import Greeting
 from gradcanary.guard import Guard
 from gradcanary.hooks import Hooks
 from gradcanary.layers import Layers
@@ -19,10 +22,8 @@ from gradcanary.observer import Observer
 from gradcanary.records import Logged, Record
 from gradcanary.ring import Ring, capacity_for
 from gradcanary.sampling import is_capturing
-from gradcanary.sender import Sender
 from gradcanary.settings import Settings
 from gradcanary.transfers import FINISH_S, Transfers
-from gradcanary.transport import Transport
 
 MAX_LOGGED = 10_000
 """Numbers of the script that wait for the end of a window: more than one has, few enough where none ever ends."""

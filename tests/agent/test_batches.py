@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import LIMITS
 
-from gradcanary import batches, wire
-from gradcanary.batches import Column, Row, UnsentBatch
-from gradcanary.outbox import Outbox, RetryQueue
+from gradcanary import wire
+from gradcanary.export import batches
+from gradcanary.export.batches import Column, Row, UnsentBatch
+from gradcanary.export.outbox import Outbox, RetryQueue
 
 ROOMY = wire.Limits(**LIMITS)
 SETS = [

@@ -46,8 +46,8 @@ def collector() -> Iterator[Recorded]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.02)
-    monkeypatch.setattr("gradcanary.delivery.RETRY_S", (0.05, 0.2))
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.delivery.RETRY_S", (0.05, 0.2))
 
 
 # -- in the agent ----------------------------------------------------------------------------------------------------
@@ -111,8 +111,8 @@ PLACES = (
     "gauge.Gauge.sample",
     "gauge.Gauge.shadow",
     "gauge.changes",
-    "greeting.Greeting.__init__",
-    "greeting.Greeting.hello",
+    "export.hello.Greeting.__init__",
+    "export.hello.Greeting.hello",
     "hooks.Hooks._follow",
     "hooks.Hooks._is_recorded",
     "hooks.Hooks.attach",
@@ -128,16 +128,16 @@ PLACES = (
     "observer.Observer.step_ended",
     "observer.learning_rates",
     "observer.record_of",
-    "outbox.build",
+    "export.outbox.build",
     "places.Place.find",
     "readings.Reader.read",
     "references.Reference.__call__",
     "scaling.Scaling.search",
     "process_names.launch_of",
-    "sender.Sender.__init__",
-    "sender.Sender._flush",
-    "sender.Sender.start",
-    "sender.Sender.stop",
+    "export.sender.Sender.__init__",
+    "export.sender.Sender._flush",
+    "export.sender.Sender.start",
+    "export.sender.Sender.stop",
     "shadows.Shadows._added",
     "shadows.Shadows._come",
     "statistics._columns",
@@ -149,8 +149,8 @@ PLACES = (
     "transfers.Transfers.hand",
     "transfers.Transfers.prepare",
     "transfers.Transfers.visit",
-    "transport.Transport.__init__",
-    "transport.Transport.send",
+    "export.transport.Transport.__init__",
+    "export.transport.Transport.send",
     "window.peak_bytes",
 )
 SCALED_PLACES = (
@@ -289,7 +289,7 @@ def test_layers_that_were_hooked_before_a_fault_are_counted_once(
 
 
 def test_a_full_ring_drops_and_counts(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.3)
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.3)
     monkeypatch.setattr(ring, "CAPACITY_BYTES", 0)  # 8 records
     training, bare = Training(), Training()
     bare.model.load_state_dict(training.model.state_dict())

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_batches import ROOMY, row, sampled_steps, streams
 
-from gradcanary import outbox, spool, wire
-from gradcanary.outbox import Outbox, RetryQueue
-from gradcanary.spool import Progress, Spool, StoredBatch
+from gradcanary import wire
+from gradcanary.export import outbox, spool
+from gradcanary.export.outbox import Outbox, RetryQueue
+from gradcanary.export.spool import Progress, Spool, StoredBatch
 
 HELLO = b"{}"
 
@@ -131,7 +132,7 @@ def test_what_one_process_has_no_other_one_opens(tmp_path):
 FORK = """
 import os, sys, warnings
 from pathlib import Path
-from gradcanary.spool import LockedError, Progress, Spool, StoredBatch
+from gradcanary.export.spool import LockedError, Progress, Spool, StoredBatch
 warnings.simplefilter("ignore", DeprecationWarning)
 spool = Spool.create(Path(sys.argv[1]), "run", "session", "http://x", b"{}", Progress())
 spool.append(StoredBatch(b"of the parent", 1, 1))

@@ -11,14 +11,14 @@ import pytest
 from scripted import Says, Scripted, Told, Training, collector_that, refusal, until
 
 import gradcanary
-from gradcanary.spool import Progress, Spool
+from gradcanary.export.spool import Progress, Spool
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Half seconds become hundredths."""
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.02)
-    monkeypatch.setattr("gradcanary.delivery.RETRY_S", (0.05, 0.2))
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.delivery.RETRY_S", (0.05, 0.2))
 
 
 class Away:
@@ -129,8 +129,8 @@ def test_what_nobody_will_ever_take_is_not_kept(spool_folder, capsys, kind, says
 
 
 def test_heartbeats_tell_how_much_waits(spool_folder, monkeypatch):
-    monkeypatch.setattr("gradcanary.sender.INTERVAL_S", 0.0)
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.005)
+    monkeypatch.setattr("gradcanary.export.sender.INTERVAL_S", 0.0)
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.005)
     away = Away("batches", then=lambda _: time.sleep(0.02))
     with collector_that(away) as collector:
         watch = waited(collector.url, away, spool_folder)
@@ -145,8 +145,8 @@ def test_heartbeats_tell_how_much_waits(spool_folder, monkeypatch):
 
 def test_a_heartbeat_names_no_step_that_still_waits(spool_folder, monkeypatch):
     """Whoever puts ranks together takes it that nothing of earlier steps comes any more."""
-    monkeypatch.setattr("gradcanary.sender.INTERVAL_S", 0.0)
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.005)
+    monkeypatch.setattr("gradcanary.export.sender.INTERVAL_S", 0.0)
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.005)
     away = Away("batches", then=lambda _: time.sleep(0.02))
     with collector_that(away) as collector:
         watch = waited(collector.url, away, spool_folder)
@@ -199,7 +199,7 @@ def test_a_watch_without_a_step_leaves_nothing(spool_folder, capsys):
 def test_nobody_looks_into_the_folder_before_the_collector_took_something(monkeypatch):
     """It may hang."""
     taken: list[int] = []
-    monkeypatch.setattr("gradcanary.spool.report_unsent", lambda *_: taken.append(len(collector.accepted)))
+    monkeypatch.setattr("gradcanary.export.spool.report_unsent", lambda *_: taken.append(len(collector.accepted)))
     away = Away("hello")
     with collector_that(away) as collector:
         training = Training()
@@ -214,7 +214,7 @@ def test_nobody_looks_into_the_folder_before_the_collector_took_something(monkey
 
 
 def test_without_file_locks_memory_has_to_do(spool_folder, monkeypatch):
-    monkeypatch.setattr("gradcanary.spool.fcntl", None)  # as on Windows
+    monkeypatch.setattr("gradcanary.export.spool.fcntl", None)  # as on Windows
     away = Away("batches")
     with collector_that(away) as collector:
         training = Training()
@@ -228,8 +228,8 @@ def test_without_file_locks_memory_has_to_do(spool_folder, monkeypatch):
 
 
 def test_memory_is_bounded_as_a_spool_is(monkeypatch):
-    monkeypatch.setattr("gradcanary.spool.fcntl", None)
-    monkeypatch.setattr("gradcanary.outbox.MEMORY_BYTES", 30_000)
+    monkeypatch.setattr("gradcanary.export.spool.fcntl", None)
+    monkeypatch.setattr("gradcanary.export.outbox.MEMORY_BYTES", 30_000)
     away = Away("batches")
     with collector_that(away) as collector:
         training = Training()

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradcanary import packs, statistics, wire
 from gradcanary.accumulators import low_bits
-from gradcanary.batches import Row
+from gradcanary.export.batches import Row
 from gradcanary.forecasts import Forecast, forecasts
 from gradcanary.frozen import Frozen
 from gradcanary.guard import Guard

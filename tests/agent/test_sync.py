@@ -14,8 +14,8 @@ from bad_days import WAIT_S, arrived, kept, next_seq, synced, training, until
 from collectors import Collector
 from scripted import Says, Told, collector_that, once, refusal
 
-from gradcanary import spool, sync
-from gradcanary.spool import Progress, Spool
+from gradcanary.export import spool, sync
+from gradcanary.export.spool import Progress, Spool
 
 STEPS = 400
 NOBODY = "http://127.0.0.1:9"

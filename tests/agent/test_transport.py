@@ -16,7 +16,7 @@ import pytest
 import trustme
 from scripted import WAIT_S, until
 
-from gradcanary.transport import Answer, Connection, Transport, UnreachableError, trusted
+from gradcanary.export.transport import Answer, Connection, Transport, UnreachableError, trusted
 
 LARGE = bytes(2**26)
 """More than what two sockets of a loopback hold."""
@@ -94,15 +94,15 @@ def test_a_connection_takes_one_request_after_another(scheme: str, authority: tr
 def test_an_answer_is_waited_for_only_so_long(
     scheme: str, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("gradcanary.export.transport.TIMEOUT_S", 1.0)
     with serving(scheme, authority, hangs) as transport, pytest.raises(UnreachableError, match="TimeoutError"):
         transport.send("POST", "/batches/0", b"{}")
 
 
 def test_a_body_has_the_time_of_a_slow_line(monkeypatch: pytest.MonkeyPatch, authority: trustme.CA) -> None:
     """A socket has one timeout for all that it is given at once."""
-    monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 0.1)
-    monkeypatch.setattr("gradcanary.transport.SLOWEST", len(LARGE) / WAIT_S)
+    monkeypatch.setattr("gradcanary.export.transport.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("gradcanary.export.transport.SLOWEST", len(LARGE) / WAIT_S)
 
     def reads_after_a_while(handler: BaseRequestHandler, over: threading.Event) -> None:
         over.wait(0.5)
@@ -116,7 +116,7 @@ def test_a_body_has_the_time_of_a_slow_line(monkeypatch: pytest.MonkeyPatch, aut
 
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TIMEOUT_S", "CONNECT_S"):
-        monkeypatch.setattr(f"gradcanary.transport.{name}", 3600.0)
+        monkeypatch.setattr(f"gradcanary.export.transport.{name}", 3600.0)
 
 
 @contextlib.contextmanager
@@ -201,7 +201,7 @@ def test_an_address_of_a_kind_that_the_kernel_has_not_is_passed_over(
 def test_an_address_that_swallows_everything_leaves_the_next_one_its_time(
     authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcanary.transport.CONNECT_S", 1.0)
+    monkeypatch.setattr("gradcanary.export.transport.CONNECT_S", 1.0)
     with (
         accepted_by_nobody("http", waiting=4) as swallowing,
         serving("http", authority, answers) as transport,
@@ -245,7 +245,7 @@ def test_a_request_that_is_aborted_does_not_go_on_to_the_next_address(monkeypatc
 @pytest.mark.parametrize(
     ("scheme", "where", "waiting"),
     [
-        ("http", "gradcanary.transport.Connection", 4),  # who aborts does not know it yet
+        ("http", "gradcanary.export.transport.Connection", 4),  # who aborts does not know it yet
         ("http", "socket.getaddrinfo", 4),  # there is no socket
         ("http", "socket.socket.connect", 4),  # it is not connected
         ("https", "ssl.SSLContext.wrap_socket", 0),  # it is another one now

@@ -103,7 +103,7 @@ def _add_sync(commands: Commands) -> None:
 
 def _sync(arguments: argparse.Namespace) -> int:
     try:
-        from gradcanary import spool, sync
+        from gradcanary.export import spool, sync
 
         places = arguments.places or [spool.folder(os.environ)]
         paths = sync.find_spools(place for place in places if arguments.places or place.exists())

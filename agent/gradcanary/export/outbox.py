@@ -14,8 +14,19 @@ from itertools import islice
 from pathlib import Path
 
 from gradcanary import wire
-from gradcanary.batches import MAX_STEPS, Dtypes, Row, UnsentBatch, accumulators_of, build, cut, halve, parse, stamp
-from gradcanary.spool import Progress, Spool, StoredBatch, expendable
+from gradcanary.export.batches import (
+    MAX_STEPS,
+    Dtypes,
+    Row,
+    UnsentBatch,
+    accumulators_of,
+    build,
+    cut,
+    halve,
+    parse,
+    stamp,
+)
+from gradcanary.export.spool import Progress, Spool, StoredBatch, expendable
 
 MEMORY_BYTES = 128 * 2**20
 

@@ -15,17 +15,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gradcanary import facts, spool, wire
-from gradcanary.batches import Row, own_faults
-from gradcanary.delivery import Delivery
-from gradcanary.greeting import INTERVAL_S, Greeting
+from gradcanary import facts, wire
+from gradcanary.export import spool
+from gradcanary.export.batches import Row, own_faults
+from gradcanary.export.delivery import Delivery
+from gradcanary.export.hello import INTERVAL_S, Greeting
+from gradcanary.export.outbox import Creates, Outbox, RetryQueue
+from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 from gradcanary.observer import Observer
-from gradcanary.outbox import Creates, Outbox, RetryQueue
 from gradcanary.readings import Reader
 from gradcanary.records import Record
 from gradcanary.ring import Ring
-from gradcanary.transport import Transport
 
 FLUSH_S = 0.5
 QUIET_S = 1.0

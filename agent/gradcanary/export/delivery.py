@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gradcanary import wire
+from gradcanary.export.outbox import InFlight, Outbox
+from gradcanary.export.transport import Answer, Transport, UnreachableError
 from gradcanary.guard import Guard
-from gradcanary.outbox import InFlight, Outbox
-from gradcanary.transport import Answer, Transport, UnreachableError
 
 RETRY_S = (1.0, 60.0)
 REFUSED = (401, 403, 426)

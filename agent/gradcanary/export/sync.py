@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gradcanary import wire
-from gradcanary.delivery import Delivery
+from gradcanary.export.delivery import Delivery
+from gradcanary.export.outbox import Outbox, RetryQueue
+from gradcanary.export.spool import SUFFIX, LockedError, Spool, SpoolError
+from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
-from gradcanary.outbox import Outbox, RetryQueue
-from gradcanary.spool import SUFFIX, LockedError, Spool, SpoolError
-from gradcanary.transport import Transport
 
 TRIES = 4
 """Without an acknowledgement, before a collector is left for another day."""
