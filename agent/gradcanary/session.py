@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradcanary import engine, facts, naming, summary, tap, wire
 from gradcanary.export import spool
-from gradcanary.export.hello import Greeting
+from gradcanary.export.hello import SessionHello
 from gradcanary.export.sender import Sender
 from gradcanary.export.transport import Transport
 from gradcanary.frameworks import unwrapped
@@ -82,7 +82,7 @@ class Session:
 
     def _begin_to_send(self) -> None:
         session, url = naming.session_id(), self._settings.url
-        greeting = Greeting(self._begin(), self.observer)
+        hello = SessionHello(self._begin(), self.observer)
         transport = Transport(url, self._settings.token, self._run, session)
         is_launched = os.environ.get("GRADCANARY_WATCH") == "1" and not self.observer.is_late
         introduce = self._introduce if is_launched else None
@@ -91,7 +91,7 @@ class Session:
             return spool.Spool.create(spool.folder(os.environ), self._run, session, url, hello, progress)
 
         self.sender = Sender(
-            self.observer, self._ring, greeting, transport, make_spool, self.guard, self._on_alert, introduce
+            self.observer, self._ring, hello, transport, make_spool, self.guard, self._on_alert, introduce
         )
 
     def _introduce(self) -> bool:

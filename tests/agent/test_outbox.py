@@ -1,10 +1,12 @@
 """What waits in a spool or in memory: nothing goes unseen, the order stays, and a restart repeats the same bytes."""
 
+import errno
 import json
 import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +21,13 @@ from gradcanary.export.outbox import Outbox, RetryQueue
 from gradcanary.export.spool import Progress, Spool, StoredBatch
 
 HELLO = b"{}"
+
+
+@pytest.fixture(autouse=True)
+def no_file_stays_open() -> Iterator[None]:
+    yield
+    for left in list(spool._open):
+        left.close()
 
 
 def spool_in(folder: Path | str, progress: Progress | None = None) -> Spool:
@@ -274,6 +283,25 @@ def test_full_memory_gives_up_the_same(monkeypatch):
         box.add(row(step))
         box.move_to_queue(HELLO, ROOMY)
     assert (box.queue.steps, box.lost) == (2, 4)
+
+
+def test_a_disk_that_takes_nothing_is_left_clean(tmp_path, monkeypatch):
+    said = []
+    store = spool_in(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(spool, "_write", full)
+    box = Outbox(RetryQueue(lambda *_: store, lambda line, **_: said.append(line)))
+    for step in range(3):
+        box.add(row(step))
+        box.move_to_queue(HELLO, ROOMY)
+    assert said == [outbox.NOT_WRITTEN]
+    assert box.queue.steps == 3
+    while box.next_batch(ROOMY) is not None:
+        box.acked()
+    assert (box.lost, list(tmp_path.iterdir())) == (0, [])
 
 
 def test_a_batch_that_is_too_long_for_a_collector_is_cut_before_it_is_sent():

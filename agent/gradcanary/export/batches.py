@@ -43,8 +43,8 @@ class Column:
 class Row:
     """One closed window in numbers; ``states`` is None at steps that are not sampled.
 
-    ``accumulators`` tells of each layer that had a gradient what it was summed in; ``own_faults`` are the layers whose
-    gradient was not finite in this process, before a reduction.
+    ``accumulators`` are the dtypes in which the layers that had a gradient were summed. ``own_faults`` are the layers
+    whose gradient was not finite in this process, before a reduction.
     """
 
     layer_set: wire.LayerSet
@@ -63,7 +63,7 @@ class Row:
 
 
 def own_faults(row: Row) -> Row | None:
-    """Return what a process tells that another one speaks for: what is not finite of its own, None where all is."""
+    """Return the non-finite layers of a process that sends nothing else, None if there are none."""
     bad = row.own_faults
     if row.states is None or not bad:
         return None
@@ -75,7 +75,7 @@ def own_faults(row: Row) -> Row | None:
 
 
 def columns_of(row: Row) -> Iterator[tuple[str, Column]]:
-    """Yield stats and columns; what is not finite of this process's own is apart, told by its phase."""
+    """Yield stats and columns. What is not finite in this process alone has a column of its own, of the phase micro."""
     for stat, column in row.columns.items():
         if stat != "nonfinite" or column.phase == "micro" or not row.own_faults:
             yield stat, column
@@ -112,7 +112,9 @@ def cut(rows: Sequence[Row], limits: wire.Limits, max_steps: int) -> int:
 def build(rows: Sequence[Row]) -> wire.Batch:
     """Return the batch of rows that are alike, with the accumulators of all layers that had a gradient in them."""
     sampled = [row for row in rows if row.states is not None]
-    told = {layer: dtypes for row in rows for layer, dtypes in enumerate(row.accumulators) if dtypes is not None}
+    accumulators = {
+        layer: dtypes for row in rows for layer, dtypes in enumerate(row.accumulators) if dtypes is not None
+    }
     return wire.Batch(
         layer_set=rows[0].layer_set.id,
         every=rows[0].every,
@@ -123,7 +125,7 @@ def build(rows: Sequence[Row]) -> wire.Batch:
         clipped=tuple(row.clipped for row in sampled),
         state=wire.column("B", b"".join(row.states or b"" for row in sampled)),
         blocks=_blocks(sampled),
-        accumulators=records_of(told),
+        accumulators=records_of(accumulators),
         metrics=_metrics(rows),
         dropped_steps=0,
     )
@@ -212,7 +214,7 @@ def halve(unsent: UnsentBatch) -> tuple[UnsentBatch, UnsentBatch] | None:
 
 
 def accumulators_of(batch: wire.Batch) -> dict[int, Dtypes]:
-    """Return what a batch tells of each layer's accumulator."""
+    """Return the dtypes of each layer's accumulator that a batch reports."""
     return {
         layer: (record.declared, record.stored, record.effective)
         for record in batch.accumulators

@@ -108,10 +108,10 @@ class RetryQueue:
 
     def pop(self, progress: Progress) -> None:
         """Remove the oldest batch, and the spool with the last one; a session that has ended needs it for its end."""
-        if not self._is_spooled:
+        if self._is_spooled:
+            self._try(lambda spool: spool.pop(progress))
+        else:
             self._memory.popleft()
-            return
-        self._try(lambda spool: spool.pop(progress))
         if not self._is_spooled and self._spool is not None and self._spool.ending is None:
             self.delete()
 
@@ -196,16 +196,16 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        return not self._rows and not self._is_behind
+        return not self._rows and not self._has_batch
 
     @property
     def has_samples(self) -> bool:
         """Return True if there is more than numbers of steps that were not sampled."""
-        return self._is_behind or any(row.states is not None for row, _ in self._rows)
+        return self._has_batch or any(row.states is not None for row, _ in self._rows)
 
     @property
     def has_full_batch(self) -> bool:
-        return self._is_behind or len(self._rows) >= self._max_steps
+        return self._has_batch or len(self._rows) >= self._max_steps
 
     @property
     def steps(self) -> int:
@@ -311,7 +311,7 @@ class Outbox:
         self.queue.discard_all()
 
     @property
-    def _is_behind(self) -> bool:
+    def _has_batch(self) -> bool:
         return bool(self._pieces) or not self.queue.is_empty
 
     def _load_piece(self, limits: wire.Limits) -> bool:

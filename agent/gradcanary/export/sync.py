@@ -84,20 +84,20 @@ class StoredHello:
 
     def __init__(self, hello: bytes) -> None:
         self._hello = hello
-        self.was_said = False
+        self.was_sent = False
 
     @property
     def is_due(self) -> bool:
-        return not self.was_said
+        return not self.was_sent
 
     def body(self) -> bytes:
         return self._hello
 
-    def said(self) -> None:
-        self.was_said = True
+    def mark_sent(self) -> None:
+        self.was_sent = True
 
-    def forgotten(self) -> None:
-        self.was_said = False
+    def mark_unknown(self) -> None:
+        self.was_sent = False
 
 
 class Leftover:
@@ -122,7 +122,7 @@ class Leftover:
         sent = outbox.progress.delivered - delivered
         if is_done or self._delivery.is_deleted:
             outbox.queue.discard_all()
-        elif not self._delivery.is_over:
+        elif not self._delivery.is_closed:
             silent.add(self._url)
             if not sent:
                 return NOT_TAKEN.format(steps=_steps(outbox.steps), path=self._spool.path, url=self._url), False
@@ -140,7 +140,7 @@ class Leftover:
 
     def _send_all(self) -> bool:
         tries = 0
-        while not self._delivery.is_over:
+        while not self._delivery.is_closed:
             if self._delivery.send_next():
                 tries = 0
                 continue
@@ -148,7 +148,7 @@ class Leftover:
                 return True
             tries += 1
             wait_s = self._delivery.retry_at - time.monotonic()
-            if tries >= TRIES or wait_s > MAX_WAIT_S or self._delivery.is_over:
+            if tries >= TRIES or wait_s > MAX_WAIT_S or self._delivery.is_closed:
                 break
             time.sleep(max(wait_s, 0.0))
         return False

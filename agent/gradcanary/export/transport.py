@@ -1,4 +1,4 @@
-"""One connection to the collector, kept open: a request goes out, an answer comes back or the network failed."""
+"""One connection to the collector, kept open: a request returns an answer, or raises if the network failed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Connection(http.client.HTTPConnection):
         error: OSError | None = None
         try:
             addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except UnicodeError as why:  # of two dots in a row, for example: a typo is told like any other
+        except UnicodeError as why:  # of two dots in a row, for example: a typo is reported like any other
             raise OSError(f"{self.host} is no name of a machine ({why})") from why
         for family, kind, protocol, _, address in addresses:
             try:
@@ -181,7 +181,7 @@ class Transport:
         self._stop_if_aborted()
         if self._connection is None:
             self._connection = self._connect()
-            self._stop_if_aborted()  # again: who aborted meanwhile had nothing to cut
+            self._stop_if_aborted()  # again: an abort meanwhile had no connection
         self._connection.request_within(method, self._base + path, body, headers)
         response = self._connection.getresponse()
         content = response.read(MAX_ANSWER)
