@@ -50,6 +50,7 @@ class RetryQueue:
         self._create, self._say = create, say
         self._spool, self._takes_more = spool, spool is not None
         self._memory: deque[StoredBatch] = deque()
+        self._memory_size = 0
 
     @property
     def is_empty(self) -> bool:
@@ -91,9 +92,10 @@ class RetryQueue:
         if self._takes_more:
             return
         self._memory.append(batch)  # as all that come after it
+        self._memory_size += len(batch.body)
         while self._memory_size > MEMORY_BYTES and (positions := expendable(len(self._memory))):
             for position in reversed(positions):
-                del self._memory[position]
+                self._forget(position)
 
     def first(self) -> StoredBatch | None:
         """Return the oldest batch."""
@@ -111,7 +113,7 @@ class RetryQueue:
         if self._is_spooled:
             self._try(lambda spool: spool.pop(progress))
         else:
-            self._memory.popleft()
+            self._forget(0)
         if not self._is_spooled and self._spool is not None and self._spool.ending is None:
             self.delete()
 
@@ -123,6 +125,7 @@ class RetryQueue:
     def discard_all(self) -> None:
         """Remove everything: no collector will take it."""
         self._memory.clear()
+        self._memory_size = 0
         self.delete()
 
     def delete(self) -> None:
@@ -140,10 +143,6 @@ class RetryQueue:
     def _is_spooled(self) -> bool:
         return self._spool is not None and self._spool.count > 0
 
-    @property
-    def _memory_size(self) -> int:
-        return sum(len(batch.body) for batch in self._memory)
-
     def _try(self, work: Callable[[Spool], None]) -> bool:
         """Return True if the spool took it."""
         if self._spool is None:
@@ -159,7 +158,11 @@ class RetryQueue:
         """Take over what waits in memory."""
         while self._memory:
             spool.append(self._memory[0])
-            self._memory.popleft()
+            self._forget(0)
+
+    def _forget(self, position: int) -> None:
+        self._memory_size -= len(self._memory[position].body)
+        del self._memory[position]
 
 
 @dataclass(frozen=True)
