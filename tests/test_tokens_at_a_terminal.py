@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from streams import Session, Stream, collapsed
 
 from gradcanary import wire
-from gradcanary.transport import Transport, UnreachableError
+from gradcanary.export.transport import Transport, UnreachableError
 from gradcanary_dashboard.app import create_app
 
 LAYERS, AT = 12, 130

@@ -9,8 +9,8 @@ from gradcanary import wire
 from gradcanary.records import Kind, number_of, of_kind, scale_of
 
 if TYPE_CHECKING:
+    from gradcanary.export.batches import Row
     from gradcanary.findings import Findings
-    from gradcanary.readings import Row
     from gradcanary.records import Record
 
 CLIPPED_BELOW = 1 - 1e-5

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradcanary import wire
 from gradcanary.clips import Clips
-from gradcanary.drafts import Dtypes
 from gradcanary.effective import Effective
+from gradcanary.export.batches import Column, Dtypes, Row
 from gradcanary.records import (
     MEASURED,
     NONFINITE,
-    PARTIAL,
     SKIPPED_BY_SCALER,
     ZERO,
     Kind,
@@ -42,66 +41,6 @@ COUNTED_AFTER_NONFINITE = 5
 LOCAL_AFTER_NONFINITE = 100
 """Samples in which gradients are measured before a reduction, after one or a loss was not finite: a NaN comes back. A
 GradScaler overflows about each 2,000 steps, so these are 5 % of them."""
-
-Series = tuple[str, tuple[tuple[str, str], ...]]
-
-
-@dataclass
-class Column:
-    """One stat of a step: float32 values of all layers, or of some."""
-
-    phase: str | None
-    layers: tuple[int, ...] | None
-    values: array[float]
-
-
-@dataclass
-class Row:
-    """One closed window in numbers; ``states`` is None at steps that are not sampled.
-
-    ``accumulators`` tells of each layer that had a gradient what it was summed in; ``own_faults`` are the layers whose
-    gradient was not finite in this process, before a reduction.
-    """
-
-    layer_set: wire.LayerSet
-    step: int
-    time: float
-    micro_steps: int
-    skipped: int
-    clipped: int
-    states: bytes | None
-    accumulators: tuple[Dtypes | None, ...]
-    agent_share: float
-    every: int
-    own_faults: tuple[int, ...] = ()
-    columns: dict[str, Column] = field(default_factory=dict)
-    metrics: list[tuple[Series, int, float]] = field(default_factory=list)
-
-
-def own_faults(row: Row) -> Row | None:
-    """Return what a process tells that another one speaks for: what is not finite of its own, None where all is."""
-    bad = row.own_faults
-    if row.states is None or not bad:
-        return None
-    states = bytearray([PARTIAL]) * len(row.states)
-    for layer in bad:
-        states[layer] = NONFINITE
-    column = Column("micro", bad, array("f", [1.0]) * len(bad))
-    return replace(row, states=bytes(states), accumulators=(), columns={"nonfinite": column}, metrics=[])
-
-
-def columns_of(row: Row) -> Iterator[tuple[str, Column]]:
-    """Yield stats and columns; what is not finite of this process's own is apart, told by its phase."""
-    for stat, column in row.columns.items():
-        if stat != "nonfinite" or column.phase == "micro" or not row.own_faults:
-            yield stat, column
-            continue
-        values = dict(zip(column.layers or (), column.values, strict=True))
-        own = {layer: value for layer, value in values.items() if layer in row.own_faults}
-        rest = {layer: value for layer, value in values.items() if layer not in own}
-        for phase, some in (("micro", own), (column.phase, rest)):
-            if some:
-                yield stat, Column(phase, tuple(some), array("f", some.values()))
 
 
 class Reader:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from gradcanary import engine, facts, naming, summary, tap, wire
-from gradcanary.backlog import Creates
+from gradcanary.export import spool
+from gradcanary.export.hello import SessionHello
+from gradcanary.export.sender import Sender
+from gradcanary.export.transport import Transport
 from gradcanary.frameworks import unwrapped
-from gradcanary.greeting import Greeting
 from gradcanary.guard import Guard
 from gradcanary.hooks import Hooks
 from gradcanary.layers import Layers
@@ -20,10 +22,8 @@ from gradcanary.observer import Observer
 from gradcanary.records import Logged, Record
 from gradcanary.ring import Ring, capacity_for
 from gradcanary.sampling import is_capturing
-from gradcanary.sender import Sender
 from gradcanary.settings import Settings
 from gradcanary.transfers import FINISH_S, Transfers
-from gradcanary.transport import Transport
 
 MAX_LOGGED = 10_000
 """Numbers of the script that wait for the end of a window: more than one has, few enough where none ever ends."""
@@ -82,13 +82,16 @@ class Session:
 
     def _begin_to_send(self) -> None:
         session, url = naming.session_id(), self._settings.url
-        greeting = Greeting(self._begin(), self.observer)
+        hello = SessionHello(self._begin(), self.observer)
         transport = Transport(url, self._settings.token, self._run, session)
-        create_spool = _spool_maker(self._run, session, url)
         is_launched = os.environ.get("GRADCANARY_WATCH") == "1" and not self.observer.is_late
         introduce = self._introduce if is_launched else None
+
+        def make_spool(hello: bytes, progress: spool.Progress) -> spool.Spool:
+            return spool.Spool.create(spool.folder(os.environ), self._run, session, url, hello, progress)
+
         self.sender = Sender(
-            self.observer, self._ring, greeting, transport, create_spool, self.guard, self._on_alert, introduce
+            self.observer, self._ring, hello, transport, make_spool, self.guard, self._on_alert, introduce
         )
 
     def _introduce(self) -> bool:
@@ -209,12 +212,3 @@ class Session:
             self._layers = record.layers
             self._ring.capacity = capacity_for(len(record.layers))
         self._transfers.hand(record)
-
-
-def _spool_maker(run: str, session: str, url: str) -> Creates | None:
-    # Imported in the training's thread: a fork in the middle of an import would leave the child a lock for ever.
-    try:
-        from gradcanary.spool import Spool, folder
-    except ImportError:
-        return None  # a Python without SQLite
-    return lambda hello, tally: Spool.create(folder(os.environ), run, session, url, hello, tally)

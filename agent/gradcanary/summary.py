@@ -9,9 +9,9 @@ from gradcanary.frameworks import chosen
 from gradcanary.readings import LOW
 
 if TYPE_CHECKING:
+    from gradcanary.export.batches import Row
+    from gradcanary.export.sender import Sender
     from gradcanary.observer import Observer
-    from gradcanary.readings import Row
-    from gradcanary.sender import Sender
 
 MAX_NAMES = 1000
 

@@ -70,7 +70,7 @@ def sabotage() -> None:
 
 def spool() -> None:
     """Let the agent write to its file as often as it can, and let the file be small."""
-    from gradcanary import sender, spool
+    from gradcanary.export import sender, spool
 
     sender.FLUSH_S, spool.LIMIT_BYTES = 0.02, 20_000
 

@@ -63,7 +63,8 @@ def main(url: str, steps: str, *arguments: str) -> None:
         print(train(int(steps)))
         return
     import gradcanary
-    from gradcanary import delivery, sender, session, spool
+    from gradcanary import session
+    from gradcanary.export import delivery, sender, spool
 
     assert session
     delivery.RETRY_S, sender.FLUSH_S = (0.05, 0.3), chosen["flush"]

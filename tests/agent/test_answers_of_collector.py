@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -19,15 +18,16 @@ from scripted import Says, Told, Training, collector_that, once, refusal, reply,
 import gradcanary
 from gradcanary.attach.resident import AttachedWatch
 from gradcanary.attach.target import described
+from gradcanary.export.spool import Spool
 from gradcanary.settings import Settings
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Half seconds become hundredths."""
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.02)
-    monkeypatch.setattr("gradcanary.delivery.RETRY_S", (0.05, 0.2))
-    monkeypatch.setattr("gradcanary.sender.LAST_RETRY_S", 0.05)
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.delivery.RETRY_S", (0.05, 0.2))
+    monkeypatch.setattr("gradcanary.export.sender.LAST_RETRY_S", 0.05)
 
 
 def brief(number: int, severity: str = "warning") -> dict[str, object]:
@@ -168,7 +168,7 @@ def test_410_stops(capsys):
 
 
 def test_413_halves_and_the_halves_take_its_number_and_the_next(monkeypatch):
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 60)  # nothing goes out before the close
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 60)  # nothing goes out before the close
 
     def at_most_3(told: Told) -> Says:
         too_large = told.kind == "batches" and len(told.body["steps"]) > 3
@@ -239,7 +239,7 @@ def test_what_settles_nothing_is_sent_again_byte_for_byte(kind, says):
 
 
 def test_retry_after_is_waited_for(monkeypatch):
-    monkeypatch.setattr("gradcanary.delivery.RETRY_S", (0.05, 60))
+    monkeypatch.setattr("gradcanary.export.delivery.RETRY_S", (0.05, 60))
     with collector_that(once("batches", Says(503, b"", {"retry-after": "1"}))) as collector:
         trained(collector.url, 5, pause=lambda: until(lambda: len(collector.of("batches")) > 1))
         first, second = collector.of("batches")[:2]
@@ -297,7 +297,7 @@ def test_a_collector_that_hangs_costs_the_training_nothing_and_the_end_five_seco
 
 
 def test_heartbeats_go_out_between_batches(monkeypatch):
-    monkeypatch.setattr("gradcanary.sender.INTERVAL_S", 0.1)
+    monkeypatch.setattr("gradcanary.export.sender.INTERVAL_S", 0.1)
     beats = []
 
     def is_heard() -> bool:
@@ -313,7 +313,7 @@ def test_heartbeats_go_out_between_batches(monkeypatch):
 
 
 def test_a_forgotten_session_is_greeted_after_a_heartbeat(monkeypatch):
-    monkeypatch.setattr("gradcanary.sender.INTERVAL_S", 0.1)
+    monkeypatch.setattr("gradcanary.export.sender.INTERVAL_S", 0.1)
     with collector_that(once("heartbeat", Says(404, refusal("unknown_session")))) as collector:
         trained(collector.url, 5, pause=lambda: until(lambda: len(collector.of("hello")) > 1))
 
@@ -451,6 +451,6 @@ def test_a_script_ends_well_and_in_five_seconds_though_the_collector_hangs_and_m
     assert int(lost) + int(kept) == 605
     assert int(kept) > 5
     (path,) = spool_folder.glob("*.spool")
-    with contextlib.closing(sqlite3.connect(path)) as spool:
-        assert spool.execute("SELECT sum(steps) FROM batch").fetchone() == (int(kept),)
-        assert spool.execute("SELECT carried FROM session").fetchone() == (int(lost),), "sync tells the collector"
+    with contextlib.closing(Spool.open(path)) as left:
+        assert left.steps == int(kept)
+        assert left.made == 605, "so sync reports those that are lost"

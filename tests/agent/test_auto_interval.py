@@ -23,7 +23,7 @@ NOTHING = 1e-9
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that does not let looks wait for it."""
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.01)
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.01)
 
 
 class Still(Training):

@@ -326,7 +326,7 @@ def test_a_clip_is_looked_for_where_gradients_are_those_of_torch(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     """A layer whose sum is not what is handed over was not clipped by that."""
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
     model, factors = mlp(), {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     totals = {name: torch.zeros_like(each) for name, each in model.named_parameters() if name.startswith(prefix)}

@@ -651,7 +651,7 @@ def test_layers_that_are_frozen_and_unfrozen_in_between(collector: Recorded, set
 @pytest.mark.usefixtures("silent")
 def test_norms_that_float32_sums_of_squares_do_not_hold(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from normal ones as a decay does: what leaves the safe range is measured in float64 from then on."""
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
     kinds = [(dtype, size) for dtype in (torch.float32, torch.bfloat16) for size in (1e-30, 1e30)]
     layers = {f"{dtype}-{size}".replace(".", "-"): nn.Parameter(torch.ones(64, dtype=dtype)) for dtype, size in kinds}
     model, sizes, read = nn.ParameterDict(layers), dict(zip(layers, (size for _, size in kinds), strict=True)), []

@@ -2,7 +2,6 @@
 
 import random
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -71,24 +70,20 @@ def test_a_collector_that_is_killed_again_and_again_has_everything(absent, undis
     assert files(spool_folder) == []
 
 
-@pytest.mark.parametrize(("limit", "flush", "thinned"), [(120_000, 0.4, 10), (24_000, 0.4, 100)])
-def test_a_spool_half_full_is_thinned_and_the_collector_shows_what_is_missing(
-    absent, undisturbed, limit, flush, thinned
-):
-    """How many steps a batch holds, and so how much a spool, is the machine's to say: not all is thinned as far."""
-    with training(absent.url, STEPS, pause=0.4, hold=120, limit=limit, flush=flush) as trained:
+def test_a_full_spool_gives_up_steps_and_the_collector_shows_what_is_missing(absent, undisturbed):
+    """How many steps a batch holds, and so how much a spool, is the machine's to say."""
+    with training(absent.url, STEPS, pause=0.4, hold=120, limit=30_000, flush=0.1) as trained:
         trained.until_step(120)
         absent.start()
         trained.go_on()
         assert trained.ended() == undisturbed[1]
     found, complete, present = kept(absent), undisturbed[0], arrived(absent)
-    assert set(range(0, STEPS, thinned)) <= set(present)
-    assert thinned / 10 < max(after - before for before, after in pairwise(present)) <= thinned
+    assert {0, STEPS - 1} <= set(present)
+    assert present == sorted(set(present))
     assert found["dropped"] == [STEPS - len(present)] != [0]
-    missing = {step for gap in found["gaps"] for step in range(gap["from_step"], gap["to_step"] + 1)} - set(present)
+    missing = {step for gap in found["gaps"] for step in range(gap["from_step"], gap["to_step"] + 1)}
     assert missing == set(range(STEPS)) - set(present)
     assert {gap["reason"] for gap in found["gaps"]} == {"dropped"}
-    assert (found["loss"], found["lr0"]) == (complete["loss"], complete["lr0"]), "metrics are never thinned"
     assert [layer[2] for layer in found["layers"]] == [layer[2] for layer in complete["layers"]]
 
 
@@ -115,15 +110,15 @@ def test_a_folder_that_takes_no_file_costs_memory(absent, undisturbed, monkeypat
     assert trained.errors.count("waits in memory") == 1
 
 
-def test_a_file_that_is_damaged_meanwhile_is_counted(absent, undisturbed, spool_folder):
+def test_a_segment_that_is_damaged_meanwhile_is_counted(absent, undisturbed, spool_folder):
     with training(absent.url, STEPS, pause=0.1, hold=120) as trained:
         trained.until_step(80)
-        (file,) = files(spool_folder)
-        # Not the first page, which SQLite has in memory: what is read is found to be nothing.
+        (spool,) = files(spool_folder)
+        (file,) = spool.glob("*.seg")
         with file.open("r+b") as damaged:
             size = file.stat().st_size
-            damaged.seek(4096)
-            damaged.write(b"\xff" * (size - 4096))
+            damaged.seek(size // 2)
+            damaged.write(b"\xff" * (size // 4))
         absent.start()
         trained.go_on()
         assert trained.ended() == undisturbed[1]

@@ -17,11 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradcanary import packs, statistics, wire
 from gradcanary.accumulators import low_bits
+from gradcanary.export.batches import Row
 from gradcanary.forecasts import Forecast, forecasts
 from gradcanary.frozen import Frozen
 from gradcanary.guard import Guard
 from gradcanary.layers import Layers
-from gradcanary.readings import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader, Row
+from gradcanary.readings import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader
 from gradcanary.records import MEASURED, NONFINITE, PARTIAL, ZERO, Kind, Part, Record, parts_of
 from gradcanary.sampling import take_sample
 from gradcanary.shadows import Shadows

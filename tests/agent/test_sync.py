@@ -1,9 +1,8 @@
 """``gradcanary sync`` delivers what trainings left: from a terminal, killed in its middle, into whatever answers."""
 
-import os
+import json
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -15,8 +14,8 @@ from bad_days import WAIT_S, arrived, kept, next_seq, synced, training, until
 from collectors import Collector
 from scripted import Says, Told, collector_that, once, refusal
 
-from gradcanary import leftovers, spool, sync
-from gradcanary.shelf import Tally
+from gradcanary.export import spool, sync
+from gradcanary.export.spool import Progress, Spool
 
 STEPS = 400
 NOBODY = "http://127.0.0.1:9"
@@ -52,16 +51,20 @@ def left(ended: tuple[Path, str], spool_folder: Path) -> Path:
 def until_it_rests(folder: Path) -> None:
     """Wait until the only spool has not grown for a second: its training holds, and all it said is in it."""
     until(lambda: files(folder))
-    file = folder / files(folder)[0]
     size, since = 0, time.monotonic()
     while time.monotonic() < since + 1:
-        if size != file.stat().st_size:
-            size, since = file.stat().st_size, time.monotonic()
+        now = sum(file.stat().st_size for file in folder.glob("*/*"))
+        if size != now:
+            size, since = now, time.monotonic()
         time.sleep(0.05)
 
 
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_a_training_that_ended_alone_says_what_to_type(ended):
@@ -87,10 +90,10 @@ def test_what_was_left_of_an_older_launch_does_not_disturb_the_one_that_lives(le
 
 
 def test_whoever_begins_is_told_of_what_waits_there_but_not_of_those_that_live(left, collector):
-    shutil.copy(left / files(left)[0], left / "another.spool")
+    shutil.copytree(left / files(left)[0], left / "another.spool")
     (left / "begun.spool").touch()
     with (
-        closing(spool.Spool.create(left, "lives", "s", NOBODY, b"{}", Tally())),
+        closing(Spool.create(left, "lives", "s", NOBODY, b"{}", Progress())),
         training(collector.url, 20, hold=10) as trained,
     ):
         until(lambda: collector.get("/api/v1/runs/spooled").status_code == 200)
@@ -109,10 +112,10 @@ def test_whoever_begins_is_told_of_what_waits_there_but_not_of_those_that_live(l
     ],
 )
 def test_one_process_of_a_machine_says_it(left, environ, is_told):
-    before, said = (left / files(left)[0]).read_bytes(), []
-    leftovers.tell({"GRADCANARY_SPOOL": str(left), **environ}, said.append)
+    before, said = contents(left), []
+    spool.report_unsent({"GRADCANARY_SPOOL": str(left), **environ}, said.append)
     assert said == [f"1 earlier session waits here to be sent: gradcanary sync {left}"] * is_told
-    assert (left / files(left)[0]).read_bytes() == before
+    assert contents(left) == before
 
 
 def test_a_user_without_a_home_has_nothing_that_waits(monkeypatch):
@@ -121,7 +124,7 @@ def test_a_user_without_a_home_has_nothing_that_waits(monkeypatch):
 
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", nobody)
-    leftovers.tell({}, pytest.fail)
+    spool.report_unsent({}, pytest.fail)
 
 
 def test_what_was_left_arrives_as_if_nothing_had_happened(left, collector, undisturbed):
@@ -217,39 +220,40 @@ def test_a_file_of_a_training_that_lives_is_skipped(spool_folder):
 
 
 def test_nobody_there(left):
-    before = {name: (left / name).read_bytes() for name in files(left)}
+    before = contents(left)
     done = synced(left)  # the address is the training's
     assert done.returncode == 1
     assert f"no collector at {NOBODY}" in done.stderr
     assert f"{STEPS} steps left in" in done.stdout
-    assert list(before) == files(left)
+    assert before == contents(left)
 
 
 def wait_for(left: Path, url: str, *names: str) -> None:
     """Leave more of what the training left, the newest, for other collectors."""
     for name in names:
-        shutil.copy(left / files(left)[0], left / name)
-        with sqlite3.connect(left / name) as connection:
-            connection.execute("UPDATE session SET url = ?", (url,))
-        connection.close()
+        shutil.copytree(left / files(left)[0], left / name)
+        about = json.loads((left / name / "hello.json").read_bytes())
+        (left / name / "hello.json").write_text(json.dumps({**about, "url": url}))
 
 
-def test_a_collector_that_is_away_is_waited_for_once_and_not_by_the_files_of_others(left):
+def test_a_collector_that_does_not_answer_is_tried_with_one_session_and_the_others_go(left):
     with collector_that(lambda _: Says(404)) as nobody, collector_that() as collector:
         wait_for(left, nobody.url, "x.spool", "y.spool", "z.spool")
         wait_for(left, collector.url, "zz.spool")
         done = synced(left)
-        assert len(nobody.heard) == len(sync.PAUSES_S) + 1, "one hello in each round, for three files"
+        assert len(nobody.heard) == sync.TRIES
         assert collector.steps() == list(range(STEPS))
-    total, first, *rest = done.stdout.splitlines()
-    assert (done.returncode, total) == (1, "5 files to send")
-    assert first.startswith("1 of 5: ")
-    assert first.endswith(f"{STEPS} steps sent to {collector.url}")
     why = "does not take them; --url URL sends them elsewhere"
-    assert rest == [
-        f"2 of 5: {STEPS} steps left in {left / files(left)[0]}: {NOBODY} {why}",
-        f"3 to 5 of 5: {3 * STEPS:,} steps left in 3 files: {nobody.url} {why}",
+    names = [files(left)[0], "x.spool", "y.spool", "z.spool"]
+    assert (done.returncode, files(left)) == (1, names)
+    total, *said, last = done.stdout.splitlines()
+    assert total == "5 sessions to send"
+    assert said == [
+        f"{number} of 5: {STEPS} steps left in {left / name}: {url} {why}"
+        for number, (name, url) in enumerate(zip(names, [NOBODY, *[nobody.url] * 3], strict=True), 1)
     ]
+    assert last.startswith("5 of 5: ")
+    assert last.endswith(f"{STEPS} steps sent to {collector.url}")
     assert (done.stderr.count(NOBODY), done.stderr.count(nobody.url)) == (1, 1)
 
 
@@ -258,21 +262,31 @@ def test_a_token_that_is_refused_is_tried_once(left):
         wait_for(left, collector.url, "x.spool", "y.spool")
         done = synced(left / "x.spool", left / "y.spool", left / "x.spool")
         assert len(collector.heard) == 1
-    why = "does not take them; --url URL sends them elsewhere"
-    assert done.stdout.splitlines()[1:] == [f"1 to 2 of 2: {2 * STEPS} steps left in 2 files: {collector.url} {why}"]
-
-
-def test_a_collector_that_is_busy_is_not_waited_for_by_each_file(left):
-    with collector_that(lambda _: Says(503, refusal("busy"))) as collector:
-        wait_for(left, collector.url, "x.spool", "y.spool")
-        done = synced(left / "x.spool", left / "y.spool")
-        assert len(collector.heard) == sync.TRIES + 1
     assert [line.split(":")[0] for line in done.stdout.splitlines()[1:]] == ["1 of 2", "2 of 2"]
 
 
-@pytest.mark.parametrize("garbage", [b"", b"not a database", b"SQLite format 3\0" + bytes(5000)])
-def test_a_damaged_file_is_said_and_left_and_the_others_go(left, garbage):
-    (left / "a.damaged.spool").write_bytes(garbage)
+def test_a_collector_that_is_busy_is_not_waited_for_by_each_session(left):
+    with collector_that(lambda _: Says(503, refusal("busy"))) as collector:
+        wait_for(left, collector.url, "x.spool", "y.spool")
+        done = synced(left / "x.spool", left / "y.spool")
+        assert len(collector.heard) == sync.TRIES
+    assert [line.split(":")[0] for line in done.stdout.splitlines()[1:]] == ["1 of 2", "2 of 2"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"acked": b"", "hello.json": b""},
+        {"acked": bytes(40), "hello.json": b"not JSON"},
+        {"acked": bytes(40), "hello.json": b'{"format": 0}'},
+        {"hello.json": b"{}"},
+    ],
+    ids=["empty", "garbage", "another version", "no lock"],
+)
+def test_a_damaged_folder_is_said_and_left_and_the_others_go(left, damage):
+    (left / "a.damaged.spool").mkdir()
+    for name, content in damage.items():
+        (left / "a.damaged.spool" / name).write_bytes(content)
     with collector_that() as collector:
         done = synced(left, "--url", collector.url)
         assert collector.steps() == list(range(STEPS))
@@ -280,27 +294,6 @@ def test_a_damaged_file_is_said_and_left_and_the_others_go(left, garbage):
     assert "a.damaged.spool: not sent, " in done.stdout
     assert files(left) == ["a.damaged.spool"]
     assert done.stderr == ""
-
-
-def test_a_file_that_was_never_begun_is_no_news(left):
-    """Its process was killed between making it and writing to it."""
-    (left / "begun.spool").touch()
-    (left / "long-ago.spool").touch()
-    os.utime(left / "long-ago.spool", (1, 1))
-    with collector_that() as collector:
-        assert synced(left, "--url", collector.url).returncode == 1
-    assert files(left) == ["begun.spool"]
-
-
-def test_what_sqlite_left_of_a_killed_training_goes_with_its_file(spool_folder):
-    with training(NOBODY, STEPS, hold=200) as trained:
-        trained.until_step(200)
-        until_it_rests(spool_folder)
-        trained.kill()
-    assert any(name.endswith("-journal") for name in files(spool_folder))
-    with collector_that(lambda _: Says(410, refusal("run_deleted"))) as collector:
-        synced(spool_folder, "--url", collector.url)
-    assert files(spool_folder) == []
 
 
 def test_a_token_goes_along(left, monkeypatch):
@@ -342,8 +335,8 @@ def test_what_a_collector_may_answer(left, kind, says, status, remains):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["/nowhere"], "/nowhere is no folder, and no file *.spool"),
-        ([__file__], "test_sync.py is no folder, and no file *.spool"),
+        (["/nowhere"], "/nowhere is not a folder"),
+        ([__file__], "test_sync.py is not a folder"),
         (["--url", "nowhere"], "--url is 'nowhere'"),
     ],
 )

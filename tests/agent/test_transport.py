@@ -1,4 +1,4 @@
-"""A request as a whole has its time, over TLS as without, however slowly its bytes come or are taken."""
+"""Each operation of a request has its time, over TLS as without, and an abort ends it at any moment."""
 
 import contextlib
 import os
@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import trustme
-from scripted import until
+from scripted import WAIT_S, until
 
-from gradcanary.transport import Answer, Connection, Transport, UnreachableError, trusted
+from gradcanary.export.transport import Answer, Connection, Transport, UnreachableError, trusted
 
 LARGE = bytes(2**26)
 """More than what two sockets of a loopback hold."""
@@ -91,14 +91,32 @@ def test_a_connection_takes_one_request_after_another(scheme: str, authority: tr
         assert [transport.send("POST", "/end", b"{}") for _ in range(3)] == [Answer(200, b"{}", None)] * 3
 
 
-@pytest.mark.parametrize(("handles", "body"), [(trickles, b"{}"), (reads_slowly, LARGE), (hangs, b"{}")])
-def test_a_request_has_its_time_as_a_whole(
-    scheme: str, authority: trustme.CA, handles: Handles, body: bytes, monkeypatch: pytest.MonkeyPatch
+def test_an_answer_is_waited_for_only_so_long(
+    scheme: str, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 1.0)
-    monkeypatch.setattr("gradcanary.transport.SLOWEST", 2**28)
-    with serving(scheme, authority, handles) as transport, pytest.raises(UnreachableError, match="TimeoutError"):
-        transport.send("POST", "/batches/0", body)
+    monkeypatch.setattr("gradcanary.export.transport.TIMEOUT_S", 1.0)
+    with serving(scheme, authority, hangs) as transport, pytest.raises(UnreachableError, match="TimeoutError"):
+        transport.send("POST", "/batches/0", b"{}")
+
+
+def test_a_body_has_the_time_of_a_slow_line(monkeypatch: pytest.MonkeyPatch, authority: trustme.CA) -> None:
+    """A socket has one timeout for all that it is given at once."""
+    monkeypatch.setattr("gradcanary.export.transport.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("gradcanary.export.transport.SLOWEST", len(LARGE) / WAIT_S)
+
+    def reads_after_a_while(handler: BaseRequestHandler, over: threading.Event) -> None:
+        over.wait(0.5)
+        handler.request.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        while handler.request.recv(2**20):
+            pass
+
+    with serving("http", authority, reads_after_a_while) as transport:
+        assert transport.send("POST", "/batches/0", LARGE).status == 200
+
+
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TIMEOUT_S", "CONNECT_S"):
+        monkeypatch.setattr(f"gradcanary.export.transport.{name}", 3600.0)
 
 
 @contextlib.contextmanager
@@ -117,7 +135,7 @@ def test_a_request_that_is_aborted_fails_at_once(
     scheme: str, authority: trustme.CA, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not with its time, which here is more than the test has."""
-    monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 3600.0)
+    patient(monkeypatch)
     failed: list[UnreachableError] = []
     servers = {
         "answer": lambda: serving(scheme, authority, trickles),
@@ -183,7 +201,7 @@ def test_an_address_of_a_kind_that_the_kernel_has_not_is_passed_over(
 def test_an_address_that_swallows_everything_leaves_the_next_one_its_time(
     authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 4.0)
+    monkeypatch.setattr("gradcanary.export.transport.CONNECT_S", 1.0)
     with (
         accepted_by_nobody("http", waiting=4) as swallowing,
         serving("http", authority, answers) as transport,
@@ -210,7 +228,7 @@ def ends(transport: Transport, meanwhile: Callable[[], object]) -> None:
 
 
 def test_a_request_that_is_aborted_does_not_go_on_to_the_next_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 3600.0)
+    patient(monkeypatch)
     with (
         accepted_by_nobody("http", waiting=4) as transport,
         accepted_by_nobody("http", waiting=4) as other,
@@ -227,7 +245,7 @@ def test_a_request_that_is_aborted_does_not_go_on_to_the_next_address(monkeypatc
 @pytest.mark.parametrize(
     ("scheme", "where", "waiting"),
     [
-        ("http", "gradcanary.transport.Connection", 4),  # who aborts does not know it yet
+        ("http", "gradcanary.export.transport.Connection", 4),  # who aborts does not know it yet
         ("http", "socket.getaddrinfo", 4),  # there is no socket
         ("http", "socket.socket.connect", 4),  # it is not connected
         ("https", "ssl.SSLContext.wrap_socket", 0),  # it is another one now
@@ -235,7 +253,7 @@ def test_a_request_that_is_aborted_does_not_go_on_to_the_next_address(monkeypatc
     indirect=["scheme"],
 )
 def test_an_abort_holds_at_any_moment(scheme: str, where: str, waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcanary.transport.TIMEOUT_S", 3600.0)
+    patient(monkeypatch)
     real = pkgutil.resolve_name(where)
 
     def aborted(*arguments: Any, **options: Any) -> Any:
@@ -272,7 +290,7 @@ def test_what_is_sent_while_tls_is_cut_off_is_never_plain_text(
         with contextlib.closing(connection):
             connection.connect()
             patched.setattr(socket.socket, "shutdown", after_another_send)
-            connection.cut()
+            connection.abort()
             patched.undo()
             until(lambda: seen)
     assert seen == [b"secret"]

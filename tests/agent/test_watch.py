@@ -20,7 +20,7 @@ from gradcanary.settings import Settings
 
 @pytest.fixture
 def collector(monkeypatch):
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
     with collector_that() as scripted:
         monkeypatch.setenv("GRADCANARY_URL", scripted.url)
         yield scripted

@@ -46,7 +46,7 @@ def test_what_is_logged_with_tags_is_kept_per_tag_and_never_averaged(module_coll
 
 def test_an_incident_calls_back(module_collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """A threshold that all layers are under; the training goes on, and the callback hears of it once."""
-    monkeypatch.setattr("gradcanary.sender.FLUSH_S", 0.02)
+    monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.02)
     heard: list[tuple[gradcanary.Alert, str]] = []
     training = Training()
     with gradcanary.watch(

@@ -14,7 +14,7 @@ from muffle import Muffle
 from sqlalchemy import select
 from waiting import eventually
 
-from gradcanary.transport import TIMEOUT_S
+from gradcanary.export.transport import TIMEOUT_S
 from gradcanary_server.auth.token_cache import TokenCache
 from gradcanary_server.errors import StoreUnavailable
 from gradcanary_server.storage import postgresql

@@ -105,7 +105,7 @@ class AttachedWatch(watching.Watch):
             "is_silent": observer.place.is_silent,
             "unseen": [fact.text for fact in observer.facts],
             "is_heard": None if sender is None else sender.is_heard,
-            "is_barred": sender is not None and sender.is_barred,
+            "is_barred": sender is not None and sender.is_unauthorized,
             **summary.summarize(observer, sender),
         }
 

@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_sync(commands: Commands) -> None:
     command = commands.add_parser("sync", help="send what trainings could not deliver before they ended")
-    text = "spool files, or folders of them (default: where trainings put them)"
+    text = "spools, or folders of them (default: where trainings put them)"
     command.add_argument("places", nargs="*", type=Path, metavar="PATH", help=text)
     command.add_argument("--url", help="address of the collector (default: the one that the training had)")
     command.add_argument("--token", help="for the collector (default: GRADCANARY_TOKEN)")
@@ -103,13 +103,11 @@ def _add_sync(commands: Commands) -> None:
 
 def _sync(arguments: argparse.Namespace) -> int:
     try:
-        from gradcanary import spool, sync
+        from gradcanary.export import spool, sync
 
         places = arguments.places or [spool.folder(os.environ)]
-        paths = sync.find(place for place in places if arguments.places or place.exists())
+        paths = sync.find_spools(place for place in places if arguments.places or place.exists())
         settings = Settings.resolve({}, url=arguments.url, token=arguments.token or os.environ.get("GRADCANARY_TOKEN"))
-    except ImportError as error:
-        raise UsageError(f"gradcanary: this Python has no SQLite ({error}), so it left no spool files") from error
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"gradcanary: {str(error).replace('watch(', '--').replace('=)', '')}") from error
     if not paths:

@@ -21,7 +21,7 @@ from gradcanary.settings import DEFAULT_URL, Settings
 if TYPE_CHECKING:
     import ssl
 
-    from gradcanary.transport import Answer
+    from gradcanary.export.transport import Answer
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 -- argparse has no public name for it
 
@@ -91,7 +91,7 @@ class CollectorClient:
         return items, query[cursor]
 
     def _exchange(self, method: str, path: str, body: object) -> Answer:
-        from gradcanary.transport import Answer, Connection
+        from gradcanary.export.transport import Answer, Connection
 
         parts = urlsplit(self.url)
         headers = {"content-type": "application/json"}
@@ -113,7 +113,7 @@ Command = Callable[[argparse.Namespace, CollectorClient], int | None]
 
 def tls_context(url: str) -> ssl.SSLContext | None:
     """Return the TLS context for a collector, None for one without TLS; raises OSError on a wrong CA file."""
-    from gradcanary.transport import trusted
+    from gradcanary.export.transport import trusted
 
     return trusted(os.environ) if urlsplit(url).scheme == "https" else None
 

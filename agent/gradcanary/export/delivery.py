@@ -1,6 +1,6 @@
-"""How a session reaches its collector: hello, batches, heartbeat and end, and what each answer means.
+"""Requests of a session to its collector (hello, batches, heartbeat, end), and the meaning of each answer.
 
-Used by the thread that watches a training, and by ``gradcanary sync`` for what such a thread could not deliver.
+The sender of a training uses it, and ``gradcanary sync`` for what such a sender could not deliver.
 """
 
 from __future__ import annotations
@@ -11,82 +11,82 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gradcanary import wire
+from gradcanary.export.outbox import InFlight, Outbox
+from gradcanary.export.transport import Answer, Transport, UnreachableError
 from gradcanary.guard import Guard
-from gradcanary.outbox import Outbox, Parcel
-from gradcanary.transport import Answer, Transport, UnreachableError
 
 RETRY_S = (1.0, 60.0)
 REFUSED = (401, 403, 426)
-"""Answers that only a person changes."""
+"""Answers that only an operator changes."""
 
 MOST_SPACING_S = 10.0
-"""Between two batches, whatever the collector asks for: what it knows of a training would be too old."""
+"""At most between two batches: what the collector knows of a training would be too old."""
 
 LIMITS = wire.Limits(max_body=4 * 2**20, max_points=1_000_000, max_layers=20_000)
-"""Until the collector has told its own."""
+"""Until the collector has sent its own."""
 
 
-class Introduction(Protocol):
-    """What a session says of itself, and whether it was said."""
+class HelloSource(Protocol):
+    """The hello of a session, and whether the collector has it."""
 
-    was_said: bool
+    was_sent: bool
 
     @property
     def is_due(self) -> bool:
-        """Whether the collector does not know what we know."""
+        """Return True if the collector does not have the present hello."""
 
     def body(self) -> bytes:
-        """Return the hello of now, as it is sent."""
+        """Return the present hello as it is sent."""
 
-    def said(self) -> None:
+    def mark_sent(self) -> None:
         """Note that the collector has it."""
 
-    def forgotten(self) -> None:
-        """Note that the collector does not know the session (any more)."""
+    def mark_unknown(self) -> None:
+        """Note that the collector does not know the session."""
 
 
 class Delivery:
-    """Carries what is in the outbox to the collector. Nothing raises; what cannot be taken now is sent again later."""
+    """Sends what is in the outbox. Nothing raises; what the collector does not take now is sent again later."""
 
     def __init__(
         self,
         url: str,
         transport: Transport,
-        greeting: Introduction,
+        hello: HelloSource,
         outbox: Outbox,
         guard: Guard,
-        heard: Callable[[wire.Reply], None],
-        meanwhile: str,
+        on_reply: Callable[[wire.Reply], None],
+        hint: str,
     ) -> None:
         self.limits = LIMITS
         self.spacing_s = 0.0
         self.is_refused = False
         self.is_deleted = False
-        self.is_there = False
-        self.is_barred = False
+        self.is_reachable = False
+        self.is_unauthorized = False
         self.failures = 0
         self.retry_at = 0.0
         self.asked_until = 0.0
         self._url = url
-        self._transport, self._greeting, self._outbox = transport, greeting, outbox
-        self._guard, self._heard, self._meanwhile = guard, heard, meanwhile
-        self._forgiven: int | None = None
+        self._transport, self._hello, self._outbox = transport, hello, outbox
+        self._guard, self._on_reply, self._hint = guard, on_reply, hint
+        self._rehello_seq: int | None = None
         # An own generator: the global one belongs to the training.
         self._random = random.Random()  # noqa: S311 -- jitter
 
     @property
-    def is_over(self) -> bool:
-        """Whether the collector will never take anything of this session."""
+    def is_closed(self) -> bool:
+        """Return True if the collector will never take anything of this session."""
         return self.is_refused or self.is_deleted
 
-    def greet(self) -> bool:
-        """Say hello where the collector does not know yet what we know; tell whether it does now."""
-        greeting = self._greeting
-        if not greeting.is_due:
-            return greeting.was_said
-        answer = self._request("PUT", "", greeting.body(), compress=True)
+    def send_hello(self) -> bool:
+        """Send the hello if the collector does not have it; return True if it does now."""
+        hello = self._hello
+        if not hello.is_due:
+            return hello.was_sent
+        answer = self._request("PUT", "", hello.body(), compress=True)
         if answer is not None and answer.status == 200:
-            greeting.said()
+            hello.mark_sent()
             return True
         if answer is not None and answer.status in (400, 409, 413, 415, 422):
             self._guard.say("the collector refuses this session: {message}. Nothing is sent.", message=answer.message)
@@ -94,37 +94,37 @@ class Delivery:
         return False
 
     def send_next(self) -> bool:
-        """Send a batch, and hello before it where that is due; tell whether the next one may follow."""
-        if not self.greet():
+        """Send a batch, and before it the hello if it is due; return True if the next one may follow."""
+        if not self.send_hello():
             return False
-        parcel = self._outbox.next(self.limits)
-        return parcel is not None and self._send(parcel)
+        batch = self._outbox.next_batch(self.limits)
+        return batch is not None and self._send(batch)
 
     def beat(self, heartbeat: wire.Heartbeat) -> None:
-        """Send a sign of life."""
+        """Send a heartbeat."""
         answer = self._request("POST", "/heartbeat", wire.dump(heartbeat))
         if answer is not None and answer.status == 404:
-            self._forget()
+            self._mark_unknown()
 
     def end(self, ending: bytes) -> bool:
-        """Send the last word; tell whether the collector has it."""
-        if not self._outbox.is_empty or not self.greet():
+        """Send the end of the session; return True if the collector has it."""
+        if not self._outbox.is_empty or not self.send_hello():
             return False
         answer = self._request("POST", "/end", ending)
         if answer is not None and answer.status == 404:
-            self._forget()
+            self._mark_unknown()
             return False
         return answer is not None
 
-    def _send(self, parcel: Parcel) -> bool:
-        answer = self._request("POST", f"/batches/{parcel.seq}", parcel.body)
+    def _send(self, batch: InFlight) -> bool:
+        answer = self._request("POST", f"/batches/{batch.seq}", batch.body)
         if answer is None or answer.status == 410:
             return False
         if answer.status == 200:
-            self._outbox.taken()
-            self._forgiven = None
+            self._outbox.acked()
+            self._rehello_seq = None
         elif answer.status == 404 or answer.code == "unknown_layer_set":
-            return self._greet_again(parcel)
+            return self._rehello(batch)
         elif answer.status == 413:
             if not self._outbox.halve():
                 self._guard.say("a step was too large for the collector and is lost")
@@ -134,27 +134,27 @@ class Delivery:
             self._outbox.set_aside()
         return True
 
-    def _greet_again(self, parcel: Parcel) -> bool:
-        """Say hello to a collector that does not know us; once per batch, so that we do not go round in circles."""
-        self._forget()
-        if self._forgiven == parcel.seq:
+    def _rehello(self, batch: InFlight) -> bool:
+        """Send the hello to a collector that does not know the session, once per batch: it may never accept one."""
+        self._mark_unknown()
+        if self._rehello_seq == batch.seq:
             self._retry_later(None)
             return False
-        self._forgiven = parcel.seq
-        return self.greet()
+        self._rehello_seq = batch.seq
+        return self.send_hello()
 
-    def _forget(self) -> None:
-        """The collector has nothing of this session: say everything again."""
-        self._greeting.forgotten()
-        self._outbox.repeat()
+    def _mark_unknown(self) -> None:
+        """Send everything again: the collector has nothing of this session."""
+        self._hello.mark_unknown()
+        self._outbox.resend_all()
 
     def _request(self, method: str, path: str, body: bytes, *, compress: bool = False) -> Answer | None:
-        """Return an answer that settles the request, None where it has to be made again later."""
+        """Return an answer that settles the request, None if it has to be made again later."""
         try:
             answer = self._transport.send(method, path, body, compress=compress)
         except UnreachableError as error:
             if not self._transport.is_aborted:
-                self._say("no collector at {url} ({error}); {meanwhile}", error=error)
+                self._say("no collector at {url} ({error}); {hint}", error=error)
             self._retry_later(None)
             return None
         if self._is_settled(answer, is_hello=method == "PUT"):
@@ -163,47 +163,47 @@ class Delivery:
         return None
 
     def _is_settled(self, answer: Answer, *, is_hello: bool) -> bool:
-        """Tell whether the answer is the last word on its request."""
+        """Return True if the request is not to be made again."""
         status = answer.status
         if status == 200:
-            return self._hear(answer)
+            return self._read_reply(answer)
         if status == 410:
             self._guard.say("this run was deleted in the collector; nothing more is sent")
             self.is_deleted = True
             return True
         if status in (401, 403):
             why = answer.message or f"it answers {status}"
-            self._say("the collector refuses our token: set GRADCANARY_TOKEN ({why}); {meanwhile}", why=why)
-            self.is_barred = True
+            self._say("the collector refuses our token: set GRADCANARY_TOKEN ({why}); {hint}", why=why)
+            self.is_unauthorized = True
             return False
         if status == 426:
-            line = "the collector does not speak this agent's protocol: {message}; {meanwhile}"
+            line = "the collector does not speak this agent's protocol: {message}; {hint}"
             self._say(line, message=answer.message)
             return False
         if status in (400, 404, 409, 413, 415, 422) and not (is_hello and status == 404):
-            self.is_there = True
+            self.is_reachable = True
             return True
-        self.is_there = status in (408, 429) or status >= 500
-        if not self.is_there:
-            self._say("{url} answers {status}, which no collector does; {meanwhile}", status=status)
+        self.is_reachable = status in (408, 429) or status >= 500
+        if not self.is_reachable:
+            self._say("{url} answers {status}, which no collector does; {hint}", status=status)
         return False
 
-    def _hear(self, answer: Answer) -> bool:
+    def _read_reply(self, answer: Answer) -> bool:
         try:
             reply = wire.load_reply(answer.body)
         except ValueError:
-            self._say("{url} does not answer as a collector does; {meanwhile}")
+            self._say("{url} does not answer as a collector does; {hint}")
             return False
-        self.is_there = True
-        self.is_barred = False
+        self.is_reachable = True
+        self.is_unauthorized = False
         self.failures = 0
         self.limits = reply.limits
         self.spacing_s = min(max(0.0, reply.spacing_s), MOST_SPACING_S)  # a NaN is 0
-        self._heard(reply)
+        self._on_reply(reply)
         return True
 
     def _say(self, line: str, **gaps: object) -> None:
-        self._guard.say(line, url=self._url, meanwhile=self._meanwhile, **gaps)
+        self._guard.say(line, url=self._url, hint=self._hint, **gaps)
 
     def _retry_later(self, wish_s: float | None) -> None:
         low, high = RETRY_S

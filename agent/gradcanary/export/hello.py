@@ -1,4 +1,4 @@
-"""What a session says of itself, as it comes to be known: at first hardly anything, then the layers."""
+"""The hello of a session: at first hardly more than its launch, later its layers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ INTERVAL_S = 15.0
 """Between two heartbeats."""
 
 
-class Greeting:
-    """Knows what a hello would say now and what the collector was told already.
+class SessionHello:
+    """Holds the present hello and the one that the collector has.
 
-    A session stays what it said: ``place`` is the rank of the process and the world size.
+    What a session has sent once stays: ``rank_and_world`` is read before the first hello.
     """
 
     def __init__(self, launch: str, observer: Observer) -> None:
-        self.place = (0, 1)
+        self.rank_and_world = (0, 1)
         self._launch = launch
         self._facts: tuple[wire.Fact, ...] = ()
         self._settings, self._started = observer.settings, time.time()
@@ -37,26 +37,26 @@ class Greeting:
         self._step_source: str | None = None
         self._optimizer: str | None = None
         self._late: bool | None = observer.is_late or None
-        self._said: wire.Hello | None = None
+        self._sent: wire.Hello | None = None
         self._dumped: tuple[wire.Hello | None, bytes] = (None, b"")
-        self.was_said = False
+        self.was_sent = False
 
     @property
     def is_complete(self) -> bool:
-        """Whether the first window has begun and the layers are known."""
+        """Return True if the first window has begun and the layers are known."""
         return bool(self._sets) and self._first_step is not None
 
     @property
     def is_due(self) -> bool:
-        """Whether the collector does not know what we know."""
-        return self._said is None or self.hello() != self._said
+        """Return True if the collector does not have the present hello."""
+        return self._sent is None or self.hello() != self._sent
 
-    def learn(self, observer: Observer, measured: Layers | None, read: Sequence[wire.Fact] = ()) -> None:
-        """Take over what the training thread has found out, and what was ``read`` of its numbers.
+    def update(self, observer: Observer, measured: Layers | None, findings: Sequence[wire.Fact] = ()) -> None:
+        """Take over what the training thread has found, and the facts that the reader found in its numbers.
 
-        ``measured`` are layers that a batch will be about.
+        ``measured`` are the layers of a batch that follows.
         """
-        self._findings += tuple(fact for fact in read if fact not in self._findings)
+        self._findings += tuple(fact for fact in findings if fact not in self._findings)
         origin, layers, self._facts = observer.origin, observer.layers, (*observer.facts, *observer.guard.facts)
         if origin is not None and self._step_source is None:
             self._first_step, self._step_source, self._optimizer = origin.first_step, origin.source, origin.optimizer
@@ -66,16 +66,16 @@ class Greeting:
             self._framework = self._framework or chosen(layers.framework, origin.loop)
         if measured is not None:
             self._sets.setdefault(measured.layer_set.id, measured.layer_set)
-            if self._sharded is None:  # it cannot be said differently later on
+            if self._sharded is None:  # a session cannot change it later
                 self._sharded = measured.is_sharded
 
     def hello(self) -> wire.Hello:
-        """Return the hello of now."""
+        """Return the present hello."""
         return wire.Hello(
             protocol=wire.PROTOCOL,
             launch=self._launch,
-            rank=self.place[0],
-            world_size=self.place[1],
+            rank=self.rank_and_world[0],
+            world_size=self.rank_and_world[1],
             sharded=self._sharded,
             first_step=self._first_step,
             step_source=self._step_source,
@@ -94,18 +94,18 @@ class Greeting:
         )
 
     def body(self) -> bytes:
-        """Return the hello of now, as it is sent."""
+        """Return the present hello as it is sent."""
         hello = self.hello()
         if hello != self._dumped[0]:
             self._dumped = hello, wire.dump(hello)
         return self._dumped[1]
 
-    def said(self) -> None:
-        """Note that the collector has it; whether the watch came late cannot be said differently from now on."""
-        self._said = self.hello()
-        self._late = self._said.late
-        self.was_said = True
+    def mark_sent(self) -> None:
+        """Note that the collector has it. A session cannot change ``late`` from now on."""
+        self._sent = self.hello()
+        self._late = self._sent.late
+        self.was_sent = True
 
-    def forgotten(self) -> None:
-        """Note that the collector does not know the session (any more): everything is said again."""
-        self._said = None
+    def mark_unknown(self) -> None:
+        """Note that the collector does not know the session: everything is sent again."""
+        self._sent = None

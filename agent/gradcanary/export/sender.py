@@ -1,6 +1,6 @@
-"""The agent's one thread: reads the records of the training thread, sends them, and hears of incidents.
+"""The agent's one thread: reads the records of the training thread, sends them, and gets incidents in return.
 
-The training never waits for it. Nothing here raises; what the collector refuses is counted and set aside, what it
+The training never waits for it. Nothing here raises. What the collector refuses is counted and set aside; what it
 cannot take now is sent again later, byte for byte.
 """
 
@@ -15,24 +15,25 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gradcanary import facts, leftovers, wire
-from gradcanary.backlog import Backlog, Creates
-from gradcanary.delivery import Delivery
-from gradcanary.greeting import INTERVAL_S, Greeting
+from gradcanary import facts, wire
+from gradcanary.export import spool
+from gradcanary.export.batches import Row, own_faults
+from gradcanary.export.delivery import Delivery
+from gradcanary.export.hello import INTERVAL_S, SessionHello
+from gradcanary.export.outbox import Creates, Outbox, RetryQueue
+from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 from gradcanary.observer import Observer
-from gradcanary.outbox import Outbox
-from gradcanary.readings import Reader, Row, own_faults
+from gradcanary.readings import Reader
 from gradcanary.records import Record
 from gradcanary.ring import Ring
-from gradcanary.transport import Transport
 
 FLUSH_S = 0.5
 QUIET_S = 1.0
 """Between two requests where no step that was sampled waits: a request costs more than all that is in it."""
 
 ORIGIN_WAIT_S = 2.0
-"""How long the first hello waits for the first window, which knows more."""
+"""How long the first hello waits for the first window, with which more is known."""
 
 LAST_RETRY_S = 0.25
 """Between two tries while the process waits to end."""
@@ -40,7 +41,7 @@ LAST_RETRY_S = 0.25
 FINISHED = wire.End("finished", None, None)
 
 KEEP_SHARES = (0.1, 0.5)
-"""Of the time that an end may take: for what was not sent, which goes to a file, at least and at most."""
+"""Of the time that an end may take, for what goes to the spool: at least and at most."""
 
 ABORT_S = 0.2
 """For a request that was cut off to fail."""
@@ -62,22 +63,22 @@ class Sender:
         self,
         observer: Observer,
         ring: Ring[Record],
-        greeting: Greeting,
+        hello: SessionHello,
         transport: Transport,
         create_spool: Creates | None,
         guard: Guard,
         on_alert: Alerted | None,
         introduce: Callable[[], bool] | None = None,
     ) -> None:
-        """``create_spool`` makes the file for what is not taken; ``introduce`` prints what is trained and returns True,
-        or False as long as that is not known."""
+        """``create_spool`` makes the spool; ``introduce`` prints what is trained, or returns False if that is not known
+        yet."""
         self.incidents: tuple[wire.Brief, ...] = ()
         self.latest: Row | None = None
         self.unsent: str | None = None
-        """What is to be said, at the end, of that which the collector did not take."""
-        self._observer, self._ring, self._greeting, self._transport = observer, ring, greeting, transport
+        """A sentence about what the collector did not take, at the end."""
+        self._observer, self._ring, self._hello, self._transport = observer, ring, hello, transport
         self._guard, self._on_alert, self._introduce = guard, on_alert, introduce
-        self._told: dict[int, str] = {}
+        self._alerted: dict[int, str] = {}
         self._end: wire.End | None = None
         self._deadline = self._keep_until = 0.0
         self._read_until = math.inf
@@ -85,9 +86,9 @@ class Sender:
         self._record_s = 0.0
         self._dropped = 0
         self._reader = Reader(observer.settings.absmax_below, guard.catch)
-        self._outbox = Outbox(Backlog(create_spool, guard.say))
-        url, meanwhile = observer.settings.url, "the training goes on, still trying"
-        self._delivery = Delivery(url, transport, greeting, self._outbox, guard, self._hear, meanwhile)
+        self._outbox = Outbox(RetryQueue(create_spool, guard.say))
+        url, hint = observer.settings.url, "the training goes on, still trying"
+        self._delivery = Delivery(url, transport, hello, self._outbox, guard, self._on_reply, hint)
         self._step: int | None = None
         self._passed: int | None = None
         self._beat_at = time.monotonic() + INTERVAL_S
@@ -98,20 +99,20 @@ class Sender:
 
     @property
     def is_heard(self) -> bool | None:
-        """Whether the collector takes what is sent, None as long as nothing was."""
-        return False if self._delivery.failures else self._delivery.is_there or None
+        """Return True if the collector takes what is sent, None before the first request."""
+        return False if self._delivery.failures else self._delivery.is_reachable or None
 
     @property
-    def is_barred(self) -> bool:
-        """Whether the collector refuses the token."""
-        return self._delivery.is_barred
+    def is_unauthorized(self) -> bool:
+        """Return True if the collector refuses the token."""
+        return self._delivery.is_unauthorized
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, end: wire.End, timeout_s: float) -> None:
-        """Send what is left and the end, for so long at most; what then is left stays in a file."""
+        """Send what is left and the end for so long at most; the rest stays in the spool."""
         keep_s = self._keep_s(timeout_s)
         self._end = end
         self._deadline = time.monotonic() + timeout_s - keep_s
@@ -119,17 +120,17 @@ class Sender:
         self._read_until = (self._deadline + self._keep_until) / 2
         self._stopping.set()
         if threading.current_thread() is self._thread:
-            atexit.register(self._outlast)  # on_alert closed the watch: the rest is sent when it returns
+            atexit.register(self._join_with_timeout)  # on_alert closed the watch: the rest is sent when it returns
         else:
-            self._outlast()
+            self._join_with_timeout()
 
     def _keep_s(self, timeout_s: float) -> float:
-        """Return how much of the time is to be left for a file: what there is to be read goes there, too."""
+        """Return the time to keep for the spool: what is still to be read goes there, too."""
         least, most = (share * timeout_s for share in KEEP_SHARES)
         return min(least + 3 * self._record_s * len(self._ring), most)
 
-    def _outlast(self) -> None:
-        """Wait until the thread has ended, or its time is over."""
+    def _join_with_timeout(self) -> None:
+        """Wait until the thread has ended or its time is over."""
         try:
             self._thread.join(max(self._deadline - time.monotonic(), 0.0))
             if self._thread.is_alive():
@@ -140,11 +141,11 @@ class Sender:
                 self._guard.say(self.unsent)
         finally:
             if self._thread.is_alive():
-                self._shut()
+                self._stop_reading()
             self._ring.clear()
 
-    def _shut(self) -> None:
-        """Have nothing more read; from now on the thread is not in torch.
+    def _stop_reading(self) -> None:
+        """Stop reading: from now on the thread is not in torch.
 
         Python ends a thread that outlives it where that next asks for the GIL: in torch's C++ this is an abort of the
         whole process, with the exit status 134.
@@ -154,18 +155,20 @@ class Sender:
             self._reading.release()
 
     def _run(self) -> None:
-        has_told = False
+        has_reported_unsent = False
         while not self._stopping.wait(FLUSH_S):
             self._guarded(self._round)
             self._guarded(self._introduce_once)
-            if not has_told and self._greeting.was_said:  # not before: a folder that hangs would keep all from it
-                has_told = True
-                self._guarded(lambda: leftovers.tell(os.environ, self._guard.say))
-        for work in (self._read_records, self._introduce_once, self._finish, self._leave, self._hang_up):
+            if (
+                not has_reported_unsent and self._hello.was_sent
+            ):  # not before: a folder that hangs would keep all from it
+                has_reported_unsent = True
+                self._guarded(lambda: spool.report_unsent(os.environ, self._guard.say))
+        for work in (self._read_records, self._introduce_once, self._finish, self._keep_rest, self._close_connection):
             self._guarded(work)
-        atexit.unregister(self._outlast)
+        atexit.unregister(self._join_with_timeout)
 
-    def _hang_up(self) -> None:
+    def _close_connection(self) -> None:
         self._transport.close()
 
     def _introduce_once(self) -> None:
@@ -184,86 +187,85 @@ class Sender:
 
     def _round(self) -> None:
         self._read_records()
-        if self._delivery.is_over:
+        if self._delivery.is_closed:
             return
         now = time.monotonic()
-        is_new = not self._greeting.was_said
-        rest_s = max(self._delivery.spacing_s, 0.0 if self._outbox.is_waited_for else QUIET_S)
+        is_new = not self._hello.was_sent
+        rest_s = max(self._delivery.spacing_s, 0.0 if self._outbox.has_samples else QUIET_S)
         is_due = is_new or now - self._flushed_at >= rest_s
         if now >= self._delivery.retry_at and is_due:
             self._flushed_at = now
             self._flush()
-        self._spill()
+        self._store()
         self._beat()
 
     def _flush(self) -> None:
         """Send all there is; records and the end of the training do not wait until it is sent."""
-        self._greeting.learn(self._observer, None)
-        is_early = not self._greeting.is_complete and time.monotonic() - self._began < ORIGIN_WAIT_S
-        if is_early and not self._greeting.was_said and self._end is None:
+        self._hello.update(self._observer, None)
+        is_early = not self._hello.is_complete and time.monotonic() - self._began < ORIGIN_WAIT_S
+        if is_early and not self._hello.was_sent and self._end is None:
             return
-        if not self._greeting.was_said:
-            self._greeting.place = self._observer.place.told()
+        if not self._hello.was_sent:
+            self._hello.rank_and_world = self._observer.place.told()
         while self._delivery.send_next():
             if self._is_late():
                 return
             if time.monotonic() - self._read_at >= FLUSH_S:
                 self._read_records()
-                self._spill()
+                self._store()
                 self._beat()
-                if self._delivery.spacing_s and self._end is None and not self._outbox.is_behind:
+                if self._delivery.spacing_s and self._end is None and not self._outbox.has_full_batch:
                     return  # what came meanwhile waits for its turn
 
     def _is_late(self) -> bool:
-        """Say whether the training's process waits for the end, and longer than it wants to."""
+        """Return True if the training's process waits for the end, and the time for that is over."""
         return self._stopping.is_set() and time.monotonic() >= self._deadline
 
-    def _spill(self) -> None:
-        """Keep what the collector does not take now, behind what it did not take before."""
-        if self._delivery.is_over:
-            self._outbox.clear()
-        elif self._delivery.failures or not self._outbox.backlog.is_empty:
-            self._outbox.spill(self._greeting.body(), self._delivery.limits)
+    def _store(self) -> None:
+        """Keep what the collector does not take now after what it did not take before."""
+        if self._delivery.is_closed:
+            self._outbox.discard_all()
+        elif self._delivery.failures or not self._outbox.queue.is_empty:
+            self._outbox.move_to_queue(self._hello.body(), self._delivery.limits)
 
     def _finish(self) -> None:
         """Send what is left and the end, again and again until the time given is over."""
-        self._spill()
-        if not self._outbox.backlog.is_empty:
-            self._outbox.backlog.end(self._greeting.body(), self._ending(self._end))
-        while not self._delivery.is_over and not self._is_said():
+        self._store()
+        if not self._outbox.queue.is_empty:
+            self._outbox.end(self._hello.body(), self._ending(self._end))
+        while not self._delivery.is_closed and not self._is_delivered():
             wait_s = max(LAST_RETRY_S, self._delivery.asked_until - time.monotonic())
             # A collector that never answered is not waited for.
-            if not self._delivery.is_there or time.monotonic() + wait_s > self._deadline:
+            if not self._delivery.is_reachable or time.monotonic() + wait_s > self._deadline:
                 return
             time.sleep(wait_s)
         self._end = None
 
-    def _is_said(self) -> bool:
+    def _is_delivered(self) -> bool:
         self._flush()
-        if self._outbox.is_untold and self._greeting.was_said:
-            self._tell_state()
+        if self._outbox.has_unreported_drops and self._hello.was_sent:
+            self._send_heartbeat()
         return self._delivery.end(self._ending(self._end))
 
     def _ending(self, end: wire.End | None) -> bytes:
         return wire.dump(replace(end or FINISHED, last_step=self._step))
 
-    def _leave(self) -> None:
-        """Leave what was not sent, and the end, in a file, and say where."""
-        if self._delivery.is_over or self._end is None:
-            self._outbox.clear()
-        elif not self._outbox.is_empty or self._greeting.was_said:  # otherwise nothing happened, and nobody knows of it
-            self._keep(self._ending(self._end))
+    def _keep_rest(self) -> None:
+        """Leave what was not sent, and the end, in the spool, and say where."""
+        if self._delivery.is_closed or self._end is None:
+            self._outbox.discard_all()
+        elif not self._outbox.is_empty or self._hello.was_sent:  # otherwise nothing happened
+            self._spool_rest(self._ending(self._end))
 
-    def _keep(self, ending: bytes) -> None:
-        backlog = self._outbox.backlog
-        self._outbox.settle()
-        self._outbox.spill(self._greeting.body(), self._delivery.limits)
-        backlog.end(self._greeting.body(), ending)
-        file = backlog.left_in
+    def _spool_rest(self, ending: bytes) -> None:
+        outbox = self._outbox
+        outbox.move_to_queue(self._hello.body(), self._delivery.limits)
+        outbox.end(self._hello.body(), ending)
+        file = outbox.queue.left_in
         where = "" if file is None else shlex.quote(str(file))
-        self.unsent = KEPT.format(steps=backlog.steps, file=where) if where else TOO_LATE
+        self.unsent = KEPT.format(steps=outbox.queue.steps, file=where) if where else TOO_LATE
         self._guard.say(self.unsent)
-        backlog.close()
+        outbox.queue.close()
 
     def _read_records(self) -> None:
         began = self._read_at = time.monotonic()
@@ -276,7 +278,7 @@ class Sender:
         self._count_dropped()
 
     def _may_read(self) -> bool:
-        """Read a record unless it is too late for that; tell whether there may be another one."""
+        """Read a record unless it is too late for that; return True if there may be another one."""
         with self._reading:
             if time.monotonic() < self._read_until:
                 return self._read_next()
@@ -285,7 +287,7 @@ class Sender:
             return False
 
     def _read_next(self) -> bool:
-        """Read a record if there is one; what it holds of torch is let go of here."""
+        """Read a record and free its tensors; return False if there is none."""
         record = self._ring.take()
         if record is None:
             return False
@@ -294,39 +296,39 @@ class Sender:
             row = self._reader.read(record)
         except Exception as error:  # noqa: BLE001 -- one bad step must not hold up the others
             self._guard.catch("reading a step", error)
-            self._outbox.lose(1)
+            self._outbox.count_dropped(1)
             return True
         self._observer.wishes = self._reader.wishes
         self._step = row.step
         self.latest = row if row.states is not None else self.latest
-        self._greeting.learn(self._observer, record.layers, self._reader.facts)
-        told: Row | None = own_faults(row) if record.is_silent else row
-        if told is not None and not self._delivery.is_over:
-            self._outbox.add(told)
+        self._hello.update(self._observer, record.layers, self._reader.facts)
+        sent: Row | None = own_faults(row) if record.is_silent else row
+        if sent is not None and not self._delivery.is_closed:
+            self._outbox.add(sent)
         return True
 
     def _count_dropped(self) -> None:
         dropped, self._dropped = self._ring.dropped - self._dropped, self._ring.dropped
-        self._outbox.lose(dropped)
+        self._outbox.count_dropped(dropped)
 
     def _beat(self) -> None:
-        if time.monotonic() >= max(self._beat_at, self._delivery.retry_at) and self._greeting.was_said:
+        if time.monotonic() >= max(self._beat_at, self._delivery.retry_at) and self._hello.was_sent:
             self._beat_at = time.monotonic() + INTERVAL_S
-            self._tell_state()
+            self._send_heartbeat()
 
-    def _tell_state(self) -> None:
-        """Tell which step is passed: nothing of it, or of those before it, is still to come."""
+    def _send_heartbeat(self) -> None:
+        """Send the step that is passed: nothing of it, or of those before it, is still to come."""
         outbox, share = self._outbox, self._observer.meter.share()
         self._passed = self._step if outbox.is_empty else self._passed
-        self._delivery.beat(wire.Heartbeat(self._passed, outbox.backlog.size, outbox.dropped_steps, share))
+        self._delivery.beat(wire.Heartbeat(self._passed, outbox.queue.size, outbox.dropped_steps, share))
 
-    def _hear(self, reply: wire.Reply) -> None:
+    def _on_reply(self, reply: wire.Reply) -> None:
         self.incidents = reply.incidents
         if reply.has_other_layers:
             self._observer.tell(facts.OTHER_LAYERS)
         for brief in reply.incidents:
-            if self._told.get(brief.id) != brief.severity:
-                self._told[brief.id] = brief.severity
+            if self._alerted.get(brief.id) != brief.severity:
+                self._alerted[brief.id] = brief.severity
                 self._alert(brief)
 
     def _alert(self, brief: wire.Brief) -> None:

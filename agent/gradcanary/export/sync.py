@@ -1,0 +1,164 @@
+"""``gradcanary sync``: delivers what trainings left in their spools. Standard library only, no torch.
+
+A spool is deleted when all of it has arrived. Each batch is removed as it is acknowledged, so that a sync that was
+killed continues where it was. A collector that does not answer is tried for seconds, with the first of its spools.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from gradcanary import wire
+from gradcanary.export.delivery import Delivery
+from gradcanary.export.outbox import Outbox, RetryQueue
+from gradcanary.export.spool import SUFFIX, LockedError, Spool, SpoolError
+from gradcanary.export.transport import Transport
+from gradcanary.guard import Guard
+
+TRIES = 4
+"""Without an acknowledgement, before a collector is left for another day."""
+
+MAX_WAIT_S = 15.0
+"""Between two of them."""
+
+KEPT = "what was not sent stays in its spool"
+NOT_TAKEN = "{steps} left in {path}: {url} does not take them; --url URL sends them elsewhere"
+
+Prints = Callable[[str], None]
+
+
+def find_spools(places: Iterable[Path]) -> list[Path]:
+    """Return spools and those in folders, the oldest first; raises ValueError for a place that is neither."""
+    found: list[Path] = []
+    for place in places:
+        if not place.is_dir():
+            raise ValueError(f"{place} is not a folder")
+        found += [place] if place.suffix == SUFFIX else place.glob(f"*{SUFFIX}")
+    return sorted(dict.fromkeys(found), key=_age)
+
+
+def sync(paths: Sequence[Path], url: str | None, token: str | None, say: Prints) -> bool:
+    """Deliver spools in their order and print a line for each; return True if nothing is left that could be sent.
+
+    ``url`` is the collector's, None for the one of the training. A spool that a process uses is skipped.
+    """
+    if len(paths) > 1:
+        say(f"{len(paths):,} sessions to send")
+    is_all_sent = True
+    silent: set[str] = set()
+    for number, path in enumerate(paths, 1):
+        line, is_sent = _deliver(path, url, token, silent)
+        is_all_sent &= is_sent
+        say(line if len(paths) == 1 else f"{number:,} of {len(paths):,}: {line}")
+    return is_all_sent
+
+
+def _age(path: Path) -> tuple[float, str]:
+    try:
+        return path.stat().st_mtime, path.name
+    except OSError:  # its process has deleted it meanwhile
+        return 0.0, path.name
+
+
+def _deliver(path: Path, url: str | None, token: str | None, silent: set[str]) -> tuple[str, bool]:
+    """Deliver a spool unless its collector is silent; return a line about it, and True if nothing is left."""
+    try:
+        spool = Spool.open(path)
+    except LockedError as error:
+        return f"{path.name}: skipped, {error}", True
+    except SpoolError as error:
+        if not path.exists():
+            return f"{path.name}: its process has sent it", True
+        return f"{path.name}: not sent, {error}", False
+    leftover = Leftover(spool, url or spool.url, token)
+    try:
+        return leftover.deliver(silent)
+    finally:
+        leftover.close()
+
+
+class StoredHello:
+    """The hello of the training."""
+
+    def __init__(self, hello: bytes) -> None:
+        self._hello = hello
+        self.was_sent = False
+
+    @property
+    def is_due(self) -> bool:
+        return not self.was_sent
+
+    def body(self) -> bytes:
+        return self._hello
+
+    def mark_sent(self) -> None:
+        self.was_sent = True
+
+    def mark_unknown(self) -> None:
+        self.was_sent = False
+
+
+class Leftover:
+    """One spool on its way to a collector."""
+
+    def __init__(self, spool: Spool, url: str, token: str | None) -> None:
+        guard = Guard()
+        self._spool, self._url = spool, url
+        self._outbox = Outbox(RetryQueue(None, guard.say, spool), spool)
+        self._transport = Transport(url, token, spool.run, spool.session)
+        hello = StoredHello(spool.hello)
+        self._delivery = Delivery(url, self._transport, hello, self._outbox, guard, lambda _: None, KEPT)
+
+    def deliver(self, silent: set[str]) -> tuple[str, bool]:
+        """Send all of it and the end; return a line about it, and True if nothing is left and nothing was lost.
+
+        ``silent`` are the collectors that did not take anything; this one is added if it does not either.
+        """
+        outbox = self._outbox
+        steps, delivered = outbox.steps, outbox.progress.delivered
+        is_done = self._url not in silent and self._send_all()
+        sent = outbox.progress.delivered - delivered
+        if is_done or self._delivery.is_deleted:
+            outbox.queue.discard_all()
+        elif not self._delivery.is_closed:
+            silent.add(self._url)
+            if not sent:
+                return NOT_TAKEN.format(steps=_steps(outbox.steps), path=self._spool.path, url=self._url), False
+        left = outbox.steps
+        lost = steps - left - sent
+        line = f"{self._spool.run}, session {self._spool.session}: {_steps(sent)} sent to {self._url}"
+        line += f", {_steps(left)} left in {self._spool.path}" if left else ""
+        line += f", {lost} lost" if lost else ""
+        return line, is_done and not lost
+
+    def close(self) -> None:
+        """Leave the spool to the next sync if it is still there."""
+        self._transport.close()
+        self._outbox.queue.close()
+
+    def _send_all(self) -> bool:
+        tries = 0
+        while not self._delivery.is_closed:
+            if self._delivery.send_next():
+                tries = 0
+                continue
+            if self._outbox.is_empty and self._send_end():
+                return True
+            tries += 1
+            wait_s = self._delivery.retry_at - time.monotonic()
+            if tries >= TRIES or wait_s > MAX_WAIT_S or self._delivery.is_closed:
+                break
+            time.sleep(max(wait_s, 0.0))
+        return False
+
+    def _send_end(self) -> bool:
+        """Send how the session ended; one that was killed left no end."""
+        if self._outbox.has_unreported_drops:
+            self._delivery.beat(wire.Heartbeat(None, 0, self._outbox.dropped_steps, 0.0))
+        return self._spool.ending is None or self._delivery.end(self._spool.ending)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
