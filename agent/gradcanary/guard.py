@@ -6,11 +6,15 @@ import contextlib
 import logging
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from gradcanary import wire
-from gradcanary.endings import told
+from gradcanary import settings, wire
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 log = logging.getLogger("gradcanary")
 
@@ -22,6 +26,9 @@ MOST_LINES = 1000
 FAULT = "{where} failed in gradcanary: {error}. The training went on untouched; numbers may be missing."
 LOGGED = "gradcanary: %s failed; the training goes on without it"
 CAUGHT = "something in gradcanary failed {count} {times}; the training went on untouched, numbers may be missing"
+
+MAX_ERROR = 1000
+Failed = Callable[[str, Exception], None]
 
 
 class Guard:
@@ -40,7 +47,7 @@ class Guard:
     def catch(self, where: str, error: BaseException) -> None:
         """Count an error; log it with its stack the first time that it comes from ``where``."""
         self.caught += 1
-        self.last = told(error)
+        self.last = describe(error)
         if where in self._told or len(self._told) >= MOST_LINES:
             return
         self._told.add(where)
@@ -90,3 +97,28 @@ def _log_with_stack(message: str, where: str, error: BaseException) -> None:
     record = log.makeRecord(log.name, logging.ERROR, __file__, 0, message, (where,), None)
     record.exc_text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     log.handle(record)
+
+
+def describe(error: BaseException | None) -> str | None:
+    """Return an error in one printable line."""
+    if error is None:
+        return None
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 -- an error that cannot be told must not hide itself behind another one
+        text = type(error).__name__
+    return settings.UNPRINTABLE.sub(" ", text)[:MAX_ERROR]
+
+
+def reraise(_where: str, error: Exception) -> None:
+    """Raise what failed: for whoever has no other layers to care for."""
+    raise error
+
+
+@contextmanager
+def reporting(failed: Failed, what: str, tensor: Tensor) -> Iterator[None]:
+    """Tell of what fails, and on which device."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 -- whatever a device does, the other ones have numbers
+        failed(f"{what} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}", error)

@@ -12,9 +12,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from gradcanary import arguments
-from gradcanary.settings import Settings
-from gradcanary.watching import Watch, opened, watch
+from gradcanary.api import Watch, opened, watch
+from gradcanary.settings import Settings, check_watch
 
 
 def _callback() -> Any:  # noqa: ANN401 -- a class of whichever package is there
@@ -34,7 +33,7 @@ class GradientMonitor(_callback()):  # type: ignore[misc]  # known only as this 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- those of watch()
         super().__init__()
         inspect.signature(watch).bind(None, None, **settings)
-        arguments.check_watch(None, None, settings.get("on_alert"))
+        check_watch(None, None, settings.get("on_alert"))
         Settings.resolve(os.environ, **settings)
         self.watch: Watch | None = None
         self._is_own = False

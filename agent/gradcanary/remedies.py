@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradcanary import process_words, remedy_words
+from gradcanary import remedy_texts
 
 FRAMEWORKS = ("pytorch", "transformers", "accelerate", "lightning", "deepspeed", "fsdp", "peft", "diffusers")
 
-TEXTS = {**remedy_words.TEXTS, **process_words.TEXTS}
-WORDS = {**remedy_words.WORDS, **process_words.WORDS}
+TEXTS = {**remedy_texts.TEXTS, **remedy_texts.PROCESS_TEXTS}
+WORDS = {**remedy_texts.WORDS, **remedy_texts.PROCESS_WORDS}
 
 _ALIASES = {
     "torch": "pytorch",

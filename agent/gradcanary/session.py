@@ -9,21 +9,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gradcanary import engine, facts, naming, summary, tap, wire
+from gradcanary import facts, identity, summary, wire
 from gradcanary.export import spool
+from gradcanary.export.device_copy import FINISH_S, Transfers
 from gradcanary.export.hello import SessionHello
 from gradcanary.export.sender import Sender
 from gradcanary.export.transport import Transport
-from gradcanary.frameworks import unwrapped
 from gradcanary.guard import Guard
-from gradcanary.hooks import Hooks
-from gradcanary.layers import Layers
-from gradcanary.observer import Observer
-from gradcanary.records import Logged, Record
-from gradcanary.ring import Ring, capacity_for
-from gradcanary.sampling import is_capturing
+from gradcanary.hooks import backward
+from gradcanary.hooks.graphs import is_capturing
+from gradcanary.model.layers import Layers
+from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
-from gradcanary.transfers import FINISH_S, Transfers
+from gradcanary.tracking.optimizers import Hooks
+from gradcanary.tracking.recorder import Observer
+from gradcanary.tracking.records import Logged, Record, Ring, capacity_for
 
 MAX_LOGGED = 10_000
 """Numbers of the script that wait for the end of a window: more than one has, few enough where none ever ends."""
@@ -76,12 +76,12 @@ class Session:
             self.guard.wrap("starting the sender", self.sender.start)()
 
     def _look_at_engine(self) -> None:
-        self.observer.has_callbacks = engine.has_callbacks()
+        self.observer.has_callbacks = backward.has_callbacks()
         if not self.observer.has_callbacks:
             self.observer.facts.append(facts.NO_CALLBACKS)
 
     def _begin_to_send(self) -> None:
-        session, url = naming.session_id(), self._settings.url
+        session, url = identity.session_id(), self._settings.url
         hello = SessionHello(self._begin(), self.observer)
         transport = Transport(url, self._settings.token, self._run, session)
         is_launched = os.environ.get("GRADCANARY_WATCH") == "1" and not self.observer.is_late
@@ -200,7 +200,7 @@ class Session:
 
     def forked(self) -> None:
         """In a forked child: leave no hook, and nothing to send with; the parent goes on."""
-        tap.renew_lock()  # the module's own call at a fork comes after this one
+        backward.renew_lock()  # the module's own call at a fork comes after this one
         self.guard.wrap("detaching", self._hooks.detach)()
 
     def _put(self, record: Record) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gradcanary.frameworks import chosen
-from gradcanary.readings import LOW
+from gradcanary.export.reader import LOW
+from gradcanary.model.training_loop import chosen
 
 if TYPE_CHECKING:
     from gradcanary.export.batches import Row
     from gradcanary.export.sender import Sender
-    from gradcanary.observer import Observer
+    from gradcanary.tracking.recorder import Observer
 
 MAX_NAMES = 1000
 

@@ -9,7 +9,8 @@ import pytest
 from recorded import Recorded
 from torch.optim import optimizer
 
-from gradcanary import tap, watching
+from gradcanary import api
+from gradcanary.hooks import backward
 
 loops = lru_cache(loop_table.loops)
 
@@ -29,14 +30,14 @@ def nothing_waits_to_be_collected() -> Iterator[None]:
     """Float32 sums that a test did not close end with their optimizer, which may be part of a cycle."""
     yield
     gc.collect()
-    assert not tap._listeners
+    assert not backward._listeners
 
 
 @pytest.fixture(autouse=True)
 def no_watch_is_left() -> Iterator[None]:
     """A watch that is left open follows whatever the next test trains."""
     yield
-    left, watching._open[:] = list(watching._open), []
+    left, api._open[:] = list(api._open), []
     for watch in left:
         watch.close(timeout_s=0)
     assert left == []

@@ -57,7 +57,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 def sabotage() -> None:
     """Let the agent draw one random number per sample."""
-    from gradcanary import gauge
+    from gradcanary.tracking import gauge
 
     honest = gauge.take_sample
 

@@ -13,7 +13,7 @@ import torch
 from recorded import Recorded
 from torch import nn
 
-from gradcanary import watching
+from gradcanary import api
 
 EXACT = 1e-6
 """Relative: float32 sums of the same micro-gradients, of the same elements."""
@@ -121,8 +121,8 @@ def launched(url: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("GRADCANARY_URL", url)
         patched.setenv("GRADCANARY_RUN", "launched")
-        watching.watch_when_training()
-    (watched,) = watching._open
+        api.watch_when_training()
+    (watched,) = api._open
     with watched:
         yield
 

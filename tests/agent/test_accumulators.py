@@ -12,8 +12,9 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import accumulators, engine
-from gradcanary.effective import AGREEING, ENOUGH, Effective
+from gradcanary.export.reader import AGREEING, ENOUGH, Effective
+from gradcanary.hooks import backward
+from gradcanary.stats import accumulation
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 Dtypes = tuple[str | None, str, str | None]
@@ -109,7 +110,7 @@ def test_a_tensor_of_low_precision_holds_no_more_than_that(collector: Recorded, 
 
 def test_a_clip_is_not_taken_for_a_sum_in_float32(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read after the clip, numbers that had no low bits have those of its factor."""
-    monkeypatch.setattr(engine, "has_callbacks", lambda: False)
+    monkeypatch.setattr(backward, "has_callbacks", lambda: False)
     model = mlp()
     round_off_sums(model, torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -134,10 +135,10 @@ def test_elements_are_taken_from_all_over_a_tensor(shape: tuple[int, ...], layou
         whole = whole.transpose(0, -1)
     elif layout == "channels_last" and whole.dim() == 4:
         whole = whole.contiguous(memory_format=torch.channels_last)
-    ((layers, counts),) = accumulators.low_bits({7: whole})
+    ((layers, counts),) = accumulation.low_bits({7: whole})
     telling, below_bfloat16, _ = (float(each[0]) for each in counts)
     assert layers == [7]
-    assert accumulators.ELEMENTS / 2 <= telling <= accumulators.ELEMENTS
+    assert accumulation.ELEMENTS / 2 <= telling <= accumulation.ELEMENTS
     assert 0.4 < below_bfloat16 / telling < 0.6
 
 
@@ -155,7 +156,7 @@ def test_small_sums_are_not_mistaken(low: torch.dtype, size: float, *, is_float3
             total = addend.to(low).float()
     effective = Effective(None)
     for _ in range(AGREEING):
-        ((_, counts),) = accumulators.low_bits({0: total})
+        ((_, counts),) = accumulation.low_bits({0: total})
         effective.learn({0: counts[:, 0].tolist()}, without=())
     found = effective.of(0, "float32")
     name = "float32" if is_float32 else str(low).removeprefix("torch.")
@@ -169,11 +170,11 @@ def test_small_sums_are_not_mistaken(low: torch.dtype, size: float, *, is_float3
 
 @given(st.integers(1, 40), st.integers(0, 300))
 def test_each_layer_has_its_turn(layers: int, start: int) -> None:
-    turns = -(-layers // accumulators.PER_SAMPLE)
-    often = [layer for number in range(turns) for layer in accumulators.whose_turn(start * turns + number, layers)]
-    assert set(often) == set(range(layers)) or start >= accumulators.OFTEN
-    rarely = range(start, start + 2 * turns * accumulators.RARELY)
-    assert {layer for number in rarely for layer in accumulators.whose_turn(number, layers)} == set(range(layers))
+    turns = -(-layers // accumulation.PER_SAMPLE)
+    often = [layer for number in range(turns) for layer in accumulation.whose_turn(start * turns + number, layers)]
+    assert set(often) == set(range(layers)) or start >= accumulation.OFTEN
+    rarely = range(start, start + 2 * turns * accumulation.RARELY)
+    assert {layer for number in rarely for layer in accumulation.whose_turn(number, layers)} == set(range(layers))
 
 
 @given(st.lists(st.sampled_from(["float32", "float16", "bfloat16", "few"]), max_size=12))

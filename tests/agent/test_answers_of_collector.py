@@ -423,7 +423,7 @@ import contextlib
 import datetime
 import time
 import torch
-from gradcanary.readings import Reader
+from gradcanary.export.reader import Reader
 
 read, store = Reader.read, torch.distributed.HashStore()
 

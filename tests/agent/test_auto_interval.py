@@ -12,9 +12,8 @@ from torch import nn
 
 import gradcanary
 from gradcanary import wire
-from gradcanary.budget import IntervalPolicy, Measurement
-from gradcanary.device_clock import DeviceClock
-from gradcanary.meter import LONGEST_S, Meter
+from gradcanary.tracking.device_clock import DeviceClock
+from gradcanary.tracking.overhead import LONGEST_S, IntervalPolicy, Measurement, Meter
 
 NOTHING = 1e-9
 """A budget that no agent keeps to."""
@@ -130,12 +129,14 @@ RESTLESS_STEPS = 201
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interval that is another one every few steps, from the first on, and hooks that are disabled in between."""
     draws = random.Random(1)
-    monkeypatch.setattr("gradcanary.meter.GRACE_STEPS", 0)
-    monkeypatch.setattr("gradcanary.meter.LOOK_STEPS", 1)
+    monkeypatch.setattr("gradcanary.tracking.overhead.GRACE_STEPS", 0)
+    monkeypatch.setattr("gradcanary.tracking.overhead.LOOK_STEPS", 1)
     monkeypatch.setattr(Measurement, "is_complete", lambda *_: draws.random() < 0.2)
-    monkeypatch.setattr("gradcanary.meter.next_policy", lambda *_: IntervalPolicy(draws.choice([1, 1, 10, 10, 100])))
+    monkeypatch.setattr(
+        "gradcanary.tracking.overhead.next_policy", lambda *_: IntervalPolicy(draws.choice([1, 1, 10, 10, 100]))
+    )
     for name in ("SEEN", "SPREAD"):
-        monkeypatch.setattr(f"gradcanary.resting.{name}", 1)
+        monkeypatch.setattr(f"gradcanary.tracking.layer_hooks.{name}", 1)
 
 
 def _absmax(model: nn.Sequential) -> float:

@@ -6,8 +6,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary.budget import (
-    INTERVALS,
+from gradcanary.settings import INTERVALS
+from gradcanary.tracking.overhead import (
     LOOK_ROUNDS,
     LOOK_SAMPLES,
     LOOK_STEPS,

@@ -10,7 +10,7 @@ from recorded import recording
 from torch import nn
 
 import gradcanary
-from gradcanary import engine
+from gradcanary.hooks import backward
 
 STEPS, LIMIT = 20, 0.01
 
@@ -45,7 +45,7 @@ def stored(collector: Collector, run: str, names: list[str]) -> tuple[list[str],
 def no_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch without the private calls that lead to the end of backward."""
     monkeypatch.delattr("torch._C._current_graph_task_id")
-    assert not engine.has_callbacks()
+    assert not backward.has_callbacks()
 
 
 @pytest.mark.loop("clipping")

@@ -14,8 +14,8 @@ from test_loops import assert_identical, watching
 from torch import nn
 
 import gradcanary
-from gradcanary.budget import IntervalPolicy, Measurement
-from gradcanary.fast_path import FastPath
+from gradcanary.tracking.fast_path import FastPath
+from gradcanary.tracking.overhead import IntervalPolicy, Measurement
 
 STEPS, EVERY = 400, 10
 OURS = str(Path(gradcanary.__file__).parent)
@@ -25,13 +25,13 @@ NEVER = 10**9
 @pytest.fixture(autouse=True)
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first step on each tenth is sampled, and the fast path is taken after a few windows."""
-    monkeypatch.setattr("gradcanary.meter.GRACE_STEPS", 0)
-    monkeypatch.setattr("gradcanary.meter.LOOK_STEPS", 1)
+    monkeypatch.setattr("gradcanary.tracking.overhead.GRACE_STEPS", 0)
+    monkeypatch.setattr("gradcanary.tracking.overhead.LOOK_STEPS", 1)
     monkeypatch.setattr(Measurement, "is_complete", lambda *_: True)
-    monkeypatch.setattr("gradcanary.meter.next_policy", lambda *_: IntervalPolicy(EVERY))
-    monkeypatch.setattr("gradcanary.forecasts.AFTER", 2)
-    monkeypatch.setattr("gradcanary.resting.SEEN", 3)
-    monkeypatch.setattr("gradcanary.fast_path.ALIKE", 2)
+    monkeypatch.setattr("gradcanary.tracking.overhead.next_policy", lambda *_: IntervalPolicy(EVERY))
+    monkeypatch.setattr("gradcanary.stats.weights.AFTER", 2)
+    monkeypatch.setattr("gradcanary.tracking.layer_hooks.SEEN", 3)
+    monkeypatch.setattr("gradcanary.tracking.fast_path.ALIKE", 2)
 
 
 class Loop:
@@ -159,7 +159,7 @@ def test_all_that_is_sent_is_as_without_the_fast_path(
     sent, absmax, watched = sent_of(seed, micro_steps)
     assert taken.count(True) > STEPS / 4
     taken.clear()
-    monkeypatch.setattr("gradcanary.fast_path.ALIKE", NEVER)
+    monkeypatch.setattr("gradcanary.tracking.fast_path.ALIKE", NEVER)
     expected, known, observed = sent_of(seed, micro_steps)
     assert capsys.readouterr().err == ""
     assert True not in taken
@@ -173,7 +173,7 @@ def test_all_that_is_sent_is_as_without_the_fast_path(
 
 def test_a_step_goes_through_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is what it costs where caches are cold, and no clock is needed to tell."""
-    monkeypatch.setattr("gradcanary.fast_path.HANDS_OVER_S", NEVER)
+    monkeypatch.setattr("gradcanary.tracking.fast_path.HANDS_OVER_S", NEVER)
     loop, called = Loop(0, 1), []
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
@@ -190,7 +190,7 @@ def test_a_step_goes_through_few_functions(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_where_cuda_is_in_use_it_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcanary.fast_path._is_on_cuda", lambda: True)
+    monkeypatch.setattr("gradcanary.tracking.fast_path._is_on_cuda", lambda: True)
     begun: list[bool] = []
     monkeypatch.setattr(FastPath, "_enter", lambda *_: begun.append(True))
     loop = Loop(0, 1)

@@ -32,7 +32,9 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import gradcanary
-from gradcanary import attached, ring
+from gradcanary.hooks import parameter_hook
+from gradcanary.tracking import records as records_module
+from gradcanary.tracking.records import Ring
 
 NOBODY = "http://127.0.0.1:9"
 STEPS = 6
@@ -97,74 +99,74 @@ class ScaledLoop:
 
 
 PLACES = (
-    "buffers.Buffers.read",
-    "calls.Calls.add",
-    "compiled.keep_out",
-    "effective.Effective.learn",
-    "engine.has_callbacks",
-    "findings.Findings.facts",
-    "frozen.Frozen.turn",
-    "gauge.Gauge._add_losses",
-    "gauge.Gauge.copy_weights",
-    "gauge.Gauge.forecast",
-    "gauge.Gauge.look_for_frozen",
-    "gauge.Gauge.sample",
-    "gauge.Gauge.shadow",
-    "gauge.changes",
+    "tracking.external_sums.Buffers.read",
+    "hooks.backward.Calls.add",
+    "hooks.graphs.keep_out",
+    "export.reader.Effective.learn",
+    "hooks.backward.has_callbacks",
+    "export.reader.Findings.facts",
+    "stats.weights.Frozen.turn",
+    "tracking.gauge.Gauge._add_losses",
+    "tracking.gauge.Gauge.copy_weights",
+    "tracking.gauge.Gauge.forecast",
+    "tracking.gauge.Gauge.look_for_frozen",
+    "tracking.gauge.Gauge.sample",
+    "tracking.gauge.Gauge.shadow",
+    "tracking.gauge.changes",
     "export.hello.SessionHello.__init__",
     "export.hello.SessionHello.hello",
-    "hooks.Hooks._follow",
-    "hooks.Hooks._is_recorded",
-    "hooks.Hooks.attach",
-    "hooks.Hooks.detach",
-    "hooks.discover",
-    "hooks.tap.single_elements",
-    "layers.declared",
-    "observer.Observer.backward_called",
-    "observer.Observer.close",
-    "observer.Observer.follow",
-    "observer.Observer.pause",
-    "observer.Observer.step_begins",
-    "observer.Observer.step_ended",
-    "observer.learning_rates",
-    "observer.record_of",
+    "tracking.optimizers.Hooks._follow",
+    "tracking.optimizers.Hooks._is_recorded",
+    "tracking.optimizers.Hooks.attach",
+    "tracking.optimizers.Hooks.detach",
+    "tracking.optimizers.discover",
+    "hooks.backward.single_elements",
+    "model.layers.declared",
+    "tracking.recorder.Observer.backward_called",
+    "tracking.recorder.Observer.close",
+    "tracking.recorder.Observer.follow",
+    "tracking.recorder.Observer.pause",
+    "tracking.recorder.Observer.step_begins",
+    "tracking.recorder.Observer.step_ended",
+    "tracking.recorder.learning_rates",
+    "tracking.recorder.record_of",
     "export.outbox.build",
-    "places.Place.find",
-    "readings.Reader.read",
-    "references.Reference.__call__",
-    "scaling.Scaling.search",
-    "process_names.launch_of",
+    "model.distributed.Place.find",
+    "export.reader.Reader.read",
+    "model.parameters.Reference.__call__",
+    "tracking.grad_scaler.Scaling.search",
+    "identity.launch_of",
     "export.sender.Sender.__init__",
     "export.sender.Sender._flush",
     "export.sender.Sender.start",
     "export.sender.Sender.stop",
-    "shadows.Shadows._added",
-    "shadows.Shadows._come",
-    "statistics._columns",
-    "track.GradientIdentity.mark",
-    "track.Track.pass_begins",
-    "track.Track._pass_ends",
-    "track.Track._pass_settled",
-    "transfers.Transfers.finish",
-    "transfers.Transfers.hand",
-    "transfers.Transfers.prepare",
-    "transfers.Transfers.visit",
+    "stats.accumulation.Shadows._added",
+    "stats.accumulation.Shadows._come",
+    "stats.kernels._columns",
+    "tracking.tracker.GradientIdentity.mark",
+    "tracking.tracker.Track.pass_begins",
+    "tracking.tracker.Track._pass_ends",
+    "tracking.tracker.Track._pass_settled",
+    "export.device_copy.Transfers.finish",
+    "export.device_copy.Transfers.hand",
+    "export.device_copy.Transfers.prepare",
+    "export.device_copy.Transfers.visit",
     "export.transport.Transport.__init__",
     "export.transport.Transport.send",
-    "window.peak_bytes",
+    "tracking.window.peak_bytes",
 )
 SCALED_PLACES = (
-    "scaling.Scaling.at_step",
-    "scaling.Scaling.begin",
-    "scaling.Scaling.learn",
-    "scaling.Scaling.round",
-    "scaling.Scaling.scale",
-    "scaling.Scaling.search",
-    "scaling.Scaling.step_begins",
-    "scaling.Scaling.was_updated",
-    "scaling.Scalers.at",
-    "track.Track.drop_scaled",
-    "track.Track.why_skipped",
+    "tracking.grad_scaler.Scaling.at_step",
+    "tracking.grad_scaler.Scaling.begin",
+    "tracking.grad_scaler.Scaling.learn",
+    "tracking.grad_scaler.Scaling.round",
+    "tracking.grad_scaler.Scaling.scale",
+    "tracking.grad_scaler.Scaling.search",
+    "tracking.grad_scaler.Scaling.step_begins",
+    "tracking.grad_scaler.Scaling.was_updated",
+    "tracking.grad_scaler.Scalers.at",
+    "tracking.tracker.Track.drop_scaled",
+    "tracking.tracker.Track.why_skipped",
 )
 FAULTS = [*((Loop, where) for where in PLACES), *((ScaledLoop, where) for where in SCALED_PLACES)]
 
@@ -221,7 +223,7 @@ def test_a_search_for_scalers_that_raises_is_made_once(collector: Recorded, monk
         asked.append(kind)
         boom()
 
-    monkeypatch.setattr("gradcanary.scaling.living", living)
+    monkeypatch.setattr("gradcanary.tracking.grad_scaler.living", living)
     training = Training()
     with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="searched") as watch:
         training.steps(4)
@@ -233,7 +235,7 @@ def test_a_search_for_scalers_that_raises_is_made_once(collector: Recorded, monk
 def test_the_page_is_told_of_the_first_fault_of_each_place(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcanary.gauge.Gauge.look_for_frozen", boom)
+    monkeypatch.setattr("gradcanary.tracking.gauge.Gauge.look_for_frozen", boom)
     loop = Loop()
     with gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="told"):
         loop.train(None)
@@ -246,7 +248,7 @@ def test_a_fault_keeps_no_gradient_alive(collector: Recorded, monkeypatch: pytes
     stored: list[logging.LogRecord] = []
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", stored.append)
-    monkeypatch.setattr("gradcanary.statistics._columns", boom)
+    monkeypatch.setattr("gradcanary.stats.kernels._columns", boom)
     training, memory = Training(), []
     logging.getLogger("gradcanary").addHandler(handler)
     try:
@@ -261,22 +263,22 @@ def test_a_fault_keeps_no_gradient_alive(collector: Recorded, monkeypatch: pytes
     assert watch._session.guard.caught > 0
     assert alive == 0
     (record,) = stored
-    assert "statistics.py" in logging.Formatter().format(record)
+    assert "stats/kernels.py" in logging.Formatter().format(record)
     assert "ZeroDivisionError: our own fault" in logging.Formatter().format(record)
 
 
 def test_layers_that_were_hooked_before_a_fault_are_counted_once(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, made = attached.Hook, []
+    really, made = parameter_hook.Hook, []
 
-    def hook(*arguments: Any) -> attached.Hook:
+    def hook(*arguments: Any) -> parameter_hook.Hook:
         made.append(arguments)
         if len(made) == 3:
             raise ZeroDivisionError("our own fault")
         return really(*arguments)
 
-    monkeypatch.setattr("gradcanary.counters.Hook", hook)
+    monkeypatch.setattr("gradcanary.tracking.layer_hooks.Hook", hook)
     training = Training()
     with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="hooked") as watch:
         training.steps(4)
@@ -290,7 +292,7 @@ def test_layers_that_were_hooked_before_a_fault_are_counted_once(
 
 def test_a_full_ring_drops_and_counts(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradcanary.export.sender.FLUSH_S", 0.3)
-    monkeypatch.setattr(ring, "CAPACITY_BYTES", 0)  # 8 records
+    monkeypatch.setattr(records_module, "CAPACITY_BYTES", 0)  # 8 records
     training, bare = Training(), Training()
     bare.model.load_state_dict(training.model.state_dict())
     with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="full") as watch:
@@ -305,7 +307,7 @@ def test_a_full_ring_drops_and_counts(collector: Recorded, monkeypatch: pytest.M
 
 def test_a_ring_that_is_given_up_loses_no_item_that_is_put_meanwhile() -> None:
     """The thread that puts may hold the items while the other one gives them up."""
-    records: ring.Ring[str] = ring.Ring(4)
+    records: Ring[str] = Ring(4)
     records.put("early")
     items = records._items  # as put() has looked them up
     assert records.give_up() == 1

@@ -8,9 +8,9 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import forecasts
 from gradcanary.facts import NO_SCALER
-from gradcanary.forecasts import AFTER, AT_LATEST, stuck_share
+from gradcanary.stats import weights
+from gradcanary.stats.weights import AFTER, AT_LATEST, stuck_share
 
 RATES = [1e-3, 1e-4, 1e-5, 1e-6]
 
@@ -169,7 +169,7 @@ def test_a_look_that_fails_hides_no_other_and_is_named(failing: str, monkeypatch
     def fail(*_: object) -> None:
         raise ZeroDivisionError("our own fault")
 
-    monkeypatch.setattr(f"gradcanary.gauge.{failing}", fail)
+    monkeypatch.setattr(f"gradcanary.tracking.gauge.{failing}", fail)
     model = mlp(torch.float16)
     with recording() as recorded:
         train(recorded, model, torch.optim.AdamW(model.parameters(), lr=1e-6, eps=1e-3, betas=(0.9, 0.9999)))
@@ -182,7 +182,7 @@ def test_a_look_that_fails_hides_no_other_and_is_named(failing: str, monkeypatch
 
 
 def test_a_large_group_is_told_by_some_of_its_layers(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecasts, "MOST_LAYERS", 2)
+    monkeypatch.setattr(weights, "MOST_LAYERS", 2)
     model = mlp(torch.bfloat16)
     train(collector, model, torch.optim.AdamW(model.parameters(), lr=1e-6))
     assert collector.facts("bf16_weights_lr")[0]["layers"] == ["0.weight", "2.weight"]

@@ -7,7 +7,7 @@ import pytest
 from scripted import WAIT_S, Training, collector_that
 
 import gradcanary
-from gradcanary import tap
+from gradcanary.hooks import backward
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # that is what is tested
 
@@ -20,7 +20,7 @@ def test_a_child_leaves_backward_while_another_thread_of_the_parent_holds_its_lo
         held, leave = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with tap._lock:
+            with backward._lock:
                 held.set()
                 leave.wait()
 

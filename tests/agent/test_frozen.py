@@ -10,11 +10,11 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import frozen
 from gradcanary.facts import NO_SCALER
-from gradcanary.turns import some
+from gradcanary.stats import weights
+from gradcanary.stats.weights import some
 
-EACH = frozen.EACH
+EACH = weights.FROZEN_EACH
 
 
 @pytest.fixture
@@ -91,9 +91,9 @@ def test_a_wider_interval_has_wider_turns(collector: Recorded) -> None:
 def test_each_layer_has_its_turn(layers: int, every: int, start: int) -> None:
     span = max(EACH, every)
     numbers = list(range(layers))
-    turns = range(start, start - (-layers // frozen.PER_TURN) + 1)
+    turns = range(start, start - (-layers // weights.FROZEN_PER_TURN) + 1)
     steps = [turn * span for turn in turns]
-    assert {layer for step in steps for layer in some(numbers, step // span, frozen.PER_TURN)} == set(numbers)
+    assert {layer for step in steps for layer in some(numbers, step // span, weights.FROZEN_PER_TURN)} == set(numbers)
 
 
 def test_layers_that_nobody_moves_are_not_called_frozen(collector: Recorded) -> None:

@@ -22,7 +22,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradcanary
-from gradcanary import layers, tap, wire
+from gradcanary import wire
+from gradcanary.hooks import backward
+from gradcanary.model import layers, parameters
 
 
 @pytest.fixture
@@ -351,7 +353,7 @@ def test_the_training_thread_reads_no_value(
 ) -> None:
     """On a GPU each read would stop the training until the device is done."""
     if phase == "post_clip":
-        monkeypatch.setattr("gradcanary.engine.has_callbacks", lambda: False)
+        monkeypatch.setattr("gradcanary.hooks.backward.has_callbacks", lambda: False)
     model = nn.Sequential(Block(), Block())
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1), foreach=True)
     train(model, optimizer, 1)
@@ -427,42 +429,42 @@ def test_close_leaves_nothing_behind(collector: Recorded, is_told: bool) -> None
 
 def test_a_backward_that_somebody_wrapped_meanwhile_stays_theirs() -> None:
     original, heard = torch.autograd.backward, []
-    tap.listen(heard.append)
+    backward.listen(heard.append)
     ours = torch.autograd.backward
     torch.autograd.backward = theirs = lambda *args, **kwargs: ours(*args, **kwargs)
     try:
-        tap.leave(heard.append)
+        backward.leave(heard.append)
         assert torch.autograd.backward is theirs
         torch.ones((), requires_grad=True).backward()
         assert heard == []
     finally:
         torch.autograd.backward = ours
-        tap.listen(heard.append)
-        tap.leave(heard.append)
+        backward.listen(heard.append)
+        backward.leave(heard.append)
     assert torch.autograd.backward is original
 
 
 def test_a_finalizer_may_leave_backward_while_the_same_thread_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector runs it anywhere, so also within ``listen()``."""
-    original, heard, gone, tapped = torch.autograd.backward, [], [], tap._tapped
+    original, heard, gone, tapped = torch.autograd.backward, [], [], backward._tapped
 
     def collecting(function: Callable[..., object]) -> Callable[..., object]:
-        tap.leave(gone.append)
+        backward.leave(gone.append)
         return tapped(function)
 
     def listen() -> None:
-        tap.listen(heard.append)
+        backward.listen(heard.append)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tap, "_tapped", collecting)
-        patch.setattr(tap, "_listeners", type(tap._listeners)([gone.append]))
+        patch.setattr(backward, "_tapped", collecting)
+        patch.setattr(backward, "_listeners", type(backward._listeners)([gone.append]))
         thread = threading.Thread(target=listen, daemon=True)
         thread.start()
         thread.join(WAIT_S)
         assert not thread.is_alive()
         torch.ones((), requires_grad=True).backward()
         assert (len(heard), gone) == (1, [])
-        tap.leave(heard.append)
+        backward.leave(heard.append)
     assert torch.autograd.backward is original
 
 
@@ -504,7 +506,7 @@ def test_an_object_that_raises_when_it_is_asked_stops_no_search() -> None:
     with pytest.raises(ReferenceError):
         isinstance(holder[0], nn.Module)
     model = nn.Linear(2, 2)
-    assert any(found is model for found in layers.living(nn.Module))
+    assert any(found is model for found in parameters.living(nn.Module))
 
 
 def test_a_search_wakes_no_lazy_module() -> None:
@@ -518,7 +520,7 @@ def test_a_search_wakes_no_lazy_module() -> None:
 
     lazy = Lazy("lazy")
     touched.clear()
-    layers.living(nn.Module)
+    parameters.living(nn.Module)
     assert touched == []
     assert lazy is not None
 

@@ -9,9 +9,10 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import facts, observer
+from gradcanary import facts
 from gradcanary.attach.resident import AttachedWatch
 from gradcanary.settings import Settings
+from gradcanary.tracking import recorder
 
 EXACT = 1e-6
 STEPS, MICRO_STEPS = 5, 2
@@ -451,7 +452,7 @@ def test_a_step_by_hand_that_fails_inside_does_not_raise(
 
 
 @pytest.mark.loop("updates by hand, without an optimizer")
-@pytest.mark.parametrize("passes", [observer.PASSES_WITHOUT_STEP + 10, 3])
+@pytest.mark.parametrize("passes", [recorder.PASSES_WITHOUT_STEP + 10, 3])
 def test_a_loop_without_an_optimizer_or_steps_by_hand_is_reported(
     collector: Recorded, capsys: pytest.CaptureFixture[str], passes: int
 ) -> None:
@@ -460,10 +461,10 @@ def test_a_loop_without_an_optimizer_or_steps_by_hand_is_reported(
     with gradcanary.watch(model, url=collector.url, run="loop"):
         for number in range(1, passes + 1):
             loss_of(model).backward()
-            assert capsys.readouterr().err == line * (number == observer.PASSES_WITHOUT_STEP)
+            assert capsys.readouterr().err == line * (number == recorder.PASSES_WITHOUT_STEP)
             update(model)
             model.zero_grad()
-    is_long = passes > observer.PASSES_WITHOUT_STEP
+    is_long = passes > recorder.PASSES_WITHOUT_STEP
     assert capsys.readouterr().err == (f"gradcanary: {facts.STILL_NO_STEP}\n" if is_long else line)
     assert [fact["code"] for fact in collector.hellos[-1]["facts"]] == [facts.NO_STEP.code]
     assert collector.steps() == []
@@ -473,29 +474,29 @@ def test_a_step_takes_the_report_back(collector: Recorded, capsys: pytest.Captur
     """A loop whose first window is long, and that has no optimizer."""
     model = mlp()
     with gradcanary.watch(model, url=collector.url, run="loop"):
-        for _ in range(observer.PASSES_WITHOUT_STEP):
+        for _ in range(recorder.PASSES_WITHOUT_STEP):
             loss_of(model).backward()
         update(model)
         gradcanary.step()
     assert capsys.readouterr().err == f"gradcanary: {facts.NO_STEP.text}\n"
     assert collector.hellos[-1]["facts"] == []
-    assert collector.per_step("micro_steps") == [observer.PASSES_WITHOUT_STEP]
+    assert collector.per_step("micro_steps") == [recorder.PASSES_WITHOUT_STEP]
 
 
 def test_a_loop_without_an_optimizer_that_is_joined_is_reported(
     collector: Recorded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by ``gradcanary attach``, which looks away until the first step; not where it ends before there may be one."""
-    monkeypatch.setattr("gradcanary.hooks.living", lambda _kind: [])
-    monkeypatch.setattr("gradcanary.process_names._unnamed", None)
-    for passes in (observer.PASSES_WITHOUT_STEP, 3):
+    monkeypatch.setattr("gradcanary.tracking.optimizers.living", lambda _kind: [])
+    monkeypatch.setattr("gradcanary.identity._unnamed", None)
+    for passes in (recorder.PASSES_WITHOUT_STEP, 3):
         model, watch = mlp(), AttachedWatch(Settings.resolve({}, url=collector.url), "late")
         watch.begin()
         for _ in range(passes):
             loss_of(model).backward()
         said = facts.NO_STEP.text in [fact.text for fact in watch._session.observer.facts]
         watch.detach(1.0)
-        assert said == (passes == observer.PASSES_WITHOUT_STEP)
+        assert said == (passes == recorder.PASSES_WITHOUT_STEP)
         assert capsys.readouterr().err.count(facts.NO_STEP.text) == said
 
 

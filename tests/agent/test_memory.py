@@ -8,11 +8,11 @@ from recorded import recording
 from torch import nn
 
 import gradcanary
-from gradcanary.memory import UNIT, peak_bytes
+from gradcanary.tracking.records import MEMORY_UNIT, peak_bytes
 
 
 def resident() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MEMORY_UNIT
 
 
 def test_on_a_cpu_it_is_the_largest_resident_set() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary import naming
+from gradcanary import identity
 
 IN_A_PATH = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,100}")
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "0"}
@@ -22,49 +22,49 @@ ELASTIC = {
 
 @given(st.text())
 def test_any_name_becomes_one_that_a_path_takes(name):
-    assert IN_A_PATH.fullmatch(naming.allowed(name))
+    assert IN_A_PATH.fullmatch(identity.allowed(name))
 
 
 @given(st.from_regex(IN_A_PATH, fullmatch=True))
 def test_a_name_that_is_fit_stays(name):
-    assert naming.allowed(name) == name
+    assert identity.allowed(name) == name
 
 
 @given(st.text(), st.text(alphabet="0123456789", min_size=8, max_size=8))
 def test_a_run_without_a_name_is_called_after_its_script(script, date):
-    assert IN_A_PATH.fullmatch(naming.run_name(script, date))
+    assert IN_A_PATH.fullmatch(identity.run_name(script, date))
 
 
 @pytest.mark.parametrize(
     ("script", "stem"), [("a/train.py", "train"), ("-c", "python"), ("", "python"), ("-m", "python")]
 )
 def test_the_script_the_date_and_four_digits(script, stem):
-    assert re.fullmatch(rf"{stem}-20260401-[0-9a-f]{{4}}", naming.run_name(script, "20260401"))
+    assert re.fullmatch(rf"{stem}-20260401-[0-9a-f]{{4}}", identity.run_name(script, "20260401"))
 
 
 @pytest.mark.parametrize("environ", [SLURM, ELASTIC])
 def test_all_ranks_of_a_start_agree_and_a_restart_differs(environ):
-    launch = naming.launch_id(environ, "100")
-    assert launch == naming.launch_id(dict(environ), "100")
+    launch = identity.launch_id(environ, "100")
+    assert launch == identity.launch_id(dict(environ), "100")
     assert re.fullmatch("[0-9a-f]{16}", launch)
     for key in environ:
-        assert naming.launch_id({**environ, key: "other"}, "100") != launch
+        assert identity.launch_id({**environ, key: "other"}, "100") != launch
 
 
 def test_two_starts_of_one_elastic_job_differ_by_the_launcher():
-    assert naming.launch_id(ELASTIC, "100") != naming.launch_id(ELASTIC, "101")
-    assert naming.launch_id(SLURM, "100") == naming.launch_id(SLURM, "101")
+    assert identity.launch_id(ELASTIC, "100") != identity.launch_id(ELASTIC, "101")
+    assert identity.launch_id(SLURM, "100") == identity.launch_id(SLURM, "101")
 
 
 def test_a_launch_that_is_given_comes_first_and_one_without_a_launcher_is_random():
-    assert naming.launch_id({**SLURM, "GRADCANARY_LAUNCH": "night run/3"}, "1") == "night-run-3"
-    assert naming.launch_id({}, "1") != naming.launch_id({}, "1")
+    assert identity.launch_id({**SLURM, "GRADCANARY_LAUNCH": "night run/3"}, "1") == "night-run-3"
+    assert identity.launch_id({}, "1") != identity.launch_id({}, "1")
 
 
 @given(st.text(min_size=1), st.integers(1, 9999))
 def test_later_launches_of_a_process_have_numbers_and_still_fit(given_id, number):
-    launch = naming.numbered(naming.launch_id({"GRADCANARY_LAUNCH": given_id}, ""), number)
-    assert len(launch) <= naming.MAX_ID
+    launch = identity.numbered(identity.launch_id({"GRADCANARY_LAUNCH": given_id}, ""), number)
+    assert len(launch) <= identity.MAX_ID
     assert launch.endswith(f".{number}") or number == 1
 
 
@@ -81,11 +81,11 @@ def test_later_launches_of_a_process_have_numbers_and_still_fit(given_id, number
     ],
 )
 def test_rank_and_world_size(environ, expected):
-    assert naming.rank(environ) == expected
+    assert identity.rank(environ) == expected
 
 
 def test_a_session_is_random_and_its_start_known(tmp_path):
-    assert naming.session_id() != naming.session_id()
+    assert identity.session_id() != identity.session_id()
     ticks = psutil.Process().create_time() - psutil.boot_time()
-    assert int(naming.started(os.getpid())) / os.sysconf("SC_CLK_TCK") == pytest.approx(ticks, abs=2)
-    assert naming.started(2**30) == ""
+    assert int(identity.started(os.getpid())) / os.sysconf("SC_CLK_TCK") == pytest.approx(ticks, abs=2)
+    assert identity.started(2**30) == ""

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import gradcanary
-from gradcanary import shadows
+from gradcanary.stats import accumulation
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_copies_are_whole_and_nobody_follows_them(collector: Recorded, keep: obj
     """Of model, optimizer and scheduler, between two windows and inside one with hooks of its own."""
     loop = Loop()
     with gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="copies"):
-        loop.steps(shadows.FIRST)
+        loop.steps(accumulation.FIRST)
         if where == "inside":
             loop.pass_()
             assert hooks(loop.model) == 3 * len(list(loop.model.parameters()))
@@ -93,7 +93,7 @@ def test_copies_are_whole_and_nobody_follows_them(collector: Recorded, keep: obj
             loop.optimizer.zero_grad()
         loop.steps(2)
     assert set(collector.per_step("micro_steps")) == {2}
-    assert len(collector.stat("norm")[shadows.FIRST]) == len(collector.names) == 4
+    assert len(collector.stat("norm")[accumulation.FIRST]) == len(collector.names) == 4
 
 
 class Rows(torch.utils.data.Dataset[float]):

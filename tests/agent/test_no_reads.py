@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradcanary
-from gradcanary import calls
+from gradcanary.hooks import backward
 
 AROUND = ("tolist", "numpy", "__array__", "__dlpack__")
 """Ways to read a CPU tensor that pass no dispatcher."""
@@ -262,13 +262,13 @@ WAYS = (
 
 def test_one_read_of_ours_would_show(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each kind one per backward pass."""
-    original, passes = calls.Calls.add, itertools.count()
+    original, passes = backward.Calls.add, itertools.count()
 
-    def reading(self: calls.Calls, roots: list[torch.Tensor]) -> None:
+    def reading(self: backward.Calls, roots: list[torch.Tensor]) -> None:
         WAYS[next(passes) % len(WAYS)](roots[0].detach())
         original(self, roots)
 
-    monkeypatch.setattr(calls.Calls, "add", reading)
+    monkeypatch.setattr(backward.Calls, "add", reading)
     more = reads_of(Loop, collector, monkeypatch, is_watched=True)
     more.subtract(reads_of(Loop, collector, monkeypatch, is_watched=False))
     assert next(passes) == 14

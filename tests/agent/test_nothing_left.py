@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import gradcanary
-from gradcanary import watching
+from gradcanary import api
 
 CLASSES = (
     *(torch.Tensor, nn.Module, nn.Parameter, nn.Linear, torch.optim.Optimizer, torch.optim.AdamW, torch.optim.LBFGS),
@@ -172,7 +172,7 @@ def test_a_model_an_optimizer_and_a_watch_may_be_let_go_of(collector: Recorded) 
     assert [each() for each in gone] == [None] * 4
     for _ in range(3):
         second.steps(1)
-    (watch,) = watching._open
+    (watch,) = api._open
     assert watch._session.guard.caught == 0
     watch.close()
     assert collector.steps() == list(range(5))

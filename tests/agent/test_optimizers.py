@@ -12,7 +12,9 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import hooks, layers, scaling
+from gradcanary.model import parameters
+from gradcanary.tracking import grad_scaler
+from gradcanary.tracking.optimizers import LEADS_AFTER
 
 EXACT = 1e-6
 STEPS = 6
@@ -213,7 +215,7 @@ def test_while_the_largest_waits_another_one_counts(collector: Recorded) -> None
     pair = Pair(64, 16)
     of_g, of_d = torch.optim.SGD(pair.g.parameters(), lr=0.1), torch.optim.SGD(pair.d.parameters(), lr=0.1)
     with gradcanary.watch(pair, url=collector.url, run="alone"):
-        for _ in range(hooks.LEADS_AFTER + 10):
+        for _ in range(LEADS_AFTER + 10):
             pair.d(pair.g(torch.randn(5, 4)).detach()).square().mean().backward()
             of_d.step()
             pair.zero_grad()
@@ -222,7 +224,7 @@ def test_while_the_largest_waits_another_one_counts(collector: Recorded) -> None
             of_d.step()
             of_g.step()
             pair.zero_grad()
-    alone = list(range(hooks.LEADS_AFTER - 1, hooks.LEADS_AFTER + 10))
+    alone = list(range(LEADS_AFTER - 1, LEADS_AFTER + 10))
     both = list(range(alone[-1] + 1, alone[-1] + 1 + STEPS))
     assert collector.steps() == alone + both
     assert sorted(sent(collector, "d.")) == alone + both
@@ -242,7 +244,7 @@ def test_an_optimizer_per_layer_that_steps_inside_backward(
     All of them look for a GradScaler together: a pass over all objects is not made for each.
     """
     searches = []
-    monkeypatch.setattr(scaling, "living", lambda kind: searches.append(kind) or layers.living(kind))
+    monkeypatch.setattr(grad_scaler, "living", lambda kind: searches.append(kind) or parameters.living(kind))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -11,7 +11,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import process_names
+from gradcanary import identity
 from gradcanary.attach.resident import AttachedWatch
 from gradcanary.settings import Settings
 
@@ -83,7 +83,7 @@ def test_the_environment_gives_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seen", [0, 1])
 def test_a_window_that_is_joined_in_its_middle_feeds_nobody(seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``gradcanary attach`` does, here with an optimizer that counts nothing, after ``seen`` of two passes."""
-    monkeypatch.setattr(process_names, "_unnamed", None)
+    monkeypatch.setattr(identity, "_unnamed", None)
     model = nn.Linear(4, 4)
     optimizer = sgd(model)
 

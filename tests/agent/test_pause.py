@@ -8,7 +8,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import watching
+from gradcanary import api
 
 STEPS, MICRO_STEPS = 6, 4
 
@@ -256,8 +256,8 @@ def test_a_pause_before_the_first_step_of_a_process_that_waits_is_kept(
     monkeypatch: pytest.MonkeyPatch, collector: Recorded
 ) -> None:
     monkeypatch.setenv("GRADCANARY_URL", collector.url)
-    watching.watch_when_training()
-    (watch,) = watching.opened()
+    api.watch_when_training()
+    (watch,) = api.opened()
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch:

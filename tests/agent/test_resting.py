@@ -12,8 +12,8 @@ from test_loops import assert_identical, reading, watching
 from torch import Tensor, nn
 
 import gradcanary
-from gradcanary.budget import IntervalPolicy, Measurement
-from gradcanary.resting import HookSampler
+from gradcanary.tracking.layer_hooks import HookSampler
+from gradcanary.tracking.overhead import IntervalPolicy, Measurement
 
 STEPS, EVERY = 121, 10
 SKIPPED = {29, 47, 48, 49, 69}
@@ -23,12 +23,12 @@ SKIPPED = {29, 47, 48, 49, 69}
 @pytest.fixture(autouse=True)
 def restful(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first step on each tenth is sampled, and hooks rest once fifteen windows were seen."""
-    monkeypatch.setattr("gradcanary.meter.GRACE_STEPS", 0)
-    monkeypatch.setattr("gradcanary.meter.LOOK_STEPS", 1)
+    monkeypatch.setattr("gradcanary.tracking.overhead.GRACE_STEPS", 0)
+    monkeypatch.setattr("gradcanary.tracking.overhead.LOOK_STEPS", 1)
     monkeypatch.setattr(Measurement, "is_complete", lambda *_: True)
-    monkeypatch.setattr("gradcanary.meter.next_policy", lambda *_: IntervalPolicy(EVERY))
+    monkeypatch.setattr("gradcanary.tracking.overhead.next_policy", lambda *_: IntervalPolicy(EVERY))
     for name, value in {"SEEN": 15, "SPREAD": 2}.items():
-        monkeypatch.setattr(f"gradcanary.resting.{name}", value)
+        monkeypatch.setattr(f"gradcanary.tracking.layer_hooks.{name}", value)
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_what_a_timed_hook_counts_for() -> None:
 
 @pytest.mark.parametrize(("layers", "enabled"), [(1, 1), (10, 2), (64, 10), (148, 17), (5000, 16)])
 def test_of_few_layers_most_may_rest_as_well(monkeypatch: pytest.MonkeyPatch, layers: int, enabled: int) -> None:
-    monkeypatch.setattr("gradcanary.resting.SPREAD", 16)
+    monkeypatch.setattr("gradcanary.tracking.layer_hooks.SPREAD", 16)
     sampler = HookSampler(layers)
     for _ in range(15):
         sampler.observe([1] * layers, was_sampled=True)

@@ -9,7 +9,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import shadows
+from gradcanary.stats import accumulation
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 
@@ -79,30 +79,30 @@ def test_losses_are_those_of_float64(
     collector: Recorded, dtype: torch.dtype, micro_steps: int, *, coherent: bool, least: float, most: float
 ) -> None:
     """Addends of one sign swamp: where the sum is 512 times as large, nothing is added to it any more."""
-    steps = shadows.FIRST + 2
+    steps = accumulation.FIRST + 2
     exact = trained(collector, mlp(dtype), micro_steps, steps=steps, coherent=coherent)
     errors, ratios = collector.stat("accumulation_error"), collector.stat("norm_ratio")
-    assert list(errors) == list(ratios) == [shadows.FIRST]
+    assert list(errors) == list(ratios) == [accumulation.FIRST]
     for name in NAMES:
-        error, ratio = exact[shadows.FIRST][name]
-        assert errors[shadows.FIRST][name] == pytest.approx(error, rel=1e-3, abs=1e-7)
-        assert ratios[shadows.FIRST][name] == pytest.approx(ratio, rel=1e-6)
-    assert least < exact[shadows.FIRST]["0.weight"][0] < most
+        error, ratio = exact[accumulation.FIRST][name]
+        assert errors[accumulation.FIRST][name] == pytest.approx(error, rel=1e-3, abs=1e-7)
+        assert ratios[accumulation.FIRST][name] == pytest.approx(ratio, rel=1e-6)
+    assert least < exact[accumulation.FIRST]["0.weight"][0] < most
     assert collector.phases("accumulation_error") == {"accumulated"}
 
 
 def test_it_comes_again_and_each_layer_has_its_turn(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadows, "PER_WINDOW", 2)
-    monkeypatch.setattr(shadows, "EACH", 5)
+    monkeypatch.setattr(accumulation, "PER_WINDOW", 2)
+    monkeypatch.setattr(accumulation, "EACH", 5)
     trained(collector, mlp(torch.bfloat16), 2, steps=18)
     found = {step: tuple(values) for step, values in collector.stat("accumulation_error").items()}
     assert found == {2: NAMES[:2], 5: NAMES[2:], 10: NAMES[:2], 15: NAMES[2:]}
 
 
 def test_what_would_take_too_much_memory_is_left_out(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadows, "MAX_BYTES", 4 * (32 + 24))
+    monkeypatch.setattr(accumulation, "MAX_BYTES", 4 * (32 + 24))
     trained(collector, mlp(torch.bfloat16), 2)
-    assert tuple(collector.stat("accumulation_error")[shadows.FIRST]) == ("0.bias", "2.bias")
+    assert tuple(collector.stat("accumulation_error")[accumulation.FIRST]) == ("0.bias", "2.bias")
 
 
 def test_sums_in_float32_are_not_looked_at(collector: Recorded) -> None:
@@ -123,7 +123,7 @@ def test_a_window_in_which_something_else_happened_is_not_told(collector: Record
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     with gradcanary.watch(model, optimizer, url=collector.url, run="shadows"):
         for window in range(6):
-            is_it = window == shadows.FIRST
+            is_it = window == accumulation.FIRST
             for micro_step in range(1 if is_it and what == "short" else 3):
                 model(torch.randn(4, 16, dtype=torch.bfloat16)).float().square().mean().backward()
                 if is_it and micro_step == 0 and what == "cleared":
@@ -137,8 +137,8 @@ def test_a_window_in_which_something_else_happened_is_not_told(collector: Record
             if not (is_it and what == "skipped"):
                 optimizer.step()
             optimizer.zero_grad()
-    assert shadows.FIRST in collector.steps()
-    assert collector.per_step("skipped")[shadows.FIRST] == (2 if what == "skipped" else 0)
+    assert accumulation.FIRST in collector.steps()
+    assert collector.per_step("skipped")[accumulation.FIRST] == (2 if what == "skipped" else 0)
     assert not collector.stat("accumulation_error")
 
 
@@ -146,11 +146,11 @@ def test_gradients_that_nobody_cleared_are_part_of_the_sum(collector: Recorded) 
     model = mlp(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     with gradcanary.watch(model, optimizer, url=collector.url, run="shadows"):
-        for _ in range(shadows.FIRST + 2):
+        for _ in range(accumulation.FIRST + 2):
             for _ in range(3):
                 model(torch.randn(4, 16, dtype=torch.bfloat16)).float().square().mean().backward()
             optimizer.step()
-    told = collector.stat("accumulation_error").get(shadows.FIRST, {})
+    told = collector.stat("accumulation_error").get(accumulation.FIRST, {})
     assert all(error < 0.02 for error in told.values()), told
 
 
@@ -160,17 +160,17 @@ def test_a_sparse_gradient_costs_the_others_nothing(collector: Recorded) -> None
     model = mlp(torch.bfloat16)
     optimizer = torch.optim.SGD([*table.parameters(), *model.parameters()], lr=1e-4)
     with gradcanary.watch(nn.ModuleList([table, model]), optimizer, url=collector.url, run="shadows"):
-        for _ in range(shadows.FIRST + 2):
+        for _ in range(accumulation.FIRST + 2):
             for _ in range(3):
                 model(table(torch.randint(20, (4,)))).float().square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert set(collector.stat("accumulation_error")[shadows.FIRST]) == {f"1.{name}" for name in NAMES}
+    assert set(collector.stat("accumulation_error")[accumulation.FIRST]) == {f"1.{name}" for name in NAMES}
 
 
 def test_nothing_is_added_while_a_cuda_graph_is_recorded(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands in for a capture, which takes a GPU: there our kernels would be replayed with the training's."""
-    monkeypatch.setattr(shadows, "is_capturing", lambda: True)
+    monkeypatch.setattr(accumulation, "is_capturing", lambda: True)
     trained(collector, mlp(torch.bfloat16), 2)
     assert len(collector.stat("absmax")) == 4
     assert not collector.stat("accumulation_error")
@@ -181,7 +181,7 @@ def test_hooks_are_left_neither_after_the_window_nor_after_the_watch() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     hooks: list[int] = []
     with recording() as collector, gradcanary.watch(model, optimizer, url=collector.url, run="shadows") as watched:
-        for _ in range(shadows.FIRST + 2):
+        for _ in range(accumulation.FIRST + 2):
             for _ in range(2):
                 model(torch.randn(4, 16, dtype=torch.bfloat16)).float().square().mean().backward()
             optimizer.step()
@@ -196,7 +196,7 @@ def test_a_watch_that_ends_inside_such_a_window_leaves_no_hook() -> None:
     model = mlp(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     with recording() as collector, gradcanary.watch(model, optimizer, url=collector.url, run="shadows"):
-        for _ in range(shadows.FIRST):
+        for _ in range(accumulation.FIRST):
             for _ in range(2):
                 model(torch.randn(4, 16, dtype=torch.bfloat16)).float().square().mean().backward()
             optimizer.step()
@@ -207,11 +207,11 @@ def test_a_watch_that_ends_inside_such_a_window_leaves_no_hook() -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        "shadows.Shadows._come",
-        "shadows.Shadows._added",
-        "shadows.Shadows.losses",
-        "shadows.scaled_norm",
-        "accumulators._counts",
+        "stats.accumulation.Shadows._come",
+        "stats.accumulation.Shadows._added",
+        "stats.accumulation.Shadows.losses",
+        "stats.accumulation.scaled_norm",
+        "stats.accumulation._counts",
     ],
 )
 def test_a_fault_of_ours_costs_its_own_numbers_only(

@@ -58,10 +58,10 @@ assert importlib.util.find_spec("gradcanary") is None
 before = list(sys.path)
 from train import torch, train
 train()
-from gradcanary import watching
+from gradcanary import api
 assert sys.path == before
 assert "exec_module" not in vars(torch.__loader__)
-print(watching.__file__, [watch.run for watch in watching._open])
+print(api.__file__, [watch.run for watch in api._open])
 """
 
 
@@ -71,7 +71,7 @@ def test_the_agent_comes_along_where_only_torch_is_installed(workplace: Workplac
         "-c", LAUNCHER, "run", f"--url={NOBODY}", "--run=along", other_python, "without.py",
         env={"PYTHONPATH": str(TORCH)},
     )  # fmt: skip
-    assert ended.stdout == f"{AGENT / 'gradcanary' / 'watching.py'} ['along']\n"
+    assert ended.stdout == f"{AGENT / 'gradcanary' / 'api.py'} ['along']\n"
 
 
 def test_a_module_of_the_users_with_our_name_stays_theirs(workplace: Workplace, other_python: Path) -> None:

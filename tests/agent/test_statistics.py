@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradcanary import packs, statistics, wire
-from gradcanary.accumulators import low_bits
+from gradcanary import wire
 from gradcanary.export.batches import Row
-from gradcanary.forecasts import Forecast, forecasts
-from gradcanary.frozen import Frozen
-from gradcanary.guard import Guard
-from gradcanary.layers import Layers
-from gradcanary.readings import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader
-from gradcanary.records import MEASURED, NONFINITE, PARTIAL, ZERO, Kind, Part, Record, parts_of
-from gradcanary.sampling import take_sample
-from gradcanary.shadows import Shadows
-from gradcanary.statistics import bounds_of, measure, norm_of, read, readable, refuse
-from gradcanary.window import MODIFIED, REPLACED, UNCHANGED, GradientIdentity
+from gradcanary.export.reader import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader
+from gradcanary.guard import Guard, reraise
+from gradcanary.model.layers import Layers
+from gradcanary.stats import kernels
+from gradcanary.stats.accumulation import Shadows, low_bits
+from gradcanary.stats.kernels import bounds_of, measure, norm_of, readable
+from gradcanary.stats.sampler import take_sample
+from gradcanary.stats.samples import MEASURED, NONFINITE, PARTIAL, ZERO, Kind, Part, parts_of, read
+from gradcanary.stats.weights import Forecast, Frozen, forecasts
+from gradcanary.tracking.records import Record
+from gradcanary.tracking.window import MODIFIED, REPLACED, UNCHANGED, GradientIdentity
 
 TINY, HUGE = 2.0**-149, FLOAT32_MAX
 """The smallest and the largest float32 above zero."""
@@ -55,7 +55,7 @@ def record_of(
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     layers = layers_of(parameters)
-    wishes = (reader or Reader(None, refuse)).wishes
+    wishes = (reader or Reader(None, reraise)).wishes
     earlier = [0] * len(gradients)
     carried = None if scale is None else torch.tensor(scale)
     sample = take_sample(
@@ -67,7 +67,7 @@ def record_of(
         scale=carried,
         number=1,
         wishes=wishes,
-        failed=refuse,
+        failed=reraise,
     )  # number 1: no sample in which the zeros of all layers are counted
     return Record(
         layers=layers,
@@ -186,10 +186,10 @@ def test_large_gradients_are_measured_in_pieces(
         gradients[layer] = VIEWS[view](gradient)
     wide = {layer for layer in gradients if draws.random() < 0.3}
     with pytest.MonkeyPatch.context() as small:
-        small.setattr(statistics, "CHUNK", chunk)
-        small.setattr(statistics, "COUNTED", chunk + 1)
-        small.setattr(statistics, "_is_counted_by_norm", lambda value: by_norm and value.is_floating_point())
-        small.setattr(packs, "MOST", 0)
+        small.setattr(kernels, "CHUNK", chunk)
+        small.setattr(kernels, "COUNTED", chunk + 1)
+        small.setattr(kernels, "_is_counted_by_norm", lambda value: by_norm and value.is_floating_point())
+        small.setattr(kernels, "MOST_PACKED", 0)
         numbers = read(measure(gradients, list(gradients), list(gradients), wide))
         alone = {layer: float(norm_of(gradient, is_wide=layer in wide)) for layer, gradient in gradients.items()}
     for layer, gradient in gradients.items():
@@ -235,7 +235,7 @@ def peak_of(work: Callable[[], object]) -> int:
 def test_measuring_makes_no_copy_of_a_large_gradient(
     dtype: torch.dtype, view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "CHUNK", 2**12)
+    monkeypatch.setattr(kernels, "CHUNK", 2**12)
     gradients = {0: VIEWS[view](torch.ones(2**9, 2**9, dtype=dtype))}
     for is_wide in (False, True):
         wide = [0] if is_wide else []
@@ -273,7 +273,7 @@ def test_norms_of_low_precision_are_the_same_without_the_argument_that_old_versi
 ) -> None:
     gradients = {layer: torch.randn(300 + layer).to(dtype) for layer in range(5)}
     norms = read(measure(gradients)).norm
-    monkeypatch.setattr(statistics, "_SUMS_IN_A_DTYPE", False)
+    monkeypatch.setattr(kernels, "_SUMS_IN_A_DTYPE", False)
     assert read(measure(gradients)).norm == norms
 
 
@@ -344,7 +344,7 @@ def test_what_can_be_measured() -> None:
 @settings(max_examples=150)
 def test_a_row_is_finite_and_its_norm_never_under_its_absmax(values: list[list[float]], scale: float | None) -> None:
     """A float32 L2 underflows under 1e-19 and overflows over 1e19; the row says something true there too."""
-    row = Reader(None, refuse).read(record_of([torch.tensor(each) for each in values], scale=scale))
+    row = Reader(None, reraise).read(record_of([torch.tensor(each) for each in values], scale=scale))
     assert row.states is not None
     for layer, each in enumerate(values):
         largest = max(map(abs, each))
@@ -355,7 +355,7 @@ def test_a_row_is_finite_and_its_norm_never_under_its_absmax(values: list[list[f
 
 
 def test_a_gradient_too_large_for_float32_is_finite_on_the_wire() -> None:
-    row = Reader(None, refuse).read(
+    row = Reader(None, reraise).read(
         record_of([torch.tensor([HUGE, HUGE]), torch.tensor([1e300], dtype=torch.float64)], scale=0.5)
     )
     assert row.columns["absmax"].values[0] == row.columns["norm"].values[0] == pytest.approx(HUGE)
@@ -363,7 +363,7 @@ def test_a_gradient_too_large_for_float32_is_finite_on_the_wire() -> None:
 
 
 def test_an_underflowed_scale_of_zero_divides_nothing() -> None:
-    row = Reader(None, refuse).read(record_of([torch.tensor([2.0])], *parts_of([torch.tensor(3.0)], []), scale=0.0))
+    row = Reader(None, reraise).read(record_of([torch.tensor([2.0])], *parts_of([torch.tensor(3.0)], []), scale=0.0))
     assert row.columns["absmax"].values[0] == 2.0
     assert metrics_of(row)["loss"] == 3.0
 
@@ -410,7 +410,7 @@ def test_a_device_that_cannot_be_read_takes_no_other_along() -> None:
 
 
 def test_nonfinite_elements_are_counted_for_five_more_samples() -> None:
-    reader = Reader(None, refuse)
+    reader = Reader(None, reraise)
     bad, good = torch.tensor([1.0, math.nan, math.inf]), torch.ones(2)
     first = reader.read(record_of([good, bad], reader=reader))
     assert (first.columns["nonfinite"].layers, list(first.columns["nonfinite"].values)) == ((1,), [1.0])
@@ -427,7 +427,7 @@ def test_nonfinite_elements_are_counted_for_five_more_samples() -> None:
 def test_zeros_are_wished_of_low_layers_and_of_those_under_the_threshold() -> None:
     gradients = [torch.tensor([value, 0.0]) for value in (1.0, 2e-4, 0.5e-4, 0.0)]
     for threshold, low in ((None, {2, 3}), (1e-3, {1, 2, 3}), (1e-9, {2, 3})):
-        reader = Reader(threshold, refuse)
+        reader = Reader(threshold, reraise)
         first = reader.read(record_of(gradients, reader=reader))
         assert "zero_fraction" not in first.columns
         assert reader.wishes.zeros == low
@@ -440,14 +440,14 @@ def test_zeros_are_wished_of_low_layers_and_of_those_under_the_threshold() -> No
 def test_the_clip_factor_is_a_ratio_of_two_norms(after: float, clipped: int, told: float | None) -> None:
     """Larger at the step than at the sample is no clip: somebody added to the gradient."""
     gradient = torch.tensor([3.0, 4.0])
-    row = Reader(None, refuse).read(record_of([gradient], Part(Kind.PROBE, norm_of(gradient * after), (0,))))
+    row = Reader(None, reraise).read(record_of([gradient], Part(Kind.PROBE, norm_of(gradient * after), (0,))))
     assert row.clipped == clipped
     assert metrics_of(row).get("clip_factor") == (None if told is None else pytest.approx(told))
     assert metrics_of(row)["total_norm"] == pytest.approx(5.0)
 
 
 def test_a_fused_optimizer_says_through_found_inf_that_it_skipped() -> None:
-    reader = Reader(None, refuse)
+    reader = Reader(None, reraise)
     for found, skipped in ((0.0, 0), (1.0, 1)):
         assert reader.read(record_of([torch.ones(1)], Part(Kind.FOUND_INF, torch.tensor(found)))).skipped == skipped
     assert metrics_of(reader.read(record_of([torch.ones(1)])))["skipped_total"] == 1.0

@@ -24,7 +24,7 @@ from exact_sums import (
 from torch import distributed, nn
 
 import gradcanary
-from gradcanary import sums
+from gradcanary import fp32_sums
 
 BF16, FP32 = torch.bfloat16, torch.float32
 K = 24
@@ -112,8 +112,8 @@ def test_the_end_of_its_optimizer_does_no_work_where_the_collector_runs(monkeypa
     optimizer = adamw(given)
     gradcanary.fp32_accumulators(optimizer)
     accumulate(given, micro_gradients(given, 2, 0))
-    living = sums.living
-    monkeypatch.setattr(sums, "living", lambda kind: (searched.append(kind), living(kind))[1])
+    living = fp32_sums.living
+    monkeypatch.setattr(fp32_sums, "living", lambda kind: (searched.append(kind), living(kind))[1])
     del optimizer
     gc.collect()
     assert searched == []
@@ -262,7 +262,7 @@ def test_no_optimizer_no_layer_of_low_precision_and_a_second_one_are_refused() -
 
 
 def test_a_torch_that_knows_no_other_dtype_for_gradients_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "HAS_GRAD_DTYPE", False)
+    monkeypatch.setattr(fp32_sums, "HAS_GRAD_DTYPE", False)
     with pytest.raises(ValueError, match=r"needs torch 2\.10 or newer, this is 2\..* train under torch\.autocast"):
         gradcanary.fp32_accumulators(adamw(parameters()))
 

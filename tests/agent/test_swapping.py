@@ -14,7 +14,7 @@ from test_loops import assert_identical, assert_sent, loss_of, mlp, reading, wat
 from torch import nn
 
 import gradcanary
-from gradcanary import shadows
+from gradcanary.stats import accumulation
 
 Calls = list[str]
 KINDS = ("register_hook", "register_post_accumulate_grad_hook")
@@ -96,7 +96,7 @@ def test_the_hooks_of_a_script_are_called_as_without_us(collector: Recorded, kin
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         getattr(model[0].weight, kind)(hook_of(calls, "early"))
         with watching(collector, model, optimizer, is_watched=is_watched) as watch:
-            train(model, optimizer, shadows.FIRST)  # the next window is one with more hooks of ours
+            train(model, optimizer, accumulation.FIRST)  # the next window is one with more hooks of ours
             getattr(model[2].weight, kind)(hook_of(calls, "inside"))
             train(model, optimizer, 2)
             if moment == "in the end" and watch is not None:

@@ -17,8 +17,9 @@ from test_loops import assert_identical, assert_sent, loss_of, mlp, reading, wat
 from torch import Tensor, nn
 
 import gradcanary
-from gradcanary import statistics, transfers
-from gradcanary.sampling import is_capturing
+from gradcanary.export import device_copy
+from gradcanary.hooks.graphs import is_capturing
+from gradcanary.model import parameters
 
 TRAINING = threading.get_ident()
 """The thread of tests and trainings."""
@@ -60,7 +61,7 @@ class Far:
         assert threading.get_ident() == TRAINING
         assert not is_capturing()
         Far.sent.append(len(into))
-        return Copy(torch.cat([*map(transfers._bytes, tensors)]), into)
+        return Copy(torch.cat([*map(device_copy._bytes, tensors)]), into)
 
     def abandon(self, tensors: Iterable[Tensor]) -> None:
         Far.lasting += tensors
@@ -68,8 +69,8 @@ class Far:
 
 @pytest.fixture(autouse=True)
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "KIND", "cpu")
-    monkeypatch.setattr(transfers, "Lane", Far)
+    monkeypatch.setattr(device_copy, "KIND", "cpu")
+    monkeypatch.setattr(device_copy, "Lane", Far)
     monkeypatch.setattr(Far, "takes", 3)
     monkeypatch.setattr(Far, "asked", 0)
     monkeypatch.setattr(Far, "sent", [])
@@ -168,7 +169,7 @@ def test_a_copy_waits_for_the_stream_that_a_number_was_logged_on(
     def send(lane: Far, tensors: Sequence[Tensor], into: Tensor) -> Copy:
         waited_for.append(set(noted))
         noted.clear()
-        return Copy(torch.cat([*map(transfers._bytes, tensors)]), into)
+        return Copy(torch.cat([*map(device_copy._bytes, tensors)]), into)
 
     monkeypatch.setattr(Far, "note", lambda _: noted.add(present[0]))
     monkeypatch.setattr(Far, "send", send)
@@ -186,8 +187,8 @@ def test_a_copy_waits_for_the_stream_that_a_number_was_logged_on(
 
 
 def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "BYTES_PER_STEP", 0)
-    monkeypatch.setattr(transfers, "BYTES_PER_LAYER", 4)
+    monkeypatch.setattr(device_copy, "BYTES_PER_STEP", 0)
+    monkeypatch.setattr(device_copy, "BYTES_PER_LAYER", 4)
     monkeypatch.setattr(Far, "takes", 60)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -204,8 +205,8 @@ def test_pinned_memory_grows_with_the_layers_while_copies_are_on_their_way(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU that is behind always has some."""
-    monkeypatch.setattr(transfers, "BYTES_PER_STEP", 0)
-    monkeypatch.setattr(transfers, "BYTES_PER_LAYER", 40)
+    monkeypatch.setattr(device_copy, "BYTES_PER_STEP", 0)
+    monkeypatch.setattr(device_copy, "BYTES_PER_LAYER", 40)
     model = mlp()
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     with watching(collector, optimizer=optimizer, is_watched=True) as watch:
@@ -226,7 +227,7 @@ def test_a_copy_that_never_arrives_does_not_hold_up_the_end(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Far, "takes", 10**9)
-    monkeypatch.setattr(transfers, "FINISH_S", 0.01)
+    monkeypatch.setattr(device_copy, "FINISH_S", 0.01)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching(collector, model, optimizer, is_watched=True) as watch:
@@ -331,10 +332,10 @@ def test_where_values_have_to_be_waited_for_few_steps_are_sampled(
     collector: Recorded, every: str | int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on MPS; what is given is what is done."""
-    monkeypatch.setattr(transfers, "KIND", "cuda")
-    monkeypatch.setattr(transfers, "HOST", ("meta",))
+    monkeypatch.setattr(device_copy, "KIND", "cuda")
+    monkeypatch.setattr(device_copy, "HOST", ("meta",))
     fetched = []
-    monkeypatch.setattr(transfers, "_fetched", lambda tensor: fetched.append(threading.get_ident()) or tensor)
+    monkeypatch.setattr(device_copy, "_fetched", lambda tensor: fetched.append(threading.get_ident()) or tensor)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with watching(collector, model, optimizer, is_watched=True, every=every) as watch:
@@ -350,8 +351,8 @@ def test_what_lies_where_reading_cuts_the_graph_is_not_measured(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on XLA: no operation of ours there but copies of the loss, nothing is read, and it says so."""
-    monkeypatch.setattr(transfers, "KIND", "cuda")
-    monkeypatch.setattr(statistics, "LAZY", ("cpu",))
+    monkeypatch.setattr(device_copy, "KIND", "cuda")
+    monkeypatch.setattr(parameters, "LAZY", ("cpu",))
     monkeypatch.setitem(sys.modules, "torch_xla", ModuleType("torch_xla"))
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.01), foreach=False)

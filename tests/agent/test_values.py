@@ -10,7 +10,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import engine
+from gradcanary.hooks import backward
 
 EXACT = 1e-6
 """Relative: a float32 of the same elements, summed in another order."""
@@ -533,9 +533,9 @@ def test_without_the_engine_callback_the_step_hook_samples(
 ) -> None:
     """An engine without the private calls, one that never calls back, and one that raises."""
     if engine_is == "without callbacks":
-        monkeypatch.setattr(engine, "has_callbacks", lambda: False)
+        monkeypatch.setattr(backward, "has_callbacks", lambda: False)
     else:
-        monkeypatch.setattr(engine, "at_end", refuse if engine_is == "refusing" else ignore)
+        monkeypatch.setattr(backward, "at_end", refuse if engine_is == "refusing" else ignore)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reference = Reference(model)

@@ -13,9 +13,10 @@ from scripted import Scripted, Training, collector_that
 from torch import nn
 
 import gradcanary
-from gradcanary import tap, wire
-from gradcanary.records import Logged
+from gradcanary import wire
+from gradcanary.hooks import backward
 from gradcanary.settings import Settings
+from gradcanary.tracking.records import Logged
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def collector(monkeypatch):
     with collector_that() as scripted:
         monkeypatch.setenv("GRADCANARY_URL", scripted.url)
         yield scripted
-        for watch in tuple(gradcanary.watching._open):
+        for watch in tuple(gradcanary.api._open):
             watch.close()
 
 
@@ -51,7 +52,7 @@ def hooks_left() -> int:
     return (
         len(optimizer._global_optimizer_pre_hooks)
         + len(optimizer._global_optimizer_post_hooks)
-        + len(tap._listeners)
+        + len(backward._listeners)
         + hasattr(torch.autograd.backward, "__wrapped__")
     )
 
@@ -106,7 +107,7 @@ def test_a_wrong_argument_names_itself_and_touches_nothing(arguments, error, sai
     with pytest.raises(error, match=said):
         gradcanary.watch(**arguments)
     assert hooks_left() == 0
-    assert gradcanary.watching._open == []
+    assert gradcanary.api._open == []
 
 
 def test_arguments_come_before_the_environment_and_that_before_defaults():
@@ -161,7 +162,7 @@ def test_a_watch_of_another_model_ends_the_earlier_one(collector, training, caps
 
 
 def test_a_cell_run_again_is_the_next_launch_of_the_same_run(collector, training, monkeypatch):
-    monkeypatch.setattr("gradcanary.process_names._unnamed", None)
+    monkeypatch.setattr("gradcanary.identity._unnamed", None)
     monkeypatch.setattr(sys.modules["__main__"], "get_ipython", lambda: None, raising=False)
     first = gradcanary.watch()
     assert gradcanary.watch() is first, "nothing has stepped yet"
@@ -248,8 +249,8 @@ def test_pause_looks_away_until_the_next_step(collector, training):
 
 def test_a_step_by_hand_begins_no_session_that_waits(collector, training):
     """As in a script of ``gradcanary run``, which has no model."""
-    gradcanary.watching.watch_when_training()
-    (watch,) = gradcanary.watching.opened()
+    gradcanary.api.watch_when_training()
+    (watch,) = gradcanary.api.opened()
     with watch:
         training.model(torch.randn(4, 4)).sum().backward()
         gradcanary.step()
@@ -307,7 +308,7 @@ def test_a_forked_child_trains_without_hooks_and_says_nothing(collector, trainin
         training.steps(50)
         watch.log(acc=1)
         watch.close()
-        os._exit(17 if hooks_left() or gradcanary.watching._open else 0)
+        os._exit(17 if hooks_left() or gradcanary.api._open else 0)
     assert os.waitpid(child, 0)[1] == 0
     training.steps(2)
     watch.close()
@@ -394,7 +395,7 @@ def test_objects_of_others_that_cannot_be_asked_are_left_alone(collector, traini
 
 @pytest.mark.parametrize("is_given", [True, False])
 def test_layers_that_cannot_be_found_are_looked_for_once(collector, training, monkeypatch, is_given):
-    monkeypatch.setattr("gradcanary.hooks.discover", boom)
+    monkeypatch.setattr("gradcanary.tracking.optimizers.discover", boom)
     with gradcanary.watch(*([training.model] if is_given else []), run="lost") as watch:
         training.steps(5)
     assert watch._session.guard.caught == 1
@@ -414,7 +415,7 @@ def test_a_name_that_cannot_be_asked_for_is_none(collector, training, monkeypatc
 
 
 def test_a_hosts_logging_that_raises_does_not_reach_the_training(collector, training, monkeypatch):
-    monkeypatch.setattr("gradcanary.observer.Observer.step_begins", boom)
+    monkeypatch.setattr("gradcanary.tracking.recorder.Observer.step_begins", boom)
     monkeypatch.setattr("gradcanary.guard.log", types.SimpleNamespace(error=boom))
     watch = gradcanary.watch(training.model, training.optimizer)
     training.steps(3)

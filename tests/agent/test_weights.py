@@ -13,7 +13,8 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary import gauge, weights
+from gradcanary.stats import weights
+from gradcanary.tracking import gauge
 
 EXACT = 1e-6
 STEPS = 12

@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 from torch.optim import optimizer as optimizers
 
-from gradcanary import naming
+from gradcanary import __version__, identity
 from gradcanary.attach import bootstrap, request
-from gradcanary.version import __version__
 
 PACKAGE = str(Path(bootstrap.__file__).parents[1])
 seen: dict[str, object] = {}
@@ -47,7 +46,7 @@ def asked_for(folder: Path, name: str) -> dict[str, object]:
     return {
         "file": str(home / "program"), "folder": str(home), "package": PACKAGE, "pid": os.getpid(),
         "agent": __version__, "socket": str(home / "socket"), "settings": settings, "for_s": None, "default_run": name,
-        "command": os.getpid(), "command_started": naming.started(os.getpid()), "launch": None,
+        "command": os.getpid(), "command_started": identity.started(os.getpid()), "launch": None,
     }  # fmt: skip
 
 
@@ -94,9 +93,9 @@ def forked() -> int:
     """Return how many watches and hooks a fork has."""
     ours, theirs = os.pipe()
     if not os.fork():
-        from gradcanary import watching
+        from gradcanary import api
 
-        os.write(theirs, b"%d" % (len(watching.opened()) + hooks()))
+        os.write(theirs, b"%d" % (len(api.opened()) + hooks()))
         os._exit(0)
     found = int(os.read(ours, 10))
     os.close(ours)
@@ -120,7 +119,7 @@ def without_files(asked: dict[str, object]) -> bool:
 
 def interrupted(folder: Path) -> None:
     """A Ctrl-C that falls into the moment in which hooks are put on leaves none."""
-    from gradcanary.hooks import Hooks
+    from gradcanary.tracking.optimizers import Hooks
 
     attach = Hooks.attach
 
@@ -147,7 +146,7 @@ def main(folder: Path) -> None:
     let_in(asked)
     seen["waits as it moves in"] = waits
     from gradcanary.attach import resident
-    from gradcanary.transfers import Transfers
+    from gradcanary.export.device_copy import Transfers
 
     resident.POLL_S = 0.02
     seen["in a fork"] = forked()

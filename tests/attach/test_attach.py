@@ -12,9 +12,8 @@ import soak
 from receivers import Receiver
 from targets import Training, Typed, program, training, until
 
-from gradcanary import notices, wire
+from gradcanary import __version__, notices, wire
 from gradcanary.attach import processes, target
-from gradcanary.version import __version__
 
 LOW = [f"blocks.{number}.linear.{kind}" for number in (2, 4, 5) for kind in ("weight", "bias")]
 

@@ -15,7 +15,7 @@ import torch
 from torch.optim import optimizer as optimizers
 from trainings import Loop
 
-from gradcanary import tap
+from gradcanary.hooks import backward
 
 Begin = Callable[[Loop], AbstractContextManager[object]]
 
@@ -59,10 +59,10 @@ def _other_threads_s() -> float:
 @contextmanager
 def _unseen() -> Iterator[None]:
     """Hide a step from a watch: it hears of each optimizer in the process, and of each backward pass."""
-    kept = tap._listeners, optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
-    tap._listeners, optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks = (), {}, {}
+    kept = backward._listeners, optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+    backward._listeners, optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks = (), {}, {}
     yield
-    tap._listeners, optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks = kept
+    backward._listeners, optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks = kept
 
 
 def alone() -> None:

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 import gradcanary
-from gradcanary import fast_path, meter, resting
-from gradcanary.budget import INTERVALS, LOOKS_OVER, IntervalPolicy, Measurement, next_policy
+from gradcanary.settings import INTERVALS
+from gradcanary.tracking import fast_path, layer_hooks, overhead
+from gradcanary.tracking.overhead import LOOKS_OVER, IntervalPolicy, Measurement, next_policy
 
 LOOK = 20
 """Steps of a look; ten times as many would take an hour for the larger models."""
@@ -61,7 +62,7 @@ class Settled:
 
     def watch(self, loop: Training, url: str, every: int) -> gradcanary.Watch:
         """Watch a loop as the agent does by then, but with another interval: 1 samples each step, 1,000 none."""
-        resting.SEEN = fast_path.ALIKE = 1
+        layer_hooks.SEEN = fast_path.ALIKE = 1
         watch = gradcanary.watch(loop.model, loop.optimizer, url=url, run="costs", every=every, step=1)
         forget_forecasts(watch)
         return watch
@@ -86,17 +87,17 @@ def quick_looks(steps: int, looks: list[Measurement], clock: Callable[[], float]
         found = next_policy(policy, look, budget)
         return replace(found, every=min(found.every, INTERVALS[1]))
 
-    kept = meter.GRACE_STEPS, meter.LOOK_STEPS, Measurement.is_complete, meter.next_policy
-    kept_windows = resting.SEEN, fast_path.ALIKE
-    wall, meter.time = meter.time, SimpleNamespace(perf_counter=clock)
-    meter.GRACE_STEPS, meter.LOOK_STEPS = 2 * steps, steps  # the first look has the start in it
-    resting.SEEN = fast_path.ALIKE = 1
+    kept = overhead.GRACE_STEPS, overhead.LOOK_STEPS, Measurement.is_complete, overhead.next_policy
+    kept_windows = layer_hooks.SEEN, fast_path.ALIKE
+    wall, overhead.time = overhead.time, SimpleNamespace(perf_counter=clock)
+    overhead.GRACE_STEPS, overhead.LOOK_STEPS = 2 * steps, steps  # the first look has the start in it
+    layer_hooks.SEEN = fast_path.ALIKE = 1
     Measurement.is_complete = lambda look, every: look.steps >= max(steps, every)
-    meter.next_policy = next_policy_
+    overhead.next_policy = next_policy_
     yield
-    meter.GRACE_STEPS, meter.LOOK_STEPS, Measurement.is_complete, meter.next_policy = kept
-    resting.SEEN, fast_path.ALIKE = kept_windows
-    meter.time = wall
+    overhead.GRACE_STEPS, overhead.LOOK_STEPS, Measurement.is_complete, overhead.next_policy = kept
+    layer_hooks.SEEN, fast_path.ALIKE = kept_windows
+    overhead.time = wall
 
 
 def at_interval(look: Measurement, every: int) -> Measurement:

@@ -12,7 +12,8 @@ from scripted import until
 from torch import Tensor, nn
 
 import gradcanary
-from gradcanary import transfers, weights
+from gradcanary.export import device_copy
+from gradcanary.stats import weights
 
 BUSY_CYCLES = 2_000_000_000
 """Of ``torch.cuda._sleep``: about a second, in which the host gets ahead: by a few steps, because it waits
@@ -52,8 +53,8 @@ def test_values_wait_in_pinned_memory_and_the_training_does_not(collector: Recor
 
 
 def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "BYTES_PER_STEP", 0)
-    monkeypatch.setattr(transfers, "BYTES_PER_LAYER", 1)
+    monkeypatch.setattr(device_copy, "BYTES_PER_STEP", 0)
+    monkeypatch.setattr(device_copy, "BYTES_PER_LAYER", 1)
     trained = Plain()
     with watching(trained, collector, is_watched=True) as watch:
         assert watch is not None

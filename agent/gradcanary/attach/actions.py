@@ -10,13 +10,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from gradcanary import naming, notices, terminal
-from gradcanary.arguments import UNPRINTABLE
+from gradcanary import identity, notices, terminal
 from gradcanary.attach import preflight, processes, request, target
 from gradcanary.attach.processes import Process
 from gradcanary.attach.request import AlreadyAttachedError, AttachError
 from gradcanary.attach.target import Target
-from gradcanary.settings import Settings
+from gradcanary.settings import UNPRINTABLE, Settings
 
 DETACH_S = 60.0
 HEAD = ("PID", "PYTHON", "RANK", "SINCE", "WATCHED BY", "RUN", "COMMAND")
@@ -96,13 +95,13 @@ def _names(first: Process, launch: str | None) -> tuple[str, str | None]:
     environ, started = first.environ, time.localtime(time.time() - processes.age_s(first))
     is_named = "GRADCANARY_LAUNCH" in environ or "SLURM_JOB_ID" in environ
     if is_named:
-        key = naming.launch_id(environ, "")
+        key = identity.launch_id(environ, "")
     elif "RANK" in environ:
-        key = f"{environ.get('MASTER_ADDR')} {environ.get('MASTER_PORT')} {naming.started(first.parent)}"
+        key = f"{environ.get('MASTER_ADDR')} {environ.get('MASTER_PORT')} {identity.started(first.parent)}"
     else:
         key = f"{first.pid} {first.started}"
-    name = naming.run_name(first.script, time.strftime("%Y%m%d", started), key)
-    return name, launch or (None if is_named else naming.session_id())
+    name = identity.run_name(first.script, time.strftime("%Y%m%d", started), key)
+    return name, launch or (None if is_named else identity.session_id())
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, str | None]:

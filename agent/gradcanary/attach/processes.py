@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradcanary import naming
-from gradcanary.arguments import UNPRINTABLE
+from gradcanary import identity
+from gradcanary.settings import UNPRINTABLE
 
 PROC = Path("/proc")
 
@@ -67,7 +67,7 @@ class Process:
     @property
     def script(self) -> str:
         """The name of the script or program."""
-        return naming.subject(self.command) if self.command else "?"
+        return identity.subject(self.command) if self.command else "?"
 
 
 def find(pid: int) -> Process | None:

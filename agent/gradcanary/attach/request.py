@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import gradcanary
-from gradcanary import naming
+from gradcanary import identity
 from gradcanary.attach.processes import Process
 
 PACKAGE = Path(gradcanary.__file__).parent
@@ -92,7 +92,7 @@ def make_home(uid: int) -> Path:
     check_home(uid)
     for file in folder.iterdir():
         pid, _, started = file.name.partition("-")
-        if pid.isdigit() and naming.started(int(pid)) != started.partition(".")[0]:
+        if pid.isdigit() and identity.started(int(pid)) != started.partition(".")[0]:
             file.unlink(missing_ok=True)
         elif pid == "request" and time.time() - file.lstat().st_mtime > ABANDONED_S:
             shutil.rmtree(file, ignore_errors=True)

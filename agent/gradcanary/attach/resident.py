@@ -19,13 +19,11 @@ from typing import Any
 
 import torch
 
-from gradcanary import process_names, summary, watching
+from gradcanary import __version__, api, identity, summary
 from gradcanary.attach.request import PATIENCE_S, read_message, write_message
-from gradcanary.frameworks import unwrapped
-from gradcanary.groups import elements, parameters
-from gradcanary.layers import living
+from gradcanary.model.parameters import elements, living, parameters
+from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
-from gradcanary.version import __version__
 
 POLL_S = 1.0
 
@@ -42,13 +40,13 @@ python -m venv agent-{running} and pip install gradcanary=={running} there"""
 _agent: AttachedAgent | None = None
 
 
-class AttachedWatch(watching.Watch):
+class AttachedWatch(api.Watch):
     """A watch that touches nothing before :meth:`begin`, and ends in steps: :meth:`take_off`, :meth:`settle`,
     :meth:`detach`. A ``watch()`` in the script replaces it."""
 
     def __init__(self, settings: Settings, default_run: str, launch: str | None = None) -> None:
         """Without ``launch`` the environment names the launch."""
-        process_names.call_unnamed(default_run)
+        identity.call_unnamed(default_run)
         super().__init__(replace(settings, step=None), None, None, None, is_automatic=True, begins=False)
         self._launch = launch
 
@@ -149,11 +147,11 @@ class AttachedAgent:
     def prepare(self) -> None:
         """Do the slow part. Touches nothing of the training."""
         global _agent
-        if watching.opened():
-            (first, *_) = watching.opened()
+        if api.opened():
+            (first, *_) = api.opened()
             raise RuntimeError(f"it is watched already, as run {first.run}: {first.url}")
         if self._watch is None:
-            for name in ("session", "spool"):  # what its first step would import; a Python may have no SQLite
+            for name in ("session", "export.spool"):  # what its first step would import; a Python may have no SQLite
                 with contextlib.suppress(ImportError):
                     importlib.import_module(f"gradcanary.{name}")
             self._optimizers = list_optimizers()

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gradcanary import naming, summary
+from gradcanary import __version__, identity, summary
 from gradcanary.attach import injection, processes, request
 from gradcanary.attach.request import AttachError
-from gradcanary.version import __version__
 
 PATIENCE_S = 900.0
 """For the main thread to reach a safe point: it may evaluate, or write a checkpoint."""
@@ -74,7 +73,7 @@ class Target:
             "agent": __version__,
             "pid": process.pid,
             "command": os.getpid(),
-            "command_started": naming.started(os.getpid()),
+            "command_started": identity.started(os.getpid()),
             "socket": str(request.socket_of(process)),
             "settings": settings,
             "for_s": for_s,

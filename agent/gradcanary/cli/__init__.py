@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradcanary import __version__
 from gradcanary.cli import attach, console, endpoints, incidents, run, runs, serve
 from gradcanary.cli.console import UsageError
 from gradcanary.settings import Settings
-from gradcanary.version import __version__
 
 if TYPE_CHECKING:
     from gradcanary.cli.console import Commands

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from gradcanary import wire
-from gradcanary.records import NONFINITE, PARTIAL
+from gradcanary.stats.samples import NONFINITE, PARTIAL
 
 MAX_STEPS = 64
 MAX_SERIES = 1000

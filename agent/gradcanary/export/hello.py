@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-from gradcanary import wire
-from gradcanary.frameworks import chosen
-from gradcanary.layers import Layers
-from gradcanary.observer import Observer
-from gradcanary.version import __version__
+from gradcanary import __version__, wire
+from gradcanary.model.layers import Layers
+from gradcanary.model.training_loop import chosen
+from gradcanary.tracking.recorder import Observer
 
 INTERVAL_S = 15.0
 """Between two heartbeats."""

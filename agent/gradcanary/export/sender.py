@@ -21,12 +21,11 @@ from gradcanary.export.batches import Row, own_faults
 from gradcanary.export.delivery import Delivery
 from gradcanary.export.hello import INTERVAL_S, SessionHello
 from gradcanary.export.outbox import Creates, Outbox, RetryQueue
+from gradcanary.export.reader import Reader
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
-from gradcanary.observer import Observer
-from gradcanary.readings import Reader
-from gradcanary.records import Record
-from gradcanary.ring import Ring
+from gradcanary.tracking.recorder import Observer
+from gradcanary.tracking.records import Record, Ring
 
 FLUSH_S = 0.5
 QUIET_S = 1.0

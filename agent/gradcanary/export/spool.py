@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradcanary import naming
+from gradcanary import identity
 
 try:
     import fcntl
@@ -307,7 +307,7 @@ def report_unsent(environ: Mapping[str, str], say: Callable[[str], None]) -> Non
     The folder may be on a network and hang: this is called in the sender's thread.
     """
     local = environ.get("LOCAL_RANK") or environ.get("SLURM_LOCALID")
-    if (local or str(naming.rank(environ)[0])) != "0":
+    if (local or str(identity.rank(environ)[0])) != "0":
         return
     try:
         place = folder(environ)

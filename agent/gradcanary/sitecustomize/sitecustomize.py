@@ -47,7 +47,7 @@ def watch():
         if sys.version_info < (3, 10):
             raise RuntimeError("gradcanary needs Python 3.10 or newer")
         find_agent()
-        from gradcanary.watching import watch_when_training
+        from gradcanary.api import watch_when_training
 
         watch_when_training()
     except Exception as error:

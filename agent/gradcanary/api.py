@@ -1,0 +1,348 @@
+"""``watch()``: the one call a training makes, and what it gets back."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+from gradcanary import guard, identity, notices, wire
+from gradcanary.settings import (
+    Settings,
+    check_buffer,
+    check_close,
+    check_name,
+    check_watch,
+    number_of,
+    step_of,
+    tags_of,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+Alert = wire.Brief
+
+_lock = threading.Lock()
+_open: list[Watch] = []
+
+
+def watch(
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    run: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    every: int | Literal["auto"] = "auto",
+    budget: float = 0.01,
+    include: str | None = None,
+    exclude: str | None = None,
+    absmax_below: float | None = None,
+    norm_below: float | None = None,
+    step: int | None = None,
+    on_alert: Callable[[Alert], None] | None = None,
+) -> Watch:
+    """Watch the gradients of a training from now on, and return the handle of it.
+
+    Without a model and an optimizer every optimizer that steps in this process is followed; ``watch()`` may come
+    before they exist. Settings from ``run`` to ``step`` can also be given as ``GRADCANARY_<NAME>``; arguments come
+    first. ``every`` is the sampling interval in steps: 1, 10, 100, 1000, or "auto", which is 1 for the first 1,000
+    steps of a launch and then as wide as keeps the agent to its ``budget``, a share of the step time; ``include`` and
+    ``exclude`` are regular expressions over layer names; ``absmax_below`` and ``norm_below`` are thresholds that alert
+    at their word; ``step`` is the number of the next step where the job was resumed.
+
+    A second call for the same optimizer returns the first watch, unless it names another run. Raises TypeError or
+    ValueError on wrong arguments, and nothing else, now or later.
+    """
+    check_watch(model, optimizer, on_alert)
+    settings = Settings.resolve(
+        os.environ,
+        url=url,
+        run=run,
+        token=token,
+        every=every,
+        include=include,
+        exclude=exclude,
+        absmax_below=absmax_below,
+        norm_below=norm_below,
+        step=step,
+        budget=budget,
+    )
+    with _lock:
+        same = _same_watch(settings, model, optimizer, on_alert)
+        return Watch(settings, model, optimizer, on_alert) if same is None else same
+
+
+def step() -> None:
+    """Note, for each open watch, that a step of a loop without an optimizer is over; see :meth:`Watch.step`.
+
+    Without a watch it does nothing.
+    """
+    for each in opened():
+        each.step()
+
+
+def opened() -> tuple[Watch, ...]:
+    """Return the watches that are open."""
+    return tuple(_open)
+
+
+def watch_when_training() -> None:
+    """Watch this process from the first step of an optimizer on: until then it has no session, thread or address.
+
+    What ``gradcanary run`` calls once torch is imported. A ``watch()`` in the script takes over, with its arguments.
+    Raises ValueError on wrong settings in the environment.
+    """
+    settings = Settings.resolve(os.environ)
+    with _lock:
+        if not _open:
+            Watch(settings, None, None, None, is_automatic=True)
+
+
+class Watch:
+    """A training being watched. Nothing raises but wrong arguments; closing it leaves no trace in the process."""
+
+    run: str
+    url: str
+    _launch: str | None = None
+    _notice: notices.Notice | None = None
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+        on_alert: Callable[[Alert], None] | None,
+        *,
+        is_automatic: bool = False,
+        begins: bool = True,
+    ) -> None:
+        from gradcanary.session import Session
+
+        self.run = identity.run_of(settings)
+        self.url = f"{settings.url}/runs/{self.run}"
+        self._settings = settings
+        self._is_automatic = is_automatic
+        self._is_closed = False
+        self._pid = os.getpid()
+        self._leave_exit: Callable[[], object] = lambda: atexit.unregister(self._at_exit)
+        self._session = Session(settings, self.run, self._begin, on_alert)
+        if begins:
+            self._attach(model, optimizer)
+            self._leave_notice()
+        if settings.run not in (None, self.run):
+            self._session.guard.say(
+                f"the run is called {self.run!r}: a name has up to {identity.MAX_RUN} letters, digits, '.', '_' and '-'"
+            )
+
+    @property
+    def incidents(self) -> tuple[Alert, ...]:
+        """The incidents of the run that were open when the collector last answered."""
+        sender = self._session.sender
+        return () if sender is None else sender.incidents
+
+    def log(
+        self,
+        *,
+        loss: object = None,
+        lr: object = None,
+        step: int | None = None,
+        tags: Mapping[str, str] | None = None,
+        **metrics: object,
+    ) -> None:
+        """Store numbers of your own beside the gradients, for the present step or a given one.
+
+        Numbers or tensors of one element (read later, by another thread); ``tags`` tell series of one name apart.
+        A loss given here replaces the one that was captured. Raises TypeError or ValueError on wrong arguments, as
+        long as the watch is open.
+        """
+        if not self._is_ours() or self._session.is_recorded:
+            return
+        values = {"loss": loss, "lr0": lr, **metrics}
+        labels = tags_of(tags)
+        number = step_of(step)
+        for name, value in values.items():
+            if value is None:
+                continue
+            check_name(name, is_own=name in ("loss", "lr0"))
+            self._session.log(name, labels, number, number_of(name, value))
+
+    def observe_accumulator(self, name: str, tensor: torch.Tensor) -> None:
+        """Read a tensor in which you sum a layer's gradients yourself, in place of the layer's ``.grad``.
+
+        Call it once before the first backward pass, which only announces it, and then in each window when the whole
+        sum is there, before it is clipped, handed over or cleared. Without an optimizer :meth:`step` ends the window.
+        Raises TypeError or ValueError on what is no gradient, and on a first call for no watched layer.
+        """
+        check_buffer(name, tensor)
+        if self._is_ours():
+            self._session.observe(name, tensor)
+
+    def step(self) -> None:
+        """Note that a step of a loop without an optimizer is over.
+
+        Call it once in each step, after the update and before gradients are cleared, also where the update is left
+        out. Where an optimizer is followed, its own steps are counted and this call does nothing.
+        """
+        if self._is_ours():
+            self._session.step()
+
+    def pause(self) -> None:
+        """Look away until the next step, as in an evaluation with ``backward()``: its K is 0, it has no loss."""
+        self._session.pause()
+
+    def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:
+        """End the watch: send what is left, for ``timeout_s`` at most, and leave no hook or thread behind.
+
+        While another thread trains, its next ``backward()`` or ``close()`` removes the hooks, and the last window is
+        not sent.
+        """
+        check_close(state, timeout_s)
+        self._close(state, None, timeout_s)
+
+    def __enter__(self) -> Watch:  # noqa: PYI034 -- typing.Self came with Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _stack: TracebackType | None
+    ) -> None:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = None
+        self._close("finished" if error is None else "crashed", error, 5.0)
+
+    def serves(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
+        """Tell whether a new ``watch()`` with these arguments means this watch."""
+        if optimizer is not None or model is not None:
+            return self._session.covers(model, optimizer)
+        # A cell of a notebook that runs again begins a new launch; elsewhere a second watch() is the first.
+        return not (is_notebook() and self._session.has_stepped)
+
+    def yield_to_next(self) -> None:
+        """End because another model or optimizer is watched from now on."""
+        self._session.guard.say(
+            "a new watch() for another model or optimizer ends the earlier one; "
+            "watch() without arguments follows all optimizers of a process"
+        )
+        self.close()
+
+    def _begin(self) -> str:
+        """Return the launch; called as the session begins, which is later and maybe in a fork where it waited."""
+        from multiprocessing import parent_process, util
+
+        self._pid = os.getpid()
+        if parent_process() is None:
+            atexit.register(self._at_exit)
+        else:  # a child of multiprocessing that was forked ends without atexit
+            self._leave_exit = util.Finalize(None, self._at_exit, exitpriority=0).cancel
+        self._launch = self._launch or identity.launch_of(self.run)
+        return self._launch
+
+    def _attach(
+        self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, *, is_late: bool = False
+    ) -> None:
+        self._session.attach(model, optimizer, waits=self._is_automatic, is_late=is_late)
+        _open.append(self)
+
+    def _leave_notice(self) -> None:
+        """Let ``gradcanary ps`` find the watch; without such files, or without one more, it does not."""
+        with suppress(AttributeError, OSError):
+            by = "gradcanary run" if self._is_automatic else "watch()"
+            self._notice = notices.Notice(run=self.run, url=self.url, by=by)
+
+    def _withdraw_notice(self) -> None:
+        if self._notice is not None:
+            self._notice.withdraw()
+
+    def _gives_way(self, settings: Settings, *others: object) -> bool:
+        """Tell whether it was automatic, and a ``watch()`` with these arguments asks for anything else."""
+        asks = settings != self._settings or any(other is not None for other in others)
+        return self._is_automatic and (asks or self._session.sender is None)
+
+    def _lives_on(self) -> bool:
+        """In a forked child: tell whether the watch is one of the child, too; one that waits is."""
+        lives = self._session.sender is None
+        if lives:
+            self._pid = os.getpid()
+        else:
+            self._session.forked()
+            self._withdraw_notice()
+        return lives
+
+    def _is_ours(self) -> bool:
+        return not self._is_closed and os.getpid() == self._pid
+
+    def _at_exit(self) -> None:
+        error = error_of_process()
+        self._close("finished" if error is None else "crashed", error, 5.0, is_exit=True)
+        if os.getpid() == self._pid:
+            self._session.leave()
+
+    def _close(self, state: str, error: BaseException | None, timeout_s: float, *, is_exit: bool = False) -> None:
+        if self._is_closed and os.getpid() == self._pid:
+            self._session.leave_late()
+        if not self._is_ours():
+            return
+        self._is_closed = True
+        if self in _open:
+            _open.remove(self)
+        self._withdraw_notice()
+        end = wire.End(state, None, guard.describe(error))
+        self._session.close(end, timeout_s, self._leave_exit, is_exit=is_exit)
+
+
+def _same_watch(
+    settings: Settings,
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    on_alert: Callable[[Alert], None] | None,
+) -> Watch | None:
+    """Return the open watch that a ``watch()`` with these arguments means, and end those that it does not."""
+    for earlier in tuple(_open):
+        if earlier._gives_way(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
+            earlier.close()
+            continue
+        is_same_run = settings.run is None or identity.allowed(settings.run) == earlier.run
+        if is_same_run and earlier.serves(model, optimizer):
+            return earlier
+        if not is_same_run or (model is None and optimizer is None):
+            earlier.close()
+        else:
+            earlier.yield_to_next()
+    return None
+
+
+def _forked() -> None:
+    """In a forked child: the watches of the parent are not ours, but one that waits goes on waiting here as well."""
+    global _lock
+    _lock = threading.Lock()
+    _open[:] = [watch for watch in _open if watch._lives_on()]  # noqa: SLF001 -- likewise
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def error_of_process() -> BaseException | None:
+    """Return what ends this process, None where it ends well."""
+    if hasattr(sys, "ps1") or is_notebook():
+        return None  # the last error of an interactive session did not end it
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None) or _error_of_child()
+
+
+def is_notebook() -> bool:
+    """Say whether cells run here, each maybe again."""
+    return hasattr(sys.modules.get("__main__"), "get_ipython") or "ipykernel" in sys.modules
+
+
+def _error_of_child() -> BaseException | None:
+    """Return what ends a child of multiprocessing, which tells nobody; torch exits with 1 while handling it."""
+    error = sys.exc_info()[1]
+    return error.__context__ if isinstance(error, SystemExit) else error

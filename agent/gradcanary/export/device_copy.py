@@ -1,0 +1,321 @@
+"""How the values of a record come from GPUs to the host: nobody waits for them, neither the training nor the sender.
+
+1. As a record is handed over, its tensors on a device are packed into one and copied to pinned memory, on a stream of
+   our own, which first waits for those that they were made on. No stream of the training waits for anything.
+2. An event tells that the copy has arrived. Hooks ask it, in the training's thread: a question from another thread
+   would break a CUDA graph that is being recorded meanwhile (torch's own watchdog of NCCL did, pytorch#104487). For
+   the same reason the sender gets tensors of the host only, and nothing at all is done while a graph is recorded.
+3. Until then the record holds the tensors: their memory is not used again while it is read. Where a watch ends before,
+   ``record_stream`` sees to that.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gradcanary.guard import Failed
+from gradcanary.hooks.graphs import is_capturing
+from gradcanary.model.parameters import is_lazy
+from gradcanary.stats.samples import Kind, Part
+from gradcanary.tracking.records import Logged, Record, Ring
+
+KIND = "cuda"
+"""Of the devices whose tensors are brought here: also AMD's."""
+
+HOST = ("cpu", "meta")
+"""Of what lies elsewhere, on MPS or XPU, nothing tells when a copy has arrived: the hand-over waits for it, in the
+training's thread, because not every such device may be used from another one."""
+
+STEPS_AHEAD = 64
+"""Records on their way that there is room for: as many as the host is ahead of a GPU, and more."""
+
+BYTES_PER_STEP, BYTES_PER_LAYER, MOST_BYTES = 2**14, 64, 2**27
+
+FINISH_S = 1.0
+_POLL_S = 0.001
+
+
+class Arrival(Protocol):
+    """An event after a copy, as ``torch.cuda.Event``."""
+
+    def query(self) -> bool:
+        """Say whether it has happened, without waiting."""
+
+
+class Lane:
+    """A stream of our own on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped in torch
+        self._makers: set[torch.cuda.Stream] = set()
+
+    def note(self) -> None:
+        """Remember the present stream: what is handed over next may be made on it."""
+        self._makers.add(torch.cuda.current_stream(self._device))
+
+    def is_free(self) -> bool:
+        """Say whether no CUDA graph is being recorded on a stream that a copy has to wait for."""
+        return not any(map(_is_recorded, list(self._makers)))  # log() adds to them from other threads
+
+    def send(self, tensors: Sequence[Tensor], into: Tensor) -> Arrival:
+        """Copy the bytes of tensors of the device, one after the other."""
+        makers, self._makers = self._makers, set()
+        for stream in makers:
+            self._stream.wait_stream(stream)
+        with torch.cuda.stream(self._stream):
+            into.copy_(torch.cat([*map(_bytes, tensors)]), non_blocking=True)
+            arrival: Arrival = self._stream.record_event()
+        return arrival
+
+    def abandon(self, tensors: Iterable[Tensor]) -> None:
+        """Have memory that is let go of now not used again before our stream has read it."""
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
+
+
+class Pinned:
+    """Memory of the host that is taken and given back in turn."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory = memory
+        self._taken = self._end = 0
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def take(self, size: int) -> tuple[Tensor, int] | None:
+        """Return so many bytes in a row, and what is to be given back for them; None while there is no room."""
+        skipped = 0 if self._end + size <= len(self) else len(self) - self._end
+        if self._taken + skipped + size > len(self):
+            return None
+        start = (self._end + skipped) % len(self)
+        self._end = start + size
+        self._taken += skipped + size
+        return self._memory[start : start + size], skipped + size
+
+    def give(self, taken: int) -> None:
+        """Give back what was taken first."""
+        self._taken -= taken
+
+
+@dataclass
+class _Load:
+    """What a record has on one device, by falling size of the elements: so each begins where its dtype may."""
+
+    tensors: list[Tensor]
+    holders: list[Part | Logged]
+    packed: Tensor
+    arrival: Arrival
+
+    def unpack(self) -> None:
+        """Put what has arrived where the tensors of the device were."""
+        pieces = torch.split(self.packed.clone(), [tensor.nbytes for tensor in self.tensors])
+        for holder, tensor, piece in zip(self.holders, self.tensors, pieces, strict=True):
+            holder.value = piece.view(tensor.dtype).view(tensor.shape)
+
+
+@dataclass
+class _Flight:
+    """A record on its way, and how much it has taken of which pinned memory."""
+
+    record: Record
+    loads: dict[torch.device, _Load] = field(default_factory=dict)
+    taken: list[tuple[Pinned, int]] = field(default_factory=list)
+    is_whole: bool = False
+
+    def has_arrived(self) -> bool:
+        return all(load.arrival.query() for load in self.loads.values())
+
+
+class Transfers:
+    """Takes records in the training's thread and puts them into the ring, in their order, once the host has their
+    values. What there is no room for is dropped there, and counted."""
+
+    def __init__(self, ring: Ring[Record], failed: Failed) -> None:
+        self._ring, self._failed = ring, failed
+        self.lanes: dict[torch.device, Lane] = {}
+        self._pinned: Pinned | None = None
+        self._layers = 0
+        self._has_slow = False
+        self._waiting: deque[Record] = deque()
+        self._flights: deque[_Flight] = deque()
+        # Several devices have several threads in a backward pass.
+        self._lock = threading.Lock()
+
+    def prepare(self, devices: Collection[torch.device], layers: int) -> None:
+        """Make what takes time, pinned memory above all, before there is something to hand over."""
+        self._layers = max(self._layers, layers)
+        self._has_slow = any(map(is_slow, devices))
+        mine = [device for device in devices if device.type == KIND]
+        if mine and not is_capturing():
+            for device in mine:
+                self._lane(device)
+            self._room()
+
+    def visit(self) -> None:
+        """In the training's thread, before and after work of ours: see where it is done, and what has arrived."""
+        if self.lanes and not is_capturing():
+            for lane in list(self.lanes.values()):
+                lane.note()
+            self._go_on()
+
+    def note(self, tensor: Tensor) -> None:
+        """Right after a tensor was made, see on which stream: that may be none that our hooks see."""
+        if tensor.device.type == KIND and not is_capturing():
+            self._lane(tensor.device).note()
+
+    def hand(self, record: Record) -> None:
+        """Take a record; it holds nothing of other devices once it is in the ring."""
+        if "torch_xla" in sys.modules:
+            _drop_lazy(record)
+        if self._has_slow:
+            _fetch(record)
+        elif not (self.lanes or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # untyped in torch
+            self._ring.put(record)  # no GPU, and so nothing on one
+            return
+        if not (self._waiting or self._flights or any(_by_device(record))):
+            self._ring.put(record)
+            return
+        if len(self._waiting) >= STEPS_AHEAD:  # a graph is being recorded, for ever
+            self._ring.drop()
+            return
+        self._waiting.append(record)
+        if not is_capturing():
+            self._go_on()
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait, for so long at most, until all has arrived; what has not is lost, and counted."""
+        deadline = time.monotonic() + timeout_s
+        while self._waiting or self._flights:
+            if is_capturing() or time.monotonic() > deadline:
+                break
+            self._go_on()
+            time.sleep(_POLL_S if self._flights else 0)
+        self._ring.drop(len(self._waiting) + len(self._flights))
+        for flight in self._flights:
+            for device, load in flight.loads.items():
+                self._lane(device).abandon(load.tensors)
+        self._waiting.clear()
+        self._flights.clear()
+
+    def _go_on(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            while self._waiting and self._is_sent(self._waiting[0]):
+                self._waiting.popleft()
+            while self._flights and self._flights[0].has_arrived():
+                self._land(self._flights.popleft())
+        finally:
+            self._lock.release()
+
+    def _is_sent(self, record: Record) -> bool:
+        """Send a record; say whether that is settled, be it that there was no room for it."""
+        by_device = _by_device(record)
+        for device in by_device:
+            self._lane(device).note()
+        if not all(self._lane(device).is_free() for device in by_device):
+            return False
+        flight = _Flight(record)
+        self._flights.append(flight)
+        try:
+            flight.is_whole = all(self._is_on_its_way(flight, *each) for each in by_device.items())
+        except Exception as error:  # noqa: BLE001 -- a record that cannot be copied must not hold up the others
+            self._failed("copying from a GPU", error)
+        self._ring.drop(not flight.is_whole)
+        return True
+
+    def _is_on_its_way(self, flight: _Flight, device: torch.device, held: list[tuple[Tensor, Part | Logged]]) -> bool:
+        held.sort(key=lambda each: each[0].element_size(), reverse=True)
+        tensors = [tensor for tensor, _ in held]
+        needed = sum(tensor.nbytes for tensor in tensors)
+        pinned = self._room()
+        room = pinned.take(-(-needed // 16) * 16)
+        if room is None:
+            return False
+        packed, taken = room[0][:needed], room[1]
+        flight.taken.append((pinned, taken))
+        with torch.no_grad():
+            arrival = self._lane(device).send(tensors, packed)
+        flight.loads[device] = _Load(tensors, [holder for _, holder in held], packed, arrival)
+        return True
+
+    def _land(self, flight: _Flight) -> None:
+        if flight.is_whole:
+            for load in flight.loads.values():
+                load.unpack()
+            self._ring.put(flight.record)
+        for pinned, taken in flight.taken:
+            pinned.give(taken)
+
+    def _lane(self, device: torch.device) -> Lane:
+        lane = self.lanes.get(device)
+        if lane is None:
+            lane = self.lanes[device] = Lane(device)
+        return lane
+
+    def _room(self) -> Pinned:
+        """Return the pinned memory, a larger one where there are more layers than before: what is in the other one
+        arrives there."""
+        needed = min(STEPS_AHEAD * (BYTES_PER_STEP + BYTES_PER_LAYER * self._layers), MOST_BYTES)
+        if self._pinned is None or len(self._pinned) < needed:
+            self._pinned = Pinned(torch.empty(needed, dtype=torch.uint8, device="cpu", pin_memory=KIND == "cuda"))
+        return self._pinned
+
+
+def is_slow(device: torch.device) -> bool:
+    """Say whether what lies on a device has to be waited for."""
+    return device.type != KIND and device.type not in HOST and not is_lazy(device)
+
+
+def _fetch(record: Record) -> None:
+    """Wait for what lies where only that helps."""
+    for holder in record.values():
+        if isinstance(holder.value, Tensor) and is_slow(holder.value.device):
+            holder.value = _fetched(holder.value)
+
+
+def _fetched(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu")
+
+
+def _drop_lazy(record: Record) -> None:
+    """Leave out what lies where reading it would cut the training's graph: loss, scale, rates and logged numbers."""
+    if any(part.kind is Kind.RATE and _is_lazy_tensor(part.value) for part in record.parts):
+        record.parts = [part for part in record.parts if part.kind is not Kind.RATE]  # each is named by its place
+    record.parts = [part for part in record.parts if not _is_lazy_tensor(part.value)]
+    record.logged = [each for each in record.logged if not _is_lazy_tensor(each.value)]
+    for sample in record.samples:
+        sample.parts = [part for part in sample.parts if not _is_lazy_tensor(part.value)]
+
+
+def _is_lazy_tensor(value: object) -> bool:
+    return isinstance(value, Tensor) and is_lazy(value.device)
+
+
+def _by_device(record: Record) -> dict[torch.device, list[tuple[Tensor, Part | Logged]]]:
+    """Return the tensors of a record that have to be brought here, with what holds them."""
+    found: dict[torch.device, list[tuple[Tensor, Part | Logged]]] = {}
+    for holder in record.values():
+        if isinstance(value := holder.value, Tensor) and value.device.type == KIND:
+            found.setdefault(value.device, []).append((value, holder))
+    return found
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _is_recorded(stream: torch.cuda.Stream) -> bool:
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,356 @@
+"""``fp32_accumulators()``: the gradients of bfloat16 and float16 parameters add up in float32.
+
+How it works, for each parameter that was chosen:
+
+1. A hook that torch calls after each accumulation makes a ``.grad`` of low precision float32: after the first
+   micro-step, where that is exact. torch adds the next ones to it, in float32.
+2. A hook before the optimizer's step (after each evaluation of a closure) rounds ``.grad``, once, to the dtype of the
+   parameter. Nothing has to be undone after the step, so nothing is left where it raises.
+
+The storage of ``.grad`` is exchanged, not the tensor: who holds it goes on seeing the gradient.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradcanary.guard import Guard
+from gradcanary.hooks import backward, graphs
+from gradcanary.hooks.graphs import is_capturing
+from gradcanary.hooks.parameter_hook import AFTER, Hook
+from gradcanary.model.declared_dtypes import is_summed, register, unregister
+from gradcanary.model.distributed import is_shard
+from gradcanary.model.layers import discover, dtype_name, named_parameters
+from gradcanary.model.parameters import Held, Reference, held_by, living
+from gradcanary.model.training_loop import unwrapped
+from gradcanary.settings import DEFAULT_URL, Settings
+from gradcanary.stats.kernels import LOW_PRECISION
+
+Parameters = Sequence[nn.Parameter]
+
+HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")
+"""Since torch 2.10. Before, the same sums are right until ``torch.compile`` compiles while there is such a gradient: it
+raises then, and torch 2.1 takes the hooks off ``step`` as well.
+"""
+
+INSTEAD = {
+    "DistributedDataParallel": "it takes gradients in the parameters' dtype only: keep these parameters in float32 and "
+    "train under torch.autocast (of PEFT: autocast_adapter_dtype=True)",
+    "FullyShardedDataParallel": "give it float32 parameters and MixedPrecision(param_dtype=torch.bfloat16, "
+    "reduce_dtype=torch.float32)",
+    "DTensor": "give fully_shard() float32 parameters and MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
+    "reduce_dtype=torch.float32)",
+}
+"""Who sums gradients in tensors of its own, to what gives float32 there."""
+
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+_ALL_NAMES = Settings(DEFAULT_URL, None, None, "auto", None, None, None, None, None)
+
+_orphans: list[Fp32Accumulators] = []
+"""Those whose optimizer is gone."""
+
+
+def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = None) -> Fp32Accumulators:
+    """Sum the gradients of an optimizer's bfloat16 and float16 parameters in float32, from now on until it is closed.
+
+    ``params`` chooses among them: None all, "lora" those whose name holds ``lora_``, any other text those in whose
+    name, as ``watch()`` gives it, this regular expression is found; parameters that the optimizer gets later are not
+    among them. Their ``.grad`` is a float32 tensor while micro-steps add up, for clipping and unscaling, too; for the
+    step it becomes one of the parameter's dtype, rounded once. It takes 4 bytes per element in place of 2.
+
+    Returns a context manager with ``close()``; an exception in its block passes. Raises TypeError or ValueError on an
+    optimizer that is none, without such parameters, with ones that DDP or FSDP reduces, or that are summed so already;
+    ValueError on torch before 2.10.
+    """
+    inner = unwrapped(optimizer)
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise TypeError(f"fp32_accumulators({type(optimizer).__name__}): it takes a torch.optim.Optimizer")
+    if params is not None and not isinstance(params, str):
+        raise TypeError(f"fp32_accumulators(params=) is a {type(params).__name__}: it must be None or a text")
+    if params == "":
+        raise ValueError("fp32_accumulators(params=''): it must be a regular expression that is not empty")
+    if not HAS_GRAD_DTYPE:
+        raise ValueError(
+            f"fp32_accumulators() needs torch 2.10 or newer, this is {torch.__version__}: keep the parameters in "
+            "float32 and train under torch.autocast, whose gradients are float32"
+        )
+    chosen = _low_of(inner) if params is None else _named(inner, params)
+    if (owner := _reducer_of(chosen)) is not None:
+        raise ValueError(f"fp32_accumulators(): the parameters belong to a {owner}; {INSTEAD[owner]}")
+    for orphan in tuple(_orphans):
+        orphan.close()
+    if any(map(is_summed, chosen)):
+        raise ValueError("fp32_accumulators(): these gradients are summed in float32 already; close() that one first")
+    held = held_by([inner])
+    accumulators = Fp32Accumulators([Summed(parameter, held.get(id(parameter))) for parameter in chosen])
+    accumulators.attach(inner)
+    return accumulators
+
+
+class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
+    """What :func:`fp32_accumulators` returns. It keeps neither the parameters nor the optimizer alive."""
+
+    def __init__(self, summed: Sequence[Summed]) -> None:
+        self._summed = summed
+        self._handle: Any = None
+        self._guard = Guard()
+        self._is_checked = self._has_summed = False
+        self._is_looked_at = True
+        self._forget: Callable[[], object] = lambda: None
+        self._hook = self._guard.wrap("summing in float32", self._accumulated)
+        self._listener = self._guard.wrap("summing what was moved", self._backward_called)
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Begin. After the end of the optimizer the next backward pass, or the next of these objects, closes this one:
+        the float32 gradients fit no other optimizer."""
+        self._guard.wrap("keeping out of torch.compile", graphs.keep_out)()
+        for each in self._summed:
+            each.begin(self._hook)
+        for parameter in self._living():
+            self._has_summed = self._has_summed or parameter.grad is not None
+            widen(parameter)
+        self._handle = optimizer.register_step_pre_hook(self._step_begins)
+        backward.listen(self._listener)
+        # The garbage collector may run this in any thread, within a pass, or while a CUDA graph is recorded.
+        ends = weakref.finalize(optimizer, _orphans.append, self)
+        ends.atexit, self._forget = False, ends.detach
+
+    def close(self) -> None:
+        """End, and leave no hook; the present sum stays in ``.grad``, in the parameter's dtype. Idempotent."""
+        if self._handle is None:
+            return
+        self._handle.remove()
+        self._handle = None
+        if self in _orphans:
+            _orphans.remove(self)
+        backward.leave(self._listener)
+        self._guard.wrap("looking for parameters", self._find_lost)()
+        for each in self._summed:
+            self._guard.wrap("leaving a gradient as it was", each.end)()
+        self._forget()
+        self._summed = ()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _stack: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Fp32Accumulators, ((),)  # a copy, of whatever holds this, is closed: its parameters are copies, too
+
+    def _living(self) -> Parameters:
+        return [parameter for each in self._summed if (parameter := each()) is not None]
+
+    def _find_lost(self) -> None:
+        """Without its optimizer nothing leads to a parameter any more but a look at all that lives."""
+        if lost := [each for each in self._summed if each.is_lost()]:
+            tensors = list(living(Tensor))
+            for each in lost:
+                each.find(tensors)
+
+    def _renew(self) -> None:
+        for each in self._summed:
+            each.renew(self._hook)
+
+    def _backward_called(self, _tensors: object) -> None:
+        """Before the first pass since a step: what the script has moved by swapping tensors has lost its hook."""
+        if self in _orphans and not is_capturing():
+            self.close()
+        if not self._is_looked_at:
+            self._is_looked_at = True
+            self._renew()
+
+    def _accumulated(self, parameter: nn.Parameter) -> None:
+        if graphs.is_backward_traced():
+            return
+        if not self._is_checked:
+            self._is_checked = True
+            if (owner := _reducer_of(self._living())) is not None:
+                self._guard.say(f"fp32_accumulators() ends: its parameters are in a {owner} now; {INSTEAD[owner]}")
+                self.close()
+                return
+        self._has_summed = True
+        widen(parameter)
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 -- as torch has it: None, or other arguments
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        self._guard.wrap("summing what is not frozen any more", self._renew)()
+        self._is_looked_at = False
+        if not callable(closure):
+            self._guard.wrap("handing gradients over", self._hand_over)(optimizer)
+            return None
+        evaluated = self._around(closure, optimizer)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": evaluated}
+        return (args[0], evaluated, *args[2:]), kwargs
+
+    def _around(self, closure: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+        """Return the closure for the step: not before it has run is the sum complete."""
+
+        @wraps(closure)
+        def evaluated(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- as the script wrote it
+            loss = closure(*args, **kwargs)
+            self._guard.wrap("handing gradients over", self._hand_over)(optimizer)
+            return loss
+
+        return evaluated
+
+    def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = self._living()
+        if not self._has_summed and any(parameter.grad is not None for parameter in parameters):
+            self._guard.say(
+                "fp32_accumulators() sees no gradient being summed: it has no part in compiled autograd, nor in "
+                "gradients made by hand"
+            )
+        if any(parameter.dtype is torch.float16 for parameter in parameters):
+            _unscale(optimizer)
+        for parameter in parameters:
+            narrow(parameter, parameter.dtype)
+
+
+def _low_of(optimizer: torch.optim.Optimizer) -> Parameters:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    low = [parameter for parameter in parameters if parameter.dtype in LOW_PRECISION]
+    if not low:
+        kinds = ", ".join(sorted({dtype_name(parameter.dtype) for parameter in parameters})) or "nothing"
+        raise ValueError(f"fp32_accumulators(optimizer): it holds {kinds}, and neither bfloat16 nor float16 to help")
+    return low
+
+
+def _named(optimizer: torch.optim.Optimizer, params: str) -> Parameters:
+    try:
+        expression = re.compile("lora_" if params == "lora" else params)
+    except re.error as error:
+        raise ValueError(f"fp32_accumulators(params={params!r}): it must be a regular expression ({error})") from error
+    low = {id(parameter) for parameter in _low_of(optimizer)}
+    layers = discover([optimizer], None, _ALL_NAMES, Guard().catch)
+    found = [
+        (layer.name, reference()) for layer, reference in zip(layers.layer_set.layers, layers.references, strict=True)
+    ]
+    named = [(name, parameter) for name, parameter in found if expression.search(name) and parameter is not None]
+    chosen = [parameter for _, parameter in named if id(parameter) in low]
+    if not chosen:
+        what = f"{len(named)} layers, none of them bfloat16 or float16" if named else "no layer"
+        others = ", ".join([name for name, parameter in found if id(parameter) in low][:3])
+        raise ValueError(f"fp32_accumulators(params={params!r}) matches {what}; there are, for example, {others}")
+    return chosen
+
+
+def _reducer_of(parameters: Parameters) -> str | None:
+    """Return the kind of what sums the gradients of one of them in tensors of its own."""
+    if any(is_shard(parameter) for parameter in parameters):
+        return "DTensor"
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    mine = {id(parameter) for parameter in parameters}
+    for module in living(nn.Module):
+        kind = next((each.__name__ for each in type(module).__mro__ if each.__name__ in _WRAPPERS), None)
+        if kind is not None and any(id(each) in mine for _, each, _ in named_parameters(module)):
+            return kind
+    return None
+
+
+def _unscale(optimizer: torch.optim.Optimizer) -> None:
+    """Do what a fused kernel would, in float32: a GradScaler leaves it the division by the scale.
+
+    The scaled sum may be too large for float16 where the gradient is not.
+    """
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is None:
+        return
+    for gradient in _gradients(optimizer):
+        gradient.div_(scale.to(gradient.device))
+    optimizer.grad_scale = None  # type: ignore[attr-defined]  # the scaler's own word for "is done"
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+class Summed:
+    """Called, it returns the parameter, None once its optimizer does not hold it any more."""
+
+    def __init__(self, parameter: nn.Parameter, held: Held | None) -> None:
+        self._reference: Callable[[], nn.Parameter | None] = Reference(parameter, held, None)
+        self._id, self._dtype = id(parameter), parameter.dtype
+        self._allowed: torch.dtype | None = parameter.grad_dtype
+        self._hook: Hook | None = None
+
+    def __call__(self) -> nn.Parameter | None:
+        return self._reference()
+
+    def begin(self, call: Callable[[Tensor], None]) -> None:
+        """Let its gradient have any dtype, and have ``call`` called with each that was added up."""
+        register(self._id, self)
+        self.renew(call)
+
+    def renew(self, call: Callable[[Tensor], None]) -> None:
+        """Hook it as soon as it is trainable, torch takes no hook on one that is frozen; and again after a swap."""
+        parameter = self._reference()
+        if parameter is None:
+            return
+        if self._hook is None and parameter.requires_grad:
+            parameter.grad_dtype = None  # any
+            self._hook = Hook(self, parameter, AFTER, call)
+        elif self._hook is None or self._hook.renew():
+            parameter.grad_dtype = None
+
+    def end(self) -> None:
+        """Take the hook off, and leave the gradient in the dtype that it may have without us."""
+        parameter = self._reference()
+        unregister(self._id, self)
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        if parameter is not None:
+            is_other = self._allowed is self._dtype is not parameter.dtype  # None of what is allowed is any
+            allowed = parameter.dtype if is_other else self._allowed
+            narrow(parameter, allowed or parameter.dtype)
+            parameter.grad_dtype = allowed
+
+    def is_lost(self) -> bool:
+        """Say whether there is a hook, and nobody who leads to its parameter."""
+        return self._hook is not None and self._reference() is None
+
+    def find(self, tensors: Iterable[Tensor]) -> None:
+        """Look for it among tensors, until its end."""
+        for tensor in tensors:
+            if id(tensor) == self._id and self._hook is not None and self._hook.is_on(tensor):
+                self._reference = partial(_same, tensor)
+
+
+def _same(tensor: Any) -> Any:  # noqa: ANN401 -- an optimizer takes any leaf for a parameter
+    return tensor
+
+
+def widen(parameter: nn.Parameter) -> None:
+    """Make its gradient float32; one that is part of a graph stays as it is."""
+    gradient = parameter.grad
+    if gradient is not None and gradient.dtype in LOW_PRECISION and not gradient.requires_grad:
+        gradient.data = gradient.data.float()
+
+
+def narrow(parameter: nn.Parameter, dtype: torch.dtype) -> None:
+    """Round its gradient; one after the other, so that not all are there twice."""
+    gradient = parameter.grad
+    if gradient is None or gradient.dtype is not torch.float32 or dtype not in LOW_PRECISION or gradient.requires_grad:
+        return
+    # A sparse sum has an addend per use of a row until then.
+    total = gradient.data.coalesce() if gradient.layout is torch.sparse_coo else gradient.data
+    rounded = total.to(dtype)
+    if dtype is torch.float16 and gradient.layout is torch.strided:
+        # The GradScaler has looked for infinities in the sum; what float16 cannot hold must not be a new one.
+        largest = torch.finfo(dtype).max
+        rounded = torch.where(total.isfinite(), rounded.clamp(-largest, largest), rounded)
+    gradient.data = rounded

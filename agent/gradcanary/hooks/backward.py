@@ -1,0 +1,174 @@
+"""The calls of ``backward()``: the loss, seen without code in the loop, their number, and the end of a pass.
+
+The end is a callback of torch's autograd engine: private, and not trusted before it came once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from gradcanary.model.distributed import whole
+
+Listener = Callable[[object], None]
+"""Takes what ``backward()`` was called on, whatever that is, and never raises."""
+
+_listeners: list[Listener] = []
+"""Changed in place: a finalizer may change it while the same thread does."""
+
+_original: Callable[..., Any] | None = None
+_installed: Callable[..., Any] | None = None
+_lock = threading.RLock()
+
+_KEPT = 64
+"""Losses kept for an optimizer that has not stepped yet. Of a window of more micro-steps there is none: the sum of some
+would be another loss."""
+
+
+def listen(listener: Listener) -> None:
+    """Call the listener with what each outermost backward pass starts from, before it runs."""
+    global _original, _installed
+    with _lock:
+        _listeners.append(listener)
+        if _installed is None:
+            _original = torch.autograd.backward
+            _installed = _tapped(_original)
+            torch.autograd.backward = _installed
+
+
+def leave(listener: Listener) -> None:
+    """Stop calling the listener; the last one to leave restores ``torch.autograd.backward``."""
+    global _original, _installed
+    with _lock:
+        if listener in _listeners:
+            _listeners.remove(listener)
+        # Where somebody else wrapped our function meanwhile, theirs stays, and ours in it only passes calls on.
+        if not _listeners and _installed is not None and torch.autograd.backward is _installed:
+            torch.autograd.backward = _original  # type: ignore[assignment]  # what it was before
+            _original = _installed = None
+
+
+def renew_lock() -> None:
+    """Make a new lock: a forked child has the old one, maybe held by a thread that only the parent has."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=renew_lock)
+
+
+def _tapped(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- torch's own signature, passed on as it is
+        if _listeners and is_outermost():
+            tensors = args[0] if args else kwargs.get("tensors")
+            for listener in tuple(_listeners):
+                listener(tensors)
+        return original(*args, **kwargs)
+
+    return backward
+
+
+def is_outermost() -> bool:
+    """Return False inside a backward pass: the roots of reentrant checkpointing are no losses."""
+    task = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001 -- asked for politely: it may be absent
+    return task is None or bool(task() == -1)
+
+
+def single_elements(tensors: object) -> list[Tensor]:
+    """Return the roots of one element, without those that are spread over processes: a collective would have to tell
+    their value."""
+    if type(tensors) is Tensor:  # by far the most usual, and never spread
+        return [tensors] if tensors.numel() == 1 and tensors.is_floating_point() else []
+    if isinstance(tensors, Tensor):
+        tensors = (tensors,)
+    if not isinstance(tensors, (tuple, list)):
+        return []  # an iterator must reach torch unread
+    single = (each for each in tensors if isinstance(each, Tensor) and each.numel() == 1 and each.is_floating_point())
+    return [root for each in single if (root := whole(each)) is not None]
+
+
+class Calls:
+    """All that is known of passes through layers that had no hooks yet; of others, what to take the loss from."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._present: list[Tensor] = []
+        self._kept: list[Tensor] = []
+        self._all: list[Tensor] = []
+        self._is_cut = False
+        self._unsynced = 0
+        self.is_noted = True
+
+    def add(self, roots: list[Tensor]) -> None:
+        """Note a call, and keep a copy of what it starts from."""
+        copies = [root.data.clone() for root in roots]  # detach() would be dispatched, for three times as long
+        self.count += 1
+        self._present = copies
+        self.is_noted = False
+        self._is_cut = self._is_cut or len(self._all) + len(copies) > _KEPT
+        self._all = [] if self._is_cut else self._all + copies
+
+    def skip(self) -> None:
+        """Let a call pass that is not to be looked at."""
+        self._present = []
+        self.is_noted = True
+
+    def keep(self) -> None:
+        """Note that the present pass has reached a layer, maybe without reducing a shard and calling a hook."""
+        if not self.is_noted:
+            self._kept, self._present = [*self._kept, *self._present], []
+            self._unsynced += 1
+            self.is_noted = True
+
+    def take(self) -> tuple[list[Tensor], int]:
+        """Return what the present pass and those that were kept start from, once, and how many were kept."""
+        is_present_kept = self.is_noted and self._unsynced > 0
+        unsynced = self._unsynced - 1 if is_present_kept else self._unsynced
+        taken = self._kept + self._present
+        self._kept, self._present, self._unsynced, self.is_noted = [], [], 0, True
+        return taken, unsynced
+
+    def take_all(self) -> list[Tensor]:
+        """Return what all passes since the last step started from, nothing where those were too many to be kept."""
+        self._present, self._kept = [], []
+        return self._all
+
+    def forget(self) -> int:
+        """Return how many there were, and begin anew."""
+        count, self.count, self._all, self._is_cut = self.count, 0, [], False
+        self._kept, self._unsynced = [], 0
+        return count
+
+
+def has_callbacks() -> bool:
+    """Return True if torch has the private calls. The first backward pass of the training shows if they work.
+
+    A pass of ours would make torch start the threads of its GPUs, and forbid backward passes to forks after that.
+    """
+    return hasattr(torch._C, "_current_graph_task_id") and hasattr(Variable._execution_engine, "queue_callback")  # noqa: SLF001 -- private
+
+
+def current_pass() -> int:
+    """Return a number that no other backward pass has, -1 outside of one."""
+    number: int = torch._C._current_graph_task_id()  # noqa: SLF001 -- see has_callbacks
+    return number
+
+
+def passes() -> Callable[[], int]:
+    """Return :func:`current_pass` for those who ask once per layer: torch's own, without a call around it."""
+    number: Callable[[], int] = torch._C._current_graph_task_id  # noqa: SLF001 -- see has_callbacks
+    return number
+
+
+def at_end(callback: Callable[[], None]) -> None:
+    """Call the callback when the present backward pass has ended, after callbacks that were queued before."""
+    Variable._execution_engine.queue_callback(callback)  # noqa: SLF001 -- see has_callbacks

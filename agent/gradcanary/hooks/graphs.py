@@ -1,0 +1,77 @@
+"""When to look away: ``torch.compile`` sees hardly anything of the agent, and a CUDA graph records none of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+Hook = Callable[[Any, Any, Any], None]
+
+_is_traced: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling  # noqa: SLF001 -- torch 2.1
+
+
+class Graphs:
+    """``stepped`` tells that an optimizer stepped inside a compiled graph, where no hook of ours runs."""
+
+    def __init__(self) -> None:
+        self.stepped = False
+
+    def outside(self, hook: Hook) -> Hook:
+        """Return a step hook of which a graph contains nothing but the mark. Written, never read: reads are guarded."""
+
+        def called(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401 -- as torch calls it
+            if _is_traced():
+                self.stepped = True
+            else:
+                hook(optimizer, args, kwargs)
+
+        return called
+
+
+def keep_out() -> None:
+    """Have the agent's functions run as they are where they are called beside compiled code."""
+    skip = _skip()
+    package = __name__.partition(".")[0]
+    for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == package]:
+        for code in _codes_of(module):
+            skip(code)
+
+
+is_backward_traced = _is_traced
+"""Whether a gradient hook is being traced, as compiled autograd does; called for each layer, so nothing around it."""
+
+
+def _skip() -> Callable[[CodeType], object]:
+    """Return what ``torch.compiler.disable`` uses; that itself would import the compiler, which takes seconds."""
+    native: Any = torch._C._dynamo.eval_frame  # noqa: SLF001 -- as the docstring says
+    if hasattr(native, "skip_code"):
+        skip: Callable[[CodeType], object] = native.skip_code  # until torch 2.6 or so
+        return skip
+    action = native._FrameAction  # noqa: SLF001 -- likewise
+    strategy = native._FrameExecStrategy(action.SKIP, action.DEFAULT)  # noqa: SLF001 -- likewise
+    return lambda code: native.set_code_exec_strategy(code, strategy)
+
+
+def _codes_of(module: ModuleType) -> Iterator[CodeType]:
+    owners = [module, *(each for each in vars(module).values() if isinstance(each, type))]
+    for value in (value for owner in owners for value in vars(owner).values()):
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            yield from _nested(function.__code__)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+def is_capturing() -> bool:
+    """Say whether a CUDA graph is being recorded: our kernels must not become part of it."""
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # untyped in torch
+    return is_used and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,117 @@
+"""The names of a session: run, launch, session id, rank. A process keeps a name that it was given once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradcanary.settings import Settings
+
+
+MAX_RUN = 100
+MAX_ID = 64
+
+_unnamed: str | None = None
+_launches: dict[str, tuple[str, int]] = {}
+
+
+def run_name(script: str, date: str, launch: str | None = None) -> str:
+    """Return ``<script>-<date>-<4 hex>`` for a run that was given no name; of one launch it is always the same."""
+    stem = Path(script).stem if script not in ("", "-c", "-m") else "python"
+    digits = secrets.token_hex(2) if launch is None else _hashed(launch)[:4]
+    return f"{allowed(stem, MAX_RUN - 14)}-{date}-{digits}"
+
+
+def allowed(name: str, longest: int = MAX_RUN) -> str:
+    """Return the name with all that a path of the collector does not take turned into ``-``."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:longest]
+    return re.sub(r"^\.", "-", plain) or "-"
+
+
+def subject(program: Sequence[str]) -> str:
+    """Return the word that names a run: the script, else the module, else the command."""
+    words = " ".join(program[1:]).split()  # a shell's command is one word
+    script = next((word for word in words if word.endswith(".py")), None)
+    if script is None and "-m" in program[1:-1]:
+        return program[program.index("-m", 1) + 1].rpartition(".")[2]
+    return script or program[0]
+
+
+def launch_id(environ: Mapping[str, str], launcher_started: str) -> str:
+    """Return what all ranks of one start of a job agree on; random for a job that no launcher started.
+
+    ``launcher_started`` tells two starts of the same elastic job apart.
+    """
+    if given := environ.get("GRADCANARY_LAUNCH"):
+        return allowed(given, MAX_ID - 6)
+    if "SLURM_JOB_ID" in environ:
+        return _hashed(environ["SLURM_JOB_ID"], environ.get("SLURM_RESTART_COUNT", "0"))
+    if "TORCHELASTIC_RUN_ID" in environ:
+        keys = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+        return _hashed(*(environ.get(key, "") for key in keys), launcher_started)
+    return secrets.token_hex(8)
+
+
+def numbered(launch: str, number: int) -> str:
+    """Return the id of the launch of that number, from 1, that one process makes: ``<id>``, ``<id>.2``, ``<id>.3``."""
+    return launch if number == 1 else f"{launch}.{number}"
+
+
+def started(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot; nothing where the system does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+    except (OSError, IndexError, UnicodeError):
+        return ""
+
+
+def rank(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Return rank and world size as launchers put them into the environment."""
+    numbers = (environ.get("RANK", "0"), environ.get("WORLD_SIZE", "1"))
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        return 0, 1
+    mine, world = int(numbers[0]), max(int(numbers[1]), 1)
+    return (mine, world) if mine < world else (0, 1)
+
+
+def session_id() -> str:
+    """Return a new random id; never from ``random``, whose state belongs to the training."""
+    return secrets.token_hex(8)
+
+
+def _hashed(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def call_unnamed(run: str) -> None:
+    """Give the run a name where nobody names it, whoever of its job was watched before."""
+    global _unnamed
+    _unnamed = allowed(run)
+
+
+def run_of(settings: Settings) -> str:
+    """Return the name of the run: the given one, the framework's, or one that is made of the script's."""
+    from gradcanary.model import training_loop
+
+    global _unnamed
+    if settings.run is None:
+        if (given := training_loop.run_name()) is not None:
+            return allowed(given)
+        _unnamed = _unnamed or run_name(sys.argv[0] if sys.argv else "", time.strftime("%Y%m%d"))
+        return _unnamed
+    return allowed(settings.run)
+
+
+def launch_of(run: str) -> str:
+    """Return the launch: the launcher's for the first watch of a run, the next one for each later watch."""
+    launch, number = _launches.get(run) or (launch_id(os.environ, started(os.getppid())), 0)
+    _launches[run] = launch, number + 1
+    return numbered(launch, number + 1)

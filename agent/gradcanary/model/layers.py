@@ -1,0 +1,303 @@
+"""Which parameters a watch follows, and what they are called."""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradcanary import facts, wire
+from gradcanary.model import distributed
+from gradcanary.model.declared_dtypes import dead_keys, declared
+from gradcanary.model.parameters import Held, Reference, held_by, is_lazy, living
+from gradcanary.settings import Settings
+
+_WRAPPERS = {
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
+    ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
+    ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
+    ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper"): "_checkpoint_wrapped_module",
+    ("megatron.core.distributed.distributed_data_parallel", "DistributedDataParallel"): "module",
+    ("megatron.core.transformer.module", "Float16Module"): "module",
+    ("deepspeed.runtime.engine", "DeepSpeedEngine"): "module",
+}
+"""Class (by module and name: importing FSDP takes a second) to the child that carries no meaning in a name."""
+
+_FRAMEWORKS = ("peft", "diffusers", "transformers", "lightning", "pytorch_lightning")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_MAX_LAYERS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """The layers of a session, in model order: the same index in all columns.
+
+    References hold nothing: a model that the user lets go of is freed, watched or not.
+    ``optimizers`` holds the position of the optimizer that steps each layer, None for one that nobody steps yet.
+    ``is_sharded`` tells whether other processes hold other parts of them, and ``local_numel`` of each layer what this
+    one speaks for; ``has_shards`` whether their gradients are reduced before anybody sees them; ``owners`` are the
+    modules that hold them, ``facts`` what a reader of their numbers must know; ``declared`` holds the dtypes that
+    somebody asked for to sum their gradients in. ``gathered`` leads to the gathered parameters of offloaded shards, by
+    layer: a hook on such a shard would make FSDP2 wait for each copy to the host.
+    """
+
+    references: tuple[Reference, ...]
+    optimizers: tuple[int | None, ...]
+    layer_set: wire.LayerSet
+    framework: str | None
+    is_sharded: bool = False
+    has_shards: bool = False
+    owners: tuple[weakref.ref[nn.Module], ...] = ()
+    facts: tuple[wire.Fact, ...] = ()
+    declared: tuple[str | None, ...] = ()
+    gathered: Mapping[int, Callable[[], nn.Parameter | None]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+
+@dataclass(frozen=True)
+class _Place:
+    name: str
+    module_class: str | None
+    owner: weakref.ref[nn.Module] | None = None
+
+
+def discover(
+    optimizers: Sequence[torch.optim.Optimizer],
+    model: nn.Module | None,
+    settings: Settings,
+    failed: Callable[[str, Exception], None],
+) -> Layers:
+    """Return the layers: all that the optimizers hold, and the trainable rest of the model.
+
+    Names are those of the model, else of ``param_groups[i]["param_names"]``, else of the modules that one pass over
+    the garbage collector's objects finds, else ``group0.1``. ``failed`` is told of what could be done without.
+    """
+    grouped = _grouped(optimizers)
+    roots = [model] if model is not None else _roots(optimizers, grouped)
+    places = _places(roots)
+    named = {
+        key: (parameter, place)
+        for key, (parameter, place) in places.items()
+        if key in grouped or (model is not None and parameter.requires_grad)
+    }
+    for key, (parameter, _, group, given) in grouped.items():
+        if key not in named or model is None:
+            module_class = named[key][1].module_class if key in named else None
+            owner = named[key][1].owner if key in named else None
+            name = given if given and not (key in named and _has_wrapper(given)) else None
+            name = name or (named[key][1].name if key in named else f"group{group}.{key_position(optimizers, key)}")
+            named[key] = (parameter, _Place(name, module_class, owner))
+    layers = _layers(named, grouped, held_by(optimizers), settings, _framework(roots))
+    is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
+    layers = replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
+    layers = replace(layers, facts=(*layers.facts, *((facts.PIPELINE,) if _has_stage() else ())))
+    try:
+        layers = _with_gathered(layers)
+    except Exception as error:  # noqa: BLE001 -- private names of torch: where they changed, the shards get the hooks
+        failed("looking for offloaded shards", error)
+    try:
+        return _with_declared(layers, roots, optimizers)
+    except Exception as error:  # noqa: BLE001 -- configs are other people's objects; the layers are worth having without
+        failed("looking for declared dtypes", error)
+        return layers
+
+
+def _has_stage() -> bool:
+    """Return True if this process has a stage of a pipeline whose other stages are in other processes."""
+    kind = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
+    return kind is not None and any(stage.group_size > 1 for stage in living(kind))
+
+
+def _with_gathered(layers: Layers) -> Layers:
+    """Return the layers with the ways to the gathered parameters. Offloaded shards lie on the host, others are not
+    looked for."""
+    found = [reference() for reference in layers.references] if layers.has_shards else []
+    ids = {id(each): layer for layer, each in enumerate(found) if each is not None and each.device.type == "cpu"}
+    ways = distributed.gathered(living(nn.Module)) if ids else {}
+    return replace(layers, gathered={ids[key]: way for key, way in ways.items() if key in ids})
+
+
+def _with_declared(layers: Layers, roots: Iterable[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> Layers:
+    """Return the layers with what was asked for of their accumulators, and with what of that nothing reads."""
+    ids = [id(reference()) for reference in layers.references]
+    asked = declared(roots, optimizers)
+    names = dict(zip(ids, (layer.name for layer in layers.layer_set.layers), strict=True))
+    dead = dead_keys(optimizers, names)
+    return replace(layers, declared=tuple(map(asked.get, ids)), facts=(*layers.facts, *dead))
+
+
+def key_position(optimizers: Sequence[torch.optim.Optimizer], key: int) -> int:
+    """Return the position of a parameter in its group: the only name of one that no module holds."""
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            if id(parameter) == key:
+                return position
+    return 0
+
+
+def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module]]:
+    """Yield name, parameter and owner, in model order, without what wrappers add to the names."""
+    seen: set[int] = set()
+    left = [("", root)]
+    while left:
+        prefix, module = left.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        for name, parameter in module.named_parameters(recurse=False):
+            yield f"{prefix}{name}", parameter, module
+        hidden = _hidden_child(module)
+        for name, child in reversed(list(module.named_children())):
+            left.append((prefix if name == hidden else f"{prefix}{name}.", child))
+
+
+def _class_of(module: nn.Module) -> type:
+    """Return the class that the user wrote: FSDP2 puts one of its own in front."""
+    kinds = type(module).__mro__
+    is_wrapped = len(kinds) > 2 and kinds[1].__name__ == "FSDPModule"
+    return kinds[2] if is_wrapped else kinds[0]
+
+
+def _hidden_child(module: nn.Module) -> str | None:
+    for kind in type(module).__mro__:
+        if (child := _WRAPPERS.get((kind.__module__, kind.__name__))) is not None:
+            return child
+    return None
+
+
+def _has_wrapper(name: str) -> bool:
+    return any(part in _WRAPPERS.values() for part in name.split("."))
+
+
+def _grouped(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[nn.Parameter, int, int, str | None]]:
+    """Return per parameter id: parameter, optimizer, group (numbered over all optimizers), name in the group."""
+    grouped: dict[int, tuple[nn.Parameter, int, int, str | None]] = {}
+    number = 0
+    for position, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            names: Iterable[Any] = group.get("param_names") or [None] * len(group["params"])
+            for parameter, name in zip(group["params"], names, strict=False):
+                grouped.setdefault(id(parameter), (parameter, position, number, name))
+            number += 1
+    return grouped
+
+
+def _roots(optimizers: Sequence[torch.optim.Optimizer], grouped: dict[int, Any]) -> list[nn.Module]:
+    """Return the outermost modules that hold the parameters, the one with most of them first."""
+    names = [name for *_, name in grouped.values()]
+    if not optimizers or (all(names) and not any(map(_has_wrapper, names))):
+        return []
+    modules = living(nn.Module)
+    inner = {id(child) for module in modules for child in _children(module)}
+    held = {id(module): _held(module, grouped) for module in modules if id(module) not in inner}
+    roots = [module for module in modules if held.get(id(module))]
+    return sorted(roots, key=lambda module: -held[id(module)])
+
+
+def _children(module: nn.Module) -> list[nn.Module | None]:
+    held = module.__dict__.get("_modules")  # none where __init__ has not run
+    return list(held.values()) if isinstance(held, dict) else []
+
+
+def _held(root: nn.Module, grouped: dict[int, Any]) -> int:
+    try:
+        return sum(id(parameter) in grouped for _, parameter, _ in named_parameters(root))
+    except Exception:  # noqa: BLE001 -- any module that lives in the process, maybe one whose __init__ raised
+        return 0
+
+
+def _places(roots: Iterable[nn.Module]) -> dict[int, tuple[nn.Parameter, _Place]]:
+    places: dict[int, tuple[nn.Parameter, _Place]] = {}
+    for root in roots:
+        for name, parameter, owner in named_parameters(root):
+            places.setdefault(id(parameter), (parameter, _Place(name, _class_of(owner).__name__, weakref.ref(owner))))
+    return places
+
+
+def _layers(
+    named: dict[int, tuple[nn.Parameter, _Place]],
+    grouped: dict[int, Any],
+    held: dict[int, Held],
+    settings: Settings,
+    framework: str | None,
+) -> Layers:
+    wanted = [(p, place) for p, place in named.values() if _is_wanted(p, place.name, settings)]
+    able = [(p, place) for p, place in wanted if not is_lazy(p.device)]
+    chosen = able[:_MAX_LAYERS]
+    names = unique(place.name for _, place in chosen)
+    groups = [grouped.get(id(parameter), (None, None, None, None)) for parameter, _ in chosen]
+    sizes = [p.numel() for p, _ in chosen]
+    is_sharded = any(distributed.is_spread(p) for p, _ in chosen)
+    if is_sharded:
+        is_first = torch.distributed.get_rank() == 0
+        sizes = [distributed.owned_numel(p, is_first=is_first) for p, _ in chosen]
+    layers = tuple(
+        wire.Layer(
+            name, tuple(p.shape), size, dtype_name(p.dtype), group, place.module_class and place.module_class[:200]
+        )
+        for name, (p, place), (_, _, group, _), size in zip(names, chosen, groups, sizes, strict=True)
+    )
+    return Layers(
+        references=tuple(
+            Reference(parameter, held.get(id(parameter)), None if place.owner is None else place.owner())
+            for parameter, place in chosen
+        ),
+        optimizers=tuple(position for _, position, _, _ in groups),
+        layer_set=wire.LayerSet(wire.layer_set_id(layers), layers),
+        declared=(None,) * len(layers),
+        framework=framework,
+        is_sharded=is_sharded and any(sizes),
+        facts=(
+            *((facts.SHARDED,) if is_sharded and any(sizes) else ()),
+            *((facts.LAZY_DEVICE,) if len(able) < len(wanted) else ()),
+            *((facts.too_many_layers(len(able), _MAX_LAYERS),) if len(chosen) < len(able) else ()),
+        ),
+        has_shards=any(distributed.is_shard(p) for p, _ in chosen),
+        owners=tuple(dict.fromkeys(place.owner for _, place in chosen if place.owner is not None)),
+    )
+
+
+def _is_wanted(parameter: nn.Parameter, name: str, settings: Settings) -> bool:
+    if nn.parameter.is_lazy(parameter) or parameter.is_meta or parameter.numel() == 0:
+        return False
+    return is_chosen(name, settings)
+
+
+def is_chosen(name: str, settings: Settings) -> bool:
+    """Say whether include and exclude leave a layer of this name."""
+    included = settings.include is None or settings.include.search(name) is not None
+    return included and (settings.exclude is None or settings.exclude.search(name) is None)
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Return names as the wire takes them: printable, at most 500 characters, equal ones with #2, #3."""
+    taken: set[str] = set()
+    result = []
+    for name in names:
+        plain = _UNPRINTABLE.sub("?", name)[: wire.MAX_NAME] or "?"
+        free, number = plain, 1
+        while free in taken:
+            number += 1
+            free = f"{plain[: wire.MAX_NAME - 8]}#{number}"
+        taken.add(free)
+        result.append(free)
+    return result
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype as the wire says it: ``bfloat16``, not ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _framework(roots: Iterable[nn.Module]) -> str | None:
+    owners = {kind.__module__.partition(".")[0] for root in roots for kind in type(root).__mro__}
+    return next((framework for framework in _FRAMEWORKS if framework in owners), None)

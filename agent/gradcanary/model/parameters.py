@@ -1,0 +1,132 @@
+"""Ways back to a parameter that hold nothing of the tensor itself; parameter groups; living objects."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+References = Sequence[Callable[[], nn.Parameter | None]]
+
+Held = tuple[torch.optim.Optimizer, int, int]
+"""An optimizer that holds a parameter, in which of its groups, and at which position there."""
+
+Optimizer = torch.optim.Optimizer
+
+Kind = TypeVar("Kind")
+LAZY = ("xla",)
+
+
+class Reference:
+    """Called, it returns the parameter; None once neither its optimizer nor its module holds it any more.
+
+    The optimizer is asked first: under FSDP2 a module holds the gathered parameter in place of the shard in between.
+    An id is enough to know it by: while one of the two holds it nothing else can have it, and what else comes to have
+    it in the same place has taken over the layer.
+    """
+
+    __slots__ = ("_attribute", "_group", "_id", "_is_searched", "_optimizer", "_owner", "_position")
+
+    def __init__(self, parameter: nn.Parameter, held: Held | None, owner: nn.Module | None) -> None:
+        optimizer, self._group, self._position = held or (None, 0, 0)
+        if owner is not None and optimizer is not None and "param_groups" not in vars(optimizer):
+            optimizer = None  # one that makes its groups anew each time takes too long to be asked for each layer
+        self._id = id(parameter)
+        self._optimizer = _nothing if optimizer is None else weakref.ref(optimizer)
+        self._owner = _nothing if owner is None else weakref.ref(owner)
+        self._attribute = _attribute(owner, parameter)
+        self._is_searched = owner is not None
+
+    def __call__(self) -> nn.Parameter | None:
+        if (optimizer := self._optimizer()) is not None:
+            try:
+                found: nn.Parameter = optimizer.param_groups[self._group]["params"][self._position]
+            except Exception:  # noqa: BLE001 -- its groups are others now, of whatever class they are
+                return self._elsewhere()
+            if id(found) == self._id:
+                return found
+        return self._elsewhere()
+
+    def _elsewhere(self) -> nn.Parameter | None:
+        owner = self._owner()
+        found = None if owner is None else owner._parameters.get(self._attribute)  # noqa: SLF001 -- what it holds now
+        if id(found) == self._id:
+            return found
+        optimizer = self._optimizer()
+        if self._is_searched or optimizer is None:
+            return None
+        self._is_searched = True  # once: of a parameter that is gone another one may get the id, in another place
+        held = held_by([optimizer]).get(self._id)
+        if held is None:
+            return None
+        _, self._group, self._position = held
+        return self()
+
+
+def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, Held]:
+    """Return where optimizers hold their parameters, by the parameter's id."""
+    found: dict[int, Held] = {}
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            for position, parameter in enumerate(group["params"]):
+                found.setdefault(id(parameter), (optimizer, number, position))
+    return found
+
+
+def are_same(some: References, others: References) -> bool:
+    """Say whether both lead to the same parameters, all of which are there."""
+    if len(some) != len(others):
+        return False
+    return all(a() is b() is not None for a, b in zip(some, others, strict=True))
+
+
+def _nothing() -> None:
+    return None
+
+
+def _attribute(owner: nn.Module | None, parameter: nn.Parameter) -> str:
+    held = {} if owner is None else owner._parameters  # noqa: SLF001 -- named_parameters() leaves out the shared ones
+    return next((name for name, each in held.items() if each is parameter), "")
+
+
+def groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the parameter groups, none of an optimizer that has not become one."""
+    try:
+        return list(optimizer.param_groups)
+    except Exception:  # noqa: BLE001 -- any optimizer that lives in the process, maybe one whose __init__ raised
+        return []
+
+
+def parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of all groups."""
+    return [parameter for group in groups(optimizer) for parameter in group["params"]]
+
+
+def sizes(optimizer: Optimizer) -> list[int]:
+    """Return how many parameters each group has: another number tells that what is followed has changed."""
+    return [len(group["params"]) for group in groups(optimizer)]
+
+
+def elements(optimizer: Optimizer) -> int:
+    """Return how many numbers the parameters have."""
+    return sum(parameter.numel() for parameter in parameters(optimizer))
+
+
+def living(kind: type[Kind]) -> list[Kind]:
+    """Return all objects of a kind. By type: ``isinstance`` asks the object, and raised on a dead proxy."""
+    return [found for found in gc.get_objects() if issubclass(type(found), kind)]
+
+
+def learning_rates(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[float | torch.Tensor, ...]:
+    """Return a copy of the learning rate of each group that has one."""
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
+    return tuple([each.detach().clone() if isinstance(each, torch.Tensor) else float(each) for each in rates])
+
+
+def is_lazy(device: torch.device) -> bool:
+    """Return True where torch only notes what is to be computed: reading a value there cuts the training's graph."""
+    return device.type in LAZY

@@ -1,0 +1,200 @@
+"""Where a layer's gradients are summed, and what a sum of low precision loses.
+
+Beside it the same gradients of a few layers are summed up in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gradcanary.guard import Failed, reporting, reraise
+from gradcanary.hooks.graphs import is_capturing
+from gradcanary.hooks.parameter_hook import AFTER, BEFORE, Hook
+from gradcanary.model.parameters import References
+from gradcanary.stats.kernels import LOW_PRECISION, readable, scaled_norm, spread
+from gradcanary.stats.weights import some, weight_of
+
+PER_SAMPLE = 4
+OFTEN, RARELY = 3, 16
+"""After three looks at each layer there is one in each 16th sample only."""
+
+ELEMENTS = 1024
+_BELOW_BFLOAT16, _BELOW_FLOAT16 = 0xFFFF, 0x1FFF
+_FULL_FLOAT16, _PER_SUBNORMAL = 2.0**-13, 2.0**24
+
+EACH = 100
+FIRST = 2
+"""The first window looked at after the one in which a watch began: early enough to be told while somebody waits."""
+
+PER_WINDOW = 8
+MAX_BYTES = 2**26
+"""Of all float32 sums of a window: 64 MiB. A layer whose sum is larger is left out."""
+
+
+def accumulator(parameter: Tensor) -> Tensor | None:
+    """Return the tensor that a parameter's gradients are summed in: ``main_grad`` where there is one, as of Megatron,
+    else ``.grad``."""
+    main = getattr(parameter, "main_grad", None)
+    return main if isinstance(main, Tensor) else parameter.grad
+
+
+def low_bits(gradients: Mapping[int, Tensor], failed: Failed = reraise) -> list[tuple[list[int], Tensor]]:
+    """Return tensors [3, layers], one per device, of float32 gradients by layer; kernels only, nothing is read.
+
+    Of the elements looked at they count those that tell anything, that have bits which bfloat16 has not, and that have
+    bits which float16 has not. A float32 sum of gradients in float16 consists of multiples of 2^-24: under 2^-13 it
+    fits into float16 as it is, and tells nothing.
+    """
+    parts = {layer: part for layer, gradient in gradients.items() if (part := spread(gradient, ELEMENTS)) is not None}
+    devices: dict[torch.device, list[int]] = {}
+    for layer, part in parts.items():
+        devices.setdefault(part.device, []).append(layer)
+    found = []
+    for layers in devices.values():
+        with reporting(failed, "looking at low bits", parts[layers[0]]):
+            found.append((layers, _counts([parts[layer] for layer in layers])))
+    return found
+
+
+def whose_turn(number: int, layers: int) -> list[int]:
+    """Return which layers, by position, are looked at in a sample of this number."""
+    is_early = number < OFTEN * -(-layers // PER_SAMPLE)
+    if not is_early and number % RARELY:
+        return []
+    return some(range(layers), number if is_early else number // RARELY, PER_SAMPLE)
+
+
+def _counts(parts: Sequence[Tensor]) -> Tensor:
+    elements = torch.zeros(len(parts), ELEMENTS, dtype=torch.float32, device=parts[0].device)
+    for row, part in zip(elements, parts, strict=True):
+        row[: part.numel()].copy_(part)
+    bits = elements.view(torch.int32)
+    telling = (elements.abs() >= _FULL_FLOAT16) | (elements * _PER_SUBNORMAL).frac().ne(0)
+    below = ((bits & mask).count_nonzero(dim=1) for mask in (_BELOW_BFLOAT16, _BELOW_FLOAT16))
+    return torch.stack([telling.count_nonzero(dim=1), *below])
+
+
+def is_due(step: int, first: int) -> bool:
+    """Say whether a window is one to look at: by its number, so that all ranks take the same."""
+    return step - first == FIRST or (step > first and step % EACH == 0)
+
+
+@dataclass
+class _Sum:
+    """A float32 sum, of how many gradients, and the state that the last addition left the real one in."""
+
+    total: Tensor
+    count: int = 1
+    left: tuple[int, int] = (0, 0)
+
+
+class Shadows:
+    """The float32 sums of a window, by position of the layer; none while no window is looked at."""
+
+    def __init__(self, wrap: Callable[[str, Callable[..., None]], Callable[..., None]], failed: Failed) -> None:
+        self._wrap, self._failed = wrap, failed
+        self._references: References = ()
+        self._sums: dict[int, _Sum | None] = {}
+        self._hooks: list[Hook] = []
+
+    def begin(self, references: References, step: int, interval: int) -> None:
+        """Sum up what comes from now on, of layers whose sums are of low precision; the step chooses among them.
+
+        ``interval`` lies between two samples.
+        """
+        self.end()
+        self._references = references
+        low = [place for place, reference in enumerate(references) if _is_low(reference())]
+        room = MAX_BYTES
+        for place in some(low, step // max(EACH, interval), PER_WINDOW):
+            parameter = references[place]()
+            if parameter is not None and 4 * parameter.numel() <= room:
+                room -= 4 * parameter.numel()
+                self._follow(place, parameter)
+
+    @property
+    def are_on(self) -> bool:
+        """Whether a window is looked at."""
+        return bool(self._references)
+
+    def end(self) -> None:
+        """Let go of the window."""
+        for hook in self._hooks:
+            hook.remove()
+        self._references, self._hooks, self._sums = (), [], {}
+
+    def losses(self, counts: Sequence[int]) -> dict[int, Tensor]:
+        """Return tensors of six, by position, of sums in which several gradients are and nothing else: the L2 norms of
+        the difference, of the sum, and of the float32 sum, each a product of two. Kernels only, nothing is read."""
+        found = {}
+        for place, known in self._sums.items():
+            stored = self._stored(place)
+            if known is None or stored is None or not 1 < counts[place] == known.count:
+                continue
+            if known.left == _state(stored) and readable(stored) and stored.dtype in LOW_PRECISION:
+                with torch.no_grad(), reporting(self._failed, "measuring what a sum lost", stored):
+                    found[place] = _norms(stored, known.total)
+        return found
+
+    def _follow(self, place: int, parameter: Tensor) -> None:
+        self._sums[place] = None
+        come, added = (self._wrap("summing up in float32", partial(each, place)) for each in (self._come, self._added))
+        reference = self._references[place]
+        self._hooks += [Hook(reference, parameter, BEFORE, come), Hook(reference, parameter, AFTER, added)]
+
+    def _come(self, place: int, gradient: Tensor) -> None:
+        """Add a gradient, unless somebody else wrote to the real sum: what was clipped meanwhile is not lost."""
+        if place not in self._sums or is_capturing():
+            return  # what is added here would become part of the CUDA graph; a sum without it is not told
+        known, stored = self._sums[place], self._stored(place)
+        if gradient.layout is not torch.strided or (known is not None and known.left != _state(stored)):
+            del self._sums[place]
+            return
+        with torch.no_grad():
+            if known is None:
+                total = gradient.to(torch.float32, copy=True)
+                self._sums[place] = _Sum(total if stored is None else total.add_(stored))
+            else:
+                known.total.add_(gradient)
+                known.count += 1
+
+    def _added(self, place: int, parameter: Tensor) -> None:
+        known = self._sums.get(place)
+        if known is not None:
+            known.left = _state(parameter.grad)
+
+    def _stored(self, place: int) -> Tensor | None:
+        parameter = self._references[place]()
+        return None if parameter is None else parameter.grad
+
+
+def loss_of(factors: Sequence[float]) -> tuple[float, float] | None:
+    """Return accumulation error and norm ratio, None where a sum is zero or not finite."""
+    lost, stored, exact = (factors[at] * factors[at + 1] for at in (0, 2, 4))
+    return (lost / exact, stored / exact) if exact > 0 and math.isfinite(lost + stored + exact) else None
+
+
+def _norms(stored: Tensor, exact: Tensor) -> Tensor:
+    """Return the factors of three norms; one temporary tensor at a time."""
+    lost = scaled_norm(stored.float().sub_(exact))
+    return torch.stack([*lost, *scaled_norm(stored.float()), *scaled_norm(exact.clone())])
+
+
+def _state(gradient: Tensor | None) -> tuple[int, int]:
+    """Return what changes when a gradient is replaced or written to, without reading it."""
+    return (0, -1) if gradient is None else (gradient.data_ptr(), gradient._version)  # noqa: SLF001 -- documented only by its name
+
+
+def _is_low(parameter: Tensor | None) -> bool:
+    """Say so of a parameter whose gradients torch itself sums in low precision, in ``.grad``, and lets a hook see."""
+    if parameter is None or not parameter.requires_grad or hasattr(parameter, "main_grad"):
+        return False
+    weight = weight_of(parameter)
+    is_plain = weight is not None and type(parameter.data) is Tensor
+    return is_plain and getattr(parameter, "grad_dtype", parameter.dtype) in LOW_PRECISION

@@ -1,0 +1,364 @@
+"""A few kernels over a set of gradients, on the training thread.
+
+Nothing here waits for a value: :func:`measure` returns tensors, and :func:`gradcanary.stats.samples.read` (on the
+sender thread) turns them into numbers. Both go by device and dtype. Small gradients of one shape lie side by side in
+one tensor: a kernel takes hardly longer over all than over one. If a kernel fails, ``failed`` gets the error, and its
+layers have no numbers, while all others have theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from gradcanary.guard import Failed, reporting, reraise
+from gradcanary.model.parameters import is_lazy
+from gradcanary.stats.samples import Kind, Part
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+_SCHEMA = torch.ops.aten._foreach_norm.Scalar._schema  # noqa: SLF001 -- torch's own optimizers use it
+_SUMS_IN_A_DTYPE = any(argument.name == "dtype" for argument in _SCHEMA.arguments)
+"""Whether torch sums the squares of many low-precision tensors in float32 at once; the first versions could not."""
+
+_TINY = 2.0**-126
+
+_AUTOCAST_HAS_DEVICES = hasattr(torch, "get_autocast_dtype")
+"""Whether ``torch.is_autocast_enabled`` takes a device: both came with torch 2.4."""
+
+CHUNK = 2**22
+"""Elements that a kernel gets at once where it copies them first: 32 MiB in float64. A whole embedding copied is more
+than a device that is nearly full has."""
+
+COUNTED = 2**24
+"""Elements that float32 counts exactly."""
+
+MOST_PACKED = 2**14
+"""Elements of a gradient that is packed: for larger ones the copy takes longer than the calls."""
+
+PACKED_TOGETHER = 2**18
+"""Elements of a pack: a copy of 1 MiB is in a cache yet as it is read, and is next to nothing of memory."""
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def readable(gradient: Tensor) -> bool:
+    """Say whether a gradient can be measured here: a plain tensor (a shard of a DTensor is another thing) that is
+    dense, or sparse on a CPU (elsewhere its duplicates cannot be added up without waiting for the device)."""
+    is_summable = gradient.layout is torch.sparse_coo and gradient.device.type == "cpu"
+    is_plain = type(gradient) is Tensor and (gradient.layout is torch.strided or is_summable)
+    return is_plain and gradient.numel() > 0 and not is_lazy(gradient.device)
+
+
+def measure(
+    gradients: dict[int, Tensor],
+    count_zeros: Collection[int] = (),
+    count_nonfinite: Collection[int] = (),
+    wide: Collection[int] = (),
+    failed: Failed = reraise,
+) -> list[Part]:
+    """Launch the kernels for readable gradients by layer index; the tensors of the result are new ones.
+
+    ``wide`` are layers whose norm is summed in float64.
+    """
+    measured: list[Part] = []
+    held: dict[int, Tensor] = {}
+    packs, alone = packed(gradients, wide)
+    with torch.no_grad():
+        for layers in packs:
+            with reporting(failed, "measuring", gradients[layers[0]]):
+                rows = rows_of([gradients[layer] for layer in layers])
+                _measure_rows(measured, layers, rows, count_zeros, count_nonfinite)
+        for layers in _groups(alone, alone):
+            with reporting(failed, "measuring", alone[layers[0]]):
+                dense = [_dense(alone[layer]) for layer in layers]
+                columns = _columns([*map(_real, dense)], [layer in wide for layer in layers])
+                measured.append(Part(Kind.NORMS, columns, layers))
+                held.update(zip(layers, dense, strict=True))
+        for layers in _groups(held, count_zeros):
+            with reporting(failed, "counting zeros", held[layers[0]]):
+                pieces = [(layer, piece) for layer in layers for piece in _counted_pieces(held[layer])]
+                counts = torch.stack([_count_nonzero(piece) for _, piece in pieces])
+                sizes = [gradients[layer].numel() for layer, _ in pieces]
+                measured.append(Part(Kind.NONZERO, counts, [layer for layer, _ in pieces], sizes))
+        for layers in _groups(held, count_nonfinite):
+            with reporting(failed, "counting what is not finite", held[layers[0]]):
+                pieces = [(layer, piece) for layer in layers for piece in _pieces(held[layer], CHUNK)]
+                counts = torch.stack([_count_nonfinite(piece) for _, piece in pieces])
+                measured.append(Part(Kind.NONFINITE, counts, [layer for layer, _ in pieces]))
+    return measured
+
+
+def bounds_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest element of a readable gradient; a NaN makes both NaN."""
+    with torch.no_grad():
+        return _bounds(_real(_dense(gradient)))
+
+
+def are_finite(gradients: Iterable[Tensor], failed: Failed = reraise) -> list[Tensor]:
+    """Return whether all readable gradients are finite, one tensor per device and dtype: kernels only, nothing is read.
+
+    Gradients whose norm float32 cannot hold are taken for ones that are not.
+    """
+    by_number = dict(enumerate(gradients))
+    found = []
+    with torch.no_grad():
+        for group in _groups(by_number, by_number):
+            with reporting(failed, "measuring", by_number[group[0]]):
+                values = [_real(_dense(by_number[number])) for number in group]
+                found.append(torch.stack(_norms(values, [False] * len(values))).isfinite().all())
+    return found
+
+
+def norm_of(gradient: Tensor, *, is_wide: bool = False) -> Tensor:
+    """Return the L2 norm of one gradient by the kernel of :func:`measure`: equal inputs give equal norms."""
+    with torch.no_grad():
+        return _norms([_real(_dense(gradient))], [is_wide])[0]
+
+
+def spread(tensor: Tensor, most: int) -> Tensor | None:
+    """Return up to ``most`` elements from all over a tensor, as a view; None of a sparse one, and where only a copy of
+    all elements would lie in a row."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        return None
+    if tensor.numel() <= most:
+        return tensor.reshape(-1)
+    if _in_a_row(tensor) is None:
+        return None
+    # An odd stride: an even one would meet the same columns of a matrix again and again.
+    stride = -(-tensor.numel() // most) | 1
+    return tensor.as_strided((tensor.numel() // stride,), (stride,), tensor.storage_offset())
+
+
+def scaled_norm(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two factors of an L2 norm, and use up the values: squares of small float32 numbers would be nothing."""
+    largest = _absmax(values).clamp_min(_TINY)
+    return largest, torch.linalg.vector_norm(values.div_(largest))
+
+
+def _measure_rows(
+    measured: list[Part],
+    layers: list[int],
+    rows: Tensor,
+    count_zeros: Collection[int],
+    count_nonfinite: Collection[int],
+) -> None:
+    """Measure a pack, one layer in each row: by the same sums as each of them alone, so to the same bits."""
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=_norm_dtype(rows, is_wide=False)).to(torch.float32)
+    lows, highs = rows.amin(1), rows.amax(1)  # aminmax() along a dimension takes ten times as long on a CPU
+    columns = torch.stack([norms, -lows.to(torch.float32), highs.to(torch.float32)])
+    measured.append(Part(Kind.NORMS, columns, layers))
+    if zeros := [at for at, layer in enumerate(layers) if layer in count_zeros]:
+        nonzero = torch.count_nonzero(_some(rows, zeros), dim=1)
+        measured.append(Part(Kind.NONZERO, nonzero, [layers[at] for at in zeros], [rows.shape[1]] * len(zeros)))
+    if bad := [at for at, layer in enumerate(layers) if layer in count_nonfinite]:
+        counts = (~torch.isfinite(_some(rows, bad))).sum(1)
+        measured.append(Part(Kind.NONFINITE, counts, [layers[at] for at in bad]))
+
+
+def _some(rows: Tensor, wanted: list[int]) -> Tensor:
+    return rows if len(wanted) == len(rows) else rows[wanted]
+
+
+def _absmax(values: Tensor) -> Tensor:
+    if values.device.type == "cpu":
+        low, high = torch.aminmax(values)  # as for gradients
+        return torch.maximum(high, -low)
+    largest: Tensor = torch.linalg.vector_norm(values, float("inf"))
+    return largest
+
+
+def _columns(values: list[Tensor], wide: Sequence[bool]) -> Tensor:
+    if values[0].device.type == "cpu":
+        bounds = [
+            torch.aminmax(value) if value.is_contiguous() else _bounds(value) for value in values
+        ]  # the inf-norm takes 16 times as long on a CPU
+        lows, highs = torch.stack([low for low, _ in bounds]), torch.stack([high for _, high in bounds])
+    else:
+        highs = torch.stack(_maxima(values))
+        lows = -highs
+    return torch.stack([torch.stack(_norms(values, wide)), -lows.to(torch.float32), highs.to(torch.float32)])
+
+
+def _maxima(values: list[Tensor]) -> list[Tensor]:
+    able = [_in_a_row(value) is not None for value in values]
+    together = [value for value, is_able in zip(values, able, strict=True) if is_able]
+    maxima = iter(torch._foreach_norm(together, math.inf) if together else ())  # noqa: SLF001 -- as above
+    pairs = zip(values, able, strict=True)
+    return [next(maxima) if is_able else torch.linalg.vector_norm(value, math.inf) for value, is_able in pairs]
+
+
+def _norms(values: list[Tensor], wide: Sequence[bool]) -> list[Tensor]:
+    able = _summed_together(values, wide)
+    together = [value for value, is_able in zip(values, able, strict=True) if is_able]
+    how = {"dtype": torch.float32} if values[0].dtype in LOW_PRECISION else {}
+    norms = iter(torch._foreach_norm(together, 2, **how) if together else ())  # noqa: SLF001 -- as above
+    return [
+        next(norms) if is_able else _norm(value, _norm_dtype(value, is_wide))
+        for value, is_wide, is_able in zip(values, wide, able, strict=True)
+    ]
+
+
+def _summed_together(values: list[Tensor], wide: Sequence[bool]) -> list[bool]:
+    """Return whether one kernel takes the norm of each with others. One tensor with gaps sends all of a list to a
+    kernel each, and on a CPU a large one of low precision is copied."""
+    is_low = values[0].dtype in LOW_PRECISION
+    if values[0].dtype is torch.float64 or (is_low and not _SUMS_IN_A_DTYPE):
+        return [False] * len(values)
+    most = CHUNK if is_low and not values[0].is_cuda else math.inf
+    return [
+        not is_wide and value.numel() <= most and (value.is_contiguous() or _in_a_row(value) is not None)
+        for value, is_wide in zip(values, wide, strict=True)
+    ]
+
+
+def _norm(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the L2 norm of one tensor in float32, summed in a dtype."""
+    # Only on CUDA, and only from low precision to float32, torch casts as it sums; else it makes a copy first.
+    is_cast_first = value.dtype is not dtype and not (value.is_cuda and dtype is torch.float32)
+    pieces = _pieces(value, CHUNK) if is_cast_first else [value]
+    norms: list[Tensor] = [torch.linalg.vector_norm(piece, dtype=dtype) for piece in pieces]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    return norm.to(torch.float32)
+
+
+def _norm_dtype(value: Tensor, is_wide: bool) -> torch.dtype:
+    can_be_wide = value.device.type != "mps"  # has no float64
+    return torch.float64 if value.dtype is torch.float64 or (is_wide and can_be_wide) else torch.float32
+
+
+def _bounds(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest element; aminmax() makes a copy of what does not lie in a row."""
+    row = _in_a_row(value)
+    if row is not None:
+        return torch.aminmax(row)
+    ends = [end for piece in _pieces(value, CHUNK) for end in torch.aminmax(piece)]
+    return torch.aminmax(torch.stack(ends)) if len(ends) > 2 else (ends[0], ends[1])
+
+
+def _count_nonzero(piece: Tensor) -> Tensor:
+    if _is_counted_by_norm(piece):
+        count: Tensor = torch.linalg.vector_norm(piece, 0, dtype=_norm_dtype(piece, is_wide=False))
+        return count
+    return torch.count_nonzero(piece)
+
+
+def _count_nonfinite(piece: Tensor) -> Tensor:
+    """Return how many elements are NaN or infinite: minus themselves these are NaN, and all others zero."""
+    return _count_nonzero(piece - piece)
+
+
+def _counted_pieces(value: Tensor) -> list[Tensor]:
+    return _pieces(value, COUNTED if _is_counted_by_norm(value) else CHUNK)
+
+
+def _is_counted_by_norm(value: Tensor) -> bool:
+    """Return True where count_nonzero() makes copies of nine bytes an element, and the 0-norm makes none."""
+    return value.is_cuda and value.is_floating_point()
+
+
+def _pieces(value: Tensor, most: int) -> list[Tensor]:
+    """Return views of at most so many elements that together are the tensor, as contiguous as it is."""
+    if value.numel() <= most:
+        return [value]
+    strides = value.stride()
+    outermost = max((dim for dim, size in enumerate(value.shape) if size > 1), key=strides.__getitem__)
+    rows = max(1, value.shape[outermost] * most // value.numel())
+    return [piece for part in torch.split(value, rows, outermost) for piece in _pieces(part, most)]
+
+
+def _in_a_row(value: Tensor) -> Tensor | None:
+    """Return a contiguous view of all elements in the order of the memory, None where there is none."""
+    if value.is_contiguous():
+        return value
+    strides = value.stride()
+    permuted = value.permute(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
+    return permuted if permuted.is_contiguous() else None
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """Return the elements: of a sparse gradient those that it holds, duplicates added up in a tensor of our own."""
+    if gradient.layout is torch.strided:
+        return gradient
+    held = gradient.detach().coalesce().values()
+    return held if held.numel() else held.new_zeros(1)
+
+
+def _real(gradient: Tensor) -> Tensor:
+    """Return real numbers; not detached, which takes a call for each: whoever calls this has turned gradients off.
+
+    The sign of imaginary parts changes no statistic: a tensor that is conjugated by a bit is viewed without it.
+    """
+    if not gradient.is_complex():
+        return gradient
+    return torch.view_as_real(gradient.conj() if gradient.is_conj() else gradient)
+
+
+def _groups(gradients: Mapping[int, Tensor], wanted: Iterable[int]) -> list[list[int]]:
+    """Return those that are wanted, by device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for layer in wanted:
+        if (gradient := gradients.get(layer)) is not None:
+            groups.setdefault((gradient.device, gradient.dtype), []).append(layer)
+    return list(groups.values())
+
+
+def without_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Return a function that computes in the dtypes of its tensors, also where a script calls ``backward()`` inside of
+    autocast: on a CPU that casts what is stacked, and refuses float16 where it is on for bfloat16."""
+
+    @wraps(function)
+    def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if not _is_autocast_on():
+            return function(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            return function(*args, **kwargs)
+
+    return called
+
+
+def _is_autocast_on() -> bool:
+    if _AUTOCAST_HAS_DEVICES:
+        return torch.is_autocast_enabled("cpu")
+    return torch.is_autocast_cpu_enabled()
+
+
+def packed(gradients: Mapping[int, Tensor], wide: Collection[int]) -> tuple[list[list[int]], dict[int, Tensor]]:
+    """Return the layers that are packed with each other, and the gradients of all others by layer index.
+
+    ``wide`` are layers whose norm is summed in float64, each by itself.
+    """
+    families: dict[tuple[object, ...], list[int]] = {}
+    for layer, gradient in gradients.items():
+        families.setdefault((gradient.device, gradient.dtype, gradient.shape), []).append(layer)
+    packs: list[list[int]] = []
+    for family in families.values():
+        if len(family) > 1 and _is_small(gradients[family[0]]):
+            able = [layer for layer in family if layer not in wide and _lies_in_a_row(gradients[layer])]
+            size = PACKED_TOGETHER // gradients[family[0]].numel()
+            packs += [able[start : start + size] for start in range(0, len(able), size)]
+    inside = {layer for pack in packs for layer in pack}
+    return packs, {layer: gradient for layer, gradient in gradients.items() if layer not in inside}
+
+
+def rows_of(gradients: Sequence[Tensor]) -> Tensor:
+    """Return a copy of gradients of one pack as rows."""
+    return torch.cat([*gradients]).view(len(gradients), -1)
+
+
+def _is_small(gradient: Tensor) -> bool:
+    is_plain = gradient.device.type == "cpu" and gradient.dtype in _DTYPES
+    return is_plain and gradient.dim() > 0 and 0 < gradient.numel() <= MOST_PACKED
+
+
+def _lies_in_a_row(gradient: Tensor) -> bool:
+    """Say whether its elements would be summed in the order in which the copy has them."""
+    return gradient.layout is torch.strided and gradient.is_contiguous()

@@ -1,0 +1,277 @@
+"""The weights: how far a step moves them, how many stand still, and forecasts of their precision.
+
+Some layers in each sampled step, in turns. Kernels only, nothing is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import le
+
+import torch
+from torch import Tensor
+
+from gradcanary import wire
+from gradcanary.model.distributed import local
+from gradcanary.model.parameters import References
+from gradcanary.stats.kernels import LOW_PRECISION, scaled_norm, spread
+from gradcanary.stats.samples import Kind, Part, number_of
+
+PER_STEP = 2
+ELEMENTS = 2**16
+"""Looked at of a layer."""
+
+_MULTIPLIER = 0xA55A15D46DF9CE17
+"""Of 10,000 random ones the one that leaves out no slot for more than three rounds, whether each step, each 10th,
+100th or 1000th is sampled."""
+
+FROZEN_EACH = 50
+FROZEN_PER_TURN = 8
+FROZEN_ELEMENTS = 2**16
+
+AFTER, AT_LATEST = 50, 1000
+"""Steps of an optimizer: while its learning rate still rises, the look is put off."""
+
+MOST_LAYERS = 64
+BITS = {torch.bfloat16: 8, torch.float16: 11}
+"""Of a significand, with the one that is not stored."""
+
+_SUBNORMAL = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
+_SHORT = {"bfloat16": "bf16", "float16": "fp16"}
+_SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf")
+_MOMENTS = ("exp_avg", *_SECOND_MOMENTS)
+
+
+def whose_turn(step: int, layers: int) -> list[int]:
+    """Return the layers of a step: by its number alone, so that all ranks take the same."""
+    return some(range(layers), slot_of(step, -(-layers // PER_STEP)), PER_STEP)
+
+
+def copies_of(
+    turn: Iterable[int], layers: Sequence[int], references: References, owned: Sequence[bool] | None
+) -> dict[int, Tensor]:
+    """Return copies of elements by position, of those of the layers whose turn it is that are plain and trained.
+
+    ``layers`` are the numbers, by position, ``references`` the parameters; ``owned`` tells which of them this process
+    speaks for, None = all. Of a sharded one it is the shard.
+    """
+    copies: dict[int, Tensor] = {}
+    for position in (layers.index(layer) for layer in turn if layer in layers):
+        parameter = references[position]()
+        if parameter is None or not parameter.requires_grad or not (owned is None or owned[position]):
+            continue
+        part = _part(weight_of(parameter))
+        if part is not None:
+            copies[position] = part.to(_dtype(part.dtype), copy=True)
+    return copies
+
+
+def changes(copies: Mapping[int, Tensor], references: References) -> dict[int, Tensor]:
+    """Return tensors of four: two of the change's L2 norm and two of the weights' own, each a product of its two.
+
+    The copies are used up. One factor is the absmax: squares of small changes would be nothing in float32. A layer that
+    the step has moved away, as to another device, is left out. Both norms are those of all elements, as far as those
+    that were looked at tell.
+    """
+    found = {}
+    with torch.no_grad():
+        for position, copy in copies.items():
+            weight = weight_of(references[position]())
+            part = _part(weight)
+            if weight is not None and part is not None and (part.shape, part.device) == (copy.shape, copy.device):
+                factors = torch.stack([*scaled_norm(copy.sub_(part)), *scaled_norm(copy.copy_(part))])
+                factors[1::2] *= math.sqrt(weight.numel() * (1 + weight.is_complex()) / part.numel())
+                found[position] = factors
+    return found
+
+
+def weight_of(parameter: Tensor | None) -> Tensor | None:
+    """Return a parameter's elements that lie here, where they are numbers in a plain dense tensor: a quantized one is
+    another thing, and one whose memory was given back would be read at an address that is no longer its own."""
+    weight = None if parameter is None else local(parameter).detach()
+    if weight is None or type(weight) is not Tensor or weight.layout is not torch.strided:
+        return None
+    is_number = weight.is_complex() or (weight.is_floating_point() and weight.element_size() > 1)
+    return weight if is_number and weight.numel() and weight.untyped_storage().nbytes() > 0 else None
+
+
+def _part(weight: Tensor | None) -> Tensor | None:
+    """Return the elements that are looked at, as a view; None of a large layer whose elements lie apart in memory."""
+    if weight is None:
+        return None
+    return spread(torch.view_as_real(weight) if weight.is_complex() else weight, ELEMENTS)
+
+
+def _dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def some(layers: Sequence[int], turn: int, most: int) -> list[int]:
+    """Return up to ``most`` of the layers, in the turn of this number: one turn after the other takes all of them."""
+    first = turn * most % max(len(layers), 1)
+    return [*layers[first:], *layers[:first]][:most]
+
+
+def slot_of(step: int, slots: int) -> int:
+    """Return one of the slots by the number of the step alone: multiplicative hashing (Knuth, TAOCP 3, 6.4).
+
+    ``step // interval % slots`` would not do: ranks that sample at different intervals are to meet on the same layers.
+    """
+    return (step * _MULTIPLIER) % 2**64 * slots >> 64
+
+
+def is_frozen_due(step: int) -> bool:
+    """Say whether a turn ends after this step: by its number, so that all ranks take the same layers."""
+    return step % FROZEN_EACH == 0
+
+
+class Frozen:
+    """Copies of some elements of some layers, by position, since a step."""
+
+    def __init__(self) -> None:
+        self._since = -1
+        self._copies: dict[int, Tensor] = {}
+        self._found: dict[int, Tensor] = {}
+
+    def turn(self, step: int, interval: int, references: References, moving: Sequence[bool]) -> dict[int, Tensor]:
+        """After a step that is due, return the share of elements that the steps since the last turn left alone, by
+        position, and turn to other layers; ``interval`` lies between two samples. Kernels only, nothing is read.
+
+        ``moving`` tells which layers this step moves and this process speaks for; others stand still for other reasons.
+        """
+        if step == self._since:
+            return self._found  # of an optimizer that steps several times in a step of the main one
+        span = max(FROZEN_EACH, interval)
+        is_whole = step - self._since == span
+        self._found = self._shares(references, moving) if is_whole else {}
+        low = [place for place, each in enumerate(references) if _is_low(each())]
+        chosen = [place for place in some(low, step // span, FROZEN_PER_TURN) if moving[place]]
+        parts = {place: part for place in chosen if (part := _frozen_part(references[place]())) is not None}
+        self._since, self._copies = step, {place: part.clone() for place, part in parts.items()}
+        return self._found
+
+    def _shares(self, references: References, moving: Sequence[bool]) -> dict[int, Tensor]:
+        found = {}
+        for place, before in self._copies.items():
+            now = _frozen_part(references[place]()) if moving[place] else None
+            if now is not None and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
+                found[place] = (now == before).mean(dtype=torch.float32)
+        return found
+
+
+def _is_low(parameter: Tensor | None) -> bool:
+    return parameter is not None and parameter.requires_grad and parameter.dtype in LOW_PRECISION
+
+
+def _frozen_part(parameter: Tensor | None) -> Tensor | None:
+    weight = weight_of(parameter)
+    return None if weight is None else spread(weight, FROZEN_ELEMENTS)
+
+
+@dataclass
+class Forecast:
+    """The share of elements, per layer by position, that a step of the learning rate cannot move; behind that rate."""
+
+    dtype: str
+    parts: list[Part]
+
+
+class Outlook:
+    """Knows when the time for an optimizer's forecast has come."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._steps = 0
+        self._rates: list[float] = []
+
+    def is_due(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Count a step, and say whether there were enough. A rate in a tensor may rise without being seen to."""
+        self._steps += 1
+        before, now = self._rates, [group.get("lr", 0.0) for group in optimizer.param_groups]
+        self._rates = [] if any(isinstance(rate, Tensor) for rate in now) else now
+        is_settled = len(before) == len(self._rates) > 0 and all(map(le, self._rates, before))
+        return self._steps > AT_LATEST or (self._steps > AFTER and is_settled)
+
+
+def forecasts(optimizer: torch.optim.Optimizer, references: References) -> list[Forecast]:
+    """Return a forecast for each group of an optimizer of Adam's kind that holds weights of low precision.
+
+    Kernels only, nothing is read. Of 64 layers of a group at most.
+    """
+    places = {id(parameter): place for place, each in enumerate(references) if (parameter := each()) is not None}
+    found = []
+    for group in optimizer.param_groups:
+        low = [p for p in group["params"] if p.dtype in BITS and id(p) in places and _goes_by_the_rate(optimizer, p)]
+        for dtype in dict.fromkeys(parameter.dtype for parameter in low):
+            rate = group["lr"].detach().clone() if isinstance(group["lr"], Tensor) else group["lr"]
+            mine = [parameter for parameter in low if parameter.dtype is dtype]
+            some = mine[:: -(-len(mine) // MOST_LAYERS)]
+            stuck = [(places[id(p)], share) for p in some if (share := stuck_share(p, rate)) is not None]
+            parts = [Part(Kind.RATE, rate), *(Part(Kind.STUCK, share, (place,)) for place, share in stuck)]
+            found.append(Forecast(str(dtype).removeprefix("torch."), parts))
+    return found
+
+
+def stuck_share(parameter: Tensor, change: float | Tensor) -> Tensor | None:
+    """Return the share of elements that stay as they are when they are changed by so much; None of none to look at."""
+    weight = weight_of(parameter)
+    part = None if weight is None else spread(weight, FROZEN_ELEMENTS)
+    if weight is None or part is None:
+        return None
+    exponents = torch.frexp(part.to(torch.float32)).exponent  # of |w| = m * 2^e with m from 1/2 to 1
+    distance = torch.exp2((exponents - BITS[weight.dtype]).to(torch.float32)).clamp_min(_SUBNORMAL[weight.dtype])
+    return ((distance / 2 > change) & (part != 0)).mean(dtype=torch.float32)
+
+
+def coarse_moments(optimizer: torch.optim.Optimizer, names: Mapping[int, str], every: int) -> list[wire.Fact]:
+    """Return what is to be said of second moments that cannot decay; ``names`` of the layers by id of the parameter, of
+    so many in all. A beta in a tensor is not read."""
+    layers: dict[tuple[str, float], list[str]] = {}
+    for group in optimizer.param_groups:
+        decay = group["betas"][1] if "betas" in group else 0.999
+        if isinstance(decay, Tensor):
+            continue
+        for parameter in (parameter for parameter in group["params"] if id(parameter) in names):
+            for dtype in {moment.dtype for moment in _moments(optimizer, parameter)} & BITS.keys():
+                if 1 - decay < 2.0 ** -(BITS[dtype] + 1):
+                    layers.setdefault((str(dtype).removeprefix("torch."), decay), []).append(names[id(parameter)])
+    return [_coarse(dtype, decay, some, every) for (dtype, decay), some in layers.items()]
+
+
+def fact_of(forecast: Forecast, shares: Mapping[str, float], step: int) -> wire.Fact | None:
+    """Return what is to be said of a forecast, by name of the layer, None where most weights can move; waits for the
+    learning rate."""
+    stuck = {name: share for name, share in shares.items() if share >= 0.5}
+    if not stuck or not (rate := number_of(forecast.parts[0].value)) > 0:
+        return None
+    mean = sum(stuck.values()) / len(stuck)
+    text = (
+        f"Weights in {forecast.dtype}, and a learning rate of {rate:.2g} at step {step}: a step changes a weight by "
+        f"about that, which is too little for {mean:.0%} of the elements of these layers to move at all. They need "
+        "float32 master weights (autocast over float32 parameters, or the framework's switch) or an optimizer that "
+        "rounds stochastically, however healthy their gradients look."
+    )
+    return wire.Fact(f"{_SHORT[forecast.dtype]}_weights_lr", text, tuple(stuck))
+
+
+def _goes_by_the_rate(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
+    """Say so of Adam and its kind, and not where a state of the weight's shape keeps what rounding takes away."""
+    state = optimizer.state.get(parameter, {})
+    others = (each for key, each in state.items() if key not in _MOMENTS and isinstance(each, Tensor))
+    return bool(_moments(optimizer, parameter)) and not any(each.shape == parameter.shape for each in others)
+
+
+def _moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> list[Tensor]:
+    state = optimizer.state.get(parameter, {})
+    return [state[key] for key in _SECOND_MOMENTS if isinstance(state.get(key), Tensor)]
+
+
+def _coarse(dtype: str, decay: float, layers: Sequence[str], of: int) -> wire.Fact:
+    text = (
+        f"The optimizer keeps its second moments in {dtype}: what a step takes away of one at a beta of {decay:g} is "
+        "less than half the distance to the next number. So they rise with large gradients and never come down again, "
+        "and steps stay smaller than they should be. They belong in float32."
+    )
+    return wire.Fact(f"{_SHORT[dtype]}_moments", text, () if len(layers) == of else tuple(layers))

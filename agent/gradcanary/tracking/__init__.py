@@ -1,0 +1,1 @@
+"""Accumulation windows and optimizer steps, on the training thread."""

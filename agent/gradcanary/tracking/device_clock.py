@@ -1,0 +1,81 @@
+"""What samples take on a GPU: a pair of events around each, read once both have completed and never waited for.
+
+The host only launches a sample's kernels. Its clock sees that, and not how long the training's own kernels have to wait
+for them. Of a sample counts the longer one of both: what the device took beyond the host's time is added to that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, Protocol
+
+import torch
+
+from gradcanary.hooks.graphs import is_capturing
+
+Given = ParamSpec("Given")
+
+PENDING = 64
+"""Samples whose events have not completed, at most: as many as the host is ahead of a GPU. Others are not timed."""
+
+
+class Event(Protocol):
+    """A point in a stream, as ``torch.cuda.Event(enable_timing=True)``."""
+
+    def query(self) -> bool:
+        """Return True if it has completed, without waiting."""
+
+    def elapsed_time(self, end: Any) -> float:  # noqa: ANN401 -- an event of the same class
+        """Return the milliseconds until another one that has completed as well."""
+
+
+class DeviceClock:
+    """Times samples on ``devices``, those of the layers that are GPUs."""
+
+    def __init__(self, record: Callable[[torch.device], Event] | None = None) -> None:
+        self.devices: Collection[torch.device] = ()
+        self._record = record or _recorded
+        self._pending: deque[tuple[float, Sequence[tuple[Event, Event]]]] = deque()
+
+    def time(self, launch: Callable[[], None]) -> None:
+        """Launch kernels between two events of each device."""
+        if not self.devices or len(self._pending) >= PENDING or is_capturing():
+            launch()
+            return
+        began, begins = time.perf_counter(), [self._record(device) for device in self.devices]
+        launch()
+        ends = [self._record(device) for device in self.devices]
+        self._pending.append((time.perf_counter() - began, [*zip(begins, ends, strict=True)]))
+
+    def take(self) -> float:
+        """Return the seconds by which devices took longer than the host, of samples that have completed since."""
+        taken_s = 0.0
+        while self._pending and not is_capturing():
+            host_s, pairs = self._pending[0]
+            if not all(begin.query() and end.query() for begin, end in pairs):
+                break
+            self._pending.popleft()
+            device_s = max(begin.elapsed_time(end) for begin, end in pairs) / 1e3
+            taken_s += max(device_s - host_s, 0.0)
+        return taken_s
+
+
+def on_device_clock(launch: Callable[Given, None]) -> Callable[Given, None]:
+    """Return a method of what holds an observer as ``_of``, timed on the devices as well."""
+
+    @wraps(launch)
+    def timed(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        holder: Any = args[0]
+        holder._of.meter.device_clock.time(lambda: launch(*args, **kwargs))  # noqa: SLF001 -- a method's own
+
+    return timed
+
+
+def _recorded(device: torch.device) -> Event:
+    event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # untyped in torch
+    event.record(torch.cuda.current_stream(device))
+    found: Event = event
+    return found

@@ -1,0 +1,242 @@
+"""The fast path between two samples: windows that are all alike are counted, and nothing else is done.
+
+Of an unsampled window only its step, loss, learning rates and logged numbers are sent. No gradient has to be looked at
+for that, and no end of a pass. So once a number of windows had the same passes, a call of ``backward()`` is counted and
+its loss kept, the first enabled hook of a pass shows that the pass belongs to this training, and the step is counted.
+
+At the step before a sample, and at the first call that is not as usual, the fast path is left. The open window goes on
+as an ordinary one: what was noted of it is all that an unsampled window needs.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gradcanary.hooks import backward
+from gradcanary.hooks.graphs import is_backward_traced
+from gradcanary.model import declared_dtypes
+from gradcanary.model.parameters import learning_rates, sizes
+from gradcanary.stats.samples import parts_of
+from gradcanary.tracking.records import NOT_SKIPPED, Logged, Record
+
+if TYPE_CHECKING:
+    from gradcanary.guard import Guard
+    from gradcanary.tracking.layer_hooks import Counters
+    from gradcanary.tracking.recorder import Observer
+    from gradcanary.tracking.tracker import Track
+    from gradcanary.tracking.window import Window
+
+ALIKE = 16
+"""Windows in a row with the same passes before the fast path is taken, at first and after an unusual call."""
+
+HANDS_OVER_S = 0.1
+"""Windows of this time are handed over together: one record after the other costs a third of the first."""
+
+HANDS_OVER = 32
+"""Windows that are handed over together at most: half of what may be on its way from a GPU at a time."""
+
+Kept = tuple[int, float, list[Tensor], tuple[float | Tensor, ...], list[Logged]]
+"""A window that is over: its step, the time, the roots of its passes, its learning rates, and what was logged."""
+
+Optimizer = torch.optim.Optimizer
+
+
+def _is_on_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch annotates it nowhere
+
+
+class FastPath:
+    """Takes the calls of torch while it ``is_on``. Each returns False if the fast path was left by it: then the call is
+    an ordinary one."""
+
+    def __init__(self, observer: Observer, counters: Counters, guard: Guard) -> None:
+        self.is_on = False
+        self._of, self._counters, self._guard = observer, counters, guard
+        self._alike = self._passes = self._called = 0
+        self._is_first = self._is_able = True
+        self._kept: list[Kept] = []
+        self._track: Track
+        self._window: Window
+        self._optimizer: Callable[[], Optimizer | None] = lambda: None
+        self._sizes: list[int] = []
+        self._declared_at = -1
+        self._present_pass: Callable[[], int] = lambda: -1
+
+    # -- while it is on ------------------------------------------------------------------------------------------
+
+    def backward_called(self, tensors: object) -> bool:
+        """Count a call of ``backward()``; before the first one of a window keep the last window."""
+        return self._guarded("noting a pass", self._backward_called, tensors)
+
+    def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> bool:
+        """Take the learning rates of a window; the step of another optimizer is an ordinary call."""
+        if optimizer is not self._optimizer():
+            return False
+        return self._guarded("noting a step", self._step_begins, optimizer, has_closure)
+
+    def step_ended(self, optimizer: Optimizer) -> bool:
+        """Count the step; leave if the next window is sampled."""
+        return optimizer is self._optimizer() and self._guarded("noting a step", self._step_ended)
+
+    def _guarded(self, where: str, call: Callable[..., bool], *given: object) -> bool:
+        try:
+            return call(*given)
+        except Exception as error:  # noqa: BLE001 -- as in Guard.wrap; then the call is an ordinary one
+            return self._give_up(where, error)
+
+    def _backward_called(self, tensors: object) -> bool:
+        of = self._of
+        if of.graphs.stepped:
+            return self.leave()
+        if self._window.stepped:
+            self._go_on()
+            if of.is_sampled(self._track):
+                return self.leave(is_usual=True)  # the interval has become another one
+        elif self._called == self._passes or self._is_cleared():
+            return self.leave()
+        self._called += 1
+        of.calls.add(backward.single_elements(tensors))
+        return True
+
+    def _step_begins(self, optimizer: Optimizer, has_closure: bool) -> bool:
+        window = self._window
+        is_usual = self._called == window.passes == self._passes and not has_closure and self._present_pass() < 0
+        if not is_usual or sizes(optimizer) != self._sizes or declared_dtypes.changes() != self._declared_at:
+            return self.leave()
+        window.stepping = True
+        window.lr = learning_rates((optimizer,))
+        return True
+
+    def _step_ended(self) -> bool:
+        of, window = self._of, self._window
+        window.stepping, window.stepped = False, True
+        self._called = 0
+        of.steps_taken += 1
+        of.stepped_at = time.perf_counter()
+        of.calls.forget()
+        if of.is_next_sampled():
+            self.leave(is_usual=True)
+        return True
+
+    def _noting(self, position: int) -> Callable[[Tensor], None]:
+        """Return the hook of an enabled layer: the first call of one shows that a pass belongs to this training."""
+        of = self._of
+        news = of.meter.hook("counting micro-steps", self._note, self._give_up)
+
+        def note(_parameter: Tensor) -> None:
+            if not (is_backward_traced() or (of.calls.is_noted and self._window.counts[position])):
+                news(position)
+
+        return note
+
+    def _note(self, position: int) -> None:
+        window, calls = self._window, self._of.calls
+        window.counts[position] = window.counts[position] or 1
+        if not calls.is_noted:
+            window.begun = True
+            self._track.first = position
+            window.passes += 1
+            window.losses += calls.take()[0]
+
+    def _is_cleared(self) -> bool:
+        """Return True if gradients of this window are gone though there was no step."""
+        return self._window.begun and self._track.is_cleared()
+
+    def _go_on(self) -> None:
+        """Turn to the next window. It is the same object: the counts of layers in it hold for all of them."""
+        of, window = self._of, self._window
+        if self._is_first:
+            of.close_window(self._track)
+            self._window, self._is_first = self._track.window, False
+            return
+        now = time.time()
+        self._kept.append((of.step, now, window.losses, window.lr, of.logged))
+        of.logged = []
+        of.step += 1
+        of.meter.window_ended(is_sampled=False)
+        window.begin_again()
+        if len(self._kept) >= HANDS_OVER or not 0 <= now - self._kept[0][1] < HANDS_OVER_S:
+            self._hand_over()
+            of.find_group()
+
+    def _hand_over(self) -> None:
+        """Put a record for each window that is over."""
+        of, layers, kept = self._of, self._of.layers, self._kept
+        self._kept = []
+        if layers is None:
+            return
+        for step, moment, losses, lr, logged in kept:
+            of.put(
+                Record(
+                    layers=layers,
+                    step=step,
+                    time=moment,
+                    micro_steps=0,
+                    skipped=NOT_SKIPPED,
+                    samples=[],
+                    parts=parts_of(losses, lr),
+                    step_time_s=None,
+                    agent_share=of.meter.share(),
+                    every=of.meter.every,
+                    logged=logged,
+                    is_silent=of.place.is_silent,
+                )
+            )
+
+    # -- entering and leaving it ---------------------------------------------------------------------------------
+
+    def window_stepped(self, optimizer: Optimizer) -> None:
+        """After an ordinary step take the fast path if the last windows were alike."""
+        of = self._of
+        track = of.leading
+        if not (of.meter.every > 1 and self._is_able) or track is None or optimizer is not of.main():
+            return
+        window = track.window
+        is_usual = window.is_plain and window.calls == window.passes == self._passes
+        self._alike = self._alike + 1 if is_usual else 0
+        self._passes = window.passes
+        if self._alike >= ALIKE and len(of.optimizers()) == 1 and not of.is_next_sampled() and self._may_enter(track):
+            self._enter(track, optimizer)
+
+    def _may_enter(self, track: Track) -> bool:
+        """Return True if nothing but the steps of one optimizer has to be followed meanwhile."""
+        of = self._of
+        is_plain = of.is_alone and of.has_callbacks and not (of.paused or of.buffers or of.graphs.stepped)
+        # Neither has been measured: ranks that wait for each other, and a device that works ahead of its process.
+        is_plain = is_plain and not of.place.is_one_of_many and not _is_on_cuda()
+        is_whole = of.layers is not None and not of.layers.has_shards and not self._counters.unhooked
+        return is_plain and is_whole and track.allows_fast_path()
+
+    def _enter(self, track: Track, optimizer: Optimizer) -> None:
+        self.is_on = self._is_first = True
+        self._called = 0
+        self._track, self._window = track, track.window
+        self._optimizer, self._sizes = weakref.ref(optimizer), sizes(optimizer)
+        self._declared_at, self._present_pass = declared_dtypes.changes(), backward.passes()
+        self._counters.replace_enabled(track, self._noting)
+
+    def _give_up(self, where: str, error: BaseException) -> bool:
+        """Leave it for good: what raises here must not raise in each step from now on."""
+        self._guard.catch(where, error)
+        self._is_able = False
+        self._guard.wrap("leaving the fast path", self.leave)()
+        return False
+
+    def leave(self, *, is_usual: bool = False) -> bool:
+        """Enable all hooks, if it is on, and make the open window an ordinary one; return False."""
+        if not self.is_on:
+            return False
+        self.is_on = False
+        self._alike = self._alike if is_usual else 0
+        self._hand_over()
+        window = self._window
+        if not (self._is_first or window.stepped):
+            self._track.look_again(is_new=not (window.begun or self._called))
+        self._counters.enable()
+        return False

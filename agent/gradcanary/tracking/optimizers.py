@@ -1,0 +1,289 @@
+"""What is attached to torch while a watch is open, and taken away again without a trace."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gradcanary import facts
+from gradcanary.export.device_copy import Transfers, is_slow
+from gradcanary.guard import Guard
+from gradcanary.hooks import backward, graphs
+from gradcanary.hooks.graphs import is_capturing
+from gradcanary.model import declared_dtypes
+from gradcanary.model.layers import discover
+from gradcanary.model.parameters import elements, living, parameters, sizes
+from gradcanary.model.training_loop import unwrapped
+from gradcanary.settings import Settings
+from gradcanary.tracking.fast_path import FastPath
+from gradcanary.tracking.layer_hooks import Counters
+from gradcanary.tracking.recorder import Observer
+
+Optimizer = torch.optim.Optimizer
+
+LEADS_AFTER = 64
+"""Steps after which an optimizer counts the steps of a training whose largest one has not stepped yet."""
+
+
+class Hooks:
+    """Finds the optimizers that a watch follows and leads what torch calls to its observer.
+
+    The step hooks are global: they also fire for optimizers made earlier, for subclasses, and inside wrappers.
+    """
+
+    def __init__(self, observer: Observer, settings: Settings, guard: Guard, transfers: Transfers) -> None:
+        self.observer = observer
+        self.settings = settings
+        self.guard = guard
+        self._transfers = transfers
+        self.before_first_step: Callable[[], None] | None = None
+        self.before_next_pass: Callable[[], None] | None = None
+        self._thread = threading.get_ident()
+        self._model: Callable[[], nn.Module | None] = lambda: None
+        self._takes_any = False
+        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._stepped_inside: dict[int, weakref.ref[Optimizer]] = {}
+        self._declared_at = -1
+        self._sizes: dict[int, list[int]] = {}
+        self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._main: Callable[[], Optimizer | None] = lambda: None
+        self._counters = Counters(observer)
+        self._fast_path = FastPath(observer, self._counters, guard)
+        self._keep = guard.wrap("a pass that reduces nothing", lambda _: observer.calls.keep())
+        self._steps: list[Any] = []
+        self.step_by_hand = observer.meter.hook("noting a step by hand", self._stepped_by_hand, guard.catch)
+        """Notes that a step which no optimizer made is over."""
+        self._listener = observer.meter.hook("capturing the loss", self._backward_called, guard.catch)
+
+    def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
+        """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
+        self._thread = threading.get_ident()
+        observer, wrap = self.observer, self.guard.wrap
+        observer.main, observer.optimizers = lambda: self._main(), self.optimizers
+        observer.awaits_optimizer = self._has_idle_optimizer
+        observer.enable_hooks = self._counters.enable
+        observer.leave_fast_path = self._fast_path.leave
+        self._takes_any = model is None and optimizer is None
+        if model is not None:
+            self._model = weakref.ref(model)
+            if optimizer is not None and not self._shares(optimizer):
+                self.guard.say("the optimizer has no parameter of the model: watch() was given two that do not belong")
+        if optimizer is not None:
+            self._add([unwrapped(optimizer)])
+        elif model is not None:
+            self._add([unwrapped(found) for found in living(Optimizer) if self._shares(found)])
+        if not self._takes_any:
+            wrap("finding the layers", self._follow)()
+        wrap("keeping out of torch.compile", graphs.keep_out)()
+        begins, ended = (
+            observer.meter.hook("the step hook", each, self.guard.catch)
+            for each in (self._step_begins, self._step_ended)
+        )
+        self._steps.append(register_optimizer_step_pre_hook(self.observer.graphs.outside(begins)))
+        self._steps.append(register_optimizer_step_post_hook(self.observer.graphs.outside(ended)))
+        backward.listen(self._listener)
+
+    def detach(self) -> None:
+        """Leave no hook and no replaced function behind."""
+        backward.leave(self._listener)
+        for handle in self._steps:
+            handle.remove()
+        self.observer.let_go()
+        self._counters.remove()
+
+    def is_training_elsewhere(self) -> bool:
+        """Return True if another living thread ran the last pass or step, or made the watch."""
+        return self._thread != threading.get_ident() and self._thread in sys._current_frames()  # noqa: SLF001 -- documented
+
+    def optimizers(self) -> Sequence[Optimizer]:
+        """Return the optimizers followed, without those that the training has let go of."""
+        return [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
+
+    def follows(self, optimizer: Optimizer) -> bool:
+        """Say whether the optimizer is one of this watch."""
+        reference = self._optimizers.get(id(optimizer))
+        return reference is not None and reference() is optimizer
+
+    def watches(self, model: nn.Module) -> bool:
+        """Say whether the model is the one that this watch was given."""
+        return self._model() is model
+
+    def _is_recorded(self) -> bool:
+        """Say whether a CUDA graph is being recorded: then look away, until a step that is made and not recorded."""
+        if not is_capturing():
+            return False
+        self.observer.tell(facts.RECORDED)
+        if not self.observer.paused:
+            self.observer.pause()
+        return True
+
+    def _is_left_alone(self) -> bool:
+        """Return True if a step is not looked at: it is recorded, or another thread has closed the watch."""
+        if self.before_next_pass is not None:
+            return True
+        return torch.cuda.is_initialized() and self._is_recorded()  # type: ignore[no-untyped-call]  # untyped in torch
+
+    def _note_thread(self) -> None:
+        if backward.is_outermost():  # inside a pass on a GPU this is a thread of the autograd engine
+            self._thread = threading.get_ident()
+
+    def _backward_called(self, tensors: object) -> None:
+        if self.before_next_pass is not None:
+            if not is_capturing():
+                self.before_next_pass()
+            return
+        if torch.cuda.is_initialized() and self._is_recorded():  # type: ignore[no-untyped-call]  # untyped in torch
+            return
+        self._thread = threading.get_ident()
+        if self._transfers.lanes:
+            self._transfers.visit()
+        if self._fast_path.is_on and self._fast_path.backward_called(tensors):
+            return
+        if self._stepped_inside:
+            self._follow_stepped_inside()
+        self._counters.before_pass()
+        self.observer.backward_called(backward.single_elements(tensors))
+        self._counters.hear_of_unsynced(self._keep)
+
+    def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_left_alone():
+            return
+        self._note_thread()
+        if self._transfers.lanes:
+            self._transfers.visit()
+        # Accelerate's wrapper passes on a closure that is None.
+        has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
+        if self._fast_path.is_on and self._fast_path.step_begins(optimizer, has_closure=has_closure):
+            return
+        if not self.follows(optimizer):
+            if optimizer in self._strangers:
+                return
+            if not self._is_ours(optimizer):
+                self._strangers.add(optimizer)
+                return
+            if not backward.is_outermost():
+                self._stepped_inside[id(optimizer)] = weakref.ref(optimizer)
+                return
+            self._begin_session()
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        if self._is_changed(optimizer):
+            self._follow()
+        elif self._counters.unhooked:
+            self._counters.add()
+        self.observer.step_begins(optimizer, has_closure=has_closure)
+
+    def _step_ended(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if self.before_next_pass is not None:
+            return
+        if self._fast_path.is_on and self._fast_path.step_ended(optimizer):
+            return
+        if not self.follows(optimizer) or self._is_recorded():
+            return
+        self.observer.step_ended(optimizer)
+        self._transfers.visit()
+        self._counters.step_ended()
+        self._fast_path.window_stepped(optimizer)
+        if (before := self._steps_of.get(optimizer, 0)) < LEADS_AFTER:
+            self._steps_of[optimizer] = before + 1
+            if before + 1 == LEADS_AFTER and self._main() not in self._steps_of:
+                self.observer.step += before  # the last of them is still to be recorded
+                self._follow()
+
+    def _begin_session(self) -> None:
+        if self.before_first_step is not None:
+            begin, self.before_first_step = self.before_first_step, None
+            begin()
+
+    def _follow_stepped_inside(self) -> None:
+        """Follow the optimizers that stepped inside the last backward pass, all of them together.
+
+        During that pass it was unknown which others would step in it. Its window is lost.
+        """
+        stepped, self._stepped_inside = self._stepped_inside, {}
+        if not self._optimizers:
+            self.observer.calls.forget()
+        self._begin_session()
+        self._optimizers.update(stepped)
+        self._follow()
+
+    def _stepped_by_hand(self) -> None:
+        if self._is_left_alone():
+            return
+        self._note_thread()
+        self._counters.add()
+        self.observer.step_by_hand()
+        self._transfers.visit()
+        self._counters.step_ended()
+
+    def _has_idle_optimizer(self) -> bool:
+        """Return True if an optimizer lives that may step later; one pass over the garbage collector's objects."""
+        return any(map(self._is_ours, map(unwrapped, living(Optimizer))))
+
+    def _add(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in optimizers})
+
+    def _is_changed(self, optimizer: Optimizer) -> bool:
+        """Say whether what is followed has to be found out anew."""
+        if optimizer not in self._steps_of:
+            self._steps_of[optimizer] = 0
+            if self._replaces(optimizer):
+                return True
+        is_declared_anew = self._declared_at != declared_dtypes.changes()
+        return is_declared_anew or self._sizes.get(id(optimizer)) != sizes(optimizer) or self._main() is None
+
+    def _replaces(self, optimizer: Optimizer) -> bool:
+        """At an optimizer's first step: no more follow those that hold nothing else.
+
+        They are wrappers around it, the one of an earlier stage, or what an earlier cell of a notebook left. Say
+        whether that changes something, or that it is larger than the one that counts the steps so far.
+        """
+        mine = {id(parameter) for parameter in parameters(optimizer)}
+        others = [
+            other
+            for other in self.optimizers()
+            if other is not optimizer and mine.issuperset(id(parameter) for parameter in parameters(other))
+        ]
+        for other in others:
+            del self._optimizers[id(other)]
+        main = self._main()
+        return bool(others) or (main is not None and elements(main) < elements(optimizer))
+
+    def _is_ours(self, optimizer: Optimizer) -> bool:
+        """Say whether an optimizer that nobody named belongs here: a wrapper hides the one that steps, for example."""
+        return self._takes_any or self._shares(optimizer)
+
+    def _shares(self, optimizer: Optimizer) -> bool:
+        model = self._model()
+        known = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+        known |= {id(parameter) for other in self.optimizers() for parameter in parameters(other)}
+        return any(id(parameter) in known for parameter in parameters(optimizer))
+
+    def _follow(self) -> None:
+        """Find the layers; where that fails, not again for what is the same then."""
+        self._fast_path.leave()
+        optimizers, self._declared_at = self.optimizers(), declared_dtypes.changes()
+        self._sizes = {id(optimizer): sizes(optimizer) for optimizer in optimizers}
+        # The largest one; of those that have stepped, where it takes too long to.
+        is_late = any(taken >= LEADS_AFTER for taken in self._steps_of.values())
+        able = [each for each in optimizers if each in self._steps_of] if is_late else optimizers
+        main = max(able, key=elements, default=None)
+        self._main = (lambda: None) if main is None else weakref.ref(main)
+        layers = discover(optimizers, self._model(), self.settings, self.guard.catch)
+        if not len(layers):
+            self.guard.say("no layer to watch: nothing is trainable, or include/exclude leave nothing")
+        self.observer.follow(layers)
+        devices = {each.device for reference in layers.references if (each := reference()) is not None}
+        self.guard.wrap("preparing for a GPU", self._transfers.prepare)(devices, len(layers))
+        self.observer.meter.device_clock.devices = [device for device in devices if device.type == "cuda"]
+        if any(map(is_slow, devices)):
+            self.observer.meter.slow_down()
+            self.observer.tell(facts.SLOW_DEVICE)
+        self._counters.follow(layers)
