@@ -22,14 +22,6 @@ line that lie beside the folders may import each other."""
 
 RANKS = {name: rank for rank, names in enumerate(LEVELS) for name in names.split()}
 
-NOT_MOVED = {
-    **dict.fromkeys(("outbox", "backlog", "shelf", "spool", "fork_safe", "leftovers", "drafts", "batches"), "export"),
-    **dict.fromkeys(("delivery", "greeting", "sender", "transport", "sync"), "export"),
-    **dict.fromkeys(("launching", "on_call", "incident_words", "run_commands", "collector"), "cli"),
-    **dict.fromkeys(("endpoint_commands", "endpoint_words"), "cli"),
-}
-"""Modules beside the folders that are going to move, by their folder."""
-
 MOST_FILES = 21
 
 PRIVATE = {
@@ -45,10 +37,6 @@ UPWARD = {
     "settings imports model.distributed": "session.log() clones the tensor, settings checks what needs no torch",
     "identity imports model.training_loop": "api hands training_loop.run_name() to run_of(settings, suggested)",
     "tracking.optimizers imports export.device_copy": "session hands in poll and prepare; is_slow() to hooks.graphs",
-    "session imports attach.report": "what a session says of itself goes below session, beside the hello",
-    "session imports attach.words": "as attach.report",
-    "attach.actions imports incident_words": "table() and minute() are handed in, or lie below attach: cli.console",
-    "attach.actions imports on_call": "as incident_words",
 }
 """Imports that point up today, and the change that ends each."""
 
@@ -67,8 +55,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 def place_of(name: str) -> str:
     """Return the folder of a module, or the module itself if it lies beside the folders."""
-    first = name.partition(".")[0]
-    return NOT_MOVED.get(first, first)
+    return name.partition(".")[0]
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -115,10 +102,7 @@ def test_imports_point_down() -> None:
 
 def test_a_folder_can_be_looked_through() -> None:
     folders = [AGENT, *(path for path in AGENT.iterdir() if (path / "__init__.py").exists())]
-    counts = {
-        folder.name: len([path for path in folder.glob("*.py") if folder != AGENT or path.stem not in NOT_MOVED])
-        for folder in folders
-    }
+    counts = {folder.name: len(list(folder.glob("*.py"))) for folder in folders}
     assert {name: count for name, count in counts.items() if count > MOST_FILES} == {}
 
 
