@@ -226,8 +226,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("meter", "device_clock"):
-        monkeypatch.setattr(f"gradcanary.{module}.time", clock)
+    for module in ("overhead", "device_clock"):
+        monkeypatch.setattr(f"gradcanary.tracking.{module}.time", clock)
     return clock
 
 
