@@ -3,16 +3,19 @@
 Run as a script: ``pipeline_stages.py RANK PORT URL``. The second stage is watched once the collector knows the first.
 """
 
+import json
 import os
 import sys
 import time
+import urllib.error
+import urllib.request
 
 import torch
 from torch import distributed, nn
 
 import gradcanary
 
-STEPS, WAIT_S = 4, 30.0
+STEPS, WAIT_S = 4, 60.0
 
 
 def train(rank: int, stage: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -32,10 +35,16 @@ def train(rank: int, stage: nn.Module, optimizer: torch.optim.Optimizer) -> None
         optimizer.zero_grad()
 
 
-def wait_until_known(watch: gradcanary.Watch) -> None:
-    """Wait until the collector has the layers of a watch."""
-    greeting, deadline = watch._session.sender._greeting, time.monotonic() + WAIT_S
-    while not greeting.is_complete or greeting.is_due:
+def wait_until_known(url: str, rank: int) -> None:
+    """Wait until the collector has the layers of the first stage, or the fact about the second one."""
+    address, deadline = f"{url}/api/v1/runs/stages{'/layers' if rank == 0 else ''}", time.monotonic() + WAIT_S
+    while True:
+        try:
+            with urllib.request.urlopen(address) as answer:
+                if json.load(answer)["layers" if rank == 0 else "facts"]:
+                    return
+        except urllib.error.HTTPError as error:  # 404 before its hello
+            error.close()
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -50,9 +59,9 @@ def main(rank: int, port: str, url: str) -> None:
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
     for is_watched in (rank == 0, True):
         if is_watched:
-            with gradcanary.watch(stage, optimizer, url=url, run="stages") as watch:
+            with gradcanary.watch(stage, optimizer, url=url, run="stages"):
                 train(rank, next(iter(stage.values())), optimizer)
-                wait_until_known(watch)
+                wait_until_known(url, rank)
         else:
             train(rank, next(iter(stage.values())), optimizer)
         distributed.barrier()

@@ -434,7 +434,6 @@ def test_steps_by_hand_beside_an_optimizer_do_nothing(collector: Recorded) -> No
     assert collector.per_step("micro_steps") == [MICRO_STEPS] * STEPS
 
 
-@pytest.mark.usefixtures("silent")
 def test_a_step_by_hand_that_fails_inside_does_not_raise(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
