@@ -13,7 +13,7 @@ import tomllib
 from packaging.requirements import Requirement
 from plotly.offline import get_plotlyjs_version
 
-from gradcanary_dashboard.files import PLOTLY
+from gradcanary_dashboard.web.assets import PLOTLY
 
 INSIDES_USED = ("dash", "plotly", "psycopg", "pydantic", "uvicorn")
 """Packages of which we use more than they promise to keep: a version that no test has seen may break us."""

@@ -7,18 +7,13 @@ from typing import Literal
 
 from dash import ClientsideFunction, Dash, Input, Output, State
 
-from gradcanary_dashboard import (
-    endpoint_actions,
-    incident_callbacks,
-    pages,
-    run_actions,
-    settings_actions,
-    shell,
-)
-from gradcanary_dashboard.client import Collector, asking_once
-from gradcanary_dashboard.errors import DashboardError, NotFoundError
-from gradcanary_dashboard.pages import PAGES, Page
-from gradcanary_dashboard.threads import Contents, threaded
+from gradcanary_dashboard.actions import endpoints, incidents, run, silences, tokens
+from gradcanary_dashboard.collector.client import Collector, asking_once
+from gradcanary_dashboard.collector.errors import DashboardError, NotFoundError
+from gradcanary_dashboard.components import banners
+from gradcanary_dashboard.pages import registry
+from gradcanary_dashboard.pages.registry import PAGES, Page
+from gradcanary_dashboard.web.threads import Contents, threaded
 
 
 def register(app: Dash, collector: Collector) -> None:
@@ -26,10 +21,11 @@ def register(app: Dash, collector: Collector) -> None:
     _register_opening(app, collector)
     for page in PAGES:
         _register_refresh(app, page)
-    incident_callbacks.register(app, collector)
-    endpoint_actions.register(app, collector)
-    run_actions.register(app, collector)
-    settings_actions.register(app, collector)
+    incidents.register(app, collector)
+    endpoints.register(app, collector)
+    run.register(app, collector)
+    silences.register(app, collector)
+    tokens.register(app, collector)
     _register_browser(app)
 
 
@@ -42,7 +38,7 @@ def _register_opening(app: Dash, collector: Collector) -> None:
 
     @threaded(app, outputs, Input("url", "pathname"), State("url", "search"))
     def show(pathname: str | None, search: str | None) -> Contents:
-        page, arguments = pages.find(pathname or "/")
+        page, arguments = registry.find(pathname or "/")
         title = " ".join(arguments.values()) or page.title
         try:
             with asking_once():
@@ -51,11 +47,12 @@ def _register_opening(app: Dash, collector: Collector) -> None:
         except NotFoundError:
             return {"main": page.unknown(collector, arguments), "title": "Not found", "outage": None}
         except DashboardError as error:
-            return {"main": page.frame(arguments, {}), "title": title, "outage": shell.trouble(error)}
+            return {"main": page.frame(arguments, {}), "title": title, "outage": banners.trouble(error)}
 
 
 def _register_refresh(app: Dash, page: Page) -> None:
-    """Let the browser fill the page's slots when there is news or the reader chooses something else (``news``)."""
+    """Let the browser fill the page's slots when there is news or the reader chooses something else
+    (``routes.refresh``)."""
     heart = f"{page.name}-heart"
     register_callback: Callable[..., None] = app.clientside_callback
     register_callback(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import re
 from hashlib import sha256
-from typing import Any
 
 from dash import Dash, dcc, html
 
-from gradcanary_dashboard import files, incident_forms, parts
-from gradcanary_dashboard.errors import DashboardError, UnreachableError
+from gradcanary_dashboard.components import elements, incident_dialog
+from gradcanary_dashboard.web import assets
 
 # Set before the first paint, or a dark page would flash white.
 _THEME = """<script>
@@ -52,7 +51,7 @@ THEME
 </body>
 </html>""".replace("THEME", _THEME)
 INDEX = (
-    INDEX.replace("SHEETS", files.SHEETS.path).replace("SCRIPTS", files.SCRIPTS.path).replace("PLOTLY", files.PLOTLY)
+    INDEX.replace("SHEETS", assets.SHEETS.path).replace("SCRIPTS", assets.SCRIPTS.path).replace("PLOTLY", assets.PLOTLY)
 )
 
 NOWHERE = """<!DOCTYPE html>
@@ -71,7 +70,7 @@ THEME
 <div class="empty"><h1>No such page</h1><p>Nothing is at this address.</p><p><a href="/">See all runs</a></p></div>
 </main>
 </body>
-</html>""".replace("THEME", _THEME).replace("SHEETS", files.SHEETS.path)
+</html>""".replace("THEME", _THEME).replace("SHEETS", assets.SHEETS.path)
 """What whoever looks for a page is told where there is none."""
 
 WAYS = (("Runs", "/"), ("Incidents", "/incidents"), ("Compare", "/compare"), ("Settings", "/settings"))
@@ -100,9 +99,9 @@ def layout(collector_url: str, *, signs_in: bool = False) -> html.Div:
             html.A("Skip to the content", href="#main", className="skip"),
             _header(signs_in=signs_in),
             html.Div(id="outage", role="alert"),
-            html.Div([parts.icon("warning"), gone], id="offline", role="alert", hidden=True),
+            html.Div([elements.icon("warning"), gone], id="offline", role="alert", hidden=True),
             html.Main(id="main", tabIndex=-1),
-            incident_forms.dialog(),
+            incident_dialog.dialog(),
             dcc.Store(id="title"),
             dcc.Store(id="collector", data=collector_url),
         ],
@@ -112,22 +111,14 @@ def layout(collector_url: str, *, signs_in: bool = False) -> html.Div:
 
 def _header(*, signs_in: bool) -> html.Header:
     link = html.Span([html.Span(className="dot"), html.Span("connected", className="word")], id="link")
-    words = parts.attributes(aria_label="Switch between light and dark")
-    theme = html.Button(parts.icon("theme"), id="theme", type="button", **words)
-    brand = dcc.Link([parts.icon("pulse"), html.Span("gradcanary", className="word")], href="/", className="brand")
+    words = elements.attributes(aria_label="Switch between light and dark")
+    theme = html.Button(elements.icon("theme"), id="theme", type="button", **words)
+    brand = dcc.Link([elements.icon("pulse"), html.Span("gradcanary", className="word")], href="/", className="brand")
     ways = html.Nav(
-        [dcc.Link(words, href=href) for words, href in WAYS], id="ways", **parts.attributes(aria_label="Pages")
+        [dcc.Link(words, href=href) for words, href in WAYS], id="ways", **elements.attributes(aria_label="Pages")
     )
     out = html.Form(html.Button("Sign out", type="submit"), action="/sign-out", method="post", className="sign-out")
-    pressed = parts.attributes(aria_label="Keyboard shortcuts", aria_haspopup="dialog", aria_keyshortcuts="?")
+    pressed = elements.attributes(aria_label="Keyboard shortcuts", aria_haspopup="dialog", aria_keyshortcuts="?")
     keys = html.Button("?", id="keys", type="button", title="Keyboard shortcuts", **pressed)
     tools = [link, keys, theme, *([out] if signs_in else [])]
     return html.Header([brand, ways, html.Div(tools, className="tools")], className="top")
-
-
-def trouble(error: DashboardError) -> list[Any]:
-    """Return the banner shown while the collector does not answer, or does not take what the page asks."""
-    if isinstance(error, UnreachableError):
-        words = f"{error} What you see is what it said last; this page goes on when it is back."
-        return [parts.icon("warning"), html.Span(words, className="away")]
-    return [parts.icon("warning"), f"This page cannot be filled: {error}"]

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, Response, expect
 from plots import await_figures, open_row, until
 from streams import Session, Stream, collapsed
 
-from gradcanary_dashboard.files import PLOTLY
+from gradcanary_dashboard.web.assets import PLOTLY
 
 RUN = "lora-fell"
 IMAGE = "#heatmap .heatmaplayer image"

@@ -11,7 +11,7 @@ import scenes
 from playwright.sync_api import Page, Route, expect
 from plots import IMAGE, drag, draw_over, meta, open_run, place, point, query, steps_in_sight, until
 
-from gradcanary_dashboard import palette
+from gradcanary_dashboard.figures import palette
 
 RUN = "lora-collapse"
 LAYER = "blocks.4.attn.q.lora_A.weight"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
-from gradcanary_dashboard import accumulators
+from gradcanary_dashboard.components import accumulators
 
 BF16 = {"declared": "float32", "stored": "bfloat16", "effective": "bfloat16"}
 FP32 = {"declared": None, "stored": "float32", "effective": None}

@@ -13,14 +13,16 @@ from dash import Dash, Input, Output, no_update
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from gradcanary_dashboard import silences_page, threads, tokens_page
 from gradcanary_dashboard.app import create_app, mount
-from gradcanary_dashboard.endpoint_words import SENT_AGAIN
-from gradcanary_dashboard.files import PLOTLY
-from gradcanary_dashboard.pages import PAGES
-from gradcanary_dashboard.threads import changing, threaded
+from gradcanary_dashboard.components.endpoint_text import SENT_AGAIN
+from gradcanary_dashboard.pages.registry import PAGES
+from gradcanary_dashboard.pages.settings import silences as silences_page
+from gradcanary_dashboard.pages.settings import tokens as tokens_page
+from gradcanary_dashboard.web import threads
+from gradcanary_dashboard.web.assets import PLOTLY
+from gradcanary_dashboard.web.threads import changing, threaded
 
-ASSETS = Path(threads.__file__).parent / "assets"
+ASSETS = Path(threads.__file__).parent.parent / "assets"
 NOBODY = "http://127.0.0.1:9"
 TOLD = (SENT_AGAIN, silences_page.ENDED, tokens_page.REVOKED)
 """Stores that a list of buttons tells what to do something to."""

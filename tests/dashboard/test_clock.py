@@ -8,13 +8,13 @@ from api_answers import column, curve, heatmap_answer, series_answer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard import axes, curves, heatmap
-from gradcanary_dashboard.clock import Clock
-from gradcanary_dashboard.columns import decode, read
-from gradcanary_dashboard.history import Hole
-from gradcanary_dashboard.marks import Events
-from gradcanary_dashboard.stats import STATS
-from gradcanary_dashboard.view import View
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.analysis.arrays import decode, read
+from gradcanary_dashboard.analysis.clock import Clock
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.analysis.launches import Hole
+from gradcanary_dashboard.analysis.stats import STATS
+from gradcanary_dashboard.figures import axes, curves, heatmap
 
 
 def answer(steps: Any, times_s: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from gradcanary_dashboard import client
 from gradcanary_dashboard.__main__ import main
-from gradcanary_dashboard.client import Collector
-from gradcanary_dashboard.errors import DeniedError, NotFoundError, RefusedError, UnreachableError
+from gradcanary_dashboard.collector import client
+from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.collector.errors import DeniedError, NotFoundError, RefusedError, UnreachableError
 
 
 class Script:

@@ -12,15 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
-from gradcanary_dashboard import axes, compare_choice, compare_page, comparison, overlay
-from gradcanary_dashboard.columns import decode
-from gradcanary_dashboard.compare_data import Compared, CompareData
-from gradcanary_dashboard.compare_view import MOST_RUNS, CompareView, compare_url, parse_compare
-from gradcanary_dashboard.differences import Differences
-from gradcanary_dashboard.marks import Events
-from gradcanary_dashboard.overlay import COLOURS, DASHES, Mark, Strand, Unit
-from gradcanary_dashboard.stats import STATS
-from gradcanary_dashboard.view import CHOICES, View
+from gradcanary_dashboard.address.comparison import MOST_RUNS, CompareView, compare_url, parse_compare
+from gradcanary_dashboard.address.run import CHOICES, View
+from gradcanary_dashboard.analysis import comparison
+from gradcanary_dashboard.analysis.arrays import decode
+from gradcanary_dashboard.analysis.compared import Compared, CompareData
+from gradcanary_dashboard.analysis.differences import Differences
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.analysis.stats import STATS
+from gradcanary_dashboard.components import run_picker
+from gradcanary_dashboard.figures import axes, overlay
+from gradcanary_dashboard.figures.overlay import COLOURS, DASHES, Mark, Strand, Unit
+from gradcanary_dashboard.pages import compare as compare_page
 
 NAN = float("nan")
 BEFORE = comparison.Numbers(
@@ -263,11 +266,11 @@ def test_a_page_without_two_runs_says_what_to_do(search: str, unknown: tuple[str
 
 def test_what_has_nothing_in_common_offers_a_way_on() -> None:
     data = CompareData([compared("A", {}), compared("B", {}, first=5000)], [])
-    assert "Count from the first step of each" in text_of(compare_choice.notes(data, CompareView(("AAA", "BBB"))))
+    assert "Count from the first step of each" in text_of(run_picker.notes(data, CompareView(("AAA", "BBB"))))
     zoomed = CompareView(("AAA", "BBB"), View(from_step=3, to_step=9))
-    assert "All steps" in text_of(compare_choice.notes(data, zoomed))
+    assert "All steps" in text_of(run_picker.notes(data, zoomed))
     waiting = replace(data, runs=[data.runs[0], replace(data.runs[1], steps=None)])
-    assert "There is no step of B yet" in text_of(compare_choice.notes(waiting, CompareView(("AAA", "BBB"))))
+    assert "There is no step of B yet" in text_of(run_picker.notes(waiting, CompareView(("AAA", "BBB"))))
 
 
 def test_the_page_fills_all_of_its_slots() -> None:

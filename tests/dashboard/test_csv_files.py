@@ -16,10 +16,14 @@ import pytest
 from streams import Session, Stream, collapsed, healthy
 
 from gradcanary import wire
-from gradcanary_dashboard import csv_files, listing, panels, run_tables, sharing
-from gradcanary_dashboard.client import Collector
-from gradcanary_dashboard.compare_view import CompareView
-from gradcanary_dashboard.view import View
+from gradcanary_dashboard.address import runs as runs_address
+from gradcanary_dashboard.address.comparison import CompareView
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.components import share_bar
+from gradcanary_dashboard.exports import runs as runs_export
+from gradcanary_dashboard.figures import metrics as metric_figures
+from gradcanary_dashboard.routes import downloads
 
 RUN, OTHER = "one-run", "-other"
 NAMES = ("=1+1", "a,b", 'c"d', *(f"blocks.{number}.weight" for number in range(5)))
@@ -54,7 +58,7 @@ def table(url: str, path: str, **query: object) -> tuple[str, list[list[str]]]:
 
 def test_the_heatmap_s_is_that_of_the_collector(url: str) -> None:
     view = View(stat="norm", from_step=5, to_step=9, rows="weight")
-    name, rows = table(url, sharing.csv_url(RUN, view))
+    name, rows = table(url, share_bar.csv_url(RUN, view))
     assert name == "one-run-norm-5-9.csv"
     asked = {"stat": "norm", "match": "weight", "from": 5, "to": 9}
     assert rows == table(url, f"/api/v1/runs/{RUN}/export.csv", **asked)[1]
@@ -62,7 +66,7 @@ def test_the_heatmap_s_is_that_of_the_collector(url: str) -> None:
 
 
 def test_a_metric_s_has_the_lines_that_are_drawn(url: str) -> None:
-    known = panels.of(httpx.get(f"{url}/api/v1/runs/{RUN}", trust_env=False).json()["metrics"])
+    known = metric_figures.of(httpx.get(f"{url}/api/v1/runs/{RUN}", trust_env=False).json()["metrics"])
     score = next(panel for panel in known if panel.names == ["-score"])
     name, rows = table(url, "/_csv/metrics", run=RUN, key="loss", search="?from=2&to=290&x=time")
     assert name == "one-run-loss-2-290.csv"
@@ -83,21 +87,21 @@ def test_a_layer_s_has_every_stat_that_was_measured(url: str) -> None:
     assert rows[0] == ["step", "time", "absmax =1+1", "norm =1+1", "nonfinite =1+1"]
     assert np.float32(rows[1][2:]).tolist() == [STREAM.absmax[7, 0], STREAM.absmax[7, 0] * 3, 0]
     assert len(rows) == 2
-    name, rows = table(url, sharing.csv_url(RUN, View(), "layer", layer="4", stat="norm"))
+    name, rows = table(url, share_bar.csv_url(RUN, View(), "layer", layer="4", stat="norm"))
     assert (name, rows[0], len(rows)) == ("one-run-blocks.1.weight-norm.csv", ["step", "time", NAMES[4]], 301)
 
 
 def test_the_table_of_layers_has_all_of_them_worst_first(url: str) -> None:
-    name, rows = table(url, sharing.csv_url(OTHER, View(), "layers"))
+    name, rows = table(url, share_bar.csv_url(OTHER, View(), "layers"))
     assert name == "-other-layers.csv"
     told = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
     assert len(told) == 8
     assert (told[0]["name"], told[0]["state"], told[0]["shape"]) == ("'=1+1", "measured", "8x64")
     assert told[0]["rules"].startswith("collapse")
     assert np.float32(told[0]["absmax"]) == LATER.absmax[-1, 0]
-    _, matching = table(url, sharing.csv_url(OTHER, View(rows="weight|a,b"), "layers"))
+    _, matching = table(url, share_bar.csv_url(OTHER, View(rows="weight|a,b"), "layers"))
     assert sorted(row[0] for row in matching[1:]) == ["a,b", *NAMES[3:]]
-    _, refused = table(url, sharing.csv_url(OTHER, View(rows="("), "layers"))
+    _, refused = table(url, share_bar.csv_url(OTHER, View(rows="("), "layers"))
     assert len(refused) == 9
 
 
@@ -107,11 +111,11 @@ def test_runs_are_all_of_a_list_and_say_what_their_cards_do(url: str, monkeypatc
     found = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
     assert [(each["run"], each["layers"], each["firing"]) for each in found] == [("'-other", "8", "1"), (RUN, "8", "0")]
     assert "collapsed at step" in found[0]["says"]
-    name, rows = table(url, sharing.runs_url("/?text=one&state=live"))
+    name, rows = table(url, share_bar.runs_url("/?text=one&state=live"))
     assert (name, [row[0] for row in rows[1:]]) == ("runs-one-live.csv", [RUN])
-    monkeypatch.setattr(listing, "PER_PAGE", 1)
+    monkeypatch.setattr(runs_address, "PER_PAGE", 1)
     with closing(Collector(url)) as api:
-        _, pieces = run_tables.of_runs(api, listing.Listing(sort="name"))
+        _, pieces = runs_export.of_runs(api, runs_address.Listing(sort="name"))
         assert len(b"".join(pieces).splitlines()) == 3, "also what is on other pages"
 
 
@@ -130,7 +134,7 @@ def test_incidents_are_all_of_a_choice_and_one_is_all_its_layers(url: str) -> No
 
 def test_a_comparison_s_curves_stand_beside_each_other(url: str) -> None:
     wanted = CompareView((RUN, OTHER), View(layer="=1+1", to_step=60))
-    name, rows = table(url, sharing.compared_url(wanted, "compare"))
+    name, rows = table(url, share_bar.compared_url(wanted, "compare"))
     assert name == "compare-one-run--other-absmax-0-60.csv"
     assert rows[0] == ["step", "one-run absmax =1+1", "one-run loss", "'-other absmax =1+1", "'-other loss"]
     assert [int(row[0]) for row in rows[1:]] == list(range(61))
@@ -142,14 +146,14 @@ def test_a_comparison_s_curves_stand_beside_each_other(url: str) -> None:
         else:
             assert (np.float32(cells[2]), float(cells[3])) == (LATER.absmax[at - 40, 0], 0.5)
     aligned = replace(wanted, align="first")
-    _, rows = table(url, sharing.compared_url(aligned, "compare"))
+    _, rows = table(url, share_bar.compared_url(aligned, "compare"))
     assert rows[0][0] == "steps since the first of each run"
     assert np.float32(rows[6][3]) == LATER.absmax[5, 0]
     assert rows[6][0] == "5"
 
 
 def test_a_comparison_s_differences_are_told_of_every_layer(url: str) -> None:
-    name, rows = table(url, sharing.compared_url(CompareView((RUN, OTHER)), "differences"))
+    name, rows = table(url, share_bar.compared_url(CompareView((RUN, OTHER)), "differences"))
     assert name == "compare-one-run--other-absmax-differences.csv"
     levels, sums = ["one-run absmax", "'-other absmax"], ["one-run accumulator", "'-other accumulator"]
     assert rows[0] == ["layer", "decades", "of", "first_step", "last_step", *levels, *sums]
@@ -194,7 +198,7 @@ def test_a_download_that_is_broken_off_is_closed_once_its_piece_is_made() -> Non
         return "x.csv", pieces()
 
     async def broken_off() -> None:
-        answer = await csv_files._answered(made)
+        answer = await downloads._answered(made)
         body = cast(AsyncIterator[bytes], cast(Any, answer).body_iterator)
         reading = asyncio.ensure_future(anext(body))
         assert await asyncio.to_thread(begun.wait, 30)

@@ -9,13 +9,15 @@ from api_answers import column, curve, run, series_answer, session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard import axes, controls, curves, palette, panels
-from gradcanary_dashboard.columns import decode
-from gradcanary_dashboard.curve import is_of_samples
-from gradcanary_dashboard.history import Hole, launches
-from gradcanary_dashboard.marks import Events
-from gradcanary_dashboard.stats import STATS
-from gradcanary_dashboard.view import View
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.analysis.arrays import decode
+from gradcanary_dashboard.analysis.curve import is_of_samples
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.analysis.launches import Hole, launches
+from gradcanary_dashboard.analysis.stats import STATS
+from gradcanary_dashboard.components import figure_controls
+from gradcanary_dashboard.figures import axes, curves, palette
+from gradcanary_dashboard.figures import metrics as metric_figures
 
 NAN = float("nan")
 QUIET = Events()
@@ -125,8 +127,8 @@ def test_all_figures_share_the_steps_and_keep_a_zoom() -> None:
     steps = [float(step) for step in range(40)]
     answer = series_answer(curve([1.0] * 40, [1.0] * 40, [1.0] * 40), steps)
     span = span_of(steps, view)
-    (panel,) = panels.of([{"name": "loss", "tags": {}, "last": 1.0}])
-    drawn = [curves.trend(answer, span, ABSMAX, QUIET), panels.draw(panel, answer, span, QUIET, view)["figure"]]
+    (panel,) = metric_figures.of([{"name": "loss", "tags": {}, "last": 1.0}])
+    drawn = [curves.trend(answer, span, ABSMAX, QUIET), metric_figures.draw(panel, answer, span, QUIET, view)["figure"]]
     assert [figure["layout"]["xaxis"]["range"] for figure in drawn] == [[9.5, 20.5]] * 2
     assert len({figure["layout"]["uirevision"] for figure in drawn}) == 1
     assert drawn[0]["layout"]["margin"] == drawn[1]["layout"]["margin"]
@@ -185,7 +187,7 @@ def test_the_finest_zoom_of_every_tenth_step_is_said_to_be_that(bucket: int, cou
     events = Events.of(run(sessions=[session(1, 0, 99, every=10)]), [])
     is_single = is_of_samples(answer, events)
     zoomed = View(from_step=0, to_step=99)
-    assert controls.zoom_note(zoomed, bucket, "point", is_of_samples=is_single) == [said]
+    assert figure_controls.zoom_note(zoomed, bucket, "point", is_of_samples=is_single) == [said]
 
 
 def test_threshold_and_baseline_are_named_on_different_sides() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gradcanary_dashboard.differences import STRETCHES, Difference, differences, stretch
+from gradcanary_dashboard.analysis.differences import STRETCHES, Difference, differences, stretch
 
 STEPS = 240
 NO_DATA, ZERO, NONFINITE = -32768, -32767, 32767

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from gradcanary_dashboard import files
+from gradcanary_dashboard.web import assets
 
 PACKS = {"accept-encoding": "gzip"}
 
@@ -25,7 +25,7 @@ def test_a_file_that_browsers_keep_is_made_once() -> None:
         return Response(b"x" * 5_000, status, media_type="text/javascript", headers=kept)
 
     served = Starlette(routes=[Route("/{name}", answer)])
-    client = TestClient(files.Packed(served))
+    client = TestClient(assets.Packed(served))
     for path in ("/kept.js", "/other.js", "/missing-kept.js"):
         first, second = (client.get(path, headers=PACKS) for _ in range(2))
         assert first.content == second.content == b"x" * 5_000
@@ -34,11 +34,11 @@ def test_a_file_that_browsers_keep_is_made_once() -> None:
     assert asked == ["/kept.js", *["/other.js"] * 2, *["/missing-kept.js"] * 2]
     plain = client.get("/kept.js", headers={"accept-encoding": "identity"})
     assert "content-encoding" not in plain.headers
-    assert plain.headers["cache-control"] == files.KEPT
+    assert plain.headers["cache-control"] == assets.KEPT
 
 
 def test_all_scripts_and_sheets_are_two_files() -> None:
-    for bundle, last in ((files.SCRIPTS, "sharing.js"), (files.SHEETS, "touch.css")):
-        written = (files.ASSETS / last).read_bytes()
+    for bundle, last in ((assets.SCRIPTS, "sharing.js"), (assets.SHEETS, "touch.css")):
+        written = (assets.ASSETS / last).read_bytes()
         assert bundle.body.endswith(written)
         assert len(gzip.compress(bundle.body)) < 40_000

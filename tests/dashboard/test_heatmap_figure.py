@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gradcanary_dashboard import axes, controls, heatmap, palette
-from gradcanary_dashboard.columns import decode, encode
-from gradcanary_dashboard.history import Hole
-from gradcanary_dashboard.marks import Events
-from gradcanary_dashboard.stats import STATS
-from gradcanary_dashboard.view import View
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.analysis.arrays import NO_DATA, NONFINITE, ZERO, decode, encode
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.analysis.launches import Hole
+from gradcanary_dashboard.analysis.stats import STATS
+from gradcanary_dashboard.components import figure_controls
+from gradcanary_dashboard.figures import axes, heatmap, palette
 
-SENTINELS = (heatmap.NO_DATA, heatmap.ZERO, heatmap.NONFINITE)
+SENTINELS = (NO_DATA, ZERO, NONFINITE)
 CELLS = arrays.arrays(
     np.int16, st.tuples(st.integers(1, 6), st.integers(1, 8)), elements=st.integers(-32768, 32767).map(int)
 )
@@ -77,7 +78,7 @@ def test_white_is_the_threshold_and_nothing_else() -> None:
 def test_buckets_that_are_left_out_become_columns_without_data() -> None:
     steps, cells = heatmap.regular(np.array([0.0, 32, 128]), np.array([[1, 2, 3]], np.int16), 32)
     assert steps.tolist() == [0, 32, 64, 96, 128]
-    assert cells.tolist() == [[1, 2, heatmap.NO_DATA, heatmap.NO_DATA, 3]]
+    assert cells.tolist() == [[1, 2, NO_DATA, NO_DATA, 3]]
 
 
 @given(st.sets(st.integers(0, 40), min_size=1), st.sampled_from([1, 10, 32]))
@@ -86,7 +87,7 @@ def test_every_received_column_stays_at_its_step(buckets: set[int], bucket_steps
     marks = np.arange(len(received), dtype=np.int16)[None, :]
     steps, cells = heatmap.regular(received, marks, bucket_steps)
     assert [cells[0, steps.tolist().index(step)] for step in received.tolist()] == marks[0].tolist()
-    assert (cells[0, ~np.isin(steps, received)] == heatmap.NO_DATA).all()
+    assert (cells[0, ~np.isin(steps, received)] == NO_DATA).all()
 
 
 def test_the_transport_is_int16() -> None:
@@ -183,7 +184,7 @@ def test_a_row_of_layers_that_came_after_the_table_leads_to_its_first() -> None:
 
 
 def test_without_a_threshold_darker_is_more_and_a_good_zero_is_white() -> None:
-    cells = np.array([[-3000, -500, heatmap.ZERO]], np.int16)
+    cells = np.array([[-3000, -500, ZERO]], np.int16)
     for stat, zero in (("norm", palette.BLACK), ("zero_fraction", palette.WHITE)):
         scale, _ = heatmap.coded(cells, STATS[stat], 1e-4)
         assert colour_at(scale, scale.zero) == zero
@@ -199,7 +200,7 @@ def test_a_few_tiny_values_leave_the_others_their_colours() -> None:
     answer = {**heatmap_answer(rows=1, columns=3), "stat": "norm"}
     for cells, low in (([-30_000, -3000, -1000], "≤ 1e-9"), ([-9000, -3000, -1000], "1e-9")):
         answer["cells"] = column(np.array([cells]), "int16")
-        legend = controls.legend(figure_of(answer), STATS["norm"])
+        legend = figure_controls.legend(figure_of(answer), STATS["norm"])
         assert legend[0].children[0].children == low
 
 

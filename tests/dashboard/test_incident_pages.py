@@ -12,20 +12,16 @@ from dash import dcc, html
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard import (
-    drawing,
-    incident_filter,
-    incident_members,
-    incident_page,
-    incidents_page,
-    pages,
-    silence_forms,
-    timeline,
-    wording,
-)
-from gradcanary_dashboard.incident_data import Chapter
-from gradcanary_dashboard.incident_filter import Filter
-from gradcanary_dashboard.view import View, parse
+from gradcanary_dashboard.address import incidents as incidents_address
+from gradcanary_dashboard.address.incidents import Filter
+from gradcanary_dashboard.address.run import View, parse
+from gradcanary_dashboard.analysis import timeline
+from gradcanary_dashboard.collector.incidents import Chapter
+from gradcanary_dashboard.components import member_table, silence_form, static
+from gradcanary_dashboard.pages import incident as incident_page
+from gradcanary_dashboard.pages import incidents as incidents_page
+from gradcanary_dashboard.pages import registry
+from gradcanary_dashboard.text import numbers
 from gradcanary_server.matchers import Matcher
 
 URL = "http://collector:8787"
@@ -57,8 +53,8 @@ def full(**changes: Any) -> dict[str, Any]:
 @given(
     st.builds(
         Filter,
-        state=st.sampled_from(list(incident_filter.STATES)),
-        severity=st.sampled_from(list(incident_filter.SEVERITIES)),
+        state=st.sampled_from(list(incidents_address.STATES)),
+        severity=st.sampled_from(list(incidents_address.SEVERITIES)),
         rule=st.text(string.ascii_lowercase + "_", max_size=20),
         run=TEXTS.map(str.strip),
     ),
@@ -66,26 +62,26 @@ def full(**changes: Any) -> dict[str, Any]:
 )
 def test_a_filter_is_its_address(chosen: Filter, place: str | None) -> None:
     chosen = replace(chosen, before=place)
-    path, _, search = incident_filter.url(chosen).partition("?")
-    assert incident_filter.parse(search) == chosen
-    assert pages.find(path) == (pages.INCIDENTS, {})
+    path, _, search = incidents_address.url(chosen).partition("?")
+    assert incidents_address.parse(search) == chosen
+    assert registry.find(path) == (registry.INCIDENTS, {})
 
 
 @pytest.mark.parametrize("search", [None, "?", "?state=x&severity=y&before="])
 def test_what_cannot_be_read_leaves_nothing_out(search: str | None) -> None:
-    chosen = incident_filter.parse(search)
+    chosen = incidents_address.parse(search)
     assert chosen == Filter(state=chosen.state)
 
 
 @pytest.mark.parametrize("path", ["/incidents/31", "/incidents/31/"])
 def test_an_incident_has_an_address(path: str) -> None:
-    assert pages.find(path) == (pages.INCIDENT, {"incident": "31"})
-    assert not pages.is_page("/incidents/x")
+    assert registry.find(path) == (registry.INCIDENT, {"incident": "31"})
+    assert not registry.is_page("/incidents/x")
 
 
 @given(TEXTS.filter(lambda text: text.strip() != ""), TEXTS)
 def test_a_beginning_covers_the_names_that_begin_so(prefix: str, rest: str) -> None:
-    expression = silence_forms.match("prefix", prefix)
+    expression = silence_form.match("prefix", prefix)
     assert expression is not None
     if len(expression) > 200:
         return
@@ -95,13 +91,13 @@ def test_a_beginning_covers_the_names_that_begin_so(prefix: str, rest: str) -> N
 
 
 def test_which_layers_are_meant() -> None:
-    assert silence_forms.match("all", "x") is None
-    assert silence_forms.match("regex", " lora_A|mlp ") == "lora_A|mlp"
+    assert silence_form.match("all", "x") is None
+    assert silence_form.match("regex", " lora_A|mlp ") == "lora_A|mlp"
     for layers in ("prefix", "regex"):
         with pytest.raises(ValueError, match="Say which layers"):
-            silence_forms.match(layers, "  ")
+            silence_form.match(layers, "  ")
     names = ["blocks.4.q", "blocks.4.k", "head", "blocks.10.q"]
-    assert silence_forms.prefixes(names) == ["blocks.4.", "blocks.10."]
+    assert silence_form.prefixes(names) == ["blocks.4.", "blocks.10."]
 
 
 def test_until_when_nobody_is_told() -> None:
@@ -112,10 +108,10 @@ def test_until_when_nobody_is_told() -> None:
         ("own", "2030-01-31 09:00"): datetime(2030, 1, 31, 9, tzinfo=timezone.utc),
         ("own", "2030-01-31T09:00:00+02:00"): datetime(2030, 1, 31, 7, tzinfo=timezone.utc),
     }.items():
-        assert datetime.fromisoformat(silence_forms.until(span, own, NOW)) == ends
+        assert datetime.fromisoformat(silence_form.until(span, own, NOW)) == ends
     for wrong in (None, "", "tomorrow", "8x", "2030-13-01"):
         with pytest.raises(ValueError, match="30m, 8h or 3d"):
-            silence_forms.until("own", wrong, NOW)
+            silence_form.until("own", wrong, NOW)
 
 
 def test_the_story_of_an_incident_is_told_in_its_order() -> None:
@@ -174,7 +170,7 @@ def test_the_page_of_an_incident_leads_to_the_steps_in_which_it_began() -> None:
     href = row[0]
     assert href.startswith("/runs/run/layers/blocks.0.lora_A?")
     assert parse(href.partition("?")[2]) == View(from_step=11_759, to_step=12_859)
-    assert row[1:] == ["blocks.0.lora_A", "340", "firing", "0.0031", "6.1e-7", wording.NOTHING, "fall", wording.NOTHING]
+    assert row[1:] == ["blocks.0.lora_A", "340", "firing", "0.0031", "6.1e-7", numbers.NOTHING, "fall", numbers.NOTHING]
     assert filled["members-tally"] == "2 firing"
     for words in (
         "Its partner went to zero.",
@@ -191,7 +187,7 @@ def test_what_is_about_a_whole_run_has_no_layers() -> None:
     filled = incident_page.fill(silent)
     assert json.loads(filled["members"]) == []
     assert "run as a whole" in filled["members-tally"]
-    assert incident_members.tally(full(layers=[member(0), member(1, until_step=400)])) == "1 firing, 1 over"
+    assert member_table.tally(full(layers=[member(0), member(1, until_step=400)])) == "1 firing, 1 over"
 
 
 def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
@@ -202,7 +198,7 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
     ]
     acked = {"at": "2026-11-20T02:00:00.000Z", "by": "ada", "note": ""}
     silenced = {"until": "2026-11-20T10:00:00.000Z", "members": 1, "firing": 2, "silences": [7]}
-    said = drawing.drawn(incidents_page.row(incident(last_deliveries=told, acked=acked, silenced=silenced)))
+    said = static.drawn(incidents_page.row(incident(last_deliveries=told, acked=acked, silenced=silenced)))
     for words in (
         "critical", "#31 collapse", '"/incidents/31"', '"/runs/run?incident=31"', "1 / 2", "since step 31",
         "acked by ada", "1 of 2 layers silenced, ends",
@@ -210,7 +206,7 @@ def test_a_row_says_how_bad_where_since_when_and_who_knows() -> None:
         '"data-do":"ack"', '"data-do":"silence"', '"data-do":"unsilence"',
     ):  # fmt: skip
         assert words in said, words
-    over = drawing.drawn(incidents_page.row(incident(state="resolved", resolution="recovered", resolved="2026-11-20T")))
+    over = static.drawn(incidents_page.row(incident(state="resolved", resolution="recovered", resolved="2026-11-20T")))
     assert "data-do" not in over
     assert "nobody was told" in over
 
@@ -237,12 +233,12 @@ def test_pages_of_the_history_follow_each_other() -> None:
 
 @given(st.lists(TEXTS, max_size=4))
 def test_what_is_drawn_is_text_and_attributes(texts: list[str]) -> None:
-    drawn = drawing.drawn([html.P([text, html.B(text)], title=text, className="x", hidden=True) for text in texts])
+    drawn = static.drawn([html.P([text, html.B(text)], title=text, className="x", hidden=True) for text in texts])
     paragraphs = [["p", {"title": text, "class": "x", "hidden": ""}, text, ["b", {}, text]] for text in texts]
     assert json.loads(drawn) == paragraphs
     assert "<" not in drawn or any("<" in text for text in texts)
 
 
 def test_a_link_within_the_pages_leads_on_without_loading() -> None:
-    drawn = json.loads(drawing.drawn(dcc.Link(HOSTILE, href="/incidents/1", className="do")))
+    drawn = json.loads(static.drawn(dcc.Link(HOSTILE, href="/incidents/1", className="do")))
     assert drawn == [["a", {"href": "/incidents/1", "class": "do", "data-way": ""}, HOSTILE]]

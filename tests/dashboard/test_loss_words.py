@@ -7,7 +7,8 @@ import pytest
 from api_answers import column, curve, incident
 from numpy.typing import NDArray
 
-from gradcanary_dashboard import loss_words, wording
+from gradcanary_dashboard.analysis import loss as loss_levels
+from gradcanary_dashboard.text import numbers
 
 STEPS = np.arange(0, 1000, 2.0)
 
@@ -29,7 +30,7 @@ def said(loss: NDArray[np.float64], since: int, **changes: Any) -> str | None:
         answer(loss[is_before], steps=STEPS[is_before], **changes),
         answer(loss[~is_before], steps=STEPS[~is_before], **changes),
     )
-    return loss_words.words(before, after)
+    return loss_levels.words(before, after)
 
 
 def falling(seed: int = 0) -> NDArray[np.float64]:
@@ -79,7 +80,7 @@ def test_a_long_run_is_asked_further_ahead(ahead: int) -> None:
     steps = 20.0 * np.arange(617)
     before = np.where(steps < 12_340 - ahead, 0.12, 0.5) + np.random.default_rng(ahead).normal(0, 1e-3, len(steps))
     since = answer(np.full(600, 0.5), steps=12_340 + 2.0 * np.arange(600))
-    assert loss_words.words(answer(before, steps=steps), since) == "the loss rose: 0.12 before, 0.5 now"
+    assert loss_levels.words(answer(before, steps=steps), since) == "the loss rose: 0.12 before, 0.5 now"
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -88,12 +89,12 @@ def test_single_steps_vary_more_than_the_buckets_they_are_held_against(seed: int
     level = np.full(600, 0.3)
     smooth = answer(level + np.random.default_rng(seed).normal(0, 1e-4, 600), steps=1024.0 * np.arange(600))
     noisy = answer(level + np.random.default_rng(seed + 9).normal(0, 0.01, 600), steps=614_400 + np.arange(600.0))
-    assert str(loss_words.words(smooth, noisy)).startswith("the loss does not show it: 0.3 before, 0.")
+    assert str(loss_levels.words(smooth, noisy)).startswith("the loss does not show it: 0.3 before, 0.")
 
 
 def test_what_cannot_be_told_is_not_said() -> None:
-    assert loss_words.words(None, answer(falling())) is None
-    assert loss_words.words(answer(falling()), None) is None
+    assert loss_levels.words(None, answer(falling())) is None
+    assert loss_levels.words(answer(falling()), None) is None
     assert said(falling(), 600, split="val") is None
     assert said(falling(), 4) is None
     assert said(falling(), 998) is None
@@ -102,17 +103,17 @@ def test_what_cannot_be_told_is_not_said() -> None:
 
 def test_the_level_is_the_number_of_the_headline() -> None:
     since = answer(falling()[300:], steps=STEPS[300:])
-    level = loss_words.level(since)
+    level = loss_levels.level(since)
     assert level is not None
-    assert str(said(falling(), 600)).endswith(f", {wording.scientific(level.value)} now")
+    assert str(said(falling(), 600)).endswith(f", {numbers.scientific(level.value)} now")
     assert (level.value, level.steps) == (pytest.approx(np.median(falling()[-10:])), 20)
-    assert loss_words.level(answer(falling()[:7], steps=STEPS[:7])) is None
-    assert loss_words.level(answer(np.full(len(STEPS), np.nan))) is None
+    assert loss_levels.level(answer(falling()[:7], steps=STEPS[:7])) is None
+    assert loss_levels.level(answer(np.full(len(STEPS), np.nan))) is None
 
 
 def test_a_loss_that_is_logged_now_and_then_is_told_of_the_steps_it_lies_in() -> None:
     logged = np.where(STEPS % 100 == 0, falling(), np.nan)
-    level = loss_words.level(answer(logged))
+    level = loss_levels.level(answer(logged))
     assert level is not None
     assert level.steps == 702, "eight points, from step 200 to the end of the last bucket"
 
@@ -120,17 +121,17 @@ def test_a_loss_that_is_logged_now_and_then_is_told_of_the_steps_it_lies_in() ->
 def test_the_worst_incident_says_since_when() -> None:
     fell = incident(31, opened_step=50, layers=[{"since_step": 44}, {"since_step": 31}])
     noted = incident(32, rule="accumulator", severity="information", layers=[{"since_step": 0}])
-    assert loss_words.since([fell, noted]) == 31
-    assert loss_words.since([fell, incident(33, rule="silent", layers=[])]) == 31, "what layers did goes first"
-    assert loss_words.since([incident(33, rule="silent", layers=[])]) is None
-    assert loss_words.since([incident(31, state="resolved", resolution="recovered")]) is None
-    assert loss_words.since([incident(31, state="resolved", resolution="run_finished")]) == 50
+    assert loss_levels.since([fell, noted]) == 31
+    assert loss_levels.since([fell, incident(33, rule="silent", layers=[])]) == 31, "what layers did goes first"
+    assert loss_levels.since([incident(33, rule="silent", layers=[])]) is None
+    assert loss_levels.since([incident(31, state="resolved", resolution="recovered")]) is None
+    assert loss_levels.since([incident(31, state="resolved", resolution="run_finished")]) == 50
     ended = incident(31, state="resolved", resolution="run_finished")
     unused = incident(32, rule="unused", severity="warning", layers=[])
-    assert loss_words.since([ended, unused]) is None, "the headline is of what is open"
-    assert loss_words.since([]) is None
+    assert loss_levels.since([ended, unused]) is None, "the headline is of what is open"
+    assert loss_levels.since([]) is None
 
 
 def test_the_first_loss_is_told_beside_the_last() -> None:
-    assert loss_words.first(answer(np.full(len(STEPS), 0.25))) == "0.25 mean of the first 2 steps"
-    assert loss_words.first(answer(np.full(len(STEPS), np.nan))) == ""
+    assert loss_levels.first(answer(np.full(len(STEPS), 0.25))) == "0.25 mean of the first 2 steps"
+    assert loss_levels.first(answer(np.full(len(STEPS), np.nan))) == ""

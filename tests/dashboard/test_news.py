@@ -13,11 +13,11 @@ import pytest
 from streams import Session, Stream, collapsed
 
 from gradcanary import wire
-from gradcanary_dashboard import pages
-from gradcanary_dashboard.client import Answer
-from gradcanary_dashboard.client import Collector as Api
-from gradcanary_dashboard.columns import encode, read
-from gradcanary_dashboard.pages import runs_version
+from gradcanary_dashboard.analysis.arrays import encode, read
+from gradcanary_dashboard.collector.client import Answer
+from gradcanary_dashboard.collector.client import Collector as Api
+from gradcanary_dashboard.pages import registry
+from gradcanary_dashboard.pages.registry import runs_version
 
 RUN = "some-run"
 PAGE = f"/runs/{RUN}"
@@ -67,7 +67,7 @@ def test_news_brings_what_changed_and_nothing_else(api: Api) -> None:
     session = begin(api.url, "changing")
     session.post_batch(0, STREAM.batch(0, 20, change_records=True)).raise_for_status()
     first = ask(api, "/runs/changing").json()
-    page, _ = pages.find("/runs/changing")
+    page, _ = registry.find("/runs/changing")
     assert first["page"] == "run"
     assert set(page.slots) | {"run-heart", "outage"} == set(first["slots"]), "who has nothing gets all of it"
     assert ask(api, "/runs/changing", first["slots"]["run-heart"]).status_code == 204
@@ -114,7 +114,7 @@ def test_what_the_collector_does_not_take_is_no_outage(module_collector: Any) ->
 def test_who_says_nonsense_of_its_slots_gets_all_of_them(module_collector: Any, slots: object) -> None:
     held = json.dumps({"version": "old", "chosen": "", "slots": slots})
     answered = httpx.get(f"{module_collector.url}/_news", params={"path": "/", "search": "", "shown": held}).json()
-    assert set(pages.RUNS.slots) <= set(answered["slots"])
+    assert set(registry.RUNS.slots) <= set(answered["slots"])
 
 
 def test_a_large_answer_is_packed_for_those_who_unpack_it(api: Api) -> None:
@@ -174,12 +174,12 @@ def test_an_ack_a_silence_and_its_end_are_news_on_the_pages_of_incidents(api: Ap
 def filled(api: Api, address: str) -> object:
     """What a page holds that was filled just now."""
     path, _, search = address.partition("?")
-    page, arguments = pages.find(path)
+    page, arguments = registry.find(path)
     return json.loads(page.ask(api, arguments, search, {})["shown"])
 
 
 def test_an_endpoint_that_was_given_up_is_news(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcanary_dashboard.client.ENDPOINTS_FOR_S", -1.0)
+    monkeypatch.setattr("gradcanary_dashboard.collector.client.ENDPOINTS_FOR_S", -1.0)
     before = runs_version(api)
     gone = {
         "id": 1,

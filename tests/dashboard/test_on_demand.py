@@ -11,7 +11,7 @@ import pytest
 from streams import Session, Stream, healthy
 
 from gradcanary import wire
-from gradcanary_dashboard import panels
+from gradcanary_dashboard.figures import metrics as metric_figures
 
 RUN = "some-run"
 STREAM = Stream(healthy(40, 4), np.linspace(1, 0.5, 40))
@@ -49,7 +49,7 @@ def lines(panel: dict[str, Any]) -> list[str]:
 
 def test_as_many_metrics_as_are_in_sight_come_in_one_answer(url: str) -> None:
     """More lines than the collector answers at once."""
-    known = panels.of(ask(url, f"/api/v1/runs/{RUN}").json()["metrics"])
+    known = metric_figures.of(ask(url, f"/api/v1/runs/{RUN}").json()["metrics"])
     found = drawn(url, [panel.key for panel in known])
     assert set(found) == {panel.key for panel in known}
     assert {len(lines(found[panel.key])) for panel in known if panel.names[0].startswith("score")} == {9}

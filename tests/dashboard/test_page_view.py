@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard import pages
-from gradcanary_dashboard.view import CHOICES, MAX_SOUGHT, View, layer_url, parse, run_url
+from gradcanary_dashboard.address.run import CHOICES, MAX_SOUGHT, View, layer_url, parse, run_url
+from gradcanary_dashboard.pages import registry
 
 RUNS = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=100).filter(lambda t: t[0] != ".")
 STEPS = st.none() | st.integers(0, 2**53 - 1)
@@ -34,13 +34,13 @@ def test_an_address_says_the_same_when_it_is_read_again(
     view = View(layer, first, last, incident, rows, metrics=metrics, **chosen)
     address = urlsplit(run_url(run, view))
     assert parse("?" + address.query) == view
-    assert pages.find(address.path) == (pages.RUN, {"run": run})
+    assert registry.find(address.path) == (registry.RUN, {"run": run})
 
 
 @given(RUNS, st.text(min_size=1, max_size=60).filter(lambda t: t.isprintable() and t.strip(".") != ""))
 def test_a_layer_has_an_address_whatever_it_is_called(run: str, layer: str) -> None:
     address = urlsplit(layer_url(run, layer, 7, View(layer="x", from_step=3, to_step=9, stat="norm")))
-    assert pages.find(address.path) == (pages.LAYER, {"run": run, "layer": layer})
+    assert registry.find(address.path) == (registry.LAYER, {"run": run, "layer": layer})
     assert parse(address.query) == View(from_step=3, to_step=9)
 
 
@@ -76,4 +76,4 @@ def test_what_cannot_be_read_counts_as_absent(search: str | None) -> None:
 
 @pytest.mark.parametrize("path", ["/", "", "/runs", "/runs/", "/other/run"])
 def test_other_paths_name_no_run(path: str) -> None:
-    assert pages.find(path) == (pages.RUNS, {})
+    assert registry.find(path) == (registry.RUNS, {})

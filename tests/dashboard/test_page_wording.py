@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard import wording
+from gradcanary_dashboard.text import numbers
 
 
 @pytest.mark.parametrize(
     ("part", "text"), [(0.0, "0.00 %"), (0.0042, "0.42 %"), (0.0251, "2.5 %"), (0.25, "25 %"), (1.0, "100 %")]
 )
 def test_a_part_is_told_in_percent(part: float, text: str) -> None:
-    assert wording.percent(part) == text
+    assert numbers.percent(part) == text
 
 
 @pytest.mark.parametrize(
@@ -32,26 +32,26 @@ def test_a_part_is_told_in_percent(part: float, text: str) -> None:
         (-6.1e-7, "-6.1e-7"),
         (1e-4, "1e-4"),
         (math.inf, "inf"),
-        (None, wording.NOTHING),
+        (None, numbers.NOTHING),
     ],
 )
 def test_a_value_has_two_or_three_digits(number: float | None, text: str) -> None:
-    assert wording.scientific(number) == text
+    assert numbers.scientific(number) == text
 
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(None, wording.NOTHING), (0, "0 B"), (1023, "1,023 B"), (1024, "1 KiB"), (3_110_578, "2.97 MiB"),
+    [(None, numbers.NOTHING), (0, "0 B"), (1023, "1,023 B"), (1024, "1 KiB"), (3_110_578, "2.97 MiB"),
      (10.6 * 2**30, "10.6 GiB"), (2.35e10, "21.9 GiB"), (3 * 2**50, "3,072 TiB")],
 )  # fmt: skip
 def test_bytes_are_told_in_the_unit_of_torch(number: float | None, text: str) -> None:
-    assert wording.size(number) == text
+    assert numbers.size(number) == text
 
 
 @pytest.mark.parametrize(
     ("number", "text"),
     [
-        (None, wording.NOTHING),
+        (None, numbers.NOTHING),
         (0.0004, "0.4 ms"),
         (0.163, "163 ms"),
         (2.04, "2.04 s"),
@@ -62,47 +62,47 @@ def test_bytes_are_told_in_the_unit_of_torch(number: float | None, text: str) ->
     ],
 )
 def test_a_duration_is_told_in_its_own_unit(number: float | None, text: str) -> None:
-    assert wording.seconds(number) == text
+    assert numbers.seconds(number) == text
 
 
 @given(st.floats(1e-37, 3e38))
 def test_a_value_is_never_more_than_five_percent_off(number: float) -> None:
-    assert float(wording.scientific(number).replace(",", "")) == pytest.approx(number, rel=0.05)
+    assert float(numbers.scientific(number).replace(",", "")) == pytest.approx(number, rel=0.05)
 
 
 @given(st.floats(-(2.0**120), 2.0**120, width=32))
 def test_an_exact_value_is_the_float32_that_was_sent(number: float) -> None:
-    assert np.float32(wording.exact(number).replace(",", "")) == np.float32(number)
+    assert np.float32(numbers.exact(number).replace(",", "")) == np.float32(number)
 
 
 @given(st.floats(2.0**-120, 2.0**120))
 def test_what_is_no_float32_has_seven_digits(number: float) -> None:
-    assert float(wording.exact(number).replace(",", "")) == pytest.approx(number, rel=5e-7)
+    assert float(numbers.exact(number).replace(",", "")) == pytest.approx(number, rel=5e-7)
 
 
 def test_integers_have_thousands_separators() -> None:
-    assert wording.integer(19999) == "19,999"
-    assert wording.plural(1, "layer") == "1 layer"
-    assert wording.plural(1200, "layer") == "1,200 layers"
+    assert numbers.integer(19999) == "19,999"
+    assert numbers.plural(1, "layer") == "1 layer"
+    assert numbers.plural(1200, "layer") == "1,200 layers"
 
 
 def test_the_most_frequent_dtype_comes_first() -> None:
-    assert wording.dtypes({"bfloat16": 300}) == "bfloat16"
-    assert wording.dtypes({"bfloat16": 20, "float32": 280}) == "float32 280, bfloat16 20"
-    assert wording.dtypes({}) == wording.NOTHING
+    assert numbers.dtypes({"bfloat16": 300}) == "bfloat16"
+    assert numbers.dtypes({"bfloat16": 20, "float32": 280}) == "float32 280, bfloat16 20"
+    assert numbers.dtypes({}) == numbers.NOTHING
 
 
 def test_the_dtypes_of_an_accumulator_stand_side_by_side() -> None:
     told = {"declared": "float32", "stored": "bfloat16", "effective": "bfloat16"}
-    assert wording.accumulator(told) == "fp32 / bf16 / bf16"
+    assert numbers.accumulator(told) == "fp32 / bf16 / bf16"
     assert (
-        wording.accumulator({"declared": None, "stored": "float8_e5m2", "effective": None})
+        numbers.accumulator({"declared": None, "stored": "float8_e5m2", "effective": None})
         == "\N{EN DASH} / float8_e5m2 / \N{EN DASH}"
     )
 
 
 @given(st.text(max_size=80), st.integers(2, 30))
 def test_a_short_block_is_short_and_the_end_of_the_name(name: str, limit: int) -> None:
-    short = wording.short_block(name, limit)
+    short = numbers.short_block(name, limit)
     assert len(short) <= limit
     assert name.endswith((short.removeprefix("…"), short))

@@ -12,25 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
-from gradcanary_dashboard import (
-    controls,
-    first_start,
-    incident_cards,
-    layer_page,
-    layers,
-    notes,
-    parts,
-    run_page,
-    runs_page,
-    silent_endpoints,
-)
-from gradcanary_dashboard.client import Answer
-from gradcanary_dashboard.listing import MAX_TEXT, SORTS, STATES, Listing, parse
-from gradcanary_dashboard.pages import PAGES, Page
-from gradcanary_dashboard.sparkline import sparkline
-from gradcanary_dashboard.stats import STATS
-from gradcanary_dashboard.verdict import Verdict, of_layer, verdict
-from gradcanary_dashboard.view import View
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.address.runs import MAX_TEXT, SORTS, STATES, Listing, parse
+from gradcanary_dashboard.analysis import layers
+from gradcanary_dashboard.analysis.stats import STATS
+from gradcanary_dashboard.analysis.verdict import Verdict, of_layer, verdict
+from gradcanary_dashboard.collector import endpoints as failing_endpoints
+from gradcanary_dashboard.collector.client import Answer
+from gradcanary_dashboard.components import banners, elements, figure_controls, incident_card, notes
+from gradcanary_dashboard.figures.sparkline import sparkline
+from gradcanary_dashboard.pages import first_start
+from gradcanary_dashboard.pages import layer as layer_page
+from gradcanary_dashboard.pages import run as run_page
+from gradcanary_dashboard.pages import runs as runs_page
+from gradcanary_dashboard.pages.registry import PAGES, Page
 from gradcanary_server.api.models import RunState
 
 NONE_OPEN = {"incidents": [], "next": None}
@@ -73,14 +68,14 @@ def test_a_crash_is_said_beside_what_the_run_ended_on() -> None:
 
 def test_what_the_end_of_a_run_closed_is_not_called_resolved() -> None:
     ended = incident(state="resolved", resolution="run_finished", resolved_step=99)
-    assert incident_cards.tally([ended, incident(state="open", resolution=None)]) == "1 open, 1 without recovery"
-    assert "run ended at step 99" in json.dumps(incident_cards.panel([ended], View()), default=str)
+    assert incident_card.tally([ended, incident(state="open", resolution=None)]) == "1 open, 1 without recovery"
+    assert "run ended at step 99" in json.dumps(incident_card.panel([ended], View()), default=str)
 
 
 def test_a_run_that_was_missed_and_then_ended_is_not_unrecovered() -> None:
     missed = incident(rule="silent", state="resolved", resolution="run_finished", resolved_step=99)
-    assert incident_cards.tally([missed]) == "1 resolved"
-    assert "run ended at step 99" in text_of(incident_cards.card(missed, View()))
+    assert incident_card.tally([missed]) == "1 resolved"
+    assert "run ended at step 99" in text_of(incident_card.card(missed, View()))
 
 
 def test_a_run_without_a_step_waits() -> None:
@@ -154,7 +149,7 @@ def test_a_card_says_what_happened_and_who_was_told() -> None:
             }
         ],
     )
-    said = text_of(incident_cards.card(full, View()))
+    said = text_of(incident_card.card(full, View()))
     for words in (
         "since step 31",
         "opened at step 50",
@@ -188,7 +183,7 @@ def test_whom_no_message_reaches_stands_above_the_runs() -> None:
         endpoint(state="disabled", reason="disabled over HTTP", disabled_by="api"),
         endpoint(**{**failing, "last_failure": "2026-11-20T10:01:00.000Z"}),
     ]
-    silent = silent_endpoints.load(Endpoints([*shown, *hidden]))
+    silent = failing_endpoints.load(Endpoints([*shown, *hidden]))
     assert silent == shown
     for runs in ([], [run()]):
         said = text_of(runs_page.fill(runs, NONE_OPEN, Listing(), silent)["runs"])
@@ -197,9 +192,9 @@ def test_whom_no_message_reaches_stands_above_the_runs() -> None:
             "is disabled since 2026-11-20 10:00 UTC: answered 410. Enable it: gradcanary endpoints set 3 --en" in said
         )
         assert "pager https://hook.example/x fails since 2026-11-20 10:00 UTC: answered 500" in said
-    versions = {silent_endpoints.version(Endpoints(each)) for each in (hidden, shown, shown[:1])}
+    versions = {failing_endpoints.version(Endpoints(each)) for each in (hidden, shown, shown[:1])}
     assert len(versions) == 3
-    assert silent_endpoints.banner([]) == []
+    assert banners.failing_endpoints([]) == []
 
 
 class Endpoints:
@@ -215,19 +210,17 @@ class Endpoints:
 def test_a_card_says_who_knows_and_until_when_nobody_is_told() -> None:
     acked = {"at": "2026-11-20T02:00:00.000Z", "by": "ada", "note": "restarting"}
     silenced = {"until": "2026-11-20T10:00:00.000Z", "members": 1, "firing": 1}
-    said = text_of(incident_cards.card(incident(acked=acked, silenced=silenced), View()))
+    said = text_of(incident_card.card(incident(acked=acked, silenced=silenced), View()))
     assert "acked by ada: restarting" in said
     assert '"silenced, ends "' in said
     assert silenced["until"] in said
-    some = text_of(incident_cards.card(incident(silenced={**silenced, "firing": 18}), View()))
+    some = text_of(incident_card.card(incident(silenced={**silenced, "firing": 18}), View()))
     assert "1 of 18 layers silenced, ends " in some
-    assert "silenced" not in text_of(incident_cards.card(incident(), View()))
+    assert "silenced" not in text_of(incident_card.card(incident(), View()))
 
 
 def test_a_listed_incident_without_details_is_a_card_too() -> None:
-    said = text_of(
-        incident_cards.panel([incident(state="resolved", resolution="layer_gone", resolved_step=80)], View())
-    )
+    said = text_of(incident_card.panel([incident(state="resolved", resolution="layer_gone", resolved_step=80)], View()))
     assert "layer gone" in said
     assert "resolved at step 80" in said
 
@@ -380,7 +373,7 @@ def test_of_many_siblings_the_nearest_are_shown(count: int, place: int) -> None:
 
 def test_only_stats_that_were_measured_can_be_chosen() -> None:
     def offered(*listed: dict[str, object], stat: str = "absmax") -> list[str]:
-        return [option for option, hidden in controls.offered(View(stat=stat), listed).items() if not hidden]
+        return [option for option, hidden in figure_controls.offered(View(stat=stat), listed).items() if not hidden]
 
     always = ["option-absmax", "option-norm", "option-nonfinite"]
     assert offered(layer(0)) == always
@@ -393,12 +386,12 @@ def test_only_stats_that_were_measured_can_be_chosen() -> None:
     [("absmax", [1e-8, 1e-4, 1.0], ["≤ 1e-8", "1e-4, the threshold", "≥ 1"]), ("norm", [1e-3, 0.4], ["0.001", "0.4"])],
 )
 def test_the_colours_of_a_heatmap_have_their_numbers(stat: str, told: list[float], words: list[str]) -> None:
-    [scale, *swatches] = controls.legend({"layout": {"meta": {"told": told, "ends": told}}}, STATS[stat])
+    [scale, *swatches] = figure_controls.legend({"layout": {"meta": {"told": told, "ends": told}}}, STATS[stat])
     assert [part.children for part in scale.children if part.children] == words
     assert len(swatches) == len(("exact 0", "no data", "non-finite"))
-    assert controls.legend({"layout": {}}, STATS[stat])[0].children == []
+    assert figure_controls.legend({"layout": {}}, STATS[stat])[0].children == []
 
 
 def test_the_list_offers_each_state_of_the_collector_with_an_icon():
-    assert set(STATES) == set(parts.RUN_STATES) == set(get_args(RunState))
+    assert set(STATES) == set(elements.RUN_STATES) == set(get_args(RunState))
     assert "detached" in STATES

@@ -9,10 +9,11 @@ from api_answers import column, curve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard import axes, panels
-from gradcanary_dashboard.columns import read
-from gradcanary_dashboard.marks import Events
-from gradcanary_dashboard.view import View, parse, search
+from gradcanary_dashboard.address.run import View, parse, search
+from gradcanary_dashboard.analysis.arrays import read
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.figures import axes
+from gradcanary_dashboard.figures import metrics as metric_figures
 
 STEPS = np.arange(20.0)
 SPAN = axes.Span.of("run", View(), STEPS, 1)
@@ -31,8 +32,8 @@ def answer(*metrics: dict[str, Any], values: list[float] | None = None) -> dict[
 
 
 def drawn(metrics: list[dict[str, Any]], view: View | None = None, values: list[float] | None = None) -> dict[str, Any]:
-    (panel,) = panels.of(metrics)
-    return panels.draw(panel, answer(*metrics, values=values), SPAN, Events(), view or View())
+    (panel,) = metric_figures.of(metrics)
+    return metric_figures.draw(panel, answer(*metrics, values=values), SPAN, Events(), view or View())
 
 
 def lines(panel: dict[str, Any]) -> list[dict[str, Any]]:
@@ -41,38 +42,40 @@ def lines(panel: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_only_what_was_logged_has_a_figure_in_a_steady_order() -> None:
     logged = [metric("zeta"), metric("agent_share"), metric("lr1"), metric("alpha"), metric("loss"), metric("lr0")]
-    found = panels.of([*logged, metric("lr0", split="val")])
+    found = metric_figures.of([*logged, metric("lr0", split="val")])
     assert [panel.kind.title for panel in found] == ["Loss", "Learning rate", "Agent", "alpha", "lr0", "zeta"]
     assert len({panel.key for panel in found}) == len(found)
     assert found[1].asked == ["lr0", "lr1"]
-    listed = json.loads(panels.listed(found, "run", 3))
+    listed = json.loads(metric_figures.listed(found, "run", 3))
     assert [card["title"] for card in listed["panels"]] == [panel.kind.title for panel in found]
     assert (listed["run"], listed["revision"], listed["more"]) == ("run", 3, "")
 
 
 def test_of_very_many_metrics_some_are_drawn_and_the_rest_is_counted() -> None:
-    found = panels.of([metric(f"m{number}") for number in range(130)])
-    listed = json.loads(panels.listed(found, "run", 1))
+    found = metric_figures.of([metric(f"m{number}") for number in range(130)])
+    listed = json.loads(metric_figures.listed(found, "run", 1))
     more = "30 more metrics can be found by a part of the name."
-    assert (len(listed["panels"]), listed["more"]) == (panels.MOST_PANELS, more)
-    assert panels.tally(found, None) == "130 metrics, of which 100 are drawn"
-    assert panels.tally(found, "m") == "130 of 130 metrics, of which 100 are drawn"
+    assert (len(listed["panels"]), listed["more"]) == (metric_figures.MOST_PANELS, more)
+    assert metric_figures.tally(found, None) == "130 metrics, of which 100 are drawn"
+    assert metric_figures.tally(found, "m") == "130 of 130 metrics, of which 100 are drawn"
 
 
 def test_metrics_are_found_by_a_part_of_their_name_or_their_title() -> None:
-    found = panels.of([metric(name) for name in ("peak_memory_bytes", "lr0", "lr1", "CLIP_score", "loss", "clip_a")])
+    found = metric_figures.of(
+        [metric(name) for name in ("peak_memory_bytes", "lr0", "lr1", "CLIP_score", "loss", "clip_a")]
+    )
 
     def titles(sought: str | None) -> list[str]:
-        return [each["title"] for each in json.loads(panels.listed(found, "run", 1, sought))["panels"]]
+        return [each["title"] for each in json.loads(metric_figures.listed(found, "run", 1, sought))["panels"]]
 
     assert titles("clip_") == ["CLIP_score", "clip_a"]
     assert titles("LR1") == titles("learning") == ["Learning rate"]
     assert titles(" bytes ") == titles("Peak") == ["Peak memory"]
     assert len(titles(None)) == len(titles(" ")) == 5
     assert titles("(") == []
-    none = json.loads(panels.listed(found, "run", 1, "("))
+    none = json.loads(metric_figures.listed(found, "run", 1, "("))
     assert none["more"] == "No metric has \N{LEFT DOUBLE QUOTATION MARK}(\N{RIGHT DOUBLE QUOTATION MARK} in its name."
-    assert panels.tally(found, "clip") == "2 of 5 metrics"
+    assert metric_figures.tally(found, "clip") == "2 of 5 metrics"
 
 
 def test_each_set_of_tags_is_a_line_of_its_own() -> None:
@@ -94,24 +97,28 @@ def test_one_without_tags_needs_no_legend() -> None:
 
 def test_what_is_chosen_is_drawn_and_the_address_says_it() -> None:
     hosts = [metric("load", host=f"n{number:02}") for number in range(40)]
-    (panel,) = panels.of(hosts)
+    (panel,) = metric_figures.of(hosts)
     assert [each.text for each in panel.chosen(View())] == [f"host=n{number:02}" for number in range(12)]
     chosen = [panel.series[place].ident for place in (3, 30)]
     view = parse(search(View(lines=tuple(chosen))))
-    found = panels.draw(panel, answer(*hosts), SPAN, Events(), view)
+    found = metric_figures.draw(panel, answer(*hosts), SPAN, Events(), view)
     assert [line["meta"] for line in lines(found)] == chosen
     assert [entry["id"] for entry in found["legend"] if entry["drawn"]] == chosen
     everything = View(lines=tuple(each.ident for each in panel.series))
-    crowded = lines(panels.draw(panel, answer(*hosts), SPAN, Events(), everything))
-    assert len(crowded) == panels.MOST_LINES == len({(line["line"]["color"], line["line"]["dash"]) for line in crowded})
+    crowded = lines(metric_figures.draw(panel, answer(*hosts), SPAN, Events(), everything))
+    assert (
+        len(crowded)
+        == metric_figures.MOST_LINES
+        == len({(line["line"]["color"], line["line"]["dash"]) for line in crowded})
+    )
     assert panel.chosen(View(lines=("0123456789",))) == panel.chosen(View())
 
 
 @given(st.text(max_size=40), st.dictionaries(st.text(min_size=1, max_size=8), st.text(max_size=8), max_size=3))
 def test_any_name_and_tags_are_drawn_as_text(name: str, tags: dict[str, str]) -> None:
     metrics = [{"name": name, "tags": each, "last": 1.0} for each in ({}, {**tags, "one": "more"})]
-    panel = next(panel for panel in panels.of(metrics) if name in panel.names)
-    found = panels.draw(panel, answer(*metrics), SPAN, Events(), View())
+    panel = next(panel for panel in metric_figures.of(metrics) if name in panel.names)
+    found = metric_figures.draw(panel, answer(*metrics), SPAN, Events(), View())
     for line in lines(found):
         assert "<img" not in line.get("name", "")
         assert not any(tag in line["hovertemplate"] for tag in tags if len(tag) > 6)
@@ -145,8 +152,8 @@ def test_a_metric_without_a_value_in_sight_says_so() -> None:
 def test_what_is_not_finite_is_a_cross_at_its_step() -> None:
     told = answer(metric("loss"))
     told["metrics"][0]["nonfinite"] = column([0] * 5 + [2] + [0] * 14, "int32")
-    (panel,) = panels.of([metric("loss", None)])
-    figure = panels.draw(panel, told, SPAN, Events(), View())["figure"]
+    (panel,) = metric_figures.of([metric("loss", None)])
+    figure = metric_figures.draw(panel, told, SPAN, Events(), View())["figure"]
     cross = next(trace for trace in figure["data"] if trace.get("marker", {}).get("symbol") == "x")
     assert cross["customdata"] == ["5"]
 
@@ -233,7 +240,7 @@ def test_where_nothing_is_above_zero_a_log_axis_is_refused() -> None:
 
 def test_lines_that_are_all_switched_off_stay_off() -> None:
     hosts = [metric("load", host=f"n{number}") for number in range(3)]
-    (panel,) = panels.of(hosts)
+    (panel,) = metric_figures.of(hosts)
     view = parse(f"?lines={panel.none},0123456789")
     found = drawn(hosts, view)
     assert found["none"] == panel.none

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gradcanary_dashboard.columns import encode, read
-from gradcanary_dashboard.pictures import KEPT, Pictures, is_heatmap
+from gradcanary_dashboard.analysis.arrays import encode, read
+from gradcanary_dashboard.routes.refresh import KEPT_PICTURES, Pictures, is_heatmap
 
 
 def figure(cells):
@@ -50,7 +50,7 @@ def test_what_nobody_remembers_is_sent_as_a_whole():
     cells = np.zeros((2, 3), np.int16)
     kept = Pictures()
     kept.shortened(figure(cells), None, "first")
-    for number in range(KEPT):
+    for number in range(KEPT_PICTURES):
         kept.shortened(figure(cells), None, str(number))
     assert kept.shortened(figure(cells), "first", "x") is None
     assert kept.shortened(figure(cells + 1), "x", "y") is None, "all of it is new"

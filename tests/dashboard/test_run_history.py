@@ -8,25 +8,28 @@ from api_answers import gap, run, session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard import axes, history, marks, notes
-from gradcanary_dashboard.history import Hole
-from gradcanary_dashboard.marks import Events
-from gradcanary_dashboard.view import View
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.analysis import launches as run_launches
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.analysis.launches import Hole
+from gradcanary_dashboard.components import notes
+from gradcanary_dashboard.figures import axes
+from gradcanary_dashboard.figures import events as event_marks
 
 
 def holes(*sessions: dict[str, Any], gaps: tuple[dict[str, Any], ...] = ()) -> list[tuple[int, int]]:
-    return [(hole.first, hole.last) for hole in history.holes(run(sessions=list(sessions), gaps=list(gaps)))]
+    return [(hole.first, hole.last) for hole in run_launches.holes(run(sessions=list(sessions), gaps=list(gaps)))]
 
 
 def test_a_launch_is_all_its_ranks() -> None:
     ranks = [session(number, 0, 99, launch="one", rank=number) for number in (0, 1, 2)]
     again = session(3, 90, 199, launch="two")
-    found = history.launches(run(sessions=[*ranks, again]))
+    found = run_launches.launches(run(sessions=[*ranks, again]))
     assert [(launch.number, launch.ranks, launch.steps) for launch in found] == [(1, 3, (0, 99)), (2, 1, (90, 199))]
 
 
 def test_a_used_launch_id_is_the_next_launch() -> None:
-    found = history.launches(run(sessions=[session(0, 0, 9, launch="fixed"), session(1, 10, 19, launch="fixed")]))
+    found = run_launches.launches(run(sessions=[session(0, 0, 9, launch="fixed"), session(1, 10, 19, launch="fixed")]))
     assert [launch.number for launch in found] == [1, 2]
 
 
@@ -46,14 +49,14 @@ def test_what_lies_between_two_launches_is_a_hole() -> None:
 
 
 def test_what_a_link_shows_beyond_all_steps_is_a_hole_as_well() -> None:
-    found = history.launches(run(sessions=[session(1, 10, 99), session(2, 50, 199), session(3, 0, None)]))
-    there = history.measured(found)
+    found = run_launches.launches(run(sessions=[session(1, 10, 99), session(2, 50, 199), session(3, 0, None)]))
+    there = run_launches.measured(found)
     assert there == (10, 199)
-    assert history.measured([]) is None
-    beyond = [(hole.first, hole.last) for hole in history.around(there, 0, 299)]
+    assert run_launches.measured([]) is None
+    beyond = [(hole.first, hole.last) for hole in run_launches.around(there, 0, 299)]
     assert beyond == [(0, 9), (200, 299)]
-    assert history.around(there, 10, 199) == []
-    assert [(hole.first, hole.last) for hole in history.around(there, 300, 399)] == [(300, 399)]
+    assert run_launches.around(there, 10, 199) == []
+    assert [(hole.first, hole.last) for hole in run_launches.around(there, 300, 399)] == [(300, 399)]
 
 
 def test_a_gap_of_any_rank_is_one_of_the_launch() -> None:
@@ -79,17 +82,17 @@ def test_holes_are_the_gaps_without_what_came_later(lost: list[tuple[int, int]],
 @given(SPANS, STEPS, st.integers(1, 100_000))
 def test_no_hole_in_sight_is_left_out(lost: list[tuple[int, int]], first: int, width: int) -> None:
     found = sorted((Hole(begin, end, ("lost",)) for begin, end in lost), key=lambda hole: hole.first)
-    seen = history.in_sight(found, first, first + width)
+    seen = run_launches.in_sight(found, first, first + width)
     for hole in found:
         if hole.last >= first and hole.first <= first + width:
             assert any(shown.first <= hole.first and hole.last <= shown.last for shown in seen)
     assert sum(shown.gaps for shown in seen) <= len(found)
-    assert len(seen) <= history.RESOLUTION + 1
+    assert len(seen) <= run_launches.RESOLUTION + 1
 
 
 def test_holes_that_would_be_drawn_upon_each_other_are_told_together() -> None:
     near = [Hole(100, 110, ("dropped",)), Hole(112, 120, ("never received",)), Hole(9000, 9000, ("never received",))]
-    first, second = history.in_sight(near, 0, 10_000)
+    first, second = run_launches.in_sight(near, 0, 10_000)
     assert first.text == "2 gaps in steps 100 to 120: dropped; never received"
     assert second.text == "Step 9,000: never received"
 
@@ -101,32 +104,32 @@ def span(first: float, last: float) -> axes.Span:
 def test_a_resumed_launch_begins_at_a_marked_line() -> None:
     events = Events.of(run(sessions=[session(1, 0, 279), session(2, 260, 399), session(3, 440, 599)]), [])
     layout: dict[str, Any] = {"margin": {"t": 20}, "height": 200}
-    told = marks.draw(layout, events, span(0, 599), "red", "grey")
+    told = event_marks.draw(layout, events, span(0, 599), "red", "grey")
     lines = [shape["x0"] for shape in layout["shapes"] if shape["type"] == "line"]
     assert lines == [260, 440]
     assert [note["text"] for note in layout["annotations"]] == ["launch 2", "launch 3"]
     texts = [event["text"] for event in told]
     assert "Steps 400 to 439: between the end of launch 2 and the beginning of launch 3" in texts
     assert "Launch 2 begins at step 260, 20 steps before the end of launch 1: what it measures again counts" in texts
-    out_of_sight = marks.draw({"margin": {"t": 20}, "height": 200}, events, span(300, 390), "red", "grey")
+    out_of_sight = event_marks.draw({"margin": {"t": 20}, "height": 200}, events, span(300, 390), "red", "grey")
     assert out_of_sight == []
 
 
 def test_labels_are_not_written_upon_each_other() -> None:
     incidents = [{"step": 100 + number, "incident": number, "kind": "fired"} for number in range(9)]
     layout: dict[str, Any] = {"margin": {"t": 20}, "height": 200}
-    marks.draw(layout, Events(incidents), span(0, 9999), "red", "grey")
+    event_marks.draw(layout, Events(incidents), span(0, 9999), "red", "grey")
     assert [note["text"] for note in layout["annotations"]] == ["#0"]
     assert len(layout["shapes"]) == 9
 
 
 @pytest.mark.parametrize(("first", "last", "least"), [(10, 10, 1), (0, 599, 60)])
 def test_a_hole_answers_the_pointer_along_its_width(first: int, last: int, least: int) -> None:
-    (trace,) = marks.pointers([{"from": first, "to": last, "text": "<lost>"}], span(0, 599), 1.0)
+    (trace,) = event_marks.pointers([{"from": first, "to": last, "text": "<lost>"}], span(0, 599), 1.0)
     assert len(trace["x"]) >= least
     assert all(first <= place <= last for place in trace["x"])
     assert set(trace["customdata"]) == {"&lt;lost&gt;"}
-    assert marks.pointers([], span(0, 599), 1.0) == []
+    assert event_marks.pointers([], span(0, 599), 1.0) == []
 
 
 def test_the_notes_say_what_happened_and_no_more_than_can_be_read() -> None:

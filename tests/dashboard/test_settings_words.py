@@ -9,20 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
 
-from gradcanary_dashboard import (
-    endpoint_pages,
-    endpoint_words,
-    pages,
-    rules_page,
-    run_settings_page,
-    settings_frame,
-    silence_forms,
-    silences_page,
-    storage_page,
-    tokens_page,
-)
-from gradcanary_dashboard.client import Answer, Collector
-from gradcanary_dashboard.errors import RefusedError
+from gradcanary_dashboard.actions import run
+from gradcanary_dashboard.collector.client import Answer, Collector
+from gradcanary_dashboard.collector.errors import RefusedError
+from gradcanary_dashboard.components import endpoint_text, silence_form
+from gradcanary_dashboard.pages import registry
+from gradcanary_dashboard.pages.settings import endpoints as endpoint_pages
+from gradcanary_dashboard.pages.settings import frame as settings_frame
+from gradcanary_dashboard.pages.settings import retention as retention_page
+from gradcanary_dashboard.pages.settings import rules as rules_page
+from gradcanary_dashboard.pages.settings import silences as silences_page
+from gradcanary_dashboard.pages.settings import tokens as tokens_page
 
 URL = "http://collector:8787"
 AT, LATER = "2026-11-20T10:00:00Z", "2026-11-20T11:00:00Z"
@@ -55,7 +52,7 @@ def endpoint(**changes: Any) -> dict[str, Any]:
 
 
 def known(**changes: Any) -> dict[str, str]:
-    found = endpoint_words.facts(endpoint(**changes))
+    found = endpoint_text.facts(endpoint(**changes))
     return {name: text_of(value) for name, value in found if value is not None}
 
 
@@ -69,7 +66,7 @@ def known(**changes: Any) -> dict[str, str]:
     ],
 )
 def test_the_state_of_an_endpoint_has_an_icon_and_a_word(changes: dict[str, Any], icon: str, word: str) -> None:
-    said = text_of(endpoint_words.state(endpoint(**changes)))
+    said = text_of(endpoint_text.state(endpoint(**changes)))
     assert f"icon-{icon}" in said
     assert f'"{word}"' in said
 
@@ -109,23 +106,23 @@ def test_who_may_not_change_is_told_so_and_has_no_working_button() -> None:
 
 def test_an_attempt_tells_how_it_went() -> None:
     told = {"is_delivered": True, "status": 202, "ms": 1200, "error": None}
-    assert "It arrived: status 202, 1,200 ms." in text_of(endpoint_words.outcome(told))
+    assert "It arrived: status 202, 1,200 ms." in text_of(endpoint_text.outcome(told))
     failed = {"is_delivered": False, "status": None, "ms": 3, "error": "no route"}
-    said = text_of(endpoint_words.outcome(failed))
+    said = text_of(endpoint_text.outcome(failed))
     assert "It did not arrive: no route (3 ms)." in said
     assert "tone-critical" in said
 
 
 @given(st.lists(st.text(st.characters(exclude_characters=","), min_size=1).filter(lambda tag: tag == tag.strip())))
 def test_tags_are_read_as_they_are_written(tags: list[str]) -> None:
-    assert run_settings_page.tags_of(", ".join(tags)) == tags
-    assert run_settings_page.tags_of(f" ,{' ,, '.join(tags)}, ") == tags
+    assert run.tags_of(", ".join(tags)) == tags
+    assert run.tags_of(f" ,{' ,, '.join(tags)}, ") == tags
 
 
 def test_before_when_no_sample_goes_is_said_with_how_long_they_are_kept() -> None:
     empty = {"bytes": 0, "counted": AT, "runs": [], "others": {"runs": 0, "bytes": 0}}
-    kept = storage_page.fill({"raw_days": 30.0, "raw_until": None, **empty})["storage-facts"]
-    waits = storage_page.fill({"raw_days": 30.0, "raw_until": LATER, **empty})["storage-facts"]
+    kept = retention_page.fill({"raw_days": 30.0, "raw_until": None, **empty})["storage-facts"]
+    waits = retention_page.fill({"raw_days": 30.0, "raw_until": LATER, **empty})["storage-facts"]
     assert "30 days (GRADCANARY_RAW_DAYS), the newest ones longer" in text_of(kept)
     assert "none go before" not in text_of(kept)
     assert "none go before" in text_of(waits)
@@ -236,17 +233,17 @@ def test_what_a_silence_would_hide_is_counted_and_named() -> None:
     def found(number: int, **changes: object) -> dict[str, Any]:
         return {"id": number, "run": "fell", "rule": "scale_drop", "members": 2, "firing": 2, **changes}
 
-    many = [found(number) for number in range(1, silence_forms.PREVIEWED + 4)]
-    said = text_of(silence_forms.preview({"runs": 3, "incidents": many}))
+    many = [found(number) for number in range(1, silence_form.PREVIEWED + 4)]
+    said = text_of(silence_form.preview({"runs": 3, "incidents": many}))
     assert "Would silence 8 open incidents" in said
     assert "3 runs have such a name." in said
-    assert said.count("/incidents/") == silence_forms.PREVIEWED
+    assert said.count("/incidents/") == silence_form.PREVIEWED
     assert "and 3 more" in said
     assert " scale drop in fell, 1 of 2 layers" in text_of(
-        silence_forms.preview({"runs": 1, "incidents": [found(1, members=1)]})
+        silence_form.preview({"runs": 1, "incidents": [found(1, members=1)]})
     )
-    assert "1 run has such a name." in text_of(silence_forms.preview({"runs": 1, "incidents": []}))
-    assert "No run has such a name so far." in text_of(silence_forms.preview({"runs": 0, "incidents": []}))
+    assert "1 run has such a name." in text_of(silence_form.preview({"runs": 1, "incidents": []}))
+    assert "No run has such a name so far." in text_of(silence_form.preview({"runs": 0, "incidents": []}))
 
 
 def test_silences_of_the_past_are_those_of_the_audit_log() -> None:
@@ -293,8 +290,8 @@ def filled(component: Any, slots: dict[str, str], contents: dict[str, Any]) -> A
     return component
 
 
-@pytest.mark.parametrize("page", [pages.SILENCES, pages.ENDPOINTS, pages.STORAGE], ids=lambda page: page.name)
-def test_a_page_that_was_opened_in_an_outage_becomes_whole(page: pages.Page) -> None:
+@pytest.mark.parametrize("page", [registry.SILENCES, registry.ENDPOINTS, registry.STORAGE], ids=lambda page: page.name)
+def test_a_page_that_was_opened_in_an_outage_becomes_whole(page: registry.Page) -> None:
     storage = {"raw_days": None, "raw_until": None, "bytes": 1, "counted": AT, "runs": [], "others": {"runs": 0}}
     storage["others"] = {"runs": 0, "bytes": 0}
     lists: dict[str, Any] = {f"/{what}": {what: []} for what in ("silences", "audit", "endpoints", "tokens")}

@@ -12,9 +12,10 @@ from starlette.testclient import TestClient
 from stores import Store
 from streams import layer_names
 
-from gradcanary_dashboard import layer_data, run_data
-from gradcanary_dashboard.client import Answer
-from gradcanary_dashboard.errors import NotFoundError
+from gradcanary_dashboard.collector import layer as layer_data
+from gradcanary_dashboard.collector import run as run_data
+from gradcanary_dashboard.collector.client import Answer
+from gradcanary_dashboard.collector.errors import NotFoundError
 from gradcanary_server.app import create_app
 from gradcanary_server.incidents import service, silences, text
 from gradcanary_server.incidents.silences import Silence

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradcanary_dashboard import pages
 from gradcanary_dashboard.app import mount
+from gradcanary_dashboard.pages import registry
 from gradcanary_server.app import create_app
 from gradcanary_server.auth import policy
 from gradcanary_server.auth.policy import Principal
@@ -139,7 +139,7 @@ def test_each_page_is_readable():
         "/incidents/31", "/settings", "/settings/endpoints", "/settings/endpoints/1", "/settings/rules",
         "/settings/silences", "/settings/retention", "/settings/tokens",
     )  # fmt: skip
-    assert {pages.find(each)[0].name for each in addresses} == {page.name for page in pages.PAGES}
+    assert {registry.find(each)[0].name for each in addresses} == {page.name for page in registry.PAGES}
     assert {policy.required_scope("GET", each) for each in addresses} == {"read"}
 
 

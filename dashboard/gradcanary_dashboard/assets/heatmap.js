@@ -21,7 +21,7 @@
     if (place && place.textContent !== text) place.textContent = text;
   }
 
-  // As ``wording.scientific`` has it: 6.1e-7, 0.125, 12,300.
+  // As ``text.numbers.scientific`` has it: 6.1e-7, 0.125, 12,300.
   function scientific(value, digits) {
     const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
     if (value >= 1e-3 && value < 1e6) return Number(value.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 5 });

@@ -1,0 +1,1 @@
+"""What a click changes: callbacks that send something to the collector."""

@@ -1,0 +1,96 @@
+"""What clicks on the page of silences do, and what a silence would hide while it is put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from typing import Any, cast
+
+from dash import ClientsideFunction, Dash, Input, Output, State
+
+from gradcanary_dashboard.actions import answers
+from gradcanary_dashboard.actions.answers import answered
+from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.collector.errors import DashboardError
+from gradcanary_dashboard.components import forms, silence_form
+from gradcanary_dashboard.pages.settings import silences as silences_page
+from gradcanary_dashboard.pages.settings.silences import NEW
+from gradcanary_dashboard.text import numbers
+from gradcanary_dashboard.web.threads import Contents, changing, threaded
+
+SCOPE = {"run": "value", "rule": "data", "layers": "data", "words": "value"}
+"""Fields of a new silence that say what it hides, with the property that holds them."""
+
+
+def register(app: Dash, collector: Collector) -> None:
+    """Register the callbacks of the page of silences."""
+    _register_plan(app, collector)
+    _register_new_silence(app, collector)
+    _register_end_of_silence(app, collector)
+
+
+def _register_plan(app: Dash, collector: Collector) -> None:
+    """Say what the silence that somebody puts together would hide, each time they rest."""
+    held = [Input(f"{NEW}-{name}", prop) for name, prop in SCOPE.items()]
+    wish = Output(f"{NEW}-wish", "data")
+    register_callback: Callable[..., None] = app.clientside_callback
+    register_callback(ClientsideFunction("forms", "rest"), wish, *held, prevent_initial_call=True)
+
+    @threaded(app, {"plan": Output(f"{NEW}-plan", "children")}, Input(f"{NEW}-wish", "data"), refreshes=True)
+    def preview(wished: Sequence[str | None] | None) -> Contents:
+        if not wished or not (wished[0] or "").strip():
+            return {"plan": silences_page.plan(None)}
+        try:
+            return {"plan": silences_page.plan(collector.ask("/silences/preview", **_scope(*wished)).body)}
+        except (DashboardError, ValueError) as error:
+            return {"plan": forms.wrong(str(error))}
+
+
+def _register_new_silence(app: Dash, collector: Collector) -> None:
+    held = {**SCOPE, "span": "data", "own": "value", "by": "value", "note": "value"}
+    states = [State(f"{NEW}-{name}", prop) for name, prop in held.items()]
+    outputs = {"answer": Output(f"{NEW}-answer", "children")}
+    outputs |= {name: Output(f"{NEW}-{name}", "value") for name in ("run", "note")}
+    clicked = Input(f"{NEW}-do", "n_clicks")
+
+    @changing(app, outputs, clicked, *states)
+    def create(clicks: object, *given: str | None) -> Contents:
+        made: dict[str, Any] = {}
+
+        def ask() -> list[Any]:
+            span, own, by, note = given[len(SCOPE) :]
+            wish = {
+                **_scope(*given[: len(SCOPE)]),
+                "until": silence_form.until(span or "own", own, datetime.now(timezone.utc)),
+                "by": answers.signature(collector, by),
+                "note": (note or "").strip(),
+            }
+            made.update(cast(dict[str, Any], collector.change("POST", "/silences", wish)))
+            hidden = len(made["incidents"])
+            count = numbers.plural(hidden, "open incident") if hidden else "no open incident now"
+            return forms.done(f"Silence {made['id']} is in force; it hides {count}.")
+
+        said = answered(clicks, ask)
+        return {"answer": said, **(dict.fromkeys(("run", "note"), "") if made else {})}
+
+
+def _scope(run: str | None, rule: str | None, layers: str | None, words: str | None) -> dict[str, str | None]:
+    """Return which runs, rule and layers a silence is about; raises ValueError in words."""
+    name = (run or "").strip()
+    if not name:
+        raise ValueError("Say which runs: a name, lora-* for all that begin so, or * for every run.")
+    return {"run": name, "rule": rule or None, "match": silence_form.match(layers or "all", words)}
+
+
+def _register_end_of_silence(app: Dash, collector: Collector) -> None:
+    told = Input(silences_page.ENDED, "data")
+
+    @changing(app, {"answer": Output("silence-answer", "children")}, told)
+    def end(clicked: dict[str, Any] | None) -> Contents:
+        number = forms.about(clicked)
+
+        def ask() -> list[Any]:
+            collector.change("DELETE", f"/silences/{number}")
+            return forms.done(f"Silence {number} is over: what is still true is told.")
+
+        return {"answer": answered(number, ask)}

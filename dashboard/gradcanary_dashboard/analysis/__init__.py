@@ -1,0 +1,1 @@
+"""From the API's JSON to what it means: launches, gaps, levels, differences, verdicts. Pure."""

@@ -1,0 +1,179 @@
+"""Launches of a run, and the steps that nobody has, from the API's sessions and gaps; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradcanary_dashboard.text import numbers
+
+Steps = tuple[int, int]
+"""First and last step, both included."""
+
+RESOLUTION = 300
+"""Holes closer than this part of the axis are drawn as one."""
+
+WHY = {
+    "dropped": "dropped by the agent, which could not keep up or could not reach the collector",
+    "missing": "never received",
+    "late": "a rank was more than a minute behind: what it holds is missing",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of the job: its number from 1, its steps (None before they are known) and what became of it.
+
+    ``every`` and ``agent_share``, a part of 1, are the present ones, of several ranks the largest.
+    """
+
+    number: int
+    name: str
+    first: int | None
+    last: int | None
+    every: int
+    state: str
+    ranks: int
+    dropped_steps: int
+    agent_share: float | None
+    sessions: tuple[str, ...]
+
+    @property
+    def steps(self) -> Steps | None:
+        """First and last step that came, None before the first."""
+        return None if self.first is None or self.last is None or self.last < self.first else (self.first, self.last)
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Steps, both included, of which nothing can be drawn, and why; ``gaps`` of them drawn as one."""
+
+    first: int
+    last: int
+    whys: tuple[str, ...]
+    gaps: int = 1
+
+    @property
+    def text(self) -> str:
+        """The hole as a sentence."""
+        where = numbers.steps(self.first, self.last)
+        where = where if self.gaps == 1 else f"{numbers.plural(self.gaps, 'gap')} in {where[0].lower()}{where[1:]}"
+        return f"{where}: {'; '.join(self.whys)}"
+
+
+def launches(run: Mapping[str, Any]) -> list[Launch]:
+    """Return the launches of a run, the first one first.
+
+    A launch is known by its first rank, whose measurements are the ones drawn.
+    """
+    groups: list[list[Mapping[str, Any]]] = []
+    for session in run["sessions"]:
+        ranks = {other["rank"] for other in groups[-1]} if groups else set()
+        if not groups or groups[-1][0]["launch"] != session["launch"] or session["rank"] in ranks:
+            groups.append([])
+        groups[-1].append(session)
+    return [_launch(number, group) for number, group in enumerate(groups, start=1)]
+
+
+def holes(run: Mapping[str, Any]) -> list[Hole]:
+    """Return the steps that a run should have and has not, in their order.
+
+    1. the gaps of each launch, without what a later launch measured again; 2. what lies between two launches.
+    """
+    known = launches(run)
+    found: list[Hole] = []
+    for place, launch in enumerate(known):
+        later = [after.steps for after in known[place + 1 :] if after.steps is not None]
+        for gap in run["gaps"]:
+            if gap["session"] in launch.sessions:
+                why = str(WHY.get(gap["reason"], gap["reason"]))
+                found += [Hole(*steps, (why,)) for steps in _without((gap["from_step"], gap["to_step"]), later)]
+    return sorted([*found, *_between(known)], key=lambda hole: hole.first)
+
+
+def measured(known: Iterable[Launch]) -> Steps | None:
+    """Return the first and the last step of all launches; None before there is one."""
+    steps = [launch.steps for launch in known if launch.steps is not None]
+    return (min(first for first, _ in steps), max(last for _, last in steps)) if steps else None
+
+
+def around(steps: Steps, first: float, last: float) -> list[Hole]:
+    """Return what lies between ``first`` and ``last`` before and behind the steps that there are."""
+    ends = [
+        (int(first), min(steps[0] - 1, int(last)), "before the first step"),
+        (max(steps[1] + 1, int(first)), int(last), "behind the last step"),
+    ]
+    return [Hole(begin, end, (why,)) for begin, end, why in ends if begin <= end]
+
+
+def in_sight(found: Iterable[Hole], first: float, last: float) -> list[Hole]:
+    """Return the holes that touch ``first`` to ``last``; those that would be drawn upon each other become one."""
+    merged: list[Hole] = []
+    near = (last - first) / RESOLUTION
+    for hole in found:
+        if hole.last < first or hole.first > last:
+            continue
+        if merged and hole.first - merged[-1].last <= near:
+            before = merged.pop()
+            whys = tuple(dict.fromkeys(before.whys + hole.whys))
+            hole = Hole(before.first, max(before.last, hole.last), whys, before.gaps + hole.gaps)
+        merged.append(hole)
+    return merged
+
+
+def steps_back(launch: Launch, before: Launch) -> int:
+    """Return how many steps of the launch before it a launch takes again."""
+    return 0 if before.last is None or launch.first is None else max(0, before.last - launch.first + 1)
+
+
+def beginning(launch: Launch, before: Launch) -> str:
+    """Return where a launch begins, beside the one before it."""
+    text = f"begins at step {numbers.integer(launch.first)}"
+    again = steps_back(launch, before)
+    if not again:
+        return text
+    back = f"{numbers.plural(again, 'step')} before the end of launch {before.number}"
+    return f"{text}, {back}: what it measures again counts"
+
+
+def _launch(number: int, sessions: Sequence[Mapping[str, Any]]) -> Launch:
+    first = sessions[0]
+    return Launch(
+        number=number,
+        name=first["launch"],
+        first=first["first_step"],
+        last=first["last_step"],
+        every=max(session["every"] or 1 for session in sessions),
+        state=first["state"],
+        ranks=len(sessions),
+        dropped_steps=first["dropped_steps"] or 0,
+        agent_share=max((session["agent_share"] or 0.0 for session in sessions), default=0.0) or None,
+        sessions=tuple(session["session"] for session in sessions),
+    )
+
+
+def _between(known: Sequence[Launch]) -> Iterable[Hole]:
+    """Return what lies after the last step of all launches so far and before the first of the next."""
+    reached: Launch | None = None
+    for launch in known:
+        if launch.steps is None:
+            continue
+        if reached is not None and reached.steps is not None and launch.steps[0] - reached.steps[1] > reached.every:
+            why = f"between the end of launch {reached.number} and the beginning of launch {launch.number}"
+            yield Hole(reached.steps[1] + reached.every, launch.steps[0] - 1, (why,))
+        if reached is None or reached.steps is None or launch.steps[1] > reached.steps[1]:
+            reached = launch
+
+
+def _without(steps: Steps, covered: Iterable[Steps]) -> list[Steps]:
+    """Return what is left of some steps when others are taken away."""
+    left = [steps]
+    for first, last in covered:
+        left = [
+            part
+            for begin, end in left
+            for part in ((begin, min(end, first - 1)), (max(begin, last + 1), end))
+            if part[0] <= part[1]
+        ]
+    return left

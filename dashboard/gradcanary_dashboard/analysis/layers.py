@@ -1,0 +1,111 @@
+"""The layers of a run as the page lists them: worst first, one of them chosen; no I/O."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradcanary_dashboard.text import numbers
+
+Layer = Mapping[str, Any]
+
+MAX_ROWS = 200
+"""Rows of the table, worst first: nobody reads more than this one by one, and each refresh sends them all."""
+
+FEWEST_SIBLINGS = 4
+
+URGENCY = ("firing", "recovering", "suspect")
+
+
+def worst_first(layers: Sequence[Layer]) -> list[Layer]:
+    """Return the layers that fire, then suspects, non-finite, low ones, then by absmax; without gradient last."""
+    return sorted(layers, key=_urgency)
+
+
+def find(layers: Sequence[Layer], wanted: str | None) -> Layer | None:
+    """Return the layer with this name, else the one with this number."""
+    named = next((layer for layer in layers if layer["name"] == wanted), None)
+    if named is None and wanted is not None and wanted.isascii() and wanted.isdigit():
+        return _numbered(layers, int(wanted))
+    return named
+
+
+def siblings(layers: Sequence[Layer], layer: Layer) -> list[Layer]:
+    """Return the layers with the same name but for numbers, and the same shape, this one among them.
+
+    Fewer than four are no siblings: the rules hold a layer against no smaller group.
+    """
+    alike = [other for other in layers if _kind(other) == _kind(layer)]
+    return alike if len(alike) >= FEWEST_SIBLINGS else []
+
+
+def around(listed: Sequence[Layer], layer: Layer) -> list[Layer]:
+    """Return the layers nearest to this one in the list, at most as many as a table holds."""
+    place = next((index for index, other in enumerate(listed) if other is layer), 0)
+    first = max(0, min(place - MAX_ROWS // 2, len(listed) - MAX_ROWS))
+    return list(listed[first : first + MAX_ROWS])
+
+
+def choose(layers: Sequence[Layer], wanted: str | None, member: int | None, shown: int | None) -> Layer | None:
+    """Return the layer whose trend is drawn.
+
+    1. the one that the URL names, 2. the first member of the incident that the URL names, 3. the one shown before,
+    unless only now something fires, 4. the worst.
+    """
+    named = find(layers, wanted) or _numbered(layers, member)
+    if named is not None or not layers:
+        return named
+    worst = worst_first(layers)[0]
+    before = _numbered(layers, shown)
+    return worst if before is None or (is_firing(worst) and not is_firing(before)) else before
+
+
+def is_firing(layer: Layer) -> bool:
+    """Return whether any rule fires for the layer."""
+    return "firing" in layer["rules"].values()
+
+
+def row(layer: Layer) -> dict[str, Any]:
+    """Return a layer as texts for the table.
+
+    What is only noted is left to its incident: of a training in bfloat16 that is the same for each layer.
+    """
+    rules = ((rule.replace("_", " "), state) for rule, state in sorted(layer["rules"].items()) if state != "info")
+    return {
+        "name": layer["name"],
+        "absmax": numbers.scientific(layer["absmax"]),
+        "norm": numbers.scientific(layer["norm"]),
+        "state": numbers.state(layer["state"]),
+        "accumulator": numbers.accumulator(layer["accumulator"]),
+        "k": numbers.integer(layer["micro_steps"]),
+        "rule": ", ".join(f"{rule} {state}" for rule, state in rules),
+        "tone": _tone(layer),
+        "below_threshold": bool(layer["below_threshold"]),
+    }
+
+
+def _tone(layer: Layer) -> str:
+    states = layer["rules"].values()
+    if "firing" in states or "recovering" in states:
+        return "critical"
+    return "warning" if "suspect" in states or layer["below_threshold"] or layer["state"] == "nonfinite" else "quiet"
+
+
+def _urgency(layer: Layer) -> tuple[int, int, int, float, int]:
+    states = set(layer["rules"].values())
+    rules = next((place for place, state in enumerate(URGENCY) if state in states), len(URGENCY))
+    absmax = layer["absmax"]
+    known = 0 if layer["state"] == "nonfinite" else 1 if absmax is not None and layer["state"] == "measured" else 2
+    if layer["state"] == "zero":
+        known = 1
+    return rules, known, 0 if layer["below_threshold"] else 1, math.inf if absmax is None else absmax, layer["layer"]
+
+
+def _kind(layer: Layer) -> tuple[str, tuple[int, ...]]:
+    return re.sub(r"\d+", "#", layer["name"]), tuple(layer["shape"])
+
+
+def _numbered(layers: Sequence[Layer], number: int | None) -> Layer | None:
+    return next((layer for layer in layers if layer["layer"] == number), None)

@@ -1,0 +1,181 @@
+"""What the loss did since something happened, in words and from its numbers; no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradcanary_dashboard.analysis import severity
+from gradcanary_dashboard.analysis.arrays import Floats, decode
+from gradcanary_dashboard.analysis.verdict import is_unrecovered
+from gradcanary_dashboard.text import numbers
+
+SPEAKS = ("collapse", "vanished", "explosion", "frozen", "accumulation_loss")
+"""Rules beside which the loss is told; those of the loss itself say so in their own words."""
+
+PART = 0.05
+FEWEST = 8
+"""What is held against each other: a twentieth of what was before and of what came since, at least so many points."""
+
+LEAD, LEAD_STEPS = 0.1, 200
+"""How far ahead of a fall the loss may have moved: this part of the steps before it, at least so many. Layers fall to
+their threshold some steps after what made them fall, which the loss may have shown at once."""
+
+NOISE = 4.0
+WANDER = 8.0
+RISE = 0.02
+"""A rise counts that is so many deviations of single points over the level before, so many of levels from one to the
+next, and this part of it."""
+
+
+def since(incidents: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the step since which the incident of the verdict lasts, None where the loss has no part in it."""
+    known = list(incidents)
+    standing = [each for each in known if each["state"] == "open"] or [each for each in known if is_unrecovered(each)]
+    if not standing:
+        return None
+    worst = max(standing, key=_says)
+    if worst["rule"] not in SPEAKS:
+        return None
+    return min((member["since_step"] for member in worst.get("layers", ())), default=int(worst["opened_step"]))
+
+
+@dataclass(frozen=True)
+class Level:
+    """Where the loss is: the median of its last points, which lie in so many steps."""
+
+    value: float
+    steps: int
+
+
+def end(values: Floats) -> float | None:
+    """Return the median of the last of some values; None where they are too few."""
+    return float(np.median(values[-_few(values) :])) if len(values) >= FEWEST else None
+
+
+def level(answer: Mapping[str, Any] | None) -> Level | None:
+    """Return where the loss is at the end of an answer; None where that has too few points."""
+    values = _known(answer)
+    found = end(values)
+    if answer is None or found is None:
+        return None
+    # Some buckets have no value: what is logged now and then has its points far apart.
+    steps = decode(answer["steps"])[_has_value(answer)][-_few(values) :]
+    return Level(found, int(steps[-1] - steps[0]) + int(answer["bucket_steps"]))
+
+
+def words(before: Mapping[str, Any] | None, since: Mapping[str, Any] | None) -> str | None:
+    """Return what the loss did since a step, given what it was before and since.
+
+    So ``the loss does not show it: 0.131 before, 0.125 now``. Levels are compared; a peak counts as well. The level
+    before is the lowest of the steps ahead (``LEAD``): what rose there already is no level of before.
+    """
+    found = _untagged(since["metrics"]) if since else None
+    if found is not None and (decode(found["nonfinite"]) > 0).any():
+        return "the loss is not finite since"
+    now, ahead = level(since), _ahead(before)
+    if now is None or ahead is None:
+        return None
+    return _compared(ahead, _known(since), now.value)
+
+
+def first(answer: Mapping[str, Any]) -> str:
+    """Return the first loss of the run, to hold the last one against."""
+    drawn = _untagged(answer["metrics"])
+    known = decode(drawn["count"]) > 0 if drawn else np.zeros(0, bool)
+    if drawn is None or not known.any():
+        return ""
+    place, width = int(known.argmax()), answer["bucket_steps"]
+    value, step = float(decode(drawn["mean"])[place]), float(decode(answer["steps"])[place])
+    where = f"at step {numbers.integer(step)}" if width == 1 else f"mean of the first {numbers.integer(width)} steps"
+    return f"{numbers.scientific(value)} {where}"
+
+
+@dataclass(frozen=True)
+class Before:
+    """The points of the lowest level ahead of a fall, those between them and the fall, how far levels wander."""
+
+    level: Floats
+    meanwhile: Floats
+    wander: float
+
+
+def _ahead(answer: Mapping[str, Any] | None) -> Before | None:
+    """Return what was ahead of the end of an answer; None where it has too few points."""
+    values = _known(answer)
+    if answer is None or len(values) < FEWEST:
+        return None
+    few = _few(values)
+    steps = decode(answer["steps"])[_has_value(answer)]
+    lead = max(LEAD_STEPS, LEAD * float(steps[-1]))
+    begin = max(0, min(int(np.searchsorted(steps, steps[-1] - lead)), len(values)) - few)
+    levels = np.median(np.lib.stride_tricks.sliding_window_view(values[begin:], few), axis=1)
+    end = begin + int(levels.argmin()) + few
+    return Before(values[end - few : end], values[end:], _wander(values, few))
+
+
+def _wander(values: Floats, few: int) -> float:
+    """Return how far the level rises now and then by itself: a running mean that is logged has neighbours close by."""
+    rises = np.diff(np.median(values[len(values) % few :].reshape(-1, few), axis=1))
+    rises = rises[rises > 0]
+    return 1.4826 * float(np.median(rises)) if len(rises) >= _OF_A_HABIT else 0.0
+
+
+def _compared(before: Before, after: Floats, now: float) -> str:
+    was = float(np.median(before.level))
+    # Of either: buckets of many steps vary less than single ones.
+    noise = max(_noise(before.level), _noise(after))
+    over = was + max(NOISE * noise, WANDER * before.wander, RISE * abs(was))
+    peak = max(float(_smooth(part).max()) for part in (before.meanwhile, after) if len(part) >= _OF_A_PEAK)
+    told = f"{numbers.scientific(was)} before, {numbers.scientific(now)} now"
+    if now > over:
+        return f"the loss rose: {told}"
+    if peak > over:
+        return f"the loss bumped and came back: {numbers.scientific(peak)} at most, {told}"
+    return f"the loss does not show it: {told}"
+
+
+def _says(incident: Mapping[str, Any]) -> tuple[int, bool, int]:
+    """Order as the collector's headline does."""
+    is_late = incident["rule"] in severity.OF_THE_CLOCK
+    return severity.SEVERITIES.index(incident["severity"]), not is_late, int(incident["id"])
+
+
+def _noise(values: Floats) -> float:
+    """Return the deviation of single points, by how far neighbours are apart."""
+    return 1.4826 * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
+
+
+def _has_value(answer: Mapping[str, Any]) -> NDArray[np.bool_]:
+    found = _untagged(answer["metrics"])
+    return np.zeros(0, bool) if found is None else decode(found["count"]) > 0
+
+
+def _known(answer: Mapping[str, Any] | None) -> Floats:
+    found = _untagged(answer["metrics"]) if answer else None
+    if found is None:
+        return np.zeros(0)
+    mean: Floats = decode(found["mean"]).astype(np.float64)[decode(found["count"]) > 0]
+    return mean
+
+
+def _few(values: Floats) -> int:
+    return max(FEWEST, round(PART * len(values)))
+
+
+_OF_A_PEAK = 3
+_OF_A_HABIT = 3
+
+
+def _smooth(values: Floats) -> Floats:
+    """Return medians of three: one noisy point is no bump."""
+    return np.median(np.stack((values[:-2], values[1:-1], values[2:])), axis=0)
+
+
+def _untagged(metrics: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    return next((metric for metric in metrics if metric["name"] == "loss" and not metric["tags"]), None)

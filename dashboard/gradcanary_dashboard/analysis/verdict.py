@@ -1,0 +1,109 @@
+"""The state of a run in one sentence; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradcanary_dashboard.analysis import severity
+from gradcanary_dashboard.text import numbers
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A sentence and its tone: critical, warning, information, quiet or waiting.
+
+    ``beside`` goes on after it with numbers that change with each step.
+    """
+
+    tone: str
+    text: str
+    beside: str = ""
+
+
+def verdict(run: Mapping[str, Any]) -> Verdict:
+    """Return what a person should know first about a run.
+
+    An open incident speaks first; then one that the run's end closed, for that is no recovery; else the run is quiet. A
+    crash is said in any case, and first beside what is no more than information.
+    """
+    if run["open_incidents"]:
+        text = run["headline"] or numbers.plural(len(run["open_incidents"]), "open incident")
+        return Verdict(run["worst"] or "information", text[0].upper() + text[1:])
+    if run["severity_at_end"] is not None:
+        return _ended(run)
+    if run["state"] == "crashed":
+        return Verdict("warning", _crash(run))
+    if run["state"] == "finished" and run["step"] is None:
+        return Verdict("information", "The training finished without a step")
+    if not run["layers"] or run["step"] is None:
+        return Verdict("waiting", "Waiting for the first step")
+    low = f", {numbers.integer(run['below_threshold'])} of them low" if run["below_threshold"] else ""
+    return Verdict("quiet", f"No open incident in {numbers.plural(run['layers'], 'layer')}{low}")
+
+
+def _ended(run: Mapping[str, Any]) -> Verdict:
+    """Return what is said of a run that ended on an incident."""
+    text = run["headline"] or "ended on an incident"
+    if run["state"] != "crashed":
+        return Verdict(run["severity_at_end"], text[0].upper() + text[1:])
+    if run["severity_at_end"] == "information":
+        return Verdict("warning", f"{_crash(run)}; {text}")
+    crash = _crash(run)
+    return Verdict(run["severity_at_end"], f"{text[0].upper()}{text[1:]}; {crash[0].lower()}{crash[1:]}")
+
+
+def _crash(run: Mapping[str, Any]) -> str:
+    where = "" if run["step"] is None else f" at step {numbers.integer(run['step'])}"
+    return f"The training crashed{where}"
+
+
+def is_unrecovered(incident: Mapping[str, Any]) -> bool:
+    """Tell whether a run ended on an incident; one that was missed and ended is not missed any more."""
+    return incident["resolution"] == "run_finished" and incident["rule"] not in severity.OF_THE_CLOCK
+
+
+def firing(run: Mapping[str, Any]) -> int:
+    """Return how many layers fire, by the rule with most of them."""
+    return max(run["firing"].values(), default=0)
+
+
+def of_layer(layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]], *, has_ended: bool = False) -> Verdict:
+    """Return what a person should know first about a layer, given its incidents and whether its run has ended.
+
+    A rule that fires speaks first, then what is suspected, then a value that is not finite, then low.
+    """
+    states = layer["rules"]
+    fires = [rule for rule, state in states.items() if state in ("firing", "recovering")]
+    if fires:
+        return _fired(fires[0], states[fires[0]], layer, incidents)
+    suspects = [rule for rule, state in states.items() if state == "suspect"]
+    if suspects:
+        return Verdict("warning", f"{_spoken(suspects[0])} is suspected, and not yet sure")
+    if layer["step"] is None and has_ended:
+        return Verdict("information", "Nothing was measured of this layer")
+    if layer["step"] is None:
+        return Verdict("waiting", "Nothing has been measured of this layer yet")
+    if layer["state"] == "nonfinite":
+        return Verdict("warning", f"Its gradient is not finite at step {numbers.integer(layer['step'])}")
+    if layer["below_threshold"]:
+        return Verdict("information", "Its gradient is low; nothing shows that it fell")
+    return Verdict("quiet", "No rule fires for this layer")
+
+
+def _fired(rule: str, state: str, layer: Mapping[str, Any], incidents: Iterable[Mapping[str, Any]]) -> Verdict:
+    """Return ``Collapse since step 728: from 9.9e-4 to 2.2e-7``, as far as its newest incident knows."""
+    newest = next((incident for incident in incidents if incident["rule"] == rule), None)
+    members = newest.get("layers", ()) if newest else ()
+    member: Mapping[str, Any] = next((member for member in members if member["layer"] == layer["layer"]), {})
+    since = "" if member.get("since_step") is None else f" since step {numbers.integer(member['since_step'])}"
+    before, now = member.get("baseline"), layer["absmax"]
+    known = before is not None and now is not None and rule == "collapse"
+    fell = f": from {numbers.scientific(before)} to {numbers.scientific(now)}" if known else ""
+    recovering = ", recovering" if state == "recovering" else ""
+    return Verdict(newest["severity"] if newest else "critical", f"{_spoken(rule)}{since}{recovering}", fell)
+
+
+def _spoken(rule: str) -> str:
+    return rule.replace("_", " ").capitalize()

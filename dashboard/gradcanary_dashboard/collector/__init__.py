@@ -1,0 +1,1 @@
+"""What is asked of the collector, over its HTTP API."""

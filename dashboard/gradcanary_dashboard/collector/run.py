@@ -1,0 +1,197 @@
+"""Everything that a run's page shows, asked from the collector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.analysis import loss as loss_levels
+from gradcanary_dashboard.analysis.arrays import decode
+from gradcanary_dashboard.analysis.clock import Clock
+from gradcanary_dashboard.analysis.layers import Layer, choose
+from gradcanary_dashboard.collector import incidents as incident_data
+from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.collector.errors import NotFoundError, RefusedError
+
+COLUMNS = 600
+ROWS = 400
+POINTS = 600
+NO_LAYER = "^$"
+"""An expression that is in no name: none is empty."""
+
+DETAILED_INCIDENTS = 8
+"""Incidents asked for in full, the named one and the newest; more are listed by their summary."""
+
+TOTAL_NORM, CLIP_FACTOR = "total_norm", "clip_factor"
+"""Metrics of samples before a clip: the norm is there of each, the factor where gradients were written to after it."""
+
+CLIPPED_BELOW = 1 - 1e-5
+"""The agent takes a factor under this one for a clip."""
+
+Answered: TypeAlias = Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The collector's answers about one run at about one revision.
+
+    ``layer`` is the one whose trend is drawn; ``refusal`` says what is wrong with the expression for rows, of which the
+    heatmap then takes no notice. ``loss`` is that without tags: of the whole run, or, where an incident of the verdict
+    says since when, of the steps before, and ``loss_since`` of those since.
+    """
+
+    run: Mapping[str, Any]
+    layers: list[Layer]
+    layer: Layer | None
+    heatmap: Mapping[str, Any]
+    refusal: str | None
+    series: Mapping[str, Any] | None
+    loss: Answered
+    loss_since: Answered
+    incidents: list[Mapping[str, Any]]
+    incidents_version: str
+    clips: bool
+
+
+def load(collector: Collector, run: str, view: View, shown: int | None) -> RunData:
+    """Ask for everything; ``shown`` is the number of the layer drawn before."""
+    incidents, incidents_version = load_incidents(collector, run, view.incident)
+    all_layers = collector.run(run, "layers").body["layers"]
+    chosen = choose(all_layers, view.layer, _first_member(incidents, view.incident), shown)
+    series = None
+    if chosen is not None:
+        series = collector.run(run, "series", stat=view.stat, layer=chosen["layer"], points=POINTS, **bounds(view)).body
+    drawn, refusal = picture(collector, run, view)
+    told = collector.run(run).body
+    loss, loss_since = _losses(collector, told, loss_levels.since(incidents))
+    return RunData(
+        run=told,
+        layers=all_layers,
+        layer=chosen,
+        heatmap=drawn,
+        refusal=refusal,
+        series=series,
+        loss=loss,
+        loss_since=loss_since,
+        incidents=incidents,
+        incidents_version=incidents_version,
+        clips=clips(collector, told),
+    )
+
+
+def clips(collector: Collector, run: Mapping[str, Any]) -> bool:
+    """Return False if a clip was looked for and gradients were never clipped."""
+    measured = {metric["name"] for metric in run["metrics"]}
+    if CLIP_FACTOR not in measured:
+        return TOTAL_NORM not in measured
+    answer = collector.run(run["run"], "metrics", name=CLIP_FACTOR, points=1).body
+    return any(bool((decode(metric["min"]) < CLIPPED_BELOW).any()) for metric in answer["metrics"])
+
+
+def is_unsettled(incidents: list[Mapping[str, Any]]) -> bool:
+    """Return whether a message may be on its way, or a silence may end: neither waits for a new revision of the run."""
+    return any(_is_unsettled(incident) for incident in incidents)
+
+
+def clock(view: View, answer: Mapping[str, Any]) -> Clock | None:
+    """Return the clock of a view whose axis is time, by the steps and times of an answer; None: an axis of steps."""
+    return Clock.of(answer) if view.x == "time" else None
+
+
+def bounds(view: View) -> dict[str, int | None]:
+    """Return the steps in sight as the collector wants them."""
+    return {"from": view.from_step, "to": view.to_step}
+
+
+def _losses(collector: Collector, told: Mapping[str, Any], since: int | None) -> tuple[Answered, Answered]:
+    """Return the loss, up to a step and since where there is one.
+
+    Two questions: of one over a million steps what came since would be a part of its last bucket.
+    """
+    if not any(metric["name"] == "loss" and not metric["tags"] for metric in told["metrics"]):
+        return None, None
+    asked: dict[str, str | int | None] = {"name": "loss", "tags": "{}", "points": POINTS}
+    if since is None:
+        return collector.run(told["run"], "metrics", **asked).body, None
+    later = collector.run(told["run"], "metrics", **asked, **{"from": since}).body
+    return collector.run(told["run"], "metrics", **asked, to=since - 1).body if since else None, later
+
+
+def picture(collector: Collector, run: str, view: View) -> tuple[Mapping[str, Any], str | None]:
+    """Return the heatmap of the view; with an expression that the collector refuses, that of all rows, and why."""
+    wanted: dict[str, str | int | None] = {"stat": view.stat, "value": view.value, "order": view.order}
+    wanted |= {"columns": COLUMNS, "rows": ROWS, **bounds(view)}
+    try:
+        return collector.run(run, "heatmap", match=view.rows, **wanted).body, None
+    except RefusedError as error:
+        if view.rows is None:
+            raise
+        return collector.run(run, "heatmap", **wanted).body, str(error)
+
+
+def matching(layers: list[Layer], drawn: Mapping[str, Any], *, is_refused: bool) -> list[Layer]:
+    """Return the layers whose rows a heatmap shows; all where it took no notice of the expression."""
+    if is_refused:
+        return layers
+    shown = {number for row in drawn["rows"] for number in row["layers"]}
+    return [layer for layer in layers if layer["layer"] in shown]
+
+
+def axis(collector: Collector, run: str, view: View) -> Mapping[str, Any]:
+    """Return the heatmap of no layer at all: steps, times, gaps and marks of the view, for a tenth of the answer."""
+    wanted = {"stat": view.stat, "columns": COLUMNS, "rows": 1, "match": NO_LAYER, **bounds(view)}
+    answer: Mapping[str, Any] = collector.run(run, "heatmap", **wanted).body
+    return answer
+
+
+def load_incidents(
+    collector: Collector, run: str, named: int | None, detailed: int = DETAILED_INCIDENTS, *, layer: int | None = None
+) -> tuple[list[Mapping[str, Any]], str]:
+    """Return the incidents of a run, or of a layer of it, and their version.
+
+    The named one comes first, then open ones, worst first; the first few are in full.
+    """
+    listed = incident_data.worst(collector, run=run, layer=layer)
+    # Whoever came for one does not look for it.
+    ranked = sorted(_with(named, collector, listed.body, layer), key=lambda incident: incident["id"] != named)
+    found = [
+        collector.incident(incident["id"]).body if place < detailed or incident["id"] == named else incident
+        for place, incident in enumerate(ranked)
+    ]
+    return found, listed.version
+
+
+def _with(
+    named: int | None, collector: Collector, listed: Mapping[str, Any], layer: int | None
+) -> list[Mapping[str, Any]]:
+    """Return the incidents that are listed, and the named one of the same run and layer beyond the end of the list."""
+    incidents: list[Mapping[str, Any]] = listed["incidents"]
+    if named is None or listed["next"] is None or any(each["id"] == named for each in incidents):
+        return incidents
+    try:
+        behind = collector.incident(named).body
+    except NotFoundError:
+        return incidents
+    is_meant = behind["run"] == incidents[0]["run"] and (layer is None or _concerns(behind, layer))
+    return [behind, *incidents] if is_meant else incidents
+
+
+def _concerns(incident: Mapping[str, Any], layer: int) -> bool:
+    return any(member["layer"] in (layer, None) for member in incident["layers"])
+
+
+def _first_member(incidents: list[Mapping[str, Any]], named: int | None) -> int | None:
+    incident = next((incident for incident in incidents if incident["id"] == named), {})
+    members = (member["layer"] for member in incident.get("layers", ()))
+    return next((layer for layer in members if layer is not None), None)
+
+
+def _is_unsettled(incident: Mapping[str, Any]) -> bool:
+    deliveries = incident.get("deliveries", ())
+    return (
+        bool(incident["silenced"])
+        or any(delivery["state"] == "pending" for delivery in deliveries)
+        or (incident["state"] == "open" and not deliveries and incident["severity"] != "information")
+    )

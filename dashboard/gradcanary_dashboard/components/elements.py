@@ -1,0 +1,173 @@
+"""Small pieces that every page is built from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import orjson
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from gradcanary_dashboard.analysis.verdict import Verdict
+
+Children: TypeAlias = str | Component | Sequence[str | Component] | None
+
+ICONS = {"quiet": "check", "waiting": "dots", "information": "info", "warning": "warning", "critical": "critical"}
+FIGURE = "data-figure"
+"""The attribute that holds a figure, as JSON: ``assets/figures.js`` draws it."""
+
+NO_FIGURE = {"data": [], "layout": {"height": 200, "xaxis": {"visible": False}, "yaxis": {"visible": False}}}
+"""What is drawn before there is an answer: Plotly's own axes would have numbers that nobody measured."""
+
+_TINY = re.compile(r"(\d[\d.]*e-\d+)")
+_ENDS = re.compile(r"(?<=[.(/=])(?=\w)")
+
+RUN_STATES = {
+    "live": "pulse",
+    "stale": "clock",
+    "silent": "muted",
+    "detached": "minus",
+    "finished": "flag",
+    "crashed": "critical",
+}
+
+
+def attributes(**named: str | None) -> dict[str, Any]:
+    """Return ``aria_label="x"`` as the keyword argument ``aria-label`` that Dash wants."""
+    return {name.replace("_", "-"): value for name, value in named.items()}
+
+
+def icon(name: str) -> html.Span:
+    """Return an icon of the style sheet; the word beside it carries the meaning."""
+    return html.Span(className=f"icon icon-{name}", **attributes(aria_hidden="true"))
+
+
+def badge(tone: str, word: str) -> html.Span:
+    """Return a coloured label with icon and word."""
+    return html.Span([icon(ICONS[tone]), word], className=f"badge tone-{tone}")
+
+
+def run_state(state: str) -> html.Span:
+    """Return live, stale, silent, detached, finished or crashed with its icon."""
+    return html.Span([icon(RUN_STATES.get(state, "dots")), state], className=f"state state-{state}")
+
+
+def moment(when: str | None, before: str = "") -> html.Span | str:
+    """Return a time that the browser words as ``5 s ago``; the exact one is in the title."""
+    if when is None:
+        return ""
+    return html.Span([before, html.Time(when, dateTime=when, title=when)])
+
+
+def card(name: str, *children: str | Component, title: Children, aside: Children = None) -> html.Section:
+    """Return a titled section; ``name`` is the prefix of its ids."""
+    heading = html.H2(title, id=f"{name}-title")
+    head = html.Div([heading, html.Div(aside, className="aside")] if aside is not None else heading, className="head")
+    return html.Section(
+        [head, html.Div(list(children))], className=f"card {name}", **attributes(aria_labelledby=f"{name}-title")
+    )
+
+
+def prose(text: str) -> Children:
+    """Return text in which no number is parted at the end of a line: browsers break after the hyphen of 3e-5."""
+    pieces = _TINY.split(text)
+    if len(pieces) == 1:
+        return text
+    return [html.Span(piece, className="number") if place % 2 else piece for place, piece in enumerate(pieces)]
+
+
+def code(text: str, shown: Children = None) -> html.Div:
+    """Return a line or block of code with a button that copies ``text``."""
+    button = html.Button(
+        [icon("copy"), html.Span("Copy", className="word")],
+        className="copy",
+        type="button",
+        **attributes(data_copy=text, aria_label="Copy to the clipboard"),
+    )
+    return html.Div([html.Pre(html.Code(_breakable(text) if shown is None else shown)), button], className="code")
+
+
+def _breakable(text: str) -> Children:
+    """Return code that a narrow line parts behind a dot or a bracket, and not within a name."""
+    first, *others = _ENDS.split(text)
+    return [first, *(part for piece in others for part in (html.Wbr(), piece))]
+
+
+def terminal(line: str) -> list[Component]:
+    """Return a line for whoever is at a terminal, to copy."""
+    return [html.P("Or from a terminal:", className="dim"), code(line)]
+
+
+def crumbs(way: Sequence[tuple[str, str]], here: str) -> html.Nav:
+    """Return the way to this page: links, and where one is."""
+    steps = [part for words, href in way for part in (dcc.Link(words, href=href), _slash())]
+    children = [*steps, html.Span(here, className="here")]
+    return html.Nav(children, className="crumbs", **attributes(aria_label="Breadcrumb"))
+
+
+def verdict(said: Verdict) -> html.H1:
+    """Return the sentence on top of a page, which is read out where it becomes another one."""
+    heard = html.Span(prose(said.text), **attributes(aria_live="polite"))
+    words = html.Span([heard, html.Span(prose(said.beside))] if said.beside else [heard])
+    return html.H1([badge(said.tone, said.tone), words], className=f"verdict tone-{said.tone}")
+
+
+def tile(name: str, value: str, below: Children, bad: bool = False) -> html.Div:
+    """Return a number with its name above and what it means below."""
+    return html.Div(
+        [
+            html.Div(name, className="name"),
+            html.Div(value, className="value bad" if bad else "value"),
+            html.Div(below, className="below"),
+        ],
+        className="tile",
+    )
+
+
+def graph(
+    name: str,
+    figure: dict[str, Any] | None,
+    words: str,
+    *more: Component,
+    zooms_back: bool = True,
+    height: int | None = None,
+) -> html.Figure:
+    """Return a figure that says what it is to those who do not see it; ``zooms_back`` at a double click.
+
+    ``more`` can be taken along beside its picture. Of one that is shown after it was hidden the ``height`` has to be
+    given: Plotly fits it into what is around it then, and that would be nothing.
+    """
+    room = {} if height is None else {"height": height}
+    written = orjson.dumps(figure or NO_FIGURE, option=orjson.OPT_NON_STR_KEYS).decode()
+    held = attributes(data_figure=written, data_still=None if zooms_back else "1")
+    drawn = html.Div(id=name, style=room, **held)
+    saved = attributes(data_share="picture", aria_label=f"Save as a picture: {words}")
+    save = html.Button(icon("save"), type="button", className="save", title="Save as PNG", **saved)
+    return html.Figure(
+        [drawn, html.Div([*more, save], className="saves")],
+        className="plotted",
+        tabIndex=0,
+        **attributes(aria_label=words),
+    )
+
+
+def heart(page: str, shown: str | None) -> html.Div:
+    """Return what holds the version of all that the page shows; the browser asks with it each second for news."""
+    return html.Div(id=f"{page}-heart", className="heart", hidden=True, **attributes(data_shown=shown))
+
+
+def missing(title: str, text: Sequence[Any], way_out: tuple[str, str]) -> html.Div:
+    """Return the page of something that the collector does not know."""
+    words, href = way_out
+    return html.Div([html.H1(title), html.P(text), dcc.Link(words, href=href, className="button")], className="empty")
+
+
+def _slash() -> html.Span:
+    return html.Span("/", **attributes(aria_hidden="true"))
+
+
+def first_run_link() -> Component:
+    """Return the link that leads to these lines, for pages that have nothing to show before the first run."""
+    return dcc.Link("How to bring the first one", href="/")

@@ -1,0 +1,197 @@
+"""What a reader can choose about the figures; every choice goes into the address, by ``assets/gradcanary.js``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import dcc, html
+
+from gradcanary_dashboard.address.run import CHOICES, MAX_SOUGHT, WEIGHTS, View
+from gradcanary_dashboard.analysis.clock import Clock
+from gradcanary_dashboard.analysis.launches import Steps
+from gradcanary_dashboard.analysis.layers import Layer
+from gradcanary_dashboard.analysis.stats import STATS, Stat
+from gradcanary_dashboard.components import elements
+from gradcanary_dashboard.text import numbers
+
+VALUES = {"min": "min", "mean": "mean", "max": "max"}
+AXES = {"step": "steps", "time": "time"}
+ORDERS = {"model": "model order", "worst": "worst first", "block": "by block"}
+
+FEW_METRICS = 12
+"""More metrics than these have a field to find some."""
+
+ALWAYS = ("absmax", "norm", "nonfinite")
+TOLD_BY = {"weight_norm": "update_ratio", "norm_ratio": "accumulation_error"}
+"""Stats that the table of layers does not hold, and those that are measured together with them."""
+
+
+MOVES = (
+    ("in", "plus", "Zoom in"),
+    ("out", "minus", "Zoom out"),
+    ("earlier", "left", "Earlier steps"),
+    ("later", "right", "Later steps"),
+)
+
+
+STEPS = "data-steps"
+"""The attribute that holds the first and the last step there are: nobody moves beyond them."""
+
+
+def reached(steps: Steps | None) -> str | None:
+    """Return the first and the last step there are, for the browser; None before there is one."""
+    return None if steps is None else f"{steps[0]} {steps[1]}"
+
+
+def bar(contents: Mapping[str, Any]) -> html.Div:
+    """Return the controls of the heatmap; they stay while the page is open, so that an open list stays open.
+
+    Each knows the parameter that it sets; the browser shows what the address says.
+    """
+    field = dcc.Input(
+        id="rows",
+        type="search",
+        placeholder="rows, a regex: lora_A|mlp",
+        autoComplete="off",
+        spellCheck=False,
+    )
+    label = html.Label("Rows whose name matches", htmlFor="rows", className="unseen")
+    return html.Div(
+        [
+            html.Div([_stats(contents), _group("value", VALUES), _group("order", ORDERS)], className="choices"),
+            html.Div([label, field], className="field"),
+            html.P(contents.get("refusal"), id="refusal", className="refusal", role="alert"),
+        ],
+        className="controls",
+    )
+
+
+def offered(view: View, layers: Sequence[Layer]) -> dict[str, bool]:
+    """Return which stats are left out of the list: those that nothing was measured of, as far as the table tells."""
+    return {
+        f"option-{stat}": stat not in (*ALWAYS, view.stat)
+        and all(layer.get(TOLD_BY.get(stat, stat)) is None for layer in layers)
+        for stat in STATS
+    }
+
+
+def zoom_bar(page: str, contents: Mapping[str, Any], *, has_clock: bool = True) -> html.Div:
+    """Return how fine the figures are, the axis where it may be time, the way in, along and out for fingers, keys."""
+    buttons = [
+        html.Button(
+            elements.icon(icon), type="button", title=words, **elements.attributes(data_zoom=move, aria_label=words)
+        )
+        for move, icon, words in MOVES
+    ]
+    held: dict[str, Any] = {"aria-label": "Steps in sight", STEPS: contents.get(f"{page}-moves")}
+    reset = html.Button("Reset zoom", type="button", className="reset", **elements.attributes(data_zoom="reset"))
+    return html.Div(
+        [
+            html.Span(contents.get(f"{page}-zoom-note"), id=f"{page}-zoom-note"),
+            *([_group("x", AXES)] if has_clock else []),
+            html.Span(buttons, id=f"{page}-moves", className="group", role="group", **held),
+            html.Span(reset, id=f"{page}-reset", hidden=contents.get(f"{page}-reset", True)),
+        ],
+        className="zoom",
+    )
+
+
+def zoom_note(
+    view: View, bucket_steps: int, unit: str, clock: Clock | None = None, *, is_of_samples: bool = False
+) -> list[Any]:
+    """Return how many steps one column or point holds, and why there is no axis of time where one was asked for."""
+    size = "single steps" if bucket_steps <= 1 else f"{numbers.integer(bucket_steps)} steps per {unit}"
+    if is_of_samples and bucket_steps > 1:
+        size = f"each sample (every {numbers.integer(bucket_steps)}th step)"
+    if view.x == "time" and clock is None:
+        return [html.Span("by steps: they are not in the order of time here", className="refusal"), f" · {size}"]
+    return [size] if view.is_zoomed else [html.Span("drag to zoom · ", className="hint"), size]
+
+
+def legend(figure: Mapping[str, Any], stat: Stat) -> list[Any]:
+    """Return the colours and their numbers; the gradients are in the style sheet, drawn from the same palette."""
+    meta = figure["layout"].get("meta", {})
+    told = [numbers.scientific(value) for value in meta.get("told", ())]
+    goes_on = bool(told) and meta["ends"][0] < meta["told"][0]
+    zero = "zero-good" if stat.zero_is_good else "zero"
+    swatches = ((zero, "exact 0"), ("nodata", "no data"), ("nonfinite", "non-finite"))
+    return [
+        html.Div(_scale(told, goes_on=goes_on), className="scale"),
+        *(html.Span([html.Span(className=f"swatch {name}"), word]) for name, word in swatches),
+    ]
+
+
+def _scale(told: Sequence[str], *, goes_on: bool) -> list[html.Span]:
+    """Return the colours between their numbers: on both sides of a threshold, else from the lowest to the highest.
+
+    Of a scale without a threshold values may go on below its colours.
+    """
+    if not told:
+        return []
+    low, *between, high = told
+    if not between:
+        return [html.Span(f"≤ {low}" if goes_on else low), _ramp("rising"), html.Span(high)]
+    white = f"{between[0]}, the threshold"
+    return [html.Span(f"≤ {low}"), _ramp("below"), html.Span(white), _ramp("above"), html.Span(f"≥ {high}")]
+
+
+def _ramp(side: str) -> html.Span:
+    return html.Span(className=f"ramp {side}", **elements.attributes(aria_hidden="true"))
+
+
+def _stats(contents: Mapping[str, Any]) -> html.Select:
+    options = [
+        html.Option(stat.title, value=_sent("stat", name), id=f"option-{name}", hidden=contents.get(f"option-{name}"))
+        for name, stat in STATS.items()
+    ]
+    return html.Select(options, **elements.attributes(data_key="stat", aria_label="Stat"))
+
+
+def of_metrics(contents: Mapping[str, Any]) -> html.Div:
+    """Return the axis of the metrics, how far they are smoothed (the heatmap and the layer's curve never are), and the
+    field that finds some of many."""
+    named = {"auto": "axis as values need it", "log": "log axis", "linear": "linear axis"}
+    scales = [html.Option(told, value=_sent("y", scale)) for scale, told in named.items()]
+    note = "As values need it: a log axis for those that reach over more than a decade, none of them 0 or less"
+    scale = html.Select(scales, title=note, **elements.attributes(data_key="y", aria_label="Axis of metrics"))
+    words = {"0": "as measured", **{weight: f"smoothed, {weight}" for weight in WEIGHTS[1:]}}
+    options = [html.Option(told, value=_sent("smooth", weight)) for weight, told in words.items()]
+    title = "An exponential moving average; its weight of what was before"
+    chosen = html.Select(
+        options, title=title, **elements.attributes(data_key="smooth", aria_label="Smoothing of metrics")
+    )
+    return html.Div([html.Span("Metrics"), scale, chosen, _sought(contents)], className="choices of-metrics")
+
+
+def _sought(contents: Mapping[str, Any]) -> html.Div:
+    field = dcc.Input(
+        id="metrics",
+        type="search",
+        placeholder="find metrics: clip_score",
+        maxLength=MAX_SOUGHT,
+        autoComplete="off",
+        spellCheck=False,
+    )
+    label = html.Label("Metrics whose name has in it", htmlFor="metrics", className="unseen")
+    tally = html.Span(contents.get("metrics-tally"), id="metrics-tally", **elements.attributes(aria_live="polite"))
+    is_hidden = contents.get("metrics-found", True)
+    return html.Div([label, field, tally], id="metrics-found", className="field", hidden=is_hidden)
+
+
+def _group(key: str, options: Mapping[str, str]) -> html.Div:
+    buttons = [
+        html.Button(words, type="button", **elements.attributes(data_key=key, data_choice=_sent(key, option)))
+        for option, words in options.items()
+    ]
+    label = {
+        "value": "Value of a cell that holds several steps",
+        "order": "Order of the rows",
+        "x": "Axis of all figures",
+    }[key]
+    return html.Div(buttons, className="group", role="group", **elements.attributes(aria_label=label))
+
+
+def _sent(key: str, option: str) -> str:
+    """Return what goes into the address: nothing for what is meant anyway."""
+    return "" if option == CHOICES[key][0] else option

@@ -1,0 +1,149 @@
+"""Incidents of a run, as the panel beside the heatmap lists them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import dcc, html
+
+from gradcanary_dashboard.address.run import View, layer_url
+from gradcanary_dashboard.analysis.verdict import is_unrecovered
+from gradcanary_dashboard.components import elements, incident_text
+from gradcanary_dashboard.text import deliveries, numbers
+
+NAMED_LAYERS = 4
+
+ICONS = {"ack": "check", "silence": "hush", "unsilence": "bell"}
+
+
+def panel(incidents: Sequence[Mapping[str, Any]], view: View, layer: int | None = None) -> list[Any]:
+    """Return a card per incident; the one that the URL names is marked, and ``layer`` comes first of its layers."""
+    if not incidents:
+        return [html.P("No incident so far.", className="dim")]
+    return [card(incident, view, layer, folded=place > 0) for place, incident in enumerate(incidents)]
+
+
+def tally(incidents: Sequence[Mapping[str, Any]]) -> str:
+    """Return ``1 open, 2 resolved, 1 without recovery``."""
+    counts = Counter("without recovery" if is_unrecovered(each) else each["state"] for each in incidents)
+    return ", ".join(f"{counts[state]} {state}" for state in ("open", "resolved", "without recovery") if counts[state])
+
+
+def card(incident: Mapping[str, Any], view: View, layer: int | None = None, *, folded: bool = False) -> html.Article:
+    """Return one incident: what, since when, why probably, what to do, who was told.
+
+    ``folded``: why and what to do are there for who asks, unless one came for this incident.
+    """
+    number = int(incident["id"])
+    named = number == view.incident
+    is_open = incident["state"] == "open"
+    is_told = named or is_open or is_unrecovered(incident)
+    children = [
+        html.H3(
+            dcc.Link(
+                [html.Span(f"#{number}", className="number"), incident["rule"].replace("_", " ")],
+                href=f"/incidents/{number}",
+            ),
+            id=f"incident-{number}",
+        ),
+        html.Div(
+            [
+                elements.badge(incident["severity"], incident["severity"]),
+                html.Span(incident_text.outcome(incident), className=f"outcome {'open' if is_open else 'resolved'}"),
+            ],
+            className="marks",
+        ),
+        html.P(elements.prose(incident["summary"]), className="summary"),
+        html.P(_when(incident), className="dim"),
+        *(html.P(said, className="dim") for said in incident_text.quiet(incident)),
+        *actions(incident),
+        *(_why(incident, view, layer, folded=folded and not named) if is_told else []),
+        *_told(incident),
+    ]
+    classes = ["incident", incident["state"], incident["severity"], *(["named"] if named else [])]
+    return html.Article(
+        children, className=" ".join(classes), **elements.attributes(aria_labelledby=f"incident-{number}")
+    )
+
+
+def _when(incident: Mapping[str, Any]) -> str:
+    since = min((layer["since_step"] for layer in incident.get("layers", ())), default=None)
+    texts = [] if since is None else [f"since step {numbers.integer(since)}"]
+    texts.append(f"opened at step {numbers.integer(incident['opened_step'])}")
+    if incident["resolved_step"] is not None:
+        verb = "run ended" if incident["resolution"] == "run_finished" else "resolved"
+        texts.append(f"{verb} at step {numbers.integer(incident['resolved_step'])}")
+    if incident["reopened"]:
+        texts.append(f"reopened {numbers.plural(incident['reopened'], 'time')}")
+    return " · ".join(texts)
+
+
+def _why(incident: Mapping[str, Any], view: View, layer: int | None, *, folded: bool) -> list[Any]:
+    said = _explanation(incident, view, layer)
+    return [html.Details([html.Summary("Cause, fix, layers"), *said])] if folded and said else said
+
+
+def _explanation(incident: Mapping[str, Any], view: View, layer: int | None) -> list[Any]:
+    children: list[Any] = []
+    cause, fix = incident.get("likely_cause"), incident.get("fix")
+    if cause:
+        evidence = [html.Li(elements.prose(text)) for text in cause["evidence"]]
+        children += [html.H4("Likely cause"), html.P(elements.prose(cause["text"]))]
+        children += [html.Ul(evidence)] if evidence else []
+    if fix:
+        children += [html.H4("Fix"), html.P(fix["text"]), *([elements.code(fix["code"])] if fix["code"] else [])]
+    return [*children, *_members(incident, view, layer)]
+
+
+def _members(incident: Mapping[str, Any], view: View, first: int | None) -> list[Any]:
+    members = [member for member in incident.get("layers", ()) if member["layer"] is not None]
+    if not members:
+        return []
+    members.sort(key=lambda member: member["layer"] != first)
+    lines = [html.Li([_link(incident["run"], member, view), _fell(member)]) for member in members[:NAMED_LAYERS]]
+    more = len(members) - NAMED_LAYERS
+    all_of_them = dcc.Link(f"and {numbers.integer(more)} more", href=f"/incidents/{incident['id']}")
+    rest = [html.Li(all_of_them)] if more > 0 else []
+    return [html.H4("Layers"), html.Ul([*lines, *rest], className="members")]
+
+
+def _link(run: str, member: Mapping[str, Any], view: View) -> dcc.Link:
+    return dcc.Link(member["name"], href=layer_url(run, member["name"], member["layer"], view), className="layer")
+
+
+def _fell(member: Mapping[str, Any]) -> html.Span:
+    values = [numbers.scientific(member[key]) for key in ("baseline", "value") if member[key] is not None]
+    return html.Span(" → ".join(values), className="dim")
+
+
+def _told(incident: Mapping[str, Any]) -> list[Any]:
+    """Return what each endpoint was last told."""
+    latest = {delivery["endpoint"]: delivery for delivery in incident.get("deliveries", ())}
+    lines = []
+    for delivery in latest.values():
+        attempts = delivery["attempts"]
+        trouble = next((attempt["error"] or attempt["status"] for attempt in reversed(attempts)), None)
+        failed = delivery["state"] != "delivered" and trouble is not None
+        said = f"{deliveries.whom(delivery)}: {deliveries.message(delivery)}"
+        text = f"{said}; last attempt: {trouble}" if failed else said
+        lines.append(html.P([elements.icon("send"), text], className="dim told"))
+    return lines
+
+
+def actions(incident: Mapping[str, Any]) -> list[html.Div]:
+    """Return what can be done about an incident now; nothing about one that is over."""
+    if incident["state"] != "open" and not is_unrecovered(incident):
+        return []
+    words = {"ack": "Ack again" if incident["acked"] else "Ack", "silence": "Silence"}
+    if incident["silenced"]:
+        words["unsilence"] = "Unsilence"
+    buttons = [_button(do, text, incident) for do, text in words.items()]
+    return [html.Div(buttons, className="actions")]
+
+
+def _button(do: str, words: str, incident: Mapping[str, Any]) -> html.Button:
+    number = str(incident["id"])
+    held = {"data-do": do, "data-incident": number, **elements.attributes(aria_label=f"{words} #{number}")}
+    return html.Button([elements.icon(ICONS[do]), words], type="button", className="do", **held)

@@ -1,0 +1,1 @@
+"""Files of numbers: what each holds, and how a table becomes CSV."""

@@ -1,0 +1,54 @@
+"""Incidents as CSV: those that a filter leaves in the list, and the layers of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gradcanary_dashboard.address.incidents import Filter
+from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.exports.csv import Pieces, Table, file_name, written
+
+OF_MEMBER = ("name", "since_step", "until_step", "baseline", "value", "siblings", "evidence", "rank")
+OF_INCIDENT = ("id", "run", "rule", "severity", "state", "resolution", "since_step", "opened_step", "resolved_step")
+COUNTED = ("firing", "ever", "layers")
+SAID = ("opened", "resolved", "summary", "url")
+
+
+def of_members(collector: Collector, number: int) -> tuple[str, Pieces]:
+    """Return the layers that are or were in an incident, in the order of the model."""
+    incident = collector.incident(number).body
+    return file_name(incident["run"], "incident", str(number)), written(_members(incident))
+
+
+def of_incidents(collector: Collector, chosen: Filter) -> tuple[str, Pieces]:
+    """Return the incidents of a filter, newest first, all of them and not those of a page."""
+    words = [each for each in (chosen.state, chosen.severity, chosen.rule, chosen.run) if each]
+    first = _page(collector, chosen, None)  # who may not ask is told so, and not in the middle of a file
+    return file_name("incidents", *words), written(_incidents(_all(collector, chosen, first)))
+
+
+def _members(incident: Mapping[str, Any]) -> Table:
+    yield OF_MEMBER
+    for member in incident["layers"]:
+        if member["layer"] is not None:
+            yield [member[key] for key in OF_MEMBER]
+
+
+def _incidents(found: Iterable[Mapping[str, Any]]) -> Table:
+    yield [*OF_INCIDENT, *COUNTED, *SAID]
+    for incident in found:
+        counts = [incident["counts"][key] for key in COUNTED]
+        yield [*(incident[key] for key in OF_INCIDENT), *counts, *(incident[key] for key in SAID)]
+
+
+def _all(collector: Collector, chosen: Filter, page: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from page["incidents"]
+    while page["next"] is not None:
+        page = _page(collector, chosen, page["next"])
+        yield from page["incidents"]
+
+
+def _page(collector: Collector, chosen: Filter, before: str | None) -> Mapping[str, Any]:
+    page: Mapping[str, Any] = collector.incidents(state=chosen.state or None, before=before, **chosen.asked()).body
+    return page

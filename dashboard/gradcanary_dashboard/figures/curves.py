@@ -1,0 +1,280 @@
+"""Curves over the step axis as Plotly figures: a stat of one layer, and what lines are made of; no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gradcanary_dashboard.analysis.arrays import Floats, encode
+from gradcanary_dashboard.analysis.curve import Curve
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.analysis.stats import Stat
+from gradcanary_dashboard.figures import axes, palette
+from gradcanary_dashboard.figures import events as event_marks
+from gradcanary_dashboard.text import numbers
+
+SPREAD = 10.0
+"""Values that reach further apart, largest by smallest, are drawn on a log axis where nobody chose: of a loss that fell
+through decades the end can be read, and a first step may take minutes."""
+
+LOG, LOG_ABOVE_0, NOTHING_ABOVE_0 = (
+    "log axis",
+    "log axis, what is not above 0 on its floor",
+    "linear: nothing is above 0",
+)
+
+TREND_HEIGHT = 250
+FADE = "22"
+"""Alpha of an envelope, in hex."""
+
+HOLE_FILL = palette.NO_DATA + "50"
+
+FEW_DECADES = 1.6
+
+DOTTED = 40
+"""Up to so many samples each is a dot: at full zoom one sees which steps were sampled."""
+
+
+def is_log(found: Sequence[Curve], wanted: str = "auto") -> bool:
+    """Return whether curves are drawn on a log axis: as ``wanted`` (``log``, ``linear``), else where they span decades.
+
+    Never where nothing is above 0.
+    """
+    known = _known(found)
+    if wanted == "linear" or not (known > 0).any():
+        return False
+    return wanted == "log" or bool(known.min() > 0 and known.max() > SPREAD * known.min())
+
+
+def words(found: Sequence[Curve], wanted: str) -> str:
+    """Return what a reader has to know of the axis of values; nothing of a linear one that was not to be another."""
+    if not is_log(found, wanted):
+        return NOTHING_ABOVE_0 if wanted == "log" and len(_known(found)) else ""
+    return LOG if _known(found).min() > 0 else LOG_ABOVE_0
+
+
+def _known(found: Sequence[Curve]) -> Floats:
+    known: Floats = np.concatenate([np.zeros(0), *(each for curve in found for each in (curve.low, curve.high))])
+    finite: Floats = known[np.isfinite(known)]
+    return finite
+
+
+@dataclass(frozen=True)
+class Level:
+    """A value worth a line across the plot: the threshold, a baseline."""
+
+    name: str
+    value: float
+    colour: str
+    is_upper: bool
+
+    def line(self) -> dict[str, Any]:
+        """Return the line."""
+        line = {"color": self.colour, "width": 1.2, "dash": "dash"}
+        return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": self.value, "y1": self.value, "line": line}
+
+    def label(self) -> dict[str, Any]:
+        """Return its name, above the line or below, so that two of them never meet."""
+        place = {"xref": "paper", "x": 1, "xanchor": "right"}
+        height = {"y": math.log10(self.value), "yanchor": "bottom" if self.is_upper else "top"}
+        return {"text": f"{self.name} {numbers.scientific(self.value)}", **place, **height, "showarrow": False}
+
+
+def trend(
+    answer: Mapping[str, Any],
+    span: axes.Span,
+    stat: Stat,
+    events: Events,
+    *,
+    firing: bool = False,
+    baseline: float | None = None,
+    height: int = TREND_HEIGHT,
+) -> axes.Figure:
+    """Return a stat of one layer: the mean in its envelope, threshold and baseline where the stat has them."""
+    curve = Curve.read(answer, answer["series"][0], events)
+    if curve.is_empty:
+        return axes.nothing(span, height, f"{stat.title}: no value of this layer in these steps.")
+    colour = palette.RED if firing and stat.has_threshold else palette.BLUE
+    levels = _levels(answer, baseline) if stat.has_threshold else []
+    drawn, top, shown = _plot(curve, span, height, stat, levels)
+    pointed = event_marks.draw(drawn, events, span, palette.RED, HOLE_FILL)
+    data = span.placed([*envelope(shown, colour), line(shown, curve, colour), *crosses(curve, top)])
+    return {"data": [*data, *event_marks.pointers(pointed, span, top)], "layout": drawn}
+
+
+def _levels(answer: Mapping[str, Any], baseline: float | None) -> list[Level]:
+    enter = float(answer["threshold"]["enter"])
+    if baseline is None or baseline <= 0:
+        return [Level("threshold", enter, palette.ORANGE, True)]
+    return [
+        Level("threshold", enter, palette.ORANGE, enter > baseline),
+        Level("baseline", baseline, palette.GREEN, enter <= baseline),
+    ]
+
+
+def _plot(
+    curve: Curve, span: axes.Span, height: int, stat: Stat, levels: Sequence[Level]
+) -> tuple[dict[str, Any], float, Curve]:
+    """Return the layout, a height near its top, and the curve as it is drawn there."""
+    if not stat.is_log:
+        return axes.layout(span, height, {"rangemode": "tozero"}), top_of(curve), curve
+    drawn, top, floor = log_plot([curve], span, height, [level.value for level in levels])
+    below = [_below(levels[0].value, floor)] if levels else []
+    drawn["shapes"] = [*below, *(level.line() for level in levels)]
+    drawn["annotations"] = [*(level.label() for level in levels), *drawn["annotations"]]
+    return drawn, top, above(curve, floor)
+
+
+def log_plot(
+    found: Sequence[Curve], span: axes.Span, height: int, levels: Sequence[float] = ()
+) -> tuple[dict[str, Any], float, float]:
+    """Return the layout of curves on a log axis, a height near its top, and the floor, for what has no logarithm."""
+    floor, top = _log_range(found, levels)
+    yaxis = {"type": "log", "range": [math.log10(floor), math.log10(top)], "dtick": _ticks(floor, top)}
+    drawn = axes.layout(span, height, {**yaxis, "exponentformat": "power"})
+    drawn["annotations"] = [_floor_label(found, floor)] if _is_cut(found) else []
+    return drawn, top / 1.3, floor
+
+
+def plotted(
+    found: Sequence[Curve], span: axes.Span, height: int, yaxis: Mapping[str, Any], *, is_log: bool
+) -> tuple[dict[str, Any], float, list[Curve]]:
+    """Return the layout of curves on a log or a linear axis, a height near its top, and the curves as drawn there."""
+    if not is_log:
+        return axes.layout(span, height, yaxis), max(map(top_of, found)), list(found)
+    drawn, top, floor = log_plot(found, span, height)
+    drawn["yaxis"].update(yaxis)
+    return drawn, top, [above(curve, floor) for curve in found]
+
+
+def top_of(curve: Curve) -> float:
+    finite = curve.high[np.isfinite(curve.high)]
+    return float(finite.max()) if finite.size else 1.0
+
+
+def _log_range(found: Sequence[Curve], levels: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the axis: room on both sides, for the names of levels too, every level in sight."""
+    known = np.concatenate([*(curve.low for curve in found), *(curve.high for curve in found), levels])
+    positive = known[np.isfinite(known) & (known > 0)]
+    low, high = (float(positive.min()), float(positive.max())) if positive.size else (1e-2, 1.0)
+    room = 0.4 if len(levels) else min(0.4, 0.1 + 0.1 * math.log10(high / low))
+    return 10 ** (math.log10(low) - (1.0 if _is_cut(found) else room)), 10 ** (math.log10(high) + room)
+
+
+def _is_cut(found: Sequence[Curve]) -> bool:
+    """Whether some of it is on the floor: it has no logarithm."""
+    return any(bool((curve.low <= 0).any()) for curve in found)
+
+
+def _ticks(floor: float, top: float) -> int | str:
+    """Return how far labels are apart, in decades; where there are fewer than two of these, also at 2 and 5 of each."""
+    decades = math.log10(top / floor)
+    return "D2" if decades < FEW_DECADES else max(1, math.ceil(decades / 6))
+
+
+def above(curve: Curve, floor: float) -> Curve:
+    """Return the curve with what has no logarithm, exact zeros, drawn on the floor of the log axis."""
+    low, mean, high = (np.maximum(values, floor) for values in (curve.low, curve.mean, curve.high))
+    return replace(curve, low=low, mean=mean, high=high)
+
+
+def envelope(curve: Curve, colour: str) -> list[dict[str, Any]]:
+    """Return one closed polygon per contiguous piece (a fill between traces would bridge the gaps)."""
+    polygons = []
+    half = curve.bucket_steps / 2
+    for piece in curve.pieces():
+        steps, low, high = curve.middle[piece], curve.low[piece], curve.high[piece]
+        if not (high > low).any():
+            continue
+        if len(steps) == 1:
+            steps, low, high = steps + np.array([-half, half]), np.repeat(low, 2), np.repeat(high, 2)
+        polygons.append(
+            {
+                "type": "scatter",
+                "x": encode(np.concatenate((steps, steps[::-1]))),
+                "y": encode(np.concatenate((high, low[::-1]))),
+                "fill": "toself",
+                "fillcolor": colour + FADE,
+                "line": {"width": 0.6, "color": colour + "66"},
+                "mode": "lines",
+                "hoverinfo": "skip",
+            }
+        )
+    return polygons
+
+
+def line(shown: Curve, exact: Curve, colour: str, told: Callable[[float], str] = numbers.scientific) -> dict[str, Any]:
+    """Return the line of means, broken between pieces; a lone bucket is a dot, and so is each of a few.
+
+    ``told`` words a value of several samples; a single one is told with every digit.
+    """
+    pieces = shown.pieces()
+    nothing = np.full(1, np.nan)
+    x = [part for piece in pieces for part in (shown.middle[piece], nothing)]
+    y = [part for piece in pieces for part in (shown.mean[piece], nothing)]
+    words = [part for piece in pieces for part in (*_hover(exact, piece, told), ["", ""])]
+    dots = any(piece.stop - piece.start == 1 for piece in pieces) or len(words) <= DOTTED
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if dots else "lines",
+        "x": encode(np.concatenate(x) if x else nothing),
+        "y": encode(np.concatenate(y) if y else nothing),
+        "line": {"color": colour, "width": 1.6},
+        "marker": {"size": 4, "color": colour},
+        "connectgaps": False,
+        "customdata": words,
+        "hovertemplate": "step %{customdata[0]}<br>%{customdata[1]}<extra></extra>",
+    }
+
+
+def smooth(average: Curve, colour: str, dash: str) -> dict[str, Any]:
+    """Return the line of a moving average; the pointer reads what was measured, behind it."""
+    drawn = line(average, average, colour)
+    told = {key: drawn[key] for key in ("type", "x", "y", "connectgaps")}
+    return {**told, "mode": "lines", "line": {**drawn["line"], "dash": dash}, "hoverinfo": "skip"}
+
+
+def _hover(curve: Curve, piece: slice, told: Callable[[float], str]) -> list[list[str]]:
+    """Return the words of buckets: a single sample with every digit, else the mean and the extremes."""
+    columns = (curve.low, curve.mean, curve.high, curve.count)
+    texts = []
+    for low, mean, high, count in zip(*(column[piece].tolist() for column in columns), strict=True):
+        around = f" ({told(low)} to {told(high)})" if low < high else ""
+        is_exact = count == 1 and told is numbers.scientific
+        texts.append(numbers.exact(mean) if is_exact else told(mean) + around)
+    is_single = (curve.count[piece] <= 1).all()  # an interval that has changed meanwhile leaves several in a bucket
+    steps = axes.steps_text(curve.steps[piece], curve.bucket_steps, curve.every if is_single else 1)
+    return [list(words) for words in zip(steps, texts, strict=True)]
+
+
+def crosses(curve: Curve, height: float) -> list[dict[str, Any]]:
+    """Return crosses where a value was not finite."""
+    hit = curve.nonfinite > 0
+    if not hit.any():
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": encode(curve.middle[hit]),
+            "y": encode(np.full(int(hit.sum()), height)),
+            "marker": {"symbol": "x", "size": 8, "color": palette.MAGENTA},
+            "customdata": axes.steps_text(curve.steps[hit], curve.bucket_steps),
+            "hovertemplate": "step %{customdata}<br>not finite<extra></extra>",
+        }
+    ]
+
+
+def _below(enter: float, floor: float) -> dict[str, Any]:
+    sides = {"xref": "paper", "x0": 0, "x1": 1, "y0": floor, "y1": enter}
+    return {"type": "rect", **sides, "fillcolor": palette.RED + "10", "line": {"width": 0}, "layer": "below"}
+
+
+def _floor_label(found: Sequence[Curve], floor: float) -> dict[str, Any]:
+    words = "0 or less" if any(bool((curve.low < 0).any()) for curve in found) else "exact 0"
+    place = {"xref": "paper", "x": 0, "xanchor": "left", "xshift": 4, "y": math.log10(floor), "yanchor": "bottom"}
+    return {"text": words, **place, "showarrow": False}

@@ -1,0 +1,98 @@
+"""The learning rates of the parameter groups as one figure, and whose line is whose; no I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gradcanary_dashboard.analysis.curve import Curve
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.figures import axes, curves, palette
+from gradcanary_dashboard.figures import events as event_marks
+
+HEIGHT = 140
+MOST_GROUPS = 16
+"""Groups that are asked for: one per layer is a way to step inside backward."""
+
+COLOURS = (palette.BLUE, palette.GREEN, palette.MAGENTA, palette.GREY, palette.TEAL)
+"""Of the lines, which are at most so many: red and orange are what fires and thresholds."""
+
+_GROUP = re.compile(r"lr(\d{1,6})")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A curve, and the numbers of the parameter groups that have it."""
+
+    curve: Curve
+    groups: Sequence[int]
+    colour: str
+
+    @property
+    def name(self) -> str:
+        """Whose it is."""
+        return f"group{'s' if len(self.groups) > 1 else ''} {', '.join(map(str, self.groups))}"
+
+    @property
+    def ident(self) -> str:
+        """What the line is called on the page."""
+        return f"lr{self.groups[0]}"
+
+
+def groups(metrics: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Return the parameter groups whose learning rates are among the metrics of a run."""
+    named = (_GROUP.fullmatch(metric["name"]) for metric in metrics if not metric["tags"])
+    return sorted({int(match[1]) for match in named if match})
+
+
+def is_rate(name: str) -> bool:
+    """Tell whether a metric is the learning rate of a parameter group."""
+    return _GROUP.fullmatch(name) is not None
+
+
+def names(metrics: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the metrics of a run that are learning rates, by group, as many as are drawn."""
+    return [f"lr{group}" for group in groups(metrics)[:MOST_GROUPS]]
+
+
+def read(answer: Mapping[str, Any], events: Events) -> list[Rate]:
+    """Return the learning rates of an answer; groups whose rates are the same share one."""
+    found: dict[bytes, Rate] = {}
+    by_name = {metric["name"]: metric for metric in answer["metrics"] if not metric["tags"]}
+    for name in names(answer["metrics"]):
+        curve = Curve.read(answer, by_name[name], events)
+        if curve.is_empty:
+            continue
+        key = curve.low.tobytes() + curve.high.tobytes()
+        if key in found:
+            found[key] = replace(found[key], groups=[*found[key].groups, int(name[2:])])
+        elif len(found) < len(COLOURS):
+            found[key] = Rate(curve, [int(name[2:])], COLOURS[len(found)])
+    return list(found.values())
+
+
+def figure(rates: Sequence[Rate], span: axes.Span, events: Events, *, is_log: bool = True) -> axes.Figure:
+    """Return them, on a log axis unless a reader wants another: a schedule goes through decades."""
+    if not rates:
+        return axes.nothing(span, HEIGHT, "No learning rate has been logged in these steps.")
+    drawn, top, shown = curves.plotted([rate.curve for rate in rates], span, HEIGHT, {}, is_log=is_log)
+    pointed = event_marks.draw(drawn, events, span, palette.RED, curves.HOLE_FILL)
+    lines = span.placed([_line(*each) for each in zip(rates, shown, strict=True)])
+    return {"data": [*lines, *event_marks.pointers(pointed, span, top)], "layout": drawn}
+
+
+def legend(rates: Sequence[Rate], known: Sequence[int]) -> list[dict[str, Any]]:
+    """Return whose line has which colour, and of how many of the ``known`` groups there is none."""
+    drawn = sum(len(rate.groups) for rate in rates)
+    if len(rates) == 1 and drawn == len(known):
+        return [{"text": f"all {drawn} parameter groups"}] if drawn > 1 else []
+    left = [{"text": f"{len(known) - drawn} more groups"}] if 0 < drawn < len(known) else []
+    named = [{"id": rate.ident, "text": rate.name, "colour": rate.colour, "dash": "solid"} for rate in rates]
+    return [*named, *left]
+
+
+def _line(rate: Rate, shown: Curve) -> dict[str, Any]:
+    line = curves.line(shown, rate.curve, rate.colour)
+    return {**line, "meta": rate.ident, "hovertemplate": f"{rate.name}<br>{line['hovertemplate']}"}

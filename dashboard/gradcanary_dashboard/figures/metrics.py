@@ -1,0 +1,273 @@
+"""The metrics of a run as figures over its steps: one per name, a line for each set of tags, never averaged; no I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from gradcanary_dashboard.address.run import View
+from gradcanary_dashboard.analysis.curve import Curve
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.figures import axes, curves, learning_rates, palette
+from gradcanary_dashboard.figures import events as event_marks
+from gradcanary_dashboard.text import numbers, units
+from gradcanary_dashboard.text.units import Unit
+
+USUAL_LINES = 12
+MOST_LINES = 24
+"""Lines of a figure: where nobody chose, and at all. Colours times dashes tell so many apart."""
+
+LISTED = 400
+"""Entries of a legend; where there are more, the expression of the reader has to name fewer."""
+
+MOST_PANELS = 100
+FAINT = 0.35
+"""Of what was measured, behind its moving average."""
+
+ENVELOPES = 3
+"""Up to so many lines each has its minimum and maximum drawn around it."""
+
+COLOURS = (palette.BLUE, palette.GREEN, palette.VIOLET, palette.TEAL, palette.GREY, palette.OCHRE)
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a metric is drawn: title, what it is, the height in pixels, its axis in which unit, and how a value is told.
+
+    Of one that is ``is_dense`` each step has a value, so that a step without one is a hole.
+    """
+
+    title: str
+    words: str = ""
+    height: int = 140
+    axis: Mapping[str, Any] = field(default_factory=dict)
+    unit: Callable[[float], Unit] = units.plain
+    told: Callable[[float], str] = numbers.scientific
+    is_dense: bool = False
+
+
+def _ordinary(name: str) -> Kind:
+    return Kind(name, height=190)
+
+
+RATES = "rates"
+OWN = {
+    "loss": Kind("Loss", height=190, is_dense=True),
+    RATES: Kind("Learning rate"),
+    "total_norm": Kind("Total norm", "of all gradients, before clipping", is_dense=True),
+    "clip_factor": Kind("Clip factor", "what gradients were multiplied with", is_dense=True),
+    "scaler_scale": Kind("Scale of the GradScaler", told=numbers.integer, is_dense=True),
+    "skipped_total": Kind("Skipped steps", "in all so far", told=numbers.integer),
+    "step_time_s": Kind("Step time", unit=units.of_seconds, told=numbers.seconds, is_dense=True),
+    "peak_memory_bytes": Kind("Peak memory", unit=units.of_bytes, told=numbers.size),
+    "agent_share": Kind("Agent", "its share of the time", 110, {"tickformat": "~%"}, told=numbers.percent),
+}
+"""What an agent measures by itself, in the order of the page; what users log comes behind, by name."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A metric with one set of tags; ``ident`` is what an address calls it."""
+
+    name: str
+    tags: Mapping[str, str]
+    last: float | None
+
+    @property
+    def ident(self) -> str:
+        """Ten digits of a hash of name and tags: the same in every run."""
+        return sha256(json.dumps([self.name, self.tags], sort_keys=True).encode()).hexdigest()[:10]
+
+    @property
+    def text(self) -> str:
+        """The tags as people read them."""
+        return ", ".join(f"{tag}={value}" for tag, value in sorted(self.tags.items())) or "no tags"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure; ``key`` is the id of its element."""
+
+    key: str
+    kind: Kind
+    series: Sequence[Series]
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics that it draws."""
+        return list(dict.fromkeys(each.name for each in self.series))
+
+    @property
+    def asked(self) -> list[str]:
+        """What the collector is asked for: of many learning rates some."""
+        if self.key == RATES:
+            return learning_rates.names({"name": name, "tags": {}} for name in self.names)
+        return self.names
+
+    @property
+    def words(self) -> str:
+        """What the metric is, or of how many lines."""
+        if len(self.series) == 1 or self.key == RATES:
+            return self.kind.words
+        tags = sorted({tag for each in self.series for tag in each.tags})
+        return f"{numbers.plural(len(self.series), 'line')} by {', '.join(tags)}"
+
+    @property
+    def none(self) -> str:
+        """What an address names where no line of the figure is to be drawn: no line of it has this id."""
+        return Series(self.key, {}, None).ident
+
+    def chosen(self, view: View) -> list[Series]:
+        """Return the lines to draw: those that the address names, be it none, else the first ones."""
+        named = [each for each in self.series if each.ident in view.lines]
+        if not named and self.none in view.lines:
+            return []
+        return named[:MOST_LINES] or list(self.series[:USUAL_LINES])
+
+
+def of(metrics: Iterable[Mapping[str, Any]]) -> list[Panel]:
+    """Return the panels of a run's metrics: only what was logged has one."""
+    found: dict[str, list[Series]] = {}
+    for metric in metrics:
+        series = Series(metric["name"], metric["tags"], metric["last"])
+        is_rate = not series.tags and learning_rates.is_rate(series.name)
+        found.setdefault(RATES if is_rate else series.name, []).append(series)
+    own = [name for name in OWN if name in found]
+    others = sorted(name for name in found if name not in OWN)
+    return [_panel(name, found[name]) for name in (*own, *others)]
+
+
+def listed(panels: Sequence[Panel], run: str, revision: int, sought: str | None = None) -> str:
+    """Return what the browser makes the cards of, as JSON; their figures it asks for when they come into sight.
+
+    Of those with ``sought`` in their name, as many as a page draws. With a new ``revision`` of the run it asks for
+    those in sight once more.
+    """
+    found = _matching(panels, sought)
+    cards = [
+        {"key": panel.key, "title": panel.kind.title, "words": panel.words, "height": panel.kind.height}
+        for panel in found[:MOST_PANELS]
+    ]
+    told = {"run": run, "revision": revision, "panels": cards, "more": _more(found, sought)}
+    return json.dumps(told, separators=(",", ":"))
+
+
+def tally(panels: Sequence[Panel], sought: str | None) -> str:
+    """Return ``130 metrics, of which 100 are drawn``, or ``12 of 130 metrics`` of those that were sought."""
+    found, total = len(_matching(panels, sought)), numbers.plural(len(panels), "metric")
+    words = f"{numbers.integer(found)} of {total}" if sought else total
+    return f"{words}, of which {MOST_PANELS} are drawn" if found > MOST_PANELS else words
+
+
+def _matching(panels: Sequence[Panel], sought: str | None) -> list[Panel]:
+    part = (sought or "").strip().casefold()
+    return [panel for panel in panels if any(part in name.casefold() for name in (panel.kind.title, *panel.names))]
+
+
+def _more(found: Sequence[Panel], sought: str | None) -> str:
+    """Return what is said below the cards where there are more, or where nothing was found."""
+    if sought and not found:
+        return f"No metric has \N{LEFT DOUBLE QUOTATION MARK}{sought}\N{RIGHT DOUBLE QUOTATION MARK} in its name."
+    more = len(found) - MOST_PANELS
+    return f"{numbers.plural(more, 'more metric')} can be found by a part of the name." if more > 0 else ""
+
+
+def draw(panel: Panel, answer: Mapping[str, Any], span: axes.Span, events: Events, view: View) -> dict[str, Any]:
+    """Return a panel's figure and its legend, from an answer that holds at least the lines to draw."""
+    if panel.key == RATES:
+        found = learning_rates.read(answer, events)
+        known = learning_rates.groups({"name": each.name, "tags": each.tags} for each in panel.series)
+        figure = learning_rates.figure(found, span, events, is_log=view.y != "linear")
+        own = {"legend": learning_rates.legend(found, known), "of": len(known), "last": "", "scale": ""}
+        return {"key": panel.key, "figure": figure, **own}
+    chosen = panel.chosen(view)
+    pens = {each.ident: _pen(place, len(chosen)) for place, each in enumerate(chosen)}
+    read = _curves(panel, answer, events)
+    drawn = [(each, read[each.ident]) for each in chosen if each.ident in read]
+    figure = _figure(panel, drawn, pens, span, events, view)
+    is_one = len(panel.series) == 1
+    return {
+        "key": panel.key,
+        "figure": figure,
+        "legend": [] if is_one else [_entry(panel, each, pens) for each in panel.series[:LISTED]],
+        "of": len(panel.series),
+        "none": panel.none,
+        "last": f"last {panel.kind.told(panel.series[0].last)}" if is_one and panel.series[0].last is not None else "",
+        "scale": curves.words([curve for _, curve in drawn], view.y),
+    }
+
+
+def _panel(name: str, series: list[Series]) -> Panel:
+    ranked = sorted(series, key=lambda each: (bool(each.tags), each.text))
+    kind = OWN.get(name) or _ordinary(name)
+    key = name if name in OWN else f"metric-{sha256(name.encode()).hexdigest()[:10]}"
+    return Panel(key, kind, ranked)
+
+
+def _pen(place: int, lines: int) -> dict[str, str]:
+    """Return the colour and dash of a line; a lone one is grey, as nothing has to be told apart."""
+    colour = palette.GREY if lines == 1 else COLOURS[place % len(COLOURS)]
+    return {"colour": colour, "dash": DASHES[place // len(COLOURS) % len(DASHES)]}
+
+
+def _entry(panel: Panel, series: Series, pens: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    last = "not finite" if series.last is None else panel.kind.told(series.last)
+    pen = pens.get(series.ident)
+    return {"id": series.ident, "text": series.text, "last": last, "drawn": pen is not None, **(pen or {})}
+
+
+def _curves(panel: Panel, answer: Mapping[str, Any], events: Events) -> dict[str, Curve]:
+    found = {}
+    for metric in answer["metrics"]:
+        series = Series(metric["name"], metric["tags"], None)
+        curve = Curve.read(answer, metric, events)
+        if series.name in panel.names and not curve.is_empty:
+            found[series.ident] = curve if panel.kind.is_dense and not series.tags else curve.known()
+    return found
+
+
+def _figure(
+    panel: Panel,
+    drawn: Sequence[tuple[Series, Curve]],
+    pens: Mapping[str, Mapping[str, str]],
+    span: axes.Span,
+    events: Events,
+    view: View,
+) -> axes.Figure:
+    if not pens:
+        return axes.nothing(span, panel.kind.height, "Every line is switched off: choose some below.")
+    if not drawn:
+        return axes.nothing(span, panel.kind.height, f"{panel.kind.title}: nothing was logged in these steps.")
+    unit = panel.kind.unit(max(curve.usual for _, curve in drawn))
+    suffix = {"ticksuffix": f" {unit.name}"} if unit.name else {}
+    scaled, weight = [curve.scaled(unit.size) for _, curve in drawn], float(view.smooth)
+    averages = [curve.smoothed(weight) for curve in scaled] if weight else []
+    yaxis, is_log = {**suffix, **panel.kind.axis}, curves.is_log(scaled, view.y)
+    layout, top, shown = curves.plotted([*scaled, *averages], span, panel.kind.height, yaxis, is_log=is_log)
+    layout["hovermode"] = "x" if len(drawn) == 1 else "closest"
+    traces: list[dict[str, Any]] = []
+    for place, (series, curve) in enumerate(drawn):
+        pen, line = pens[series.ident], shown[place]
+        traces += curves.envelope(line, pen["colour"]) if len(drawn) <= ENVELOPES and not weight else []
+        traces.append(_line(panel, series, line, curve, pen))
+        if weight:
+            traces[-1]["opacity"] = FAINT
+            traces.append(curves.smooth(shown[len(drawn) + place], pen["colour"], pen["dash"]))
+        traces += curves.crosses(line, top)
+    pointed = event_marks.draw(layout, events, span, palette.RED, curves.HOLE_FILL)
+    return {"data": [*span.placed(traces), *event_marks.pointers(pointed, span, top)], "layout": layout}
+
+
+def _line(panel: Panel, series: Series, shown: Curve, curve: Curve, pen: Mapping[str, str]) -> dict[str, Any]:
+    line = curves.line(shown, curve, pen["colour"], panel.kind.told)
+    line["line"] = {**line["line"], "dash": pen["dash"]}
+    line["meta"] = series.ident
+    if len(panel.series) > 1:
+        # Not within the template, which would read %{..} in it.
+        line["name"] = axes.wrapped(series.text)
+        line["hovertemplate"] = f"%{{fullData.name}}<br>{line['hovertemplate']}"
+    return line

@@ -1,0 +1,222 @@
+"""Several runs over one step axis as Plotly figures: a stat of a layer of each, and what they cost; no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gradcanary_dashboard.analysis.curve import Curve
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.analysis.launches import Hole
+from gradcanary_dashboard.analysis.stats import Stat
+from gradcanary_dashboard.figures import axes, curves, palette
+from gradcanary_dashboard.figures import events as event_marks
+from gradcanary_dashboard.text import units
+from gradcanary_dashboard.text.units import Unit
+
+COLOURS = ("#1c7ed6", "#a67c00", "#009e73", "#b5669b", "#868e96", "#d55e00")
+"""Of the runs: the hues of Okabe and Ito, "Color Universal Design", as light as is 3:1 on white and on the dark paper.
+Red is what fires, and not among them."""
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+"""Of the runs: colour alone tells nobody anything."""
+
+STAT_HEIGHT = 300
+COST_HEIGHT = 170
+
+LABEL_PX = 13
+NEAR = 0.04
+"""Ends of lines closer than this part of the axis have their labels below each other."""
+
+
+@dataclass(frozen=True)
+class Strand:
+    """The curve of one run, number ``place`` of those compared, its steps counted from the run's origin."""
+
+    place: int
+    letter: str
+    curve: Curve
+
+    @classmethod
+    def read(
+        cls, place: int, letter: str, answer: Mapping[str, Any], series: Mapping[str, Any], events: Events, origin: int
+    ) -> Strand | None:
+        """Return the curve of a series or metric; None where there is nothing."""
+        curve = Curve.read(answer, series, events)
+        if curve.is_empty:
+            return None
+        holes = [Hole(hole.first - origin, hole.last - origin, hole.whys, hole.gaps) for hole in events.holes]
+        return cls(place, letter, replace(curve, steps=curve.steps - origin, holes=holes))
+
+    @property
+    def colour(self) -> str:
+        """The run's colour."""
+        return COLOURS[self.place]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A step at which an incident of one of the runs opened, counted from the run's origin."""
+
+    place: int
+    step: float
+    label: str
+    words: str
+
+
+def of_stat(
+    strands: Sequence[Strand], span: axes.Span, stat: Stat, enter: float | None, marked: Sequence[Mark], axis: str
+) -> axes.Figure:
+    """Return a stat of one layer in each run, and the steps at which their incidents opened."""
+    if not strands:
+        return _nothing(span, STAT_HEIGHT, f"{stat.title}: no value of this layer in these steps.", axis)
+    if stat.is_log:
+        levels = [] if enter is None or not stat.has_threshold else [enter]
+        drawn, floor, top = _log(strands, span, STAT_HEIGHT, levels)
+    else:
+        drawn, floor, top = _linear(strands, span, STAT_HEIGHT, from_zero=True)
+    _mark(drawn, marked, span)
+    unseen = event_marks.pointers([{"from": m.step, "to": m.step, "text": m.words} for m in marked], span, top)
+    return _figure(strands, span, drawn, floor, top, Unit(), axis, unseen)
+
+
+def of_cost(strands: Sequence[Strand], span: axes.Span, unit: Unit, nothing: str, axis: str) -> axes.Figure:
+    """Return a metric of each run; the axis begins where the values do, or a few percent would be nothing to see."""
+    if not strands:
+        return _nothing(span, COST_HEIGHT, nothing, axis)
+    told = [replace(strand, curve=strand.curve.scaled(unit.size)) for strand in strands]
+    if curves.is_log([strand.curve for strand in told]):
+        drawn, floor, top = _log(told, span, COST_HEIGHT, [])
+    else:
+        drawn, floor, top = _linear(told, span, COST_HEIGHT, from_zero=False)
+    drawn["yaxis"]["ticksuffix"] = f" {unit.name}" if unit.name else ""
+    return _figure(told, span, drawn, floor, top, unit, axis, [])
+
+
+def seconds(strands: Sequence[Strand]) -> Unit:
+    """Return s or ms, as the steps are long."""
+    return units.of_seconds(_largest(strands))
+
+
+def size(strands: Sequence[Strand]) -> Unit:
+    """Return the unit of bytes, as the memory is large."""
+    return units.of_bytes(_largest(strands))
+
+
+def _figure(
+    strands: Sequence[Strand],
+    span: axes.Span,
+    drawn: dict[str, Any],
+    floor: float,
+    top: float,
+    unit: Unit,
+    axis: str,
+    more: Sequence[dict[str, Any]],
+) -> axes.Figure:
+    is_log = drawn["yaxis"].get("type") == "log"
+    data: list[dict[str, Any]] = []
+    for strand in strands:
+        shown = curves.above(strand.curve, floor) if is_log else strand.curve
+        data += curves.envelope(shown, strand.colour)
+    for strand in strands:
+        shown = curves.above(strand.curve, floor) if is_log else strand.curve
+        data += [_line(strand, shown, unit), *_crosses(strand, top)]
+    drawn["annotations"] = [*drawn.get("annotations", []), *_labels(strands, span, drawn, floor)]
+    drawn["xaxis"]["title"]["text"] = axis
+    return {"data": [*data, *more], "layout": drawn}
+
+
+def _line(strand: Strand, shown: Curve, unit: Unit) -> dict[str, Any]:
+    line = curves.line(shown, strand.curve, strand.colour)
+    line["line"] = {**line["line"], "width": 1.8, "dash": DASHES[strand.place]}
+    suffix = f" {unit.name}" if unit.name else ""
+    words = f"{strand.letter}  %{{customdata[1]}}{suffix}  at step %{{customdata[0]}}<extra></extra>"
+    return {**line, "name": strand.letter, "hovertemplate": words}
+
+
+def _crosses(strand: Strand, top: float) -> list[dict[str, Any]]:
+    words = f"{strand.letter}  not finite at step %{{x:,.0f}}<extra></extra>"
+    return [{**cross, "hovertemplate": words} for cross in curves.crosses(strand.curve, top)]
+
+
+def _log(
+    strands: Sequence[Strand], span: axes.Span, height: int, levels: Sequence[float]
+) -> tuple[dict[str, Any], float, float]:
+    """Return the layout, the floor on which exact zeros are, and a height near the top."""
+    drawn, top, floor = curves.log_plot([strand.curve for strand in strands], span, height, levels)
+    for value in levels:
+        level = curves.Level("threshold", value, palette.ORANGE, is_upper=True)
+        drawn["shapes"] = [*drawn.get("shapes", []), level.line()]
+        drawn["annotations"].append({**level.label(), "x": 0, "xanchor": "left", "xshift": 4})
+    return drawn, floor, top
+
+
+def _linear(
+    strands: Sequence[Strand], span: axes.Span, height: int, *, from_zero: bool
+) -> tuple[dict[str, Any], float, float]:
+    known = np.concatenate([each for strand in strands for each in (strand.curve.low, strand.curve.high)])
+    known = known[np.isfinite(known)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    low = min(low, 0.0) if from_zero else low
+    room = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
+    bottom = low if from_zero and low == 0 else low - room
+    drawn = axes.layout(span, height, {"range": [bottom, high + room]})
+    return drawn, bottom, high
+
+
+def _labels(strands: Sequence[Strand], span: axes.Span, drawn: Mapping[str, Any], floor: float) -> list[dict[str, Any]]:
+    """Return the letter of each run at the end of its line, so that no two lie upon each other."""
+    ends = sorted(filter(None, (_end(strand, drawn, floor) for strand in strands)), key=lambda end: end[2])
+    labels: list[dict[str, Any]] = []
+    for place, (strand, step, height) in enumerate(ends):
+        near = [label for label in labels if abs(label["x"] - step) < NEAR * span.width]
+        lowest = max((label["y"] * _plot_px(drawn) + label["yshift"] for label in near), default=-math.inf)
+        shift = max(0.0, lowest + LABEL_PX - height * _plot_px(drawn)) if place else 0.0
+        at = {"x": step, "xref": "x", "y": height, "yref": "paper", "yshift": shift, "xshift": 3}
+        text = f'<b><span style="color:{strand.colour}">{strand.letter}</span></b>'
+        labels.append({"text": text, **at, "xanchor": "left", "yanchor": "middle", "showarrow": False})
+    return labels
+
+
+def _end(strand: Strand, drawn: Mapping[str, Any], floor: float) -> tuple[Strand, float, float] | None:
+    """Return where a line ends: its step, and the height as a part of the plot."""
+    pieces = strand.curve.pieces()
+    if not pieces:
+        return None
+    last = pieces[-1].stop - 1
+    step, value = float(strand.curve.middle[last]), float(strand.curve.mean[last])
+    bottom, top = drawn["yaxis"]["range"]
+    height = math.log10(max(value, floor)) if drawn["yaxis"].get("type") == "log" else value
+    part = (height - bottom) / (top - bottom) if math.isfinite(height) else 1.0
+    return strand, step, min(1.0, max(0.0, part))
+
+
+def _plot_px(drawn: Mapping[str, Any]) -> float:
+    return float(drawn["height"] - drawn["margin"]["t"] - drawn["margin"]["b"])
+
+
+def _mark(drawn: dict[str, Any], marked: Sequence[Mark], span: axes.Span) -> None:
+    """Add a line where an incident opened, with the run and its number above."""
+    lines: list[dict[str, Any]] = []
+    for mark in marked:
+        line = {"color": COLOURS[mark.place], "width": 1.2, "dash": "dot"}
+        ends = {"x0": mark.step, "x1": mark.step, "y0": 0, "y1": 1}
+        lines.append({"type": "line", "xref": "x", "yref": "paper", **ends, "line": line})
+    written = event_marks.labels([(mark.step, mark.label) for mark in marked], span)
+    drawn["shapes"] = [*drawn.get("shapes", []), *lines]
+    drawn["annotations"] = [*drawn.get("annotations", []), *written]
+
+
+def _nothing(span: axes.Span, height: int, text: str, axis: str) -> axes.Figure:
+    drawn = axes.nothing(span, height, text)
+    drawn["layout"]["xaxis"]["title"]["text"] = axis
+    return drawn
+
+
+def _largest(strands: Sequence[Strand]) -> float:
+    """Return the largest of what is usual in each run."""
+    return max((strand.curve.usual for strand in strands), default=0.0)

@@ -1,0 +1,310 @@
+"""Every page of the dashboard: its address, what it asks of the collector, and when that has changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from gradcanary_dashboard.address import incidents as incidents_address
+from gradcanary_dashboard.address import runs as runs_address
+from gradcanary_dashboard.address.comparison import PATH, parse_compare
+from gradcanary_dashboard.address.run import parse
+from gradcanary_dashboard.analysis import launches as run_launches
+from gradcanary_dashboard.collector import comparison as comparison_data
+from gradcanary_dashboard.collector import endpoints as failing_endpoints
+from gradcanary_dashboard.collector import incidents as incident_data
+from gradcanary_dashboard.collector import layer as layer_data
+from gradcanary_dashboard.collector import run as run_data
+from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.collector.errors import DashboardError
+from gradcanary_dashboard.pages import compare as compare_page
+from gradcanary_dashboard.pages import first_start
+from gradcanary_dashboard.pages import incident as incident_page
+from gradcanary_dashboard.pages import incidents as incidents_page
+from gradcanary_dashboard.pages import layer as layer_page
+from gradcanary_dashboard.pages import run as run_page
+from gradcanary_dashboard.pages import runs as runs_page
+from gradcanary_dashboard.pages.settings import endpoints as endpoint_pages
+from gradcanary_dashboard.pages.settings import questions
+from gradcanary_dashboard.pages.settings import retention as retention_page
+from gradcanary_dashboard.pages.settings import rules as rules_page
+from gradcanary_dashboard.pages.settings import run as run_settings_page
+from gradcanary_dashboard.pages.settings import silences as silences_page
+from gradcanary_dashboard.pages.settings import tokens as tokens_page
+
+Arguments = Mapping[str, str]
+"""What the path of a page names: ``{"run": .., "layer": ..}``."""
+
+Contents = Mapping[str, Any]
+"""What is filled into a page's slots, ``shown`` and its ``title`` among it."""
+
+Shown = Mapping[str, Any]
+"""What a page was filled with: ``version``, ``chosen``, and what is its own."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """One kind of page.
+
+    ``path`` is its address; the groups of the expression are its arguments. ``frame`` returns what stays: the slots
+    that are filled, ``<name>-heart`` (``components.elements.heart``), and ``<name>-url``, a ``dcc.Location`` whose
+    query holds what is chosen on the page. ``ask`` returns the contents, nothing where ``shown`` says that the page has
+    them.
+    """
+
+    name: str
+    path: str
+    title: str
+    slots: Mapping[str, str]
+    frame: Callable[[Arguments, Contents], list[Any]]
+    ask: Callable[[Collector, Arguments, str, Shown], Contents]
+    unknown: Callable[[Collector, Arguments], list[Any]] = field(default=lambda _collector, _arguments: [])
+
+
+def versioned(
+    version: Callable[[Collector, Arguments, str], str], load: Callable[[Collector, Arguments, str], Contents]
+) -> Callable[[Collector, Arguments, str, Shown], Contents]:
+    """Return ``ask`` of a page that changes when its version does."""
+
+    def ask(collector: Collector, arguments: Arguments, chosen: str, shown: Shown) -> Contents:
+        now = version(collector, arguments, chosen)
+        if (shown.get("version"), shown.get("chosen")) == (now, chosen):
+            return {}
+        return {**load(collector, arguments, chosen), "shown": json.dumps({"version": now, "chosen": chosen})}
+
+    return ask
+
+
+def find(pathname: str) -> tuple[Page, Arguments]:
+    """Return the page of a path and what the path names; that of the runs for any other."""
+    for page in PAGES:
+        found = re.fullmatch(page.path, pathname.rstrip("/") or "/")
+        if found is not None:
+            return page, {name: unquote(text) for name, text in found.groupdict().items()}
+    return RUNS, {}
+
+
+def is_page(pathname: str) -> bool:
+    """Tell whether a path is the address of a page."""
+    return any(re.fullmatch(page.path, pathname.rstrip("/") or "/") for page in PAGES)
+
+
+def runs_version(collector: Collector, _arguments: Arguments | None = None, search: str = "") -> str:
+    """Return what changes when the list of runs does."""
+    listed = collector.runs(**runs_address.parse(search).question())
+    parts = listed.version, incident_data.worst(collector, state="open").version, failing_endpoints.version(collector)
+    return " ".join(parts)
+
+
+def _load_runs(collector: Collector, _arguments: Arguments, search: str) -> Contents:
+    chosen = runs_address.parse(search)
+    listed, opened = collector.runs(**chosen.question()).body, incident_data.worst(collector, state="open").body
+    found, unheard, first = listed["runs"], failing_endpoints.load(collector), None
+    if not found and chosen.is_everything and not collector.runs(archived="true", limit=1).body["runs"]:
+        first = first_start.page(collector.public_url, asks_token=collector.as_reader)
+    return runs_page.fill(found, opened, chosen, unheard, following=listed["next"], first=first)
+
+
+def _ask_run(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
+    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown):
+        return {}
+    version, view = collector.run(arguments["run"]).version, parse(search)
+    data = run_data.load(collector, arguments["run"], view, shown.get("layer"))
+    drawn = data.layer and data.layer["layer"]
+    return {**run_page.fill(data, view), "shown": _run_state(version, search, data, layer=drawn)}
+
+
+def _ask_layer(collector: Collector, arguments: Arguments, search: str, shown: Shown) -> Contents:
+    if shown and shown.get("chosen") == search and _is_run_shown(collector, arguments, shown):
+        return {}
+    version, view = collector.run(arguments["run"]).version, parse(search)
+    data = layer_data.load(collector, arguments["run"], arguments["layer"], view)
+    return {**layer_page.fill(data, view), "shown": _run_state(version, search, data, of_layer=data.layer["layer"])}
+
+
+def _run_state(version: str, search: str, data: run_data.RunData | layer_data.LayerData, **own: object) -> str:
+    incidents = data.incidents_version if run_data.is_unsettled(data.incidents) else None
+    return json.dumps({"version": version, "chosen": search, "incidents": incidents, **own})
+
+
+def _is_run_shown(collector: Collector, arguments: Arguments, shown: Shown) -> bool:
+    if shown.get("version") != collector.run(arguments["run"]).version:
+        return False
+    if shown.get("incidents") is None:
+        return True
+    # A message is on its way: deliveries move on without a new revision of the run.
+    listed = incident_data.worst(collector, run=arguments["run"], layer=shown.get("of_layer"))
+    return bool(listed.version == shown["incidents"])
+
+
+def _ask_compare(collector: Collector, _arguments: Arguments, search: str, shown: Shown) -> Contents:
+    wanted = parse_compare(search)
+    version = comparison_data.version(collector, wanted)
+    if (shown.get("version"), shown.get("chosen")) == (version, search):
+        return {}
+    data = comparison_data.load(collector, wanted, shown.get("layer"))
+    state = {"version": version, "chosen": search, "layer": data.layer}
+    return {**compare_page.fill(data, wanted), "shown": json.dumps(state)}
+
+
+def _unknown(collector: Collector, arguments: Arguments) -> list[Any]:
+    """Return the page that says what is missing: the run, or only the layer."""
+    try:
+        collector.run(arguments["run"])
+    except DashboardError:
+        return run_page.unknown(arguments["run"])
+    return layer_page.unknown(arguments["run"], arguments["layer"])
+
+
+def _incidents_version(collector: Collector, _arguments: Arguments, search: str) -> str:
+    return incident_data.version(collector, incidents_address.parse(search))
+
+
+def _load_incidents(collector: Collector, _arguments: Arguments, search: str) -> Contents:
+    chosen = incidents_address.parse(search)
+    rules = incident_data.rules(collector)
+    return incidents_page.fill(incident_data.load(collector, chosen), chosen, rules, collector.public_url)
+
+
+def _incident_version(collector: Collector, arguments: Arguments, _search: str) -> str:
+    incident = collector.incident(int(arguments["incident"]))
+    around = incident_page.steps_around(incident.body, _steps(collector, incident.body["run"]))
+    return f"{incident.version} {around.from_step} {around.to_step}"
+
+
+def _load_incident(collector: Collector, arguments: Arguments, _search: str) -> Contents:
+    incident = collector.incident(int(arguments["incident"])).body
+    return incident_page.fill(incident, _steps(collector, incident["run"]))
+
+
+def _steps(collector: Collector, run: str) -> run_launches.Steps | None:
+    return run_launches.measured(run_launches.launches(collector.run(run).body))
+
+
+def _unknown_incident(_collector: Collector, arguments: Arguments) -> list[Any]:
+    return incident_page.unknown(arguments["incident"])
+
+
+_ask_incidents = versioned(_incidents_version, _load_incidents)
+_ask_incident = versioned(_incident_version, _load_incident)
+
+
+def _unknown_run(_collector: Collector, arguments: Arguments) -> list[Any]:
+    return run_page.unknown(arguments["run"])
+
+
+def _unknown_endpoint(_collector: Collector, arguments: Arguments) -> list[Any]:
+    return endpoint_pages.unknown(arguments["endpoint"])
+
+
+_ask_runs = versioned(runs_version, _load_runs)
+
+RUNS = Page("runs", "/", "Runs", runs_page.SLOTS, runs_page.frame, _ask_runs)
+LAYER = Page(
+    "layer",
+    "/runs/(?P<run>[^/]+)/layers/(?P<layer>[^/]+)",
+    "Layer",
+    layer_page.SLOTS,
+    layer_page.frame,
+    _ask_layer,
+    _unknown,
+)
+RUN = Page("run", "/runs/(?P<run>.+)", "Run", run_page.SLOTS, run_page.frame, _ask_run, _unknown)
+INCIDENTS = Page(
+    "incidents",
+    "/incidents",
+    "Incidents",
+    incidents_page.SLOTS,
+    incidents_page.frame,
+    _ask_incidents,
+)
+INCIDENT = Page(
+    "incident",
+    "/incidents/(?P<incident>[0-9]{1,10})",
+    "Incident",
+    incident_page.SLOTS,
+    incident_page.frame,
+    _ask_incident,
+    _unknown_incident,
+)
+
+RUN_SETTINGS = Page(
+    run_settings_page.PAGE,
+    "/runs/(?P<run>[^/]+)/settings",
+    "Settings of a run",
+    run_settings_page.SLOTS,
+    run_settings_page.frame,
+    questions.RUN,
+    _unknown_run,
+)
+ENDPOINTS = Page(
+    endpoint_pages.ALL,
+    "/settings(?:/endpoints)?",
+    "Settings",
+    endpoint_pages.SLOTS,
+    endpoint_pages.frame,
+    questions.ENDPOINTS,
+)
+ENDPOINT = Page(
+    endpoint_pages.ONE,
+    "/settings/endpoints/(?P<endpoint>[0-9]{1,10})",
+    "Endpoint",
+    endpoint_pages.SLOTS_OF_ONE,
+    endpoint_pages.frame_of_one,
+    questions.ENDPOINT,
+    _unknown_endpoint,
+)
+RULES = Page(
+    rules_page.PAGE,
+    "/settings/rules",
+    "Rules",
+    rules_page.SLOTS,
+    rules_page.frame,
+    questions.RULES,
+)
+SILENCES = Page(
+    silences_page.PAGE,
+    "/settings/silences",
+    "Silences",
+    silences_page.SLOTS,
+    silences_page.frame,
+    questions.SILENCES,
+)
+STORAGE = Page(
+    retention_page.PAGE,
+    "/settings/retention",
+    "Retention",
+    retention_page.SLOTS,
+    retention_page.frame,
+    questions.STORAGE,
+)
+TOKENS = Page(
+    tokens_page.PAGE,
+    "/settings/tokens",
+    "Tokens",
+    tokens_page.SLOTS,
+    tokens_page.frame,
+    questions.TOKENS,
+)
+COMPARE = Page("compare", PATH, "Compare runs", compare_page.SLOTS, compare_page.frame, _ask_compare)
+
+PAGES = (
+    RUNS,
+    LAYER,
+    RUN_SETTINGS,
+    RUN,
+    COMPARE,
+    INCIDENTS,
+    INCIDENT,
+    ENDPOINTS,
+    ENDPOINT,
+    RULES,
+    SILENCES,
+    STORAGE,
+    TOKENS,
+)
+"""The first whose expression matches is meant."""

@@ -1,0 +1,303 @@
+"""The page of one run: a frame that stays, and what is filled into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dash import dcc, html
+
+from gradcanary_dashboard.address.run import View, layer_url
+from gradcanary_dashboard.analysis import launches as run_launches
+from gradcanary_dashboard.analysis import layers
+from gradcanary_dashboard.analysis import loss as loss_levels
+from gradcanary_dashboard.analysis.arrays import decode
+from gradcanary_dashboard.analysis.curve import is_of_samples
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.analysis.stats import STATS, phases
+from gradcanary_dashboard.analysis.verdict import firing, verdict
+from gradcanary_dashboard.collector import run as run_data
+from gradcanary_dashboard.collector.run import RunData
+from gradcanary_dashboard.components import (
+    accumulators,
+    elements,
+    figure_controls,
+    incident_card,
+    layer_table,
+    notes,
+    share_bar,
+    static,
+)
+from gradcanary_dashboard.figures import axes, curves, heatmap
+from gradcanary_dashboard.figures import metrics as metric_figures
+from gradcanary_dashboard.text import numbers
+
+SLOTS = {
+    "verdict": "children",
+    "tiles": "children",
+    "heat-words": "children",
+    "refusal": "children",
+    "legend": "children",
+    "heatmap": elements.FIGURE,
+    "chosen": "children",
+    "run-zoom-note": "children",
+    "run-reset": "hidden",
+    "run-moves": figure_controls.STEPS,
+    "trend": elements.FIGURE,
+    "trend-title": "children",
+    "trend-note": "children",
+    "panels": "data-panels",
+    "metrics-found": "hidden",
+    "metrics-tally": "children",
+    "csv": "href",
+    "trend-csv": "href",
+    "layers-csv": "href",
+    "accumulators": static.DRAWN,
+    "accumulators-tally": "children",
+    "incidents": static.DRAWN,
+    "incident-tally": "children",
+    "notes": "children",
+    "layer-rows": layer_table.ROWS,
+    "layer-rows-tally": "children",
+    **{f"option-{stat}": "hidden" for stat in STATS},
+}
+"""Id and property of everything that a refresh fills."""
+
+FIGURES = {
+    "heatmap": "Heatmap, layers by steps; the table of layers holds the last values",
+    "trend": "A stat of the chosen layer over the steps",
+}
+
+
+def frame(place: Mapping[str, str], contents: Mapping[str, Any]) -> list[Any]:
+    """Return the page with its first contents (none while the collector does not answer)."""
+    run = place["run"]
+    return [
+        html.Div(
+            [elements.crumbs([("Runs", "/")], run), share_bar.of_run(run, contents, share_bar.run_settings_link(run))],
+            className="run-head",
+        ),
+        html.Div(contents.get("verdict", html.H1(run)), id="verdict"),
+        html.Div(contents.get("tiles"), id="tiles", className="tiles"),
+        html.Div([_figures(contents), _aside(contents)], className="columns"),
+        dcc.Location(id="run-url", refresh=False),
+        elements.heart("run", contents.get("shown")),
+    ]
+
+
+def unknown(run: str) -> list[Any]:
+    """Return the page of a run that the collector does not know."""
+    text = ["The collector knows no run ", html.Code(run), ". It may have another name, or was deleted."]
+    return [elements.missing("No such run", text, ("See all runs", "/"))]
+
+
+def fill(data: RunData, view: View) -> dict[str, Any]:
+    """Return the contents of every slot."""
+    run = data.run["run"]
+    clock = run_data.clock(view, data.heatmap)
+    span = axes.Span.of(run, view, decode(data.heatmap["steps"]), data.heatmap["bucket_steps"]).timed(clock)
+    events = Events.of(data.run, data.heatmap["marks"])
+    drawn = heatmap.figure(data.heatmap, span, data.layer["layer"] if data.layer else None, events, data.layers)
+    listed, sums = _matching(data, view), accumulators.groups(data.layers)
+    rows = layers.worst_first(listed)[: layers.MAX_ROWS]
+    return {
+        "verdict": _verdict(data),
+        "tiles": _tiles(data),
+        "heat-words": f"{STATS[view.stat].title}, every layer",
+        **figure_controls.offered(view, data.layers),
+        "refusal": data.refusal and f"{data.refusal} All rows are shown.",
+        "legend": figure_controls.legend(drawn, STATS[view.stat]),
+        "heatmap": _unmatched(span, view) if view.rows and not data.heatmap["rows"] else drawn,
+        "run-zoom-note": figure_controls.zoom_note(
+            view, data.heatmap["bucket_steps"], "column", clock, is_of_samples=_is_of_samples(data, events)
+        ),
+        "run-reset": not view.is_zoomed,
+        "run-moves": figure_controls.reached(run_launches.measured(events.launches)),
+        **_metrics(data, view),
+        "csv": share_bar.csv_url(run, view),
+        "layers-csv": share_bar.csv_url(run, view, "layers"),
+        "accumulators": static.drawn(
+            [*accumulators.card(sums, data.run["framework"], view.rows), *accumulators.facts(data.run)]
+        ),
+        "accumulators-tally": accumulators.tally(sums),
+        "incidents": static.drawn(incident_card.panel(data.incidents, view)),
+        "incident-tally": incident_card.tally(data.incidents),
+        "notes": notes.cards({**data.run, "facts": []}),
+        "layer-rows": layer_table.rows(run, rows, data.layer, view),
+        "layer-rows-tally": _tally(data, listed, len(rows)),
+        **_trend(data, view, span, events),
+    }
+
+
+def _is_of_samples(data: RunData, events: Events) -> bool:
+    """Whether a column holds one sample: a heatmap has no counts, the curve below it has those of a layer."""
+    drawn = data.series
+    is_as_wide = drawn is not None and drawn["bucket_steps"] == data.heatmap["bucket_steps"]
+    return drawn is not None and is_as_wide and is_of_samples(drawn, events)
+
+
+def _matching(data: RunData, view: View) -> list[layers.Layer]:
+    """Return the layers of the table: those whose rows the heatmap shows."""
+    is_whole = not view.rows or data.refusal is not None
+    return run_data.matching(data.layers, data.heatmap, is_refused=is_whole)
+
+
+def _tally(data: RunData, listed: list[layers.Layer], shown: int) -> str:
+    matching = "" if len(listed) == len(data.layers) else f" matching, of {numbers.integer(len(data.layers))}"
+    return layer_table.tally(len(listed), shown) + matching
+
+
+def _unmatched(span: axes.Span, view: View) -> axes.Figure:
+    return axes.nothing(span, heatmap.HEIGHT[0], f"No layer has a name that {view.rows} matches.")
+
+
+def _metrics(data: RunData, view: View) -> dict[str, Any]:
+    found = metric_figures.of(data.run["metrics"])
+    return {
+        "panels": metric_figures.listed(found, data.run["run"], data.run["revision"], view.metrics),
+        "metrics-found": len(found) <= figure_controls.FEW_METRICS and view.metrics is None,
+        "metrics-tally": metric_figures.tally(found, view.metrics),
+    }
+
+
+def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[str, Any]:
+    if data.layer is None or data.series is None:
+        return {
+            "trend": axes.nothing(span, curves.TREND_HEIGHT, "No layer yet."),
+            "trend-title": "Layer",
+            "trend-note": "",
+            "trend-csv": None,
+            "chosen": "",
+        }
+    name, stat = data.layer["name"], STATS[view.stat]
+    href = layer_url(data.run["run"], name, data.layer["layer"], view)
+    measured = phases(data.series["phases"], clips=data.clips)
+    drawn = curves.trend(
+        data.series,
+        span,
+        stat,
+        events,
+        firing=layers.is_firing(data.layer),
+        baseline=data.layer["baseline"],
+    )
+    return {
+        "trend": drawn,
+        "trend-title": dcc.Link(name, href=href, className="layer"),
+        "trend-note": f"{stat.title.lower()}{measured}: mean in its min to max",
+        "trend-csv": share_bar.csv_url(data.run["run"], view, "layer", layer=str(data.layer["layer"]), stat=stat.name),
+        "chosen": [
+            html.Span("\N{BLACK LEFT-POINTING TRIANGLE} ", **elements.attributes(aria_hidden="true")),
+            dcc.Link(f"{name}: all its stats", href=href, className="layer"),
+        ],
+    }
+
+
+def _figures(contents: Mapping[str, Any]) -> html.Div:
+    return html.Div(
+        [
+            elements.card(
+                "heat",
+                figure_controls.bar(contents),
+                html.Div(contents.get("legend"), id="legend", className="legend"),
+                # A double click leads to the layer.
+                elements.graph("heatmap", contents.get("heatmap"), FIGURES["heatmap"], zooms_back=False),
+                html.P(id="readout", className="readout", **elements.attributes(aria_live="off")),
+                html.P(contents.get("chosen"), id="chosen", className="chosen-layer"),
+                title=html.Span(contents.get("heat-words", "Every layer"), id="heat-words"),
+                aside=figure_controls.zoom_bar("run", contents),
+            ),
+            elements.card(
+                "curve",
+                elements.graph("trend", contents.get("trend"), FIGURES["trend"], _trend_csv(contents)),
+                title=html.Span(contents.get("trend-title", "Layer"), id="trend-title"),
+                aside=html.Span(contents.get("trend-note"), id="trend-note"),
+            ),
+            figure_controls.of_metrics(contents),
+            html.Div(id="panels", className="panels", **{"data-panels": contents.get("panels")}),
+            html.Div(contents.get("notes"), id="notes", className="notes"),
+        ],
+        className="figures",
+    )
+
+
+def _trend_csv(contents: Mapping[str, Any]) -> html.A:
+    return share_bar.csv_link("trend-csv", contents.get("trend-csv"), "Every sample of this curve", "save")
+
+
+def _aside(contents: Mapping[str, Any]) -> html.Div:
+    tally = html.Span(contents.get("incident-tally"), id="incident-tally")
+    incidents = static.slot("incidents", contents.get("incidents"))
+    return html.Div(
+        [
+            elements.card("incidents", incidents, title="Incidents", aside=tally),
+            elements.card(
+                "accumulators",
+                static.slot("accumulators", contents.get("accumulators")),
+                title="Accumulators",
+                aside=html.Span(contents.get("accumulators-tally"), id="accumulators-tally"),
+            ),
+            layer_table.table("layer-rows", contents, "Layers, worst first", _layers_csv(contents), draws=True),
+        ],
+        className="beside",
+    )
+
+
+def _layers_csv(contents: Mapping[str, Any]) -> html.A:
+    words = "The last values of all layers whose rows are shown, with every digit"
+    return share_bar.csv_link("layers-csv", contents.get("layers-csv", ""), words, "take")
+
+
+def _verdict(data: RunData) -> list[Any]:
+    said = verdict(data.run)
+    loss = loss_levels.words(data.loss, data.loss_since)
+    return [elements.verdict(said if loss is None else replace(said, beside=f"; {loss}"))]
+
+
+def _tiles(data: RunData) -> list[html.Div]:
+    run = data.run
+    fires = firing(run)
+    low = f"{numbers.integer(run['below_threshold'])} low" if run["below_threshold"] else "none low"
+    ks = sorted({layer["micro_steps"] for layer in data.layers if layer["micro_steps"] is not None})
+    k = f"K {', '.join(map(numbers.integer, ks[:4]))}" if ks else ""
+    return [
+        elements.tile("Step", numbers.integer(run["step"]), _pulse(data)),
+        elements.tile(
+            "Layers firing", f"{numbers.integer(fires)} / {numbers.integer(run['layers'])}", low, bad=fires > 0
+        ),
+        elements.tile("Accumulators", numbers.dtypes(run["accumulators"]), [html.Span(k), _way_to_sums()]),
+        _loss(data),
+    ]
+
+
+def _way_to_sums() -> html.A:
+    """Return the link to the grid, which on a narrow page is not beside the tile."""
+    return html.A("how summed", href="#accumulators-title")
+
+
+def _pulse(data: RunData) -> list[Any]:
+    """Return the state of the run, when it made its last step and was last heard of, and how long a step takes."""
+    run = data.run
+    stepped = run["last_step_at"]
+    took = next((metric["last"] for metric in run["metrics"] if metric["name"] == "step_time_s"), None)
+    return [
+        elements.run_state(run["state"]),
+        *([elements.moment(stepped, "last step ")] if stepped else []),
+        elements.moment(run["last_seen"], "last seen "),
+        *([html.Span(f"{numbers.seconds(took)} a step")] if took is not None else []),
+    ]
+
+
+def _loss(data: RunData) -> html.Div:
+    logged = next((metric for metric in data.run["metrics"] if metric["name"] == "loss" and not metric["tags"]), None)
+    begin = data.loss or data.loss_since
+    if logged is None or begin is None:
+        return elements.tile("Loss", numbers.NOTHING, "not logged")
+    first = loss_levels.first(begin)
+    if logged["last"] is None:
+        return elements.tile("Loss", "not finite", first, bad=True)
+    now, last = loss_levels.level(data.loss_since or data.loss), numbers.scientific(logged["last"])
+    if now is None:
+        return elements.tile("Loss", last, first)
+    told = (f"median of the last {numbers.plural(now.steps, 'step')}", f"last {last}", first)
+    return elements.tile("Loss", numbers.scientific(now.value), [html.Span(each) for each in told if each])

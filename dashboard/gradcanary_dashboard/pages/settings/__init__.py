@@ -1,0 +1,1 @@
+"""The pages of settings, and what they ask of the collector."""

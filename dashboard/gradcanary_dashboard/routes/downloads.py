@@ -1,0 +1,76 @@
+"""The files of numbers that a page leads to, sent piece by piece: a run may be larger than the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from http import HTTPStatus
+
+from fastapi import FastAPI, Response
+from fastapi.responses import StreamingResponse
+
+from gradcanary_dashboard.address import incidents as incidents_address
+from gradcanary_dashboard.address import runs as runs_address
+from gradcanary_dashboard.address.comparison import parse_compare
+from gradcanary_dashboard.address.run import parse
+from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.collector.errors import DashboardError
+from gradcanary_dashboard.exports import incidents as incidents_export
+from gradcanary_dashboard.exports import runs as runs_export
+from gradcanary_dashboard.exports.csv import Pieces
+from gradcanary_dashboard.exports.samples import of_curves, of_differences, of_heatmap, of_layer, of_layers, of_panel
+from gradcanary_dashboard.web.streaming import opened
+from gradcanary_dashboard.web.threads import QUESTIONS
+
+Made = Callable[[ExitStack], tuple[str, Pieces]]
+"""Opens what is downloaded, in a stack that is closed in the end; returns the name of the file and what is in it."""
+
+
+def register(server: FastAPI, collector: Collector) -> None:
+    """Serve ``/_csv`` and what is below it. To be called before Dash, whose routes answer every path."""
+
+    @server.get("/_csv", include_in_schema=False)
+    async def samples_of_rows(run: str, search: str = "") -> Response:
+        return await _answered(lambda stack: of_heatmap(collector, stack, run, parse(search)))
+
+    @server.get("/_csv/metrics", include_in_schema=False)
+    async def points_of_metric(run: str, key: str, search: str = "") -> Response:
+        return await _answered(lambda stack: of_panel(collector, stack, run, key, parse(search)))
+
+    @server.get("/_csv/layer", include_in_schema=False)
+    async def samples_of_layer(run: str, layer: str, stat: str | None = None, search: str = "") -> Response:
+        return await _answered(lambda stack: of_layer(collector, stack, run, layer, stat, parse(search)))
+
+    @server.get("/_csv/layers", include_in_schema=False)
+    async def table_of_layers(run: str, search: str = "") -> Response:
+        return await _answered(lambda _: of_layers(collector, run, parse(search)))
+
+    @server.get("/_csv/compare", include_in_schema=False)
+    async def compared_curves(search: str) -> Response:
+        return await _answered(lambda stack: of_curves(collector, stack, parse_compare(search)))
+
+    @server.get("/_csv/differences", include_in_schema=False)
+    async def compared_layers(search: str) -> Response:
+        return await _answered(lambda _: of_differences(collector, parse_compare(search)))
+
+    @server.get("/_csv/runs", include_in_schema=False)
+    async def listed_runs(search: str = "") -> Response:
+        return await _answered(lambda _: runs_export.of_runs(collector, runs_address.parse(search)))
+
+    @server.get("/_csv/incident", include_in_schema=False)
+    async def members_of_incident(number: int) -> Response:
+        return await _answered(lambda _: incidents_export.of_members(collector, number))
+
+    @server.get("/_csv/incidents", include_in_schema=False)
+    async def listed_incidents(search: str = "") -> Response:
+        return await _answered(lambda _: incidents_export.of_incidents(collector, incidents_address.parse(search)))
+
+
+async def _answered(made: Made) -> Response:
+    """Answer a file; not a 5xx when the collector fails: that is what this server itself would say."""
+    try:
+        name, pieces = await opened(QUESTIONS, made)
+    except DashboardError as error:
+        return Response(str(error), HTTPStatus.FAILED_DEPENDENCY, media_type="text/plain")
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(pieces, media_type="text/csv", headers=headers)

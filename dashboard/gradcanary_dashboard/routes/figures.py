@@ -1,0 +1,116 @@
+"""What a page asks for by itself, past Dash: metrics that come into sight, the exact values of a cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import FastAPI, Query, Response
+from fastapi.responses import JSONResponse
+
+from gradcanary_dashboard.address.run import View, parse
+from gradcanary_dashboard.analysis.arrays import decode
+from gradcanary_dashboard.analysis.events import Events
+from gradcanary_dashboard.collector import run as run_data
+from gradcanary_dashboard.collector.client import Collector
+from gradcanary_dashboard.collector.errors import DashboardError
+from gradcanary_dashboard.figures import axes
+from gradcanary_dashboard.figures import metrics as metric_figures
+from gradcanary_dashboard.figures.metrics import Panel
+from gradcanary_dashboard.text import numbers as number_text
+from gradcanary_dashboard.web.threads import QUESTIONS, apart
+
+MOST_SERIES = 100
+"""Series of one answer of the collector."""
+
+MOST_POINTS = 5_000
+"""Points of one answer."""
+
+_SUMS = ("min", "mean", "max", "count")
+
+Keys = Annotated[list[str], Query(alias="key", max_length=metric_figures.MOST_PANELS)]
+Layers = Annotated[list[int], Query(alias="layer", min_length=1, max_length=MOST_SERIES)]
+
+
+def register(server: FastAPI, collector: Collector) -> None:
+    """Serve ``/_panels`` and ``/_cell``. To be called before Dash, whose routes answer every path."""
+
+    @server.get("/_panels", include_in_schema=False)
+    async def panels_in_sight(run: str, key: Keys, search: str = "") -> Response:
+        return await apart(QUESTIONS, _answered, lambda: {"panels": drawn(collector, run, key, parse(search))})
+
+    @server.get("/_cell", include_in_schema=False)
+    async def exact_cell(run: str, stat: str, layer: Layers, first: int, last: int) -> Response:
+        return await apart(QUESTIONS, _answered, lambda: {"text": cell(collector, run, stat, layer, first, last)})
+
+
+def drawn(collector: Collector, run: str, keys: Sequence[str], view: View) -> list[dict[str, Any]]:
+    """Return figures and legends of some panels of a run, over the steps of its heatmap; raises DashboardError."""
+    told, picture = collector.run(run).body, run_data.axis(collector, run, view)
+    steps = decode(picture["steps"])
+    span = axes.Span.of(run, view, steps, picture["bucket_steps"]).timed(run_data.clock(view, picture))
+    events = Events.of(told, picture["marks"])
+    wanted = [panel for panel in metric_figures.of(told["metrics"]) if panel.key in keys]
+    return [
+        metric_figures.draw(panel, answer, span, events, view)
+        for some, query in _questions(wanted, view)
+        for answer in [collector.run(run, "metrics", points=run_data.POINTS, **query, **run_data.bounds(view)).body]
+        for panel in some
+    ]
+
+
+def cell(collector: Collector, run: str, stat: str, layers: Sequence[int], first: int, last: int) -> str:
+    """Return a stat of layers over some steps with every digit; raises DashboardError.
+
+    It is asked for sample by sample, because sums of samples are rounded outward; where only these are left, or there
+    are more steps than one answer holds, the extremes are told in fewer digits.
+    """
+    numbers, steps = [str(layer) for layer in layers], {"from": first, "to": last}
+    points = max(1, min(MOST_POINTS, last - first + 1))
+    found = collector.run(run, "series", stat=stat, layer=numbers, points=points, **steps).body["series"]
+    low, mean, high, count = (np.concatenate([decode(each[key]) for each in found]) for key in _SUMS)
+    known = count > 0
+    if not known.any():
+        return ""
+    least, most = float(low[known].min()), float(high[known].max())
+    told = number_text.exact if (count <= 1).all() else number_text.scientific
+    if least == most:
+        return told(least)
+    average = float(np.average(mean[known], weights=count[known]))
+    return f"{told(least)} to {told(most)}, mean {told(average)}"
+
+
+def _questions(wanted: Sequence[Panel], view: View) -> Iterator[tuple[list[Panel], dict[str, Any]]]:
+    """Yield panels and what the collector is asked for them: as few questions as its limit allows."""
+    some: list[Panel] = []
+    for panel in wanted:
+        if len(panel.series) > metric_figures.USUAL_LINES and panel.key != metric_figures.RATES:
+            # Where every line is switched off the figure needs no answer, and one needs a question.
+            tags = [json.dumps(each.tags) for each in panel.chosen(view) or panel.series[:1]]
+            yield [panel], {"name": panel.names, "tags": tags}
+            continue
+        if sum(_asked(each) for each in [*some, panel]) > MOST_SERIES:
+            yield some, _of(some)
+            some = []
+        some.append(panel)
+    if some:
+        yield some, _of(some)
+
+
+def _of(some: Sequence[Panel]) -> dict[str, Any]:
+    return {"name": [name for panel in some for name in panel.asked]}
+
+
+def _asked(panel: Panel) -> int:
+    return len(panel.asked) if panel.key == metric_figures.RATES else len(panel.series)
+
+
+def _answered(build: Callable[[], Mapping[str, Any]]) -> Response:
+    """Answer what ``build`` returns; not a 5xx when the collector fails: that is what this server itself would say."""
+    try:
+        return JSONResponse(build(), headers={"Cache-Control": "no-store"})
+    except DashboardError as error:
+        return JSONResponse({"error": str(error)}, HTTPStatus.FAILED_DEPENDENCY)

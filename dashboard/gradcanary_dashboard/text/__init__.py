@@ -1,0 +1,1 @@
+"""From numbers and states to the words that people read. Pure."""

@@ -1,0 +1,143 @@
+"""Numbers and states in the words that people read: thousands separators, two digits of a tiny value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from functools import lru_cache
+
+import numpy as np
+
+from gradcanary_dashboard.text import units
+
+NOTHING = "\N{EN DASH}"
+STATES = {
+    "measured": "measured",
+    "no_gradient": "no gradient",
+    "zero": "exact zero",
+    "nonfinite": "non-finite",
+    "not_trainable": "not trainable",
+    "partial": "partial",
+}
+RESOLUTIONS = {
+    "recovered": "recovered",
+    "run_finished": "run ended",
+    "rule_changed": "rule changed",
+    "layer_gone": "layer gone",
+    "resumed": "resumed",
+    "rebaselined": "new baseline",
+}
+
+ENDED = ("finished", "crashed")
+"""States of a run, or of a launch of it, that no step follows."""
+
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+"""Dtypes where room is scarce."""
+
+KEPT = 2**12
+"""Numbers whose words are remembered: a page that is filled anew each second says nearly the same ones again."""
+
+
+@lru_cache(maxsize=KEPT)
+def integer(number: float | None) -> str:
+    """Return 19999 as ``19,999``, nothing as a dash."""
+    # -0.0 is the same key as 0.0: without its sign the words do not depend on which came first.
+    return NOTHING if number is None else f"{number + 0.0:,.0f}"
+
+
+@lru_cache(maxsize=KEPT)
+def scientific(number: float | None) -> str:
+    """Return a measured value with two or three digits: ``6.1e-7``, ``0.125``, ``12,300``; nothing as a dash."""
+    if number is None:
+        return NOTHING
+    if not math.isfinite(number) or number == 0:
+        return "0" if number == 0 else str(number)
+    if 1e-3 <= abs(number) < 1e6:
+        digits = max(0, 2 - math.floor(math.log10(abs(number))))
+        text = f"{number:,.{digits}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    mantissa, exponent = f"{number:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def percent(part: float) -> str:
+    """Return ``0.42 %``, ``2.5 %`` or ``25 %`` for a part of 1."""
+    number = 100 * part
+    return f"{number:.{2 if number < 1 else 1 if number < 10 else 0}f} %"
+
+
+def seconds(number: float | None) -> str:
+    """Return ``163 ms``, ``2.04 s`` or ``3 min 20 s``, nothing as a dash."""
+    if number is None:
+        return NOTHING
+    if number >= 119.5:
+        minutes, rest = divmod(round(number), 60)
+        return f"{minutes:,} min {rest} s"
+    unit = units.of_seconds(number)
+    return f"{scientific(round(number / unit.size, 3))} {unit.name}"
+
+
+def size(number: float | None) -> str:
+    """Return bytes as ``21.9 GiB``, on every page, nothing as a dash."""
+    if number is None:
+        return NOTHING
+    unit = units.of_bytes(number)
+    return f"{scientific(number / unit.size)} {unit.name}"
+
+
+def exact(number: float) -> str:
+    """Return a float32 with every digit it holds: ``6.1035156e-7``, ``0.03125``, ``12,340``; others with seven."""
+    if not math.isfinite(number) or number == 0:
+        return f"{number:,.7g}"
+    with np.errstate(over="ignore", under="ignore"):
+        single = np.float32(number)
+    shortest = float(str(single) if float(single) == number else f"{number:.7g}")
+    if 1e-3 <= abs(number) < 1e6:
+        whole, dot, rest = np.format_float_positional(abs(shortest), unique=True, trim="-").partition(".")
+        return f"{'-' if number < 0 else ''}{int(whole):,}{dot}{rest}"
+    mantissa, exponent = np.format_float_scientific(shortest, unique=True, trim="-").split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def moment(unix_s: float) -> str:
+    """Return a time as the API writes it, RFC 3339 in UTC."""
+    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def steps(first: float, last: float) -> str:
+    """Return ``Step 5`` or ``Steps 5 to 9``."""
+    return f"Step {integer(first)}" if first == last else f"Steps {integer(first)} to {integer(last)}"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return ``1 layer``, ``18 layers``."""
+    return f"{integer(number)} {noun}" if number == 1 else f"{integer(number)} {noun}s"
+
+
+def state(name: str | None) -> str:
+    """Return the state of a layer as words."""
+    return NOTHING if name is None else STATES.get(name, name)
+
+
+def dtypes(counts: Mapping[str, int]) -> str:
+    """Return accumulator dtypes, most frequent first: ``bfloat16``, or ``float32 280, bfloat16 20``."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    if len(ranked) <= 1:
+        return next(iter(counts), NOTHING)
+    return ", ".join(f"{name} {integer(number)}" for name, number in ranked)
+
+
+def accumulator(told: Mapping[str, str | None]) -> str:
+    """Return the dtypes of an accumulator, declared, stored and effective: ``fp32 / bf16 / bf16``."""
+    dtypes = (told[key] or NOTHING for key in ("declared", "stored", "effective"))
+    return " / ".join(SHORT.get(dtype, dtype) for dtype in dtypes)
+
+
+def short_block(name: str, limit: int = 14) -> str:
+    """Return the end of a block's name, whole parts first, at most ``limit`` characters."""
+    parts = name.split(".")
+    while len(parts) > 1 and len(".".join(parts)) > limit:
+        parts = parts[1:]
+    text = ".".join(parts)
+    return text if len(text) <= limit else "…" + text[-(limit - 1) :]

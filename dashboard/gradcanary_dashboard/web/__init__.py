@@ -1,0 +1,1 @@
+"""Starlette and Dash: documents, files, threads, streams. Knows no page."""

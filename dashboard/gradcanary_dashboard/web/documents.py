@@ -1,0 +1,115 @@
+"""Documents: each page's address leads to the one of ``/``, with what it may load; what is refused before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gradcanary_dashboard.collector import client
+from gradcanary_dashboard.web import assets
+
+MAX_BODY = 2**20
+"""Bytes that a page sends; a few thousand are usual."""
+
+
+class Documents:
+    """Answer the address of each page with the document of ``/``, and say of each document what it may load.
+
+    Dash's own route for paths below ``/`` skips its set-up: the first request of a process would fail on a deep link.
+    What a page asks the collector is asked with the credentials of the reader. ``nowhere`` is the document where there
+    is no page; bodies for ``/``, for Dash and for the paths ``read_whole`` are short.
+    """
+
+    def __init__(
+        self, app: ASGIApp, policy: str, is_page: Callable[[str], bool], nowhere: str, read_whole: Sequence[str]
+    ) -> None:
+        self.app = app
+        self.files = assets.Packed(app)
+        self.policy = policy
+        self.is_page = is_page
+        self.nowhere = nowhere
+        self.read_whole = read_whole
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if scope["method"] in ("GET", "HEAD") and self.is_page(scope["path"]):
+            scope = {**scope, "path": "/", "raw_path": b"/"}
+
+        is_read_whole = scope["path"] in ("/", *self.read_whole) or scope["path"].startswith("/_dash-")
+        if is_read_whole and not _is_small(Headers(scope=scope), scope["method"]):
+            await Response("This is more than a page says.", 413)(scope, receive, send)
+            return
+
+        if scope["method"] not in ("GET", "HEAD") and not _is_own(Headers(scope=scope)):
+            await Response("A page of another site may not change anything here.", 403)(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if headers.get("content-type", "").startswith("text/html"):
+                    headers.setdefault("content-security-policy", self.policy)
+                    headers.setdefault("x-content-type-options", "nosniff")
+                    headers.setdefault("referrer-policy", "same-origin")
+            await send(message)
+
+        with client.reading_as(Headers(scope=scope)):
+            if _is_visit(scope):
+                await _Visit(self.app, sending, self.nowhere).answer(scope, receive)
+                return
+            answering = self.files if _is_file(scope) else self.app
+            await answering(scope, receive, sending)
+
+
+class _Visit:
+    """Answers whoever looks for a page with one, where there is nothing: the API's 404 is for programs."""
+
+    def __init__(self, app: ASGIApp, send: Send, nowhere: str) -> None:
+        self._app, self._send, self._nowhere = app, send, nowhere
+        self._is_nowhere = False
+
+    async def answer(self, scope: Scope, receive: Receive) -> None:
+        """Answer a request."""
+        await self._app(scope, receive, self._passing)
+        if self._is_nowhere:
+            await HTMLResponse(self._nowhere, HTTPStatus.NOT_FOUND)(scope, receive, self._send)
+
+    async def _passing(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._is_nowhere = message["status"] == HTTPStatus.NOT_FOUND
+        if not self._is_nowhere:
+            await self._send(message)
+
+
+def _is_visit(scope: Scope) -> bool:
+    """Tell whether a person looks for a page: only browsers that go somewhere want a document before all else."""
+    wanted = Headers(scope=scope).get("accept", "")
+    return scope["method"] == "GET" and wanted.startswith("text/html") and not scope["path"].startswith("/api/")
+
+
+def _is_small(headers: Headers, method: str) -> bool:
+    """Tell whether a body is one that pages send: each of them is read whole."""
+    size = headers.get("content-length")
+    if size is None:
+        return method in ("GET", "HEAD") and "transfer-encoding" not in headers
+    return size.isdecimal() and int(size) <= MAX_BODY
+
+
+def _is_file(scope: Scope) -> bool:
+    """Tell whether a file is asked for: one of ours or of Dash's."""
+    return str(scope["path"]).startswith(("/assets/", "/_dash-component-suites/"))
+
+
+def _is_own(headers: Headers) -> bool:
+    """Tell whether a request does not come from a page of another site: a page here asks the collector in its name."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        return site in ("same-origin", "none")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
