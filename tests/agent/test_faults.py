@@ -129,7 +129,7 @@ PLACES = (
     "tracking.recorder.Observer.step_begins",
     "tracking.recorder.Observer.step_ended",
     "tracking.recorder.learning_rates",
-    "tracking.recorder.record_of",
+    "tracking.recorder.Observer._record_of",
     "export.outbox.build",
     "model.distributed.Place.find",
     "export.reader.Reader.read",
@@ -153,7 +153,7 @@ PLACES = (
     "export.device_copy.Transfers.visit",
     "export.transport.Transport.__init__",
     "export.transport.Transport.send",
-    "tracking.window.peak_bytes",
+    "tracking.recorder.peak_bytes",
 )
 SCALED_PLACES = (
     "tracking.grad_scaler.Scaling.at_step",

@@ -27,9 +27,9 @@ from gradcanary.stats.samples import Sample, Wishes
 from gradcanary.tracking.external_sums import Buffers
 from gradcanary.tracking.grad_scaler import Scalers
 from gradcanary.tracking.overhead import Meter
-from gradcanary.tracking.records import Logged, Record
+from gradcanary.tracking.records import Logged, Record, peak_bytes
 from gradcanary.tracking.tracker import Track, let_go
-from gradcanary.tracking.window import record_of
+from gradcanary.tracking.window import Window
 
 Optimizer = torch.optim.Optimizer
 
@@ -380,14 +380,36 @@ class Observer:
         self.samples += is_sampled
         samples = self._parts.joined(track, self._tracks.values()) if is_sampled else []
         skipped = track.why_skipped()
-        logged, self.logged = self.logged, []
-        self.put(record_of(self, self.layers, track.window, samples, skipped, logged))
+        self.put(self._record_of(self.layers, track.window, samples, skipped))
         self.step += 1
         self.is_joining = False
         if not self.is_alone:
             self._parts.go_on()
         track.renew_window(was_sampled=is_sampled)
         self.meter.window_ended(is_sampled=is_sampled)
+
+    def _record_of(self, layers: Layers, window: Window, samples: list[Sample], skipped: int) -> Record:
+        """Return the record of a window that is closed; K and peak memory are those of a sampled one only."""
+        logged, self.logged = self.logged, []
+        micro_steps, peak = 0, None
+        if samples:
+            micro_steps = (window.unseen + window.micro_steps or window.calls) if window.is_seen else 0
+            peak = peak_bytes({device for sample in samples for device in sample.devices()}, self.samples)
+        return Record(
+            layers=layers,
+            step=self.step,
+            time=time.time(),
+            micro_steps=micro_steps,
+            skipped=skipped,
+            samples=samples,
+            parts=window.parts(),
+            step_time_s=window.step_time_s,
+            peak_memory_bytes=peak,
+            agent_share=self.meter.share(),
+            every=self.meter.every,
+            logged=logged,
+            is_silent=self.place.is_silent,
+        )
 
 
 def places_of(layers: Layers, owners: Sequence[int], first: int | None) -> dict[int | None, list[int]]:

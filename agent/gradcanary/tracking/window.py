@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -10,14 +9,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gradcanary.model.distributed import is_shard
 from gradcanary.stats.sampler import LocalNonfinite
 from gradcanary.stats.samples import Kind, Part, Sample, parts_of
-from gradcanary.tracking.records import Logged, Record, peak_bytes
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from gradcanary.model.layers import Layers
-    from gradcanary.tracking.recorder import Observer
 
 UNCHANGED, MODIFIED, REPLACED = range(3)
 
@@ -117,39 +112,14 @@ class Window:
         self.losses = []
         self.sample = None
 
-
-def record_of(
-    of: Observer, layers: Layers, window: Window, samples: list[Sample], skipped: int, logged: list[Logged]
-) -> Record:
-    """Return what is handed over of a window that is closed; of one that is not sampled nobody asks for K or memory."""
-    micro_steps, peak = 0, None
-    if samples:
-        micro_steps = (window.unseen + window.micro_steps or window.calls) if window.is_seen else 0
-        peak = peak_bytes({device for sample in samples for device in sample.devices()}, of.samples)
-    return Record(
-        layers=layers,
-        step=of.step,
-        time=time.time(),
-        micro_steps=micro_steps,
-        skipped=skipped,
-        samples=samples,
-        parts=_parts_of(window),
-        step_time_s=window.step_time_s,
-        peak_memory_bytes=peak,
-        agent_share=of.meter.share(),
-        every=of.meter.every,
-        logged=logged,
-        is_silent=of.place.is_silent,
-    )
-
-
-def _parts_of(window: Window) -> list[Part]:
-    parts = parts_of(window.losses if window.is_seen else [], window.lr)
-    if window.loss_scale is not None:
-        parts.append(Part(Kind.LOSS_SCALE, window.loss_scale))
-    if window.found_inf is not None:
-        parts.append(Part(Kind.FOUND_INF, window.found_inf))
-    return parts + window.probe
+    def parts(self) -> list[Part]:
+        """Return the window's own values: losses, learning rates, loss scale and probe."""
+        parts = parts_of(self.losses if self.is_seen else [], self.lr)
+        if self.loss_scale is not None:
+            parts.append(Part(Kind.LOSS_SCALE, self.loss_scale))
+        if self.found_inf is not None:
+            parts.append(Part(Kind.FOUND_INF, self.found_inf))
+        return parts + self.probe
 
 
 class GradientIdentity:
