@@ -76,8 +76,8 @@ class Session:
             self.guard.wrap("starting the sender", self.sender.start)()
 
     def _look_at_engine(self) -> None:
-        self.observer.has_callbacks = backward.has_callbacks()
-        if not self.observer.has_callbacks:
+        self.observer.clock.has_backward_end = backward.has_callbacks()
+        if not self.observer.clock.has_backward_end:
             self.observer.facts.append(facts.NO_CALLBACKS)
 
     def _begin_to_send(self) -> None:
@@ -147,7 +147,7 @@ class Session:
         self.observer.buffers.check(name, tuple(buffer.shape))
         self.guard.wrap("looking for what has arrived", self._transfers.visit)()
         self.guard.wrap("leaving the fast path", self.observer.leave_fast_path)()
-        if not self.observer.paused:
+        if not self.observer.clock.is_paused:
             self.guard.wrap("reading a buffer", self.observer.meter.timed(self.observer.buffers.read))(name, buffer)
 
     def close(self, end: wire.End, timeout_s: float, left: Callable[[], object], *, is_exit: bool = False) -> None:

@@ -35,7 +35,7 @@ def _trained(observer: Observer) -> dict[str, Any]:
         "dtypes": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "optimizer": origin.optimizer,
         "framework": chosen(layers.framework, origin.loop),
-        "step": observer.step,
+        "step": observer.clock.step,
         "step_source": origin.source,
     }
 

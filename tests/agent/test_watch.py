@@ -241,9 +241,9 @@ def test_pause_looks_away_until_the_next_step(collector, training):
         watch.pause()
         training.model(torch.randn(4, 4)).square().mean().backward()
         training.optimizer.zero_grad()
-        assert watch._session.observer.paused
+        assert watch._session.observer.clock.is_paused
         training.steps(2)
-        assert not watch._session.observer.paused
+        assert not watch._session.observer.clock.is_paused
     assert collector.steps() == [0, 1, 2, 3]
 
 

@@ -117,7 +117,7 @@ class FastPath:
         of, window = self._of, self._window
         window.stepping, window.stepped = False, True
         self._called = 0
-        of.steps_taken += 1
+        of.clock.steps_taken += 1
         of.stepped_at = time.perf_counter()
         of.calls.forget()
         if of.is_next_sampled():
@@ -156,9 +156,9 @@ class FastPath:
             self._window, self._is_first = self._track.window, False
             return
         now = time.time()
-        self._kept.append((of.step, now, window.losses, window.lr, of.logged))
+        self._kept.append((of.clock.step, now, window.losses, window.lr, of.logged))
         of.logged = []
-        of.step += 1
+        of.clock.step += 1
         of.meter.window_ended(is_sampled=False)
         window.begin_again()
         if len(self._kept) >= HANDS_OVER or not 0 <= now - self._kept[0][1] < HANDS_OVER_S:
@@ -183,7 +183,7 @@ class FastPath:
                     parts=parts_of(losses, lr),
                     step_time_s=None,
                     agent_share=of.meter.share(),
-                    every=of.meter.every,
+                    every=of.clock.interval,
                     logged=logged,
                     is_silent=of.place.is_silent,
                 )
@@ -195,7 +195,7 @@ class FastPath:
         """After an ordinary step take the fast path if the last windows were alike."""
         of = self._of
         track = of.leading
-        if not (of.meter.every > 1 and self._is_able) or track is None or optimizer is not of.main():
+        if not (of.clock.interval > 1 and self._is_able) or track is None or optimizer is not of.main():
             return
         window = track.window
         is_usual = window.is_plain and window.calls == window.passes == self._passes
@@ -207,7 +207,9 @@ class FastPath:
     def _may_enter(self, track: Track) -> bool:
         """Return True if nothing but the steps of one optimizer has to be followed meanwhile."""
         of = self._of
-        is_plain = of.is_alone and of.has_callbacks and not (of.paused or of.buffers or of.graphs.stepped)
+        is_plain = (
+            of.is_alone and of.clock.has_backward_end and not (of.clock.is_paused or of.buffers or of.graphs.stepped)
+        )
         # Neither has been measured: ranks that wait for each other, and a device that works ahead of its process.
         is_plain = is_plain and not of.place.is_one_of_many and not _is_on_cuda()
         is_whole = of.layers is not None and not of.layers.has_shards and not self._counters.unhooked

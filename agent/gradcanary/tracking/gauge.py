@@ -57,6 +57,7 @@ class Gauge:
         self.frozen = Frozen()
         self.outlook = Outlook()
         self._of = observer
+        self._clock = observer.clock
         self._earlier, self._counts = [0] * len(layers), [0] * len(layers)
 
     def follow(self, mine: Sequence[int], layers: Layers) -> None:
@@ -99,15 +100,15 @@ class Gauge:
             self._earlier,
             phase=phase,
             scale=scale,
-            number=self._of.samples,
+            number=self._clock.samples,
             wishes=self._of.wishes,
             observed=self.observed,
             owned=self._of.place.owned(self.layers),
             is_silent=self._of.place.is_silent,
-            is_partial=self._of.is_joining,
+            is_partial=self._clock.is_joining,
             failed=self._of.guard.catch,
         )
-        if window.local is not None and self._of.layers is not None and not self._of.is_joining:
+        if window.local is not None and self._of.layers is not None and not self._clock.is_joining:
             weights = [each for way in self._of.layers.references if (each := weight_of(way())) is not None]
             window.sample.parts += window.local.combine()
             window.sample.parts += [Part(Kind.WEIGHTS, each) for each in are_finite(weights, self._of.guard.catch)]
@@ -126,7 +127,9 @@ class Gauge:
         owned = place.owned([self.layers[position]]) or [True]
         if sample is not None and owned[0] and not (place.is_silent or is_capturing()):
             of = self._of
-            add_buffer(sample, position, buffer, parameter, number=of.samples, wishes=of.wishes, failed=of.guard.catch)
+            add_buffer(
+                sample, position, buffer, parameter, number=self._clock.samples, wishes=of.wishes, failed=of.guard.catch
+            )
 
     # -- gradients before a reduction ----------------------------------------------------------------------------
 
@@ -134,7 +137,7 @@ class Gauge:
         """Measure the gradient of this process alone: after this hook a data-parallel wrapper takes it."""
         if window.local is None or not window.is_seen or is_capturing():
             return
-        if not self._of.has_callbacks and window.counts[position] > 1:
+        if not self._clock.has_backward_end and window.counts[position] > 1:
             return  # nobody knows what was in it before
         gradient = self.gradient(position)
         if gradient is not None and readable(gradient):
@@ -149,7 +152,7 @@ class Gauge:
 
     def is_fresh(self) -> bool:
         """Say whether it steps inside a backward pass, with gradients that nobody wrote to since torch made them."""
-        if not self._of.has_callbacks or backward.current_pass() < 0:
+        if not self._clock.has_backward_end or backward.current_pass() < 0:
             return False
         gradients = [self.gradient(position) for position in range(len(self.layers))]
         return all(each is None or each._version == 0 for each in gradients)  # noqa: SLF001 -- documented only by its name
@@ -182,7 +185,7 @@ class Gauge:
         """
         window.copies = {}
         place = self._of.place
-        if step is None or place.is_silent or self._of.is_joining or is_capturing():
+        if step is None or place.is_silent or self._clock.is_joining or is_capturing():
             return
         turn = whose_turn(step, len(self._of.layers or ()))
         window.copies = copies_of(turn, self.layers, self.references, place.owned(self.layers))
@@ -195,7 +198,7 @@ class Gauge:
             wrap("measuring how far weights moved", self.compare_weights)(window)
         if window.sample is not None:
             wrap("comparing weights", self.look_for_frozen)(window, step)
-        if self.shadows.are_on or (step + 1) % self._of.meter.every == 0:
+        if self.shadows.are_on or (step + 1) % self._clock.interval == 0:
             wrap("summing up in float32", self.shadow)(window, step + 1)
 
     def look_for_frozen(self, window: Window, step: int) -> None:
@@ -212,7 +215,7 @@ class Gauge:
         ]
         if owned is not None:
             moving = [*map(and_, moving, owned)]
-        window.sample.add(Kind.FROZEN, self.frozen.turn(step, of.meter.every, self.references, moving))
+        window.sample.add(Kind.FROZEN, self.frozen.turn(step, self._clock.interval, self.references, moving))
 
     def forecast(self, window: Window, optimizer: torch.optim.Optimizer) -> None:
         """After a step say once what will go wrong with weights or moments of low precision.
@@ -248,11 +251,11 @@ class Gauge:
         Behind a data-parallel wrapper a sum is the mean of all processes by the end of a pass: nobody knows its loss.
         """
         self.shadows.end()
-        place, origin = self._of.place, self._of.origin
-        if origin is None or window.micro_steps < 2 or place.is_silent or place.looks_at_own or self.observed:
+        place, first_step = self._of.place, self._clock.first_step
+        if first_step is None or window.micro_steps < 2 or place.is_silent or place.looks_at_own or self.observed:
             return
-        interval = self._of.meter.every
-        if accumulation.is_due(next_step, origin.first_step) and next_step % interval == 0:
+        interval = self._clock.interval
+        if accumulation.is_due(next_step, first_step) and next_step % interval == 0:
             self.shadows.begin(self.references, next_step, interval)
 
     @on_device_clock

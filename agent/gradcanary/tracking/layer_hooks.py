@@ -99,7 +99,7 @@ class Counters:
         if self._of.is_next_sampled():
             is_moved = any(hook.renew() for hook in hooks)
         else:
-            is_moved = hooks[self._of.step % len(hooks)].renew()
+            is_moved = hooks[self._of.clock.step % len(hooks)].renew()
         if is_moved:
             for hook in hooks:
                 hook.renew()
@@ -137,7 +137,7 @@ class Counters:
         of = self._of
         if of.is_next_sampled() or (self._are_disabled and any(track.is_lost() for track in of.tracks)):
             self.enable()
-        elif of.has_callbacks and backward.current_pass() < 0:
+        elif of.clock.has_backward_end and backward.current_pass() < 0:
             for track in of.tracks:
                 for position in track.disable_hooks():
                     self._are_disabled = True
@@ -171,7 +171,7 @@ def _nowhere() -> nn.Parameter | None:
 def layer_hook(of: Observer, track: Track, position: int) -> Callable[[Tensor], None]:
     """Return what counts a layer of a track; one in so many has a clock."""
     catch, timed = of.guard.catch, of.meter.timed
-    current_pass = backward.passes() if of.has_callbacks else _unknown_pass
+    current_pass = backward.passes() if of.clock.has_backward_end else _unknown_pass
     begins, look = partial(timed(track.pass_begins), position), partial(timed(track.look), position)
 
     def accumulated(_parameter: Tensor) -> None:

@@ -121,7 +121,7 @@ class Hooks:
         if not is_capturing():
             return False
         self.observer.tell(facts.RECORDED)
-        if not self.observer.paused:
+        if not self.observer.clock.is_paused:
             self.observer.pause()
         return True
 
@@ -194,7 +194,7 @@ class Hooks:
         if (before := self._steps_of.get(optimizer, 0)) < LEADS_AFTER:
             self._steps_of[optimizer] = before + 1
             if before + 1 == LEADS_AFTER and self._main() not in self._steps_of:
-                self.observer.step += before  # the last of them is still to be recorded
+                self.observer.clock.step += before  # the last of them is still to be recorded
                 self._follow()
 
     def _begin_session(self) -> None:

@@ -28,6 +28,7 @@ from gradcanary.tracking.external_sums import Buffers
 from gradcanary.tracking.grad_scaler import Scalers
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import Logged, Record, peak_bytes
+from gradcanary.tracking.step_clock import StepClock
 from gradcanary.tracking.tracker import Track, let_go
 from gradcanary.tracking.window import Window
 
@@ -44,7 +45,6 @@ class Observer:
     def __init__(self, settings: Settings, guard: Guard, *, put: Callable[[Record], None]) -> None:
         self.settings = settings
         self.guard = guard
-        self.has_callbacks = self.was_called_back = False
         self._unanswered_in: int | None = None
         self.put = put
         self.layers: Layers | None = None
@@ -55,9 +55,10 @@ class Observer:
         self.awaits_optimizer: Callable[[], bool] = lambda: False
         self.origin: Origin | None = None
         self.wishes = Wishes()
-        self.step = self.steps_taken = self.samples = self._passes_without_step = 0
         self.meter = Meter(settings.every, settings.budget)
-        self.paused = self.is_late = self.is_joining = False
+        self.clock = StepClock(self.meter)
+        self._passes_without_step = 0
+        self.is_late = False
         self.logged: list[Logged] = []
         self.graphs, self.place, self.calls, self.scalers = Graphs(), Place(), Calls(), Scalers()
         self.facts: list[wire.Fact] = []
@@ -79,6 +80,7 @@ class Observer:
         self._hand_over(tracks[first], tracks.values())
         let_go(track for track in self._tracks.values() if track not in tracks.values())
         self.layers, self._tracks = layers, tracks
+        self.clock.has_layers = True
         for key, mine in places.items():
             tracks[key].gauge.follow(mine, layers)
         self.buffers.follow(layers, tracks.values())
@@ -95,18 +97,18 @@ class Observer:
             self._catch_up()
         for track in self._tracks.values():
             track.forget_passes()
-        if not (self.was_called_back or self.has_optimizer()):
+        if not (self.clock.saw_backward_end or self.has_optimizer()):
             self._look_for_callback()
-        if not self.steps_taken:
+        if not self.clock.steps_taken:
             self._count_pass_without_step()
-        if self.paused:
+        if self.clock.is_paused:
             self.calls.skip()
         else:
             self.calls.add(roots)
 
     def _count_pass_without_step(self) -> None:
         """Report, once, that no step comes; a first window may be long, so not where one of an optimizer may come."""
-        if self.paused and not self.is_joining:
+        if self.clock.is_paused and not self.clock.is_joining:
             return
         self._passes_without_step += 1
         if self._passes_without_step == PASSES_WITHOUT_STEP and not (self.has_optimizer() or self.awaits_optimizer()):
@@ -119,10 +121,10 @@ class Observer:
         track = self._tracks.get(id(optimizer))
         if track is None:
             return
-        if not self.was_called_back:
+        if not self.clock.saw_backward_end:
             self._look_for_callback()
         self._begin_stepping(track)
-        if self.paused:
+        if self.clock.is_paused:
             self.look_again()
         track.step_begins(optimizer, has_closure=has_closure)
         if track is self._leading:
@@ -165,7 +167,7 @@ class Observer:
         self.stepped_at = now
 
     def _count_step(self) -> None:
-        self.steps_taken += 1
+        self.clock.steps_taken += 1
         if facts.NO_STEP in self.facts:
             self.facts.remove(facts.NO_STEP)
 
@@ -173,7 +175,7 @@ class Observer:
         """Hand over the last window if it had its step."""
         self.leave_fast_path()
         self._catch_up()
-        if not self.steps_taken:
+        if not self.clock.steps_taken:
             self._report_no_step()
         if self._leading is not None and self._leading.is_complete:
             self.close_window(self._leading)
@@ -194,19 +196,19 @@ class Observer:
         """Look away until the next step."""
         self.leave_fast_path()
         self._catch_up()  # a step before this moment is not the one that ends it
-        self.paused = True
+        self.clock.is_paused = True
         for track in self._tracks.values():
             track.look_at_each()
 
     def join(self) -> None:
         """Begin in the middle of a training: what is seen of the window that is open may be any part of it."""
-        self.is_late = self.is_joining = True
+        self.is_late = self.clock.is_joining = True
         self.pause()
 
     def look_again(self) -> None:
         """End the pause, if there is one."""
-        if self.paused:
-            self.paused = False
+        if self.clock.is_paused:
+            self.clock.is_paused = False
             for track in self._tracks.values():
                 track.was_paused()
 
@@ -235,23 +237,18 @@ class Observer:
 
     def is_sampled(self, track: Track) -> bool:
         """Say whether the step that a track's window is recorded under is one that is sampled."""
-        step = self.step if track is self._leading else self.step_of(track)
-        return step % self.meter.every == 0 and self.layers is not None
+        return self.clock.is_sampled(self.clock.step if track is self._leading else self.step_of(track))
 
     def is_next_sampled(self) -> bool:
         """Say, before a backward pass, whether the main optimizer's window is one that is sampled."""
         leading = self._leading
-        return (self.step + (leading is not None and leading.window.stepped)) % self.meter.every == 0
+        return (self.clock.step + (leading is not None and leading.window.stepped)) % self.meter.every == 0
 
     def step_of(self, track: Track) -> int:
         """Return the step that a track's window is recorded under."""
         leading = self._leading
         is_next = leading is not None and leading.window.stepped and not track.has_pass_of(leading)
-        return self.step + is_next
-
-    def another_stepped(self, track: Track) -> bool:
-        """Say whether another optimizer has stepped since the track's window began, and not the track's own."""
-        return not track.window.stepped and self.steps_taken > track.window.steps_before
+        return self.clock.step + is_next
 
     def has_optimizer(self) -> bool:
         """Return True if an optimizer is followed: without one, only ``step()`` ends a window."""
@@ -263,7 +260,7 @@ class Observer:
 
     def do_without_callbacks(self) -> None:
         """Take samples in the step hook from now on."""
-        self.has_callbacks = False
+        self.clock.has_backward_end = False
         self.facts.append(facts.NO_CALLBACKS)
         for track in self._tracks.values():
             track.do_without_callbacks()
@@ -289,7 +286,7 @@ class Observer:
 
         One that got no step of its own while another optimizer had one was that one's: gradients that pass through.
         """
-        is_foreign = not track.window.stepped and self.another_stepped(track) and not track.was_updated()
+        is_foreign = not track.window.stepped and track.other_optimizer_stepped() and not track.was_updated()
         if track is self._leading and not is_foreign:
             self.close_window(track)
         else:
@@ -298,11 +295,11 @@ class Observer:
     def _look_for_callback(self) -> None:
         """Do without callbacks if none came though passes of two windows are over: a pass that raised has none."""
         has_passed = any(any(track.window.counts) for track in self._tracks.values())
-        if not (self.has_callbacks and has_passed and backward.current_pass() < 0):
+        if not (self.clock.has_backward_end and has_passed and backward.current_pass() < 0):
             return
         if self._unanswered_in is None:
-            self._unanswered_in = self.step
-        elif self._unanswered_in != self.step:
+            self._unanswered_in = self.clock.step
+        elif self._unanswered_in != self.clock.step:
             self.do_without_callbacks()
 
     def _catch_up(self) -> None:
@@ -314,13 +311,14 @@ class Observer:
         if not self.is_alone:
             self.let_go()
             self.layers, self._tracks, self._leading = None, {}, None
+            self.clock.has_layers = False
             self.logged.clear()
         elif self._leading is not None:
             self._note_step(self._leading)
         self._count_step()
 
     def _note_step(self, leading: Track) -> None:
-        if self.paused:
+        if self.clock.is_paused:
             self._begin_stepping(leading)
             self.look_again()
         if leading.window.begun and not leading.window.stepped:
@@ -367,7 +365,7 @@ class Observer:
     def _find_origin(self, *, even_unknown: bool) -> None:
         if self.origin is None and (even_unknown or self.main() is not None):
             self.origin = origin_of(self.main(), self.settings.step, self.guard.catch, is_late=self.is_late)
-            self.step = self.origin.first_step
+            self.clock.step = self.clock.first_step = self.origin.first_step
 
     def close_window(self, track: Track) -> None:
         """Hand over the main optimizer's window, and turn to the next one."""
@@ -376,13 +374,13 @@ class Observer:
         if self.origin is None:
             self._find_origin(even_unknown=True)
         track.drop_scaled()
-        is_sampled = self.step % self.meter.every == 0
-        self.samples += is_sampled
+        is_sampled = self.clock.step % self.meter.every == 0
+        self.clock.samples += is_sampled
         samples = self._parts.joined(track, self._tracks.values()) if is_sampled else []
         skipped = track.why_skipped()
         self.put(self._record_of(self.layers, track.window, samples, skipped))
-        self.step += 1
-        self.is_joining = False
+        self.clock.step += 1
+        self.clock.is_joining = False
         if not self.is_alone:
             self._parts.go_on()
         track.renew_window(was_sampled=is_sampled)
@@ -394,10 +392,10 @@ class Observer:
         micro_steps, peak = 0, None
         if samples:
             micro_steps = (window.unseen + window.micro_steps or window.calls) if window.is_seen else 0
-            peak = peak_bytes({device for sample in samples for device in sample.devices()}, self.samples)
+            peak = peak_bytes({device for sample in samples for device in sample.devices()}, self.clock.samples)
         return Record(
             layers=layers,
-            step=self.step,
+            step=self.clock.step,
             time=time.time(),
             micro_steps=micro_steps,
             skipped=skipped,

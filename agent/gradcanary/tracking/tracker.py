@@ -36,6 +36,7 @@ class Track:
         self.window = Window(len(layers))
         self.is_new = True
         self._of = observer
+        self._clock = observer.clock
         self._identity = GradientIdentity()
         self.hook_sampler = self.gauge.hook_sampler
         self._pass = self.plain_pass = -1
@@ -60,19 +61,19 @@ class Track:
 
     def accumulated(self, position: int, begins: Callable[[int], None], look: Callable[[], None]) -> None:
         """Count a layer; where its pass has nothing else to do, those that come after it count themselves."""
-        of = self._of
-        if of.paused:
+        clock = self._clock
+        if clock.is_paused:
             return
-        if of.has_callbacks:
+        if clock.has_backward_end:
             number = backward.current_pass()
             if number != self._pass:
                 begins(number)
         elif self._identity.layer in (None, position) or not self.window.begun or self.window.stepped:
             begins(-1)
         self.window.counts[position] += 1
-        if self.window.local is not None and of.is_sampled(self):
+        if self.window.local is not None and self._of.is_sampled(self):
             look()
-        elif of.has_callbacks:
+        elif clock.has_backward_end:
             self.plain_pass = number
 
     def look(self, position: int) -> None:
@@ -82,13 +83,13 @@ class Track:
     def pass_begins(self, position: int, number: int) -> None:
         """Begin a pass, of this number where there is one, with a layer, and a window where it is the first of one."""
         is_outermost = not self._open
-        if self._of.has_callbacks and not self._is_opened(number):
+        if self._clock.has_backward_end and not self._is_opened(number):
             return
         self.hook_sampler.always.add(position)
         self.first = position
         if is_outermost:
             self._enter_window(position, number)
-        if not (self._of.has_callbacks and self._of.was_called_back):
+        if not (self._clock.has_backward_end and self._clock.saw_backward_end):
             self._identity.mark(position, self.gauge.gradient(position))
         elif self._identity.layer is None:
             self._identity.layer = position
@@ -102,7 +103,7 @@ class Track:
         try:
             backward.at_end(partial(self._ends, number))
         except Exception:
-            if self._of.was_called_back:
+            if self._clock.saw_backward_end:
                 raise
             self._of.do_without_callbacks()
         return True
@@ -173,7 +174,7 @@ class Track:
             return False
         change = self._change(position)
         if change == MODIFIED:
-            return bool(self._clears_in_place) or self._of.another_stepped(self)
+            return bool(self._clears_in_place) or self.other_optimizer_stepped()
         return change == REPLACED
 
     def _change(self, accumulated: int | None) -> int:
@@ -193,6 +194,10 @@ class Track:
         """Say whether the GradScaler was updated since the window began."""
         return bool(self.scaling.found) and self.scaling.was_updated(self.window)
 
+    def other_optimizer_stepped(self) -> bool:
+        """Return True if another optimizer has stepped since the window began, and its own has not."""
+        return not self.window.stepped and self._clock.steps_taken > self.window.steps_before
+
     @property
     def is_complete(self) -> bool:
         """Whether the window had its step, or will not get one any more."""
@@ -200,7 +205,7 @@ class Track:
 
     def present_pass(self) -> int:
         """Return the number of the present backward pass, -1 outside of one or where nobody knows it."""
-        return backward.current_pass() if self._of.has_callbacks else -1
+        return backward.current_pass() if self._clock.has_backward_end else -1
 
     def has_pass_of(self, other: Track) -> bool:
         """Say whether the windows of both have a backward pass in common."""
@@ -220,7 +225,7 @@ class Track:
 
     def _pass_ends(self, number: int) -> None:
         self._pass = self.plain_pass = -1
-        self._of.was_called_back = True
+        self._clock.saw_backward_end = True
         if self._of.place.is_one_of_many or self._of.is_sampled(self):
             # Once more from inside: what a data-parallel wrapper queued meanwhile comes first.
             backward.at_end(partial(self._settles, number))
@@ -256,11 +261,11 @@ class Track:
         self._of.window_begins()
         self.is_new, self.window.begun = False, True
         self.window.is_seen, self._missed_some = not self._missed_some, False
-        self.window.steps_before = self._of.steps_taken
+        self.window.steps_before = self._clock.steps_taken
         if self._of.place.looks_at_own and self._of.wishes.local:
             self.window.local = LocalNonfinite()
         if self.scaling.found is None:
-            self.scaling.search(self._of.scalers, self._of.step)
+            self.scaling.search(self._of.scalers, self._clock.step)
         self._note_scale()
         if self.hook_sampler.disabled and self._of.is_sampled(self):
             self._of.enable_hooks()  # no step came before it to do so: the last one was skipped, or compiled
@@ -324,7 +329,7 @@ class Track:
         if is_new:
             self.renew_window(was_sampled=False)
             return
-        self.window.steps_before = self._of.steps_taken
+        self.window.steps_before = self._clock.steps_taken
         if not self.is_cleared():
             self._mark()
 
