@@ -40,11 +40,6 @@ UPWARD = {
 }
 """Imports that point up today, and the change that ends each."""
 
-PRIVATE_ELSEWHERE = {
-    "tracking.grad_scaler names _per_optimizer_states": "1.3, step 4: Scaling returns values, a reader lies in hooks",
-}
-"""Modules outside ``hooks`` that name torch's private API today, and the change that ends it."""
-
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(AGENT.rglob("*.py")):
@@ -126,5 +121,4 @@ def test_private_api_of_torch_is_named_in_one_folder() -> None:
         if place_of(name) != "hooks"
         for private in PRIVATE & named_in(tree)
     }
-    assert found - PRIVATE_ELSEWHERE.keys() == set()
-    assert PRIVATE_ELSEWHERE.keys() - found == set(), "ended: remove them from the list"
+    assert found == set()

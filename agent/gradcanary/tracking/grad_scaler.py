@@ -1,21 +1,18 @@
 """What is known of loss scaling: the scale that gradients carry, and whether a GradScaler skipped a step.
 
-Everything is a device tensor or an identity; no value is read. GradScaler's fields are private to torch, so a missing
-one means "not known", never an error.
+Everything is a device tensor or an identity; no value is read.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gradcanary.hooks.scaler import is_used, scale_of, scaler_class, states_of
 from gradcanary.model.parameters import living
-
-if TYPE_CHECKING:
-    from gradcanary.tracking.window import Window
 
 
 class Scalers:
@@ -29,11 +26,25 @@ class Scalers:
         """Return those that live in a step."""
         if step != self._step:
             self._found, self._step = [], step  # a search that raises is not made again by each optimizer
-            self._found = [weakref.ref(scaler) for scaler in living(_kind())]
+            self._found = [weakref.ref(scaler) for scaler in living(scaler_class())]
         return self._found
 
 
-class Scaling:
+class ScaleMark(NamedTuple):
+    """The loss scale at a moment, and a token that another one replaces with each ``GradScaler.update()``."""
+
+    scale: Tensor | None
+    token: object
+
+
+class StepScale(NamedTuple):
+    """What a fused optimizer takes from its scaler: the scale that gradients still carry, and ``found_inf``."""
+
+    scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+
+class ScalerOfOptimizer:
     """The GradScaler of one optimizer, found once among the living objects."""
 
     def __init__(self) -> None:
@@ -48,15 +59,15 @@ class Scaling:
             self.found = []
             self.found = scalers.at(step)
 
-    def learn(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Settle which scaler steps this optimizer right now; False where none does.
+    def settle(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Settle which scaler steps this optimizer right now; return False if none does.
 
-        Until the first step the only living scaler is taken for ours. It may be one that an earlier training left
-        behind; but only a scaler in use knows optimizers between its ``step()`` and its ``update()``.
+        Until the first step the only living scaler is taken for its own. An earlier training may have left it behind.
+        But only a scaler in use knows optimizers between its ``step()`` and its ``update()``.
         """
-        used = [scaler for scaler in self._living() if getattr(scaler, "_per_optimizer_states", None)]
+        used = [scaler for scaler in self._living() if states_of(scaler)]
         # A wrapper may be what the scaler steps, and our optimizer inside it.
-        ours = [scaler for scaler in used if id(optimizer) in scaler._per_optimizer_states] or used  # noqa: SLF001 -- as said above
+        ours = [scaler for scaler in used if id(optimizer) in states_of(scaler)] or used
         self._mine = weakref.ref(ours[0]) if len(ours) == 1 else None
         self._is_settled = True
         return self._mine is not None
@@ -66,40 +77,30 @@ class Scaling:
         """Whether several scalers are in use, and none of them has stepped this optimizer so far."""
         return not self._is_settled and len(self._used()) > 1
 
-    def was_updated(self, window: Window) -> bool:
-        """Say whether it was updated since the window began."""
-        return window.scaler_round is not None and self.round() is not window.scaler_round
+    def was_updated(self, token: object) -> bool:
+        """Return True if the scaler was updated since it had this token."""
+        return token is not None and self.update_token() is not token
 
-    def step_begins(self, window: Window, optimizer: torch.optim.Optimizer) -> Tensor | None:
-        """Put into the window what the moment before the step shows; return the scale that gradients still carry."""
-        if self.learn(optimizer) != (window.loss_scale is not None):
-            # It was a guess, or one of several. Until its update, which comes after the step, a scaler has the scale of
-            # the backward passes.
-            _set(window, self.scale(), self.round())
-        scale, window.found_inf = self.at_step(optimizer)
-        return scale
+    def mark(self) -> ScaleMark:
+        """Return a copy of the present scale, that of the last backward pass, and the present token.
 
-    def begin(self) -> tuple[Tensor | None, object]:
-        """Return the scale and the round in which a window begins."""
-        return self.scale(), self.round()
+        An update comes after the step: until then a scaler has the scale of the backward passes.
+        """
+        scale = scale_of(self._current())
+        return ScaleMark(None if scale is None else scale.detach().clone(), self.update_token())
 
-    def scale(self) -> Tensor | None:
-        """Return a copy of the present scale: the one that the last backward pass was scaled with."""
-        scale = getattr(self._current(), "_scale", None)
-        return scale.detach().clone() if isinstance(scale, Tensor) else None
-
-    def round(self) -> object:
+    def update_token(self) -> object:
         """Return an object that is another one after each ``GradScaler.update()``; None without a scaler."""
-        return getattr(self._current(), "_per_optimizer_states", None)
+        return states_of(self._current())
 
-    def at_step(self, optimizer: torch.optim.Optimizer) -> tuple[Tensor | None, Tensor | None]:
-        """Return the scale that gradients still carry in the step of a fused optimizer, and its ``found_inf``."""
+    def at_step(self, optimizer: torch.optim.Optimizer) -> StepScale:
+        """Return what the optimizer takes from its scaler in its step."""
         if self._current() is None:
-            return None, None
+            return StepScale()
         scale, found = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        # A copy: the scaler's update, which comes before anybody reads it, writes to the same tensor.
+        # A copy: the scaler's update writes to the same tensor before the sender reads it.
         copied = scale.detach().clone() if isinstance(scale, Tensor) else None
-        return copied, found if isinstance(found, Tensor) else None
+        return StepScale(copied, found if isinstance(found, Tensor) else None)
 
     def _current(self) -> Any:  # noqa: ANN401 -- three classes over the versions of torch
         if self._is_settled:
@@ -108,19 +109,7 @@ class Scaling:
         return used[0] if len(used) == 1 else None
 
     def _used(self) -> list[Any]:
-        return [scaler for scaler in self._living() if getattr(scaler, "_scale", None) is not None]
+        return [scaler for scaler in self._living() if is_used(scaler)]
 
     def _living(self) -> list[Any]:
         return [scaler for reference in self.found or () if (scaler := reference()) is not None]
-
-
-def _set(window: Window, scale: Tensor | None, scaler_round: object) -> None:
-    window.loss_scale, window.scaler_round = scale, scaler_round
-    if window.sample is not None:
-        window.sample.set_scale(scale)
-
-
-def _kind() -> type[Any]:
-    """Return the class of all GradScalers: torch.amp's since 2.3, where torch.cuda.amp's is a subclass of it."""
-    kind: type[Any] = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-    return kind

@@ -12,7 +12,7 @@ from gradcanary.hooks import backward
 from gradcanary.model.parameters import References, are_same
 from gradcanary.stats.sampler import LocalNonfinite
 from gradcanary.tracking.gauge import Gauge
-from gradcanary.tracking.grad_scaler import Scaling
+from gradcanary.tracking.grad_scaler import ScaleMark, ScalerOfOptimizer
 from gradcanary.tracking.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
 from gradcanary.tracking.window import MODIFIED, REPLACED, UNCHANGED, GradientIdentity, Window
 
@@ -32,7 +32,7 @@ class Track:
 
     def __init__(self, observer: Observer, layers: Sequence[int], references: References) -> None:
         self.gauge = Gauge(observer, layers, references)
-        self.scaling = Scaling()
+        self.scaler = ScalerOfOptimizer()
         self.window = Window(len(layers))
         self.is_new = True
         self._of = observer
@@ -192,7 +192,7 @@ class Track:
 
     def was_updated(self) -> bool:
         """Say whether the GradScaler was updated since the window began."""
-        return bool(self.scaling.found) and self.scaling.was_updated(self.window)
+        return bool(self.scaler.found) and self.scaler.was_updated(self.window.scaler_token)
 
     def other_optimizer_stepped(self) -> bool:
         """Return True if another optimizer has stepped since the window began, and its own has not."""
@@ -214,14 +214,14 @@ class Track:
 
     def drop_scaled(self) -> None:
         """Drop what was measured under a loss scale that is not known: no scaler of several has made the step."""
-        if self.scaling.found and self.scaling.is_unknown:
+        if self.scaler.found and self.scaler.is_unknown:
             self.window.sample, self.window.losses = None, []
 
     def why_skipped(self) -> int:
         """Say who skipped the window's step, if somebody did."""
         if self.window.stepped:
             return NOT_SKIPPED
-        return SKIPPED_BY_SCALER if self.was_updated() and self.scaling.round() is not None else SKIPPED_BY_LOOP
+        return SKIPPED_BY_SCALER if self.was_updated() and self.scaler.update_token() is not None else SKIPPED_BY_LOOP
 
     def _pass_ends(self, number: int) -> None:
         self._pass = self.plain_pass = -1
@@ -264,15 +264,18 @@ class Track:
         self.window.steps_before = self._clock.steps_taken
         if self._of.place.looks_at_own and self._of.wishes.local:
             self.window.local = LocalNonfinite()
-        if self.scaling.found is None:
-            self.scaling.search(self._of.scalers, self._clock.step)
+        if self.scaler.found is None:
+            self.scaler.search(self._of.scalers, self._clock.step)
         self._note_scale()
         if self.hook_sampler.disabled and self._of.is_sampled(self):
             self._of.enable_hooks()  # no step came before it to do so: the last one was skipped, or compiled
 
     def _note_scale(self) -> None:
-        if self.scaling.found:
-            self.window.loss_scale, self.window.scaler_round = self.scaling.begin()
+        if self.scaler.found:
+            self._set_scale(self.scaler.mark())
+
+    def _set_scale(self, mark: ScaleMark) -> None:
+        self.window.loss_scale, self.window.scaler_token = mark
 
     def look_at_each(self) -> None:
         """Have the hooks of the present pass look for themselves again what there is to do."""
@@ -313,7 +316,7 @@ class Track:
         """Say whether nothing is asked of its next windows, if they are not sampled, but that they are counted."""
         gauge = self.gauge
         is_foreseen = gauge.outlook.is_over or self._of.place.is_silent
-        is_watched = gauge.observed or gauge.shadows.are_on or self.scaling.found or self._identity.layer is None
+        is_watched = gauge.observed or gauge.shadows.are_on or self.scaler.found or self._identity.layer is None
         return is_foreseen and self.hook_sampler.is_learned and not is_watched and self._clears_in_place is False
 
     def is_cleared(self) -> bool:
@@ -340,13 +343,23 @@ class Track:
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Take what the moment before the step shows: a late sample, or the clip. A closure comes after this."""
         window, is_sampled, scale = self.window, self._of.is_sampled(self), None
-        if self.scaling.found:
-            scale = self.scaling.step_begins(window, optimizer)
+        if self.scaler.found:
+            scale = self._settle_scale(optimizer)
         window.stepping, window.has_closure, window.copies = True, has_closure, None
         if is_sampled and not has_closure:
             self._copy_weights()
         if is_sampled and not has_closure:
             self._complete(window, "accumulated" if self.gauge.is_fresh() else "post_clip", scale)
+
+    def _settle_scale(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
+        """Note what the moment before the step shows of its scaler; return the scale that gradients still carry."""
+        window = self.window
+        if self.scaler.settle(optimizer) != (window.loss_scale is not None):
+            self._set_scale(self.scaler.mark())  # until now it was a guess, or one of several
+            if window.sample is not None:
+                window.sample.set_scale(window.loss_scale)
+        scale, window.found_inf = self.scaler.at_step(optimizer)
+        return scale
 
     def step_by_hand(self) -> None:
         """Take a late sample after an update by hand, if nothing has changed the gradients since the last pass."""

@@ -36,7 +36,7 @@ class Window:
         "passes",
         "probe",
         "sample",
-        "scaler_round",
+        "scaler_token",
         "seen_in",
         "step_time_s",
         "stepped",
@@ -69,7 +69,7 @@ class Window:
         self.is_marked = False  # True if its gradients are remembered as the step left them
         # The loss scale.
         self.loss_scale: Tensor | None = None
-        self.scaler_round: object = None
+        self.scaler_token: object = None
         self.found_inf: Tensor | None = None
         # What was measured.
         self.losses: list[Tensor] = []
