@@ -65,7 +65,10 @@ class Observer:
         self.buffers = Buffers(self)
         self._tracks: dict[int | None, Track] = {}
         self._leading: Track | None = None
-        self._parts = Parts()
+        self._present: dict[Track, Sample] = {}
+        """The last sample of each other optimizer, for the main one's present record."""
+        self._early: dict[Track, Sample] = {}
+        """Those for the next record."""
         self.stepped_at: float | None = None
 
     # -- what the hooks call -------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ class Observer:
         if track is self._leading:
             self._leading_stepped(track, now)
         else:
-            self._parts.lay_down(track, self._leading)
+            self._add_sample(track, self._leading)
 
     def step_by_hand(self) -> None:
         """Note a step of a loop without an optimizer; where one is followed, its own steps are counted."""
@@ -340,8 +343,27 @@ class Observer:
             if before is leading or before not in tracks:
                 self.close_window(before)
             else:
-                self._parts.lay_down(before, leading)
-        self._parts.keep(tracks)
+                self._add_sample(before, leading)
+        self._present = {track: sample for track, sample in self._present.items() if track in tracks}
+        self._early = {track: sample for track, sample in self._early.items() if track in tracks}
+
+    def _add_sample(self, track: Track, leading: Track | None) -> None:
+        """Keep a sample for the main optimizer's record: the present one, or the next if that had its step."""
+        sample = track.window.sample
+        if sample is None or leading is None:
+            return
+        sample.is_joint = track.has_pass_of(leading)
+        is_early = leading.window.stepped and not sample.is_joint
+        (self._early if is_early else self._present)[track] = sample
+
+    def _collect_samples(self, leading: Track) -> list[Sample]:
+        """Return the samples of all optimizers, the main one's first, with nothing known of those that have none."""
+        sample = leading.window.sample or not_sampled(leading.gauge.layers, leading.gauge.references)
+        found = [replace(sample, layers=leading.gauge.layers)]
+        for track in (each for each in self._tracks.values() if each is not leading):
+            part = self._present.get(track) or not_sampled(track.gauge.layers, track.gauge.references)
+            found.append(replace(part, layers=track.gauge.layers))
+        return found
 
     def _begin_stepping(self, track: Track) -> None:
         """Have a window that the step belongs to; a step without a backward pass of its own is a window too."""
@@ -376,13 +398,13 @@ class Observer:
         track.drop_scaled()
         is_sampled = self.clock.step % self.meter.every == 0
         self.clock.samples += is_sampled
-        samples = self._parts.joined(track, self._tracks.values()) if is_sampled else []
+        samples = self._collect_samples(track) if is_sampled else []
         skipped = track.why_skipped()
         self.put(self._record_of(self.layers, track.window, samples, skipped))
         self.clock.step += 1
         self.clock.is_joining = False
         if not self.is_alone:
-            self._parts.go_on()
+            self._present, self._early = self._early, {}
         track.renew_window(was_sampled=is_sampled)
         self.meter.window_ended(is_sampled=is_sampled)
 
@@ -416,38 +438,3 @@ def places_of(layers: Layers, owners: Sequence[int], first: int | None) -> dict[
     for layer, owner in enumerate(layers.optimizers):
         places.setdefault(first if owner is None else owners[owner], []).append(layer)
     return places
-
-
-class Parts:
-    """Holds the last sample of each track for the main optimizer's present record and for its next one."""
-
-    def __init__(self) -> None:
-        self._present: dict[Track, Sample] = {}
-        self._early: dict[Track, Sample] = {}
-
-    def lay_down(self, track: Track, leading: Track | None) -> None:
-        """Keep a sample for the main optimizer's record: the present one, or where that had its step, the next."""
-        sample = track.window.sample
-        if sample is None or leading is None:
-            return
-        sample.is_joint = track.has_pass_of(leading)
-        is_early = leading.window.stepped and not sample.is_joint
-        (self._early if is_early else self._present)[track] = sample
-
-    def keep(self, tracks: Collection[Track]) -> None:
-        """Let go of samples of other tracks."""
-        self._present = {track: sample for track, sample in self._present.items() if track in tracks}
-        self._early = {track: sample for track, sample in self._early.items() if track in tracks}
-
-    def go_on(self) -> None:
-        """Turn to the next record."""
-        self._present, self._early = self._early, {}
-
-    def joined(self, leading: Track, tracks: Collection[Track]) -> list[Sample]:
-        """Return the samples of all optimizers, the main one's first, with nothing known of those that have none."""
-        sample = leading.window.sample or not_sampled(leading.gauge.layers, leading.gauge.references)
-        found = [replace(sample, layers=leading.gauge.layers)]
-        for track in (each for each in tracks if each is not leading):
-            part = self._present.get(track) or not_sampled(track.gauge.layers, track.gauge.references)
-            found.append(replace(part, layers=track.gauge.layers))
-        return found
