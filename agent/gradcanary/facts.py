@@ -76,8 +76,8 @@ LATE_GROUP = wire.Fact(
     "alone. Call gradcanary.watch() after torch.distributed.init_process_group().",
     layers=(),
 )
-SAID = ("lazy_device", "too_many_layers")
-"""Codes of findings about layers that are printed on stderr, too: a reader misses layers without them."""
+SAID = ("fp16_without_scaler", "lazy_device", "too_many_layers")
+"""Codes of findings that are printed on stderr, too: a reader misses layers or gradients without them."""
 
 NO_SCALER = wire.Fact(
     code="fp16_without_scaler",

@@ -57,15 +57,15 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 def sabotage() -> None:
     """Let the agent draw one random number per sample."""
-    from gradcanary.tracking import gauge
+    from gradcanary.stats import sampler
 
-    honest = gauge.take_sample
+    honest = sampler.take_sample
 
     def drawing(*args: object, **kwargs: object) -> object:
         torch.rand(1)
         return honest(*args, **kwargs)
 
-    gauge.take_sample = drawing
+    sampler.take_sample = drawing
 
 
 def spool() -> None:

@@ -136,7 +136,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
         "gradcanary.tracking.overhead.next_policy", lambda *_: IntervalPolicy(draws.choice([1, 1, 10, 10, 100]))
     )
     for name in ("SEEN", "SPREAD"):
-        monkeypatch.setattr(f"gradcanary.tracking.layer_hooks.{name}", 1)
+        monkeypatch.setattr(f"gradcanary.tracking.hook_sampler.{name}", 1)
 
 
 def _absmax(model: nn.Sequential) -> float:

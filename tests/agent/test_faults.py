@@ -106,13 +106,14 @@ PLACES = (
     "hooks.backward.has_callbacks",
     "export.reader.Findings.facts",
     "stats.weights.Frozen.turn",
-    "tracking.gauge.Gauge._add_losses",
-    "tracking.gauge.Gauge.copy_weights",
-    "tracking.gauge.Gauge.forecast",
-    "tracking.gauge.Gauge.look_for_frozen",
-    "tracking.gauge.Gauge.sample",
-    "tracking.gauge.Gauge.shadow",
-    "tracking.gauge.changes",
+    "stats.sampler.Sampler.add_losses",
+    "stats.sampler.Sampler.copy_weights",
+    "tracking.tracker.Track.forecast",
+    "stats.sampler.Sampler.find_frozen",
+    "stats.sampler.Sampler.take",
+    "tracking.tracker.Track.sample",
+    "tracking.tracker.Track.follow_sums",
+    "stats.sampler.changes",
     "export.hello.SessionHello.__init__",
     "export.hello.SessionHello.hello",
     "tracking.optimizers.Hooks._follow",
@@ -236,7 +237,7 @@ def test_a_search_for_scalers_that_raises_is_made_once(collector: Recorded, monk
 def test_the_page_is_told_of_the_first_fault_of_each_place(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradcanary.tracking.gauge.Gauge.look_for_frozen", boom)
+    monkeypatch.setattr("gradcanary.stats.sampler.Sampler.find_frozen", boom)
     loop = Loop()
     with gradcanary.watch(loop.model, loop.optimizer, url=collector.url, run="told"):
         loop.train(None)

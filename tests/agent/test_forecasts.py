@@ -169,7 +169,7 @@ def test_a_look_that_fails_hides_no_other_and_is_named(failing: str, monkeypatch
     def fail(*_: object) -> None:
         raise ZeroDivisionError("our own fault")
 
-    monkeypatch.setattr(f"gradcanary.tracking.gauge.{failing}", fail)
+    monkeypatch.setattr(f"gradcanary.stats.sampler.{failing}", fail)
     model = mlp(torch.float16)
     with recording() as recorded:
         train(recorded, model, torch.optim.AdamW(model.parameters(), lr=1e-6, eps=1e-3, betas=(0.9, 0.9999)))

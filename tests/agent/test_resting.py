@@ -12,7 +12,7 @@ from test_loops import assert_identical, reading, watching
 from torch import Tensor, nn
 
 import gradcanary
-from gradcanary.tracking.layer_hooks import HookSampler
+from gradcanary.tracking.hook_sampler import HookSampler
 from gradcanary.tracking.overhead import IntervalPolicy, Measurement
 
 STEPS, EVERY = 121, 10
@@ -28,7 +28,7 @@ def restful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measurement, "is_complete", lambda *_: True)
     monkeypatch.setattr("gradcanary.tracking.overhead.next_policy", lambda *_: IntervalPolicy(EVERY))
     for name, value in {"SEEN": 15, "SPREAD": 2}.items():
-        monkeypatch.setattr(f"gradcanary.tracking.layer_hooks.{name}", value)
+        monkeypatch.setattr(f"gradcanary.tracking.hook_sampler.{name}", value)
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_what_a_timed_hook_counts_for() -> None:
 
 @pytest.mark.parametrize(("layers", "enabled"), [(1, 1), (10, 2), (64, 10), (148, 17), (5000, 16)])
 def test_of_few_layers_most_may_rest_as_well(monkeypatch: pytest.MonkeyPatch, layers: int, enabled: int) -> None:
-    monkeypatch.setattr("gradcanary.tracking.layer_hooks.SPREAD", 16)
+    monkeypatch.setattr("gradcanary.tracking.hook_sampler.SPREAD", 16)
     sampler = HookSampler(layers)
     for _ in range(15):
         sampler.observe([1] * layers, was_sampled=True)

@@ -24,8 +24,8 @@ from gradcanary.stats import kernels
 from gradcanary.stats.accumulation import Shadows, low_bits
 from gradcanary.stats.kernels import bounds_of, measure, norm_of, readable
 from gradcanary.stats.sampler import take_sample
-from gradcanary.stats.samples import MEASURED, NONFINITE, PARTIAL, ZERO, Kind, Part, parts_of, read
-from gradcanary.stats.weights import Forecast, Frozen, forecasts
+from gradcanary.stats.samples import MEASURED, NONFINITE, PARTIAL, ZERO, Forecast, Kind, Part, parts_of, read
+from gradcanary.stats.weights import Frozen, forecasts
 from gradcanary.tracking.records import Record
 from gradcanary.tracking.window import MODIFIED, REPLACED, UNCHANGED, GradientIdentity
 

@@ -13,8 +13,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary.stats import weights
-from gradcanary.tracking import gauge
+from gradcanary.stats import sampler, weights
 
 EXACT = 1e-6
 STEPS = 12
@@ -335,7 +334,7 @@ def test_a_comparison_that_fails_costs_nothing_else(monkeypatch: pytest.MonkeyPa
     def failing(*_: object) -> dict[int, torch.Tensor]:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(gauge, "changes", failing)
+    monkeypatch.setattr(sampler, "changes", failing)
     with recording() as collector:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

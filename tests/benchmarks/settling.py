@@ -20,7 +20,7 @@ from torch import nn
 
 import gradcanary
 from gradcanary.settings import INTERVALS
-from gradcanary.tracking import fast_path, layer_hooks, overhead
+from gradcanary.tracking import fast_path, hook_sampler, overhead
 from gradcanary.tracking.overhead import LOOKS_OVER, IntervalPolicy, Measurement, next_policy
 
 LOOK = 20
@@ -62,7 +62,7 @@ class Settled:
 
     def watch(self, loop: Training, url: str, every: int) -> gradcanary.Watch:
         """Watch a loop as the agent does by then, but with another interval: 1 samples each step, 1,000 none."""
-        layer_hooks.SEEN = fast_path.ALIKE = 1
+        hook_sampler.SEEN = fast_path.ALIKE = 1
         watch = gradcanary.watch(loop.model, loop.optimizer, url=url, run="costs", every=every, step=1)
         forget_forecasts(watch)
         return watch
@@ -75,7 +75,7 @@ class Settled:
 def forget_forecasts(watch: gradcanary.Watch) -> None:
     """Have the watch believe that what it foresees was said long ago."""
     for track in watch._session.observer.tracks:
-        track.gauge.outlook.is_over = True
+        track.sampler.outlook.is_over = True
 
 
 @contextmanager
@@ -88,15 +88,15 @@ def quick_looks(steps: int, looks: list[Measurement], clock: Callable[[], float]
         return replace(found, every=min(found.every, INTERVALS[1]))
 
     kept = overhead.GRACE_STEPS, overhead.LOOK_STEPS, Measurement.is_complete, overhead.next_policy
-    kept_windows = layer_hooks.SEEN, fast_path.ALIKE
+    kept_windows = hook_sampler.SEEN, fast_path.ALIKE
     wall, overhead.time = overhead.time, SimpleNamespace(perf_counter=clock)
     overhead.GRACE_STEPS, overhead.LOOK_STEPS = 2 * steps, steps  # the first look has the start in it
-    layer_hooks.SEEN = fast_path.ALIKE = 1
+    hook_sampler.SEEN = fast_path.ALIKE = 1
     Measurement.is_complete = lambda look, every: look.steps >= max(steps, every)
     overhead.next_policy = next_policy_
     yield
     overhead.GRACE_STEPS, overhead.LOOK_STEPS, Measurement.is_complete, overhead.next_policy = kept
-    layer_hooks.SEEN, fast_path.ALIKE = kept_windows
+    hook_sampler.SEEN, fast_path.ALIKE = kept_windows
     overhead.time = wall
 
 

@@ -20,6 +20,7 @@ from gradcanary.stats.samples import (
     NONFINITE,
     PARTIAL,
     ZERO,
+    Forecast,
     Kind,
     Part,
     Sample,
@@ -29,7 +30,7 @@ from gradcanary.stats.samples import (
     read,
     scale_of,
 )
-from gradcanary.stats.weights import Forecast, fact_of
+from gradcanary.stats.weights import fact_of
 from gradcanary.tracking.records import SKIPPED_BY_SCALER, Record
 
 FLOAT32_MAX = 3.4028234663852886e38

@@ -297,7 +297,7 @@ class Sender:
             self._guard.catch("reading a step", error)
             self._outbox.count_dropped(1)
             return True
-        self._observer.wishes = self._reader.wishes
+        self._observer.clock.wishes = self._reader.wishes
         self._step = row.step
         self.latest = row if row.states is not None else self.latest
         self._hello.update(self._observer, record.layers, self._reader.facts)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import add, and_
 
 import torch
 from torch import Tensor, nn
 
-from gradcanary.guard import Failed
+from gradcanary import wire
+from gradcanary.guard import Failed, Guard
+from gradcanary.hooks.graphs import is_capturing
 from gradcanary.model import distributed
-from gradcanary.model.layers import dtype_name
+from gradcanary.model.distributed import Place
+from gradcanary.model.layers import Layers, dtype_name
 from gradcanary.model.parameters import References
-from gradcanary.stats.accumulation import accumulator, low_bits, whose_turn
-from gradcanary.stats.kernels import are_finite, bounds_of, measure, readable
+from gradcanary.stats import accumulation, weights
+from gradcanary.stats.accumulation import Shadows, accumulator, low_bits, whose_turn
+from gradcanary.stats.kernels import are_finite, bounds_of, measure, norm_of, readable, without_autocast
 from gradcanary.stats.samples import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Kind, Part, Sample, Wishes
+from gradcanary.stats.weights import Frozen, Outlook, changes, coarse_moments, copies_of, forecasts, weight_of
 
 ZEROS_EACH = 16
 """Zero fractions of all layers are counted in each 16th sample: they cost as much as everything else together."""
@@ -142,6 +148,170 @@ def _idle(parameter: nn.Parameter | None, earlier: int) -> int:
     if parameter is not None and not parameter.requires_grad:
         return NOT_TRAINABLE
     return PARTIAL if earlier else NO_GRADIENT
+
+
+class Sampler:
+    """Measures the layers of one optimizer, and returns what it found.
+
+    ``layers`` are the numbers in the layer set of the parameters that ``references`` lead to; else they go by position.
+    ``observed`` are those whose gradients the script sums elsewhere.
+    """
+
+    def __init__(self, layers: Sequence[int], references: References, rank: Place, guard: Guard, sums: Shadows) -> None:
+        self.layers = layers
+        self.references = references
+        self.observed: set[int] = set()
+        self.sums = sums
+        self.frozen = Frozen()
+        self.outlook = Outlook()
+        self._rank, self._failed = rank, guard.catch
+        self._all: Layers | None = None
+        self._earlier, self._counts = [0] * len(layers), [0] * len(layers)
+
+    def follow(self, mine: Sequence[int], layers: Layers) -> None:
+        """Take the numbers of its layers among others, and the ways to them that are known by now."""
+        self.layers, self.references = mine, [layers.references[layer] for layer in mine]
+        self._all = layers
+
+    def parameter(self, position: int) -> nn.Parameter | None:
+        """Return a layer's parameter, None when the training has let go of it."""
+        return self.references[position]()
+
+    def gradient(self, position: int) -> Tensor | None:
+        """Return the tensor that a layer's gradients are summed in."""
+        parameter = self.references[position]()
+        return None if parameter is None else accumulator(parameter)
+
+    # -- samples -------------------------------------------------------------------------------------------------
+
+    def forget_earlier(self) -> None:
+        """After a sample, forget which layers took part before it."""
+        self._earlier, self._counts = [0] * len(self.layers), [0] * len(self.layers)
+
+    def remember_earlier(self, counts: list[int]) -> None:
+        """Remember for the next sample which layers took part in a window that was not sampled."""
+        if counts != self._counts:  # most are like the one before
+            self._earlier = [*map(add, self._earlier, counts)]
+            self._counts = counts
+
+    @without_autocast
+    def take(
+        self,
+        counts: Sequence[int] | None,
+        phase: str,
+        scale: Tensor | None,
+        *,
+        unknown: Collection[int],
+        number: int,
+        wishes: Wishes,
+        is_partial: bool,
+    ) -> Sample:
+        """Return a sample of a window in which the layers accumulated so often, None where no hook saw it.
+
+        Layers that are ``unknown`` may have had a gradient since the last sample.
+        """
+        for position in unknown:
+            self._earlier[position] = 1
+        return take_sample(
+            self.layers,
+            self.references,
+            counts,
+            self._earlier,
+            phase=phase,
+            scale=scale,
+            number=number,
+            wishes=wishes,
+            observed=self.observed,
+            owned=self._rank.owned(self.layers),
+            is_silent=self._rank.is_silent,
+            is_partial=is_partial,
+            failed=self._failed,
+        )
+
+    @without_autocast
+    def local_parts(self, local: LocalNonfinite) -> list[Part]:
+        """Return what this process made not finite by itself, and whether all weights are finite."""
+        references = () if self._all is None else self._all.references
+        every = [weight for reference in references if (weight := weight_of(reference())) is not None]
+        return local.combine() + [Part(Kind.WEIGHTS, each) for each in are_finite(every, self._failed)]
+
+    @without_autocast
+    def add_losses(self, sample: Sample, counts: Sequence[int]) -> None:
+        """Add what sums of low precision lost."""
+        sample.add(Kind.LOST, self.sums.losses(counts))
+
+    @without_autocast
+    def add_external(self, sample: Sample, position: int, tensor: Tensor, *, number: int, wishes: Wishes) -> None:
+        """Add what a tensor of the script holds now, in place of a layer's gradient."""
+        rank = self._rank
+        owned = rank.owned([self.layers[position]]) or [True]
+        if owned[0] and not (rank.is_silent or is_capturing()):
+            parameter = self.parameter(position)
+            add_buffer(sample, position, tensor, parameter, number=number, wishes=wishes, failed=self._failed)
+
+    # -- around the step -----------------------------------------------------------------------------------------
+
+    def probe_clip(self, position: int, counts: Sequence[int], wishes: Wishes, scale: Tensor | None) -> list[Part]:
+        """Return the norm of one layer's gradient as it is now: of the wished layer, else of the given one."""
+        if wishes.probe in self.layers and (wished := self.layers.index(wishes.probe)) not in self.observed:
+            position = wished
+        gradient = self.gradient(position)
+        if gradient is None or not readable(gradient := distributed.local(gradient)) or not counts[position]:
+            return []
+        layer = (self.layers[position],)
+        norm = norm_of(gradient, is_wide=self.layers[position] in wishes.wide)
+        scales = [] if scale is None else [Part(Kind.PROBE_SCALE, scale, layer)]
+        return [Part(Kind.PROBE, norm, layer), *scales]
+
+    def copy_weights(self, step: int) -> dict[int, Tensor]:
+        """Return copies of what the step changes, of the layers whose turn it is."""
+        if self._rank.is_silent or is_capturing():
+            return {}
+        turn = weights.whose_turn(step, len(self._all or ()))
+        return copies_of(turn, self.layers, self.references, self._rank.owned(self.layers))
+
+    def compare_weights(self, copies: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Return how far the step moved them."""
+        return changes(copies, self.references)
+
+    def find_frozen(self, step: int, interval: int, counts: Sequence[int]) -> dict[int, Tensor]:
+        """Return the share of weights that have not moved for a while, after a step that is due."""
+        if self._all is None or self._rank.is_silent or is_capturing():
+            return {}
+        known, owned = self._all.layer_set.layers, self._rank.owned(self.layers)
+        moving = [
+            count > 0 and known[layer].group is not None for count, layer in zip(counts, self.layers, strict=True)
+        ]
+        if owned is not None:
+            moving = [*map(and_, moving, owned)]
+        return self.frozen.turn(step, interval, self.references, moving)
+
+    def follow_sums(self, next_step: int, interval: int, first_step: int) -> None:
+        """See to it that what the next window's sums lose can be measured, where that is its turn.
+
+        After a data-parallel wrapper a sum is the mean of all processes by the end of a pass: its loss is not known.
+        """
+        if self._rank.is_silent or self._rank.looks_at_own or self.observed:
+            return
+        if accumulation.is_due(next_step, first_step) and next_step % interval == 0:
+            self.sums.begin(self.references, next_step, interval)
+
+    # -- forecasts -----------------------------------------------------------------------------------------------
+
+    def is_forecast_due(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Count a step of the optimizer, and return True if it is time for its forecast."""
+        return not (self._rank.is_silent or is_capturing()) and self.outlook.is_due(optimizer)
+
+    def forecast_moments(self, optimizer: torch.optim.Optimizer) -> list[wire.Fact]:
+        """Return what will go wrong with moments of low precision."""
+        every = () if self._all is None else self._all.layer_set.layers
+        names = {id(each()): every[layer].name for layer, each in zip(self.layers, self.references, strict=True)}
+        return coarse_moments(optimizer, names, len(every))
+
+    def add_forecasts(self, optimizer: torch.optim.Optimizer, sample: Sample) -> None:
+        """Add what will go wrong with weights of low precision."""
+        sample.forecasts = forecasts(optimizer, self.references)
+        sample.parts += [part for forecast in sample.forecasts for part in forecast.parts]
 
 
 class LocalNonfinite:

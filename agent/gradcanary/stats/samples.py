@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gradcanary.guard import Failed
-    from gradcanary.stats.weights import Forecast
 
 
 MEASURED, NO_GRADIENT, ZERO, NONFINITE, NOT_TRAINABLE, PARTIAL = range(len(wire.STATES))
@@ -75,6 +74,14 @@ class Part:
     value: float | Tensor
     layers: Sequence[int] = ()
     sizes: Sequence[int] = ()
+
+
+@dataclass
+class Forecast:
+    """The share of elements, per layer by position, that a step of the learning rate cannot move; after that rate."""
+
+    dtype: str
+    parts: list[Part]
 
 
 @dataclass

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import le
 
 import torch
@@ -17,7 +16,7 @@ from gradcanary import wire
 from gradcanary.model.distributed import local
 from gradcanary.model.parameters import References
 from gradcanary.stats.kernels import LOW_PRECISION, scaled_norm, spread
-from gradcanary.stats.samples import Kind, Part, number_of
+from gradcanary.stats.samples import Forecast, Kind, Part, number_of
 
 PER_STEP = 2
 ELEMENTS = 2**16
@@ -168,14 +167,6 @@ def _is_low(parameter: Tensor | None) -> bool:
 def _frozen_part(parameter: Tensor | None) -> Tensor | None:
     weight = weight_of(parameter)
     return None if weight is None else spread(weight, FROZEN_ELEMENTS)
-
-
-@dataclass
-class Forecast:
-    """The share of elements, per layer by position, that a step of the learning rate cannot move; behind that rate."""
-
-    dtype: str
-    parts: list[Part]
 
 
 class Outlook:

@@ -64,12 +64,12 @@ class DeviceClock:
 
 
 def on_device_clock(launch: Callable[Given, None]) -> Callable[Given, None]:
-    """Return a method of what holds an observer as ``_of``, timed on the devices as well."""
+    """Return a method of an object that has a ``_device_clock``, timed on the devices as well."""
 
     @wraps(launch)
     def timed(*args: Given.args, **kwargs: Given.kwargs) -> None:
         holder: Any = args[0]
-        holder._of.meter.device_clock.time(lambda: launch(*args, **kwargs))  # noqa: SLF001 -- a method's own
+        holder._device_clock.time(lambda: launch(*args, **kwargs))  # noqa: SLF001 -- a method's own
 
     return timed
 

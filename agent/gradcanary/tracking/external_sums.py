@@ -36,12 +36,12 @@ class Buffers:
         self._places = {
             known[number].name: (track, position)
             for track in tracks
-            for position, number in enumerate(track.gauge.layers)
+            for position, number in enumerate(track.sampler.layers)
         }
         for name, shape in self._accepted.items():
             if name in self._places:
                 track, position = self._places[name]
-                track.gauge.observed.add(position)
+                track.sampler.observed.add(position)
             try:
                 self._check_layer(name, shape)
             except ValueError as error:
@@ -61,8 +61,12 @@ class Buffers:
         if name not in self._places:
             return
         track, position = self._places[name]
-        window, has_passes, is_first = track.window, track.window.micro_steps > 0, position not in track.gauge.observed
-        track.gauge.observed.add(position)
+        window, has_passes, is_first = (
+            track.window,
+            track.window.micro_steps > 0,
+            position not in track.sampler.observed,
+        )
+        track.sampler.observed.add(position)
         if is_first and (window.stepped or not has_passes):
             return
         if has_passes and window.stepped and position in window.summed:
@@ -74,8 +78,8 @@ class Buffers:
         if not track.window.begun:
             track.begin_window()
         track.window.summed.add(position)
-        if self._of.is_sampled(track):
-            track.gauge.read_buffer(track.window, position, buffer)
+        if track.is_sampled:
+            track.read_external(position, buffer)
 
     def _check_layer(self, name: str, shape: tuple[int, ...]) -> None:
         if self._shapes is None or not is_chosen(name, self._of.settings):

@@ -96,7 +96,7 @@ class FastPath:
             return self.leave()
         if self._window.stepped:
             self._go_on()
-            if of.is_sampled(self._track):
+            if self._track.is_sampled:
                 return self.leave(is_usual=True)  # the interval has become another one
         elif self._called == self._passes or self._is_cleared():
             return self.leave()

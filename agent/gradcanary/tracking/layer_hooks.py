@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from gradcanary.hooks.graphs import is_backward_traced
 from gradcanary.hooks.parameter_hook import AFTER, Hook
 from gradcanary.model.distributed import is_shard
 from gradcanary.model.layers import Layers
+from gradcanary.tracking.hook_sampler import TIMED_EACH
 
 if TYPE_CHECKING:
     from gradcanary.tracking.recorder import Observer
@@ -22,16 +23,6 @@ if TYPE_CHECKING:
 SEARCHES = 64
 """Backward passes, some maybe of other models, in which a gathered parameter is looked for: where all are wrapped
 further inside there is none."""
-
-SEEN = 100
-"""Windows with all hooks enabled, before any is disabled."""
-
-TIMED_EACH = 16
-"""One hook in so many has a clock: two readings are half of such a call."""
-
-SPREAD, PART = 16, 8
-"""Hooks spread over the model that are always enabled, so that one is called whichever part of it is trained: 16 at
-most, and one in eight of fewer layers."""
 
 
 class Counters:
@@ -76,7 +67,7 @@ class Counters:
         return {
             layer: layer_hook(self._of, track, position)
             for track in self._of.tracks
-            for position, layer in enumerate(track.gauge.layers)
+            for position, layer in enumerate(track.sampler.layers)
             if layer in wanted
         }
 
@@ -141,14 +132,14 @@ class Counters:
             for track in of.tracks:
                 for position in track.disable_hooks():
                     self._are_disabled = True
-                    if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
+                    if (hook := self._hooks.get(track.sampler.layers[position])) is not None:
                         hook.rest()
 
     def replace_enabled(self, track: Track, noting: Callable[[int], Callable[[Tensor], None]]) -> None:
         """Have what ``noting`` returns for a position called in place of each enabled hook of a track."""
         self._are_disabled = True
         for position in track.hook_sampler.enabled():
-            if (hook := self._hooks.get(track.gauge.layers[position])) is not None:
+            if (hook := self._hooks.get(track.sampler.layers[position])) is not None:
                 hook.call_instead(noting(position))
 
     def enable(self) -> None:
@@ -172,7 +163,7 @@ def layer_hook(of: Observer, track: Track, position: int) -> Callable[[Tensor], 
     """Return what counts a layer of a track; one in so many has a clock."""
     catch, timed = of.guard.catch, of.meter.timed
     current_pass = backward.passes() if of.clock.has_backward_end else _unknown_pass
-    begins, look = partial(timed(track.pass_begins), position), partial(timed(track.look), position)
+    begins, look = partial(timed(track.pass_begins), position), partial(timed(track.measure_local), position)
 
     def accumulated(_parameter: Tensor) -> None:
         if is_backward_traced():
@@ -193,57 +184,3 @@ def layer_hook(of: Observer, track: Track, position: int) -> Callable[[Tensor], 
 def _unknown_pass() -> int:
     """Return the number of no pass: without the callbacks of the engine each hook has to look for itself."""
     return -2
-
-
-class HookSampler:
-    """Divides the hooks of one optimizer's layers by position.
-
-    ``disabled`` are the ones that are off now, and ``unknown`` all that were off since the last sample. Each hook with
-    a clock counts for ``weight_of_timed_hook`` enabled ones.
-    """
-
-    def __init__(self, layers: int) -> None:
-        self._layers = layers
-        self._seen = 0
-        stride = layers // min(SPREAD, layers // PART + 1) | 1  # odd: one in 16 of these has a clock, too
-        self.always = set(range(0, layers, stride))
-        self.unknown: set[int] = set()
-        self.enable()
-
-    @property
-    def is_learned(self) -> bool:
-        """Whether enough windows were seen."""
-        return self._seen >= SEEN
-
-    def observe(self, counts: Sequence[int], *, was_sampled: bool) -> None:
-        """Learn from a window which layers had no gradient; after the first windows from sampled ones only."""
-        if self.is_learned and not was_sampled:
-            return
-        self._seen += 1
-        if 0 in counts:
-            self.always.update(position for position, count in enumerate(counts) if not count)
-
-    def disable(self, counts: Sequence[int]) -> Sequence[int]:
-        """Disable what is not always enabled and had a gradient in the last window; return the positions."""
-        if self.is_learned:
-            self._set([at for at, count in enumerate(counts) if count and at not in self.always])
-        return self.disabled
-
-    def enable(self) -> None:
-        """Enable all hooks."""
-        self._set(())
-
-    def sampled(self) -> None:
-        """Forget which hooks were off before a sample."""
-        self.unknown = set(self.disabled)
-
-    def enabled(self) -> Sequence[int]:
-        """Return the positions of the hooks that are enabled."""
-        disabled = set(self.disabled)
-        return [position for position in range(self._layers) if position not in disabled]
-
-    def _set(self, disabled: Sequence[int]) -> None:
-        self.disabled = disabled
-        self.unknown.update(disabled)
-        timed = -(-self._layers // TIMED_EACH) - sum(not position % TIMED_EACH for position in disabled)
-        self.weight_of_timed_hook = (self._layers - len(disabled)) / max(timed, 1)

@@ -23,13 +23,13 @@ from gradcanary.model.parameters import learning_rates
 from gradcanary.model.training_loop import Origin, origin_of
 from gradcanary.settings import Settings
 from gradcanary.stats.sampler import not_sampled
-from gradcanary.stats.samples import Sample, Wishes
+from gradcanary.stats.samples import Sample
 from gradcanary.tracking.external_sums import Buffers
 from gradcanary.tracking.grad_scaler import Scalers
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import Logged, Record, peak_bytes
 from gradcanary.tracking.step_clock import StepClock
-from gradcanary.tracking.tracker import Track, let_go
+from gradcanary.tracking.tracker import Surroundings, Track, let_go
 from gradcanary.tracking.window import Window
 
 Optimizer = torch.optim.Optimizer
@@ -54,13 +54,25 @@ class Observer:
         self.leave_fast_path: Callable[[], object] = lambda: None
         self.awaits_optimizer: Callable[[], bool] = lambda: False
         self.origin: Origin | None = None
-        self.wishes = Wishes()
         self.meter = Meter(settings.every, settings.budget)
         self.clock = StepClock(self.meter)
         self._passes_without_step = 0
         self.is_late = False
         self.logged: list[Logged] = []
-        self.graphs, self.place, self.calls, self.scalers = Graphs(), Place(), Calls(), Scalers()
+        self.graphs, self.place, self.calls = Graphs(), Place(), Calls()
+        self._surroundings = Surroundings(
+            clock=self.clock,
+            rank=self.place,
+            guard=guard,
+            meter=self.meter,
+            calls=self.calls,
+            scalers=Scalers(),
+            has_optimizer=self.has_optimizer,
+            on_window_begin=self.window_begins,
+            on_window_end=self.window_ended,
+            on_no_backward_end=self.do_without_callbacks,
+            on_fact=self.note,
+        )
         self.facts: list[wire.Fact] = []
         self.buffers = Buffers(self)
         self._tracks: dict[int | None, Track] = {}
@@ -85,14 +97,11 @@ class Observer:
         self.layers, self._tracks = layers, tracks
         self.clock.has_layers = True
         for key, mine in places.items():
-            tracks[key].gauge.follow(mine, layers)
+            tracks[key].follow(mine, layers)
         self.buffers.follow(layers, tracks.values())
         self.place.follow(layers)
         for fact in layers.facts:
-            if fact.code in facts.SAID:
-                self.tell(fact)
-            elif fact not in self.facts:
-                self.facts.append(fact)
+            self.note(fact)
 
     def backward_called(self, roots: list[Tensor]) -> None:
         """Keep what a backward pass starts from until a layer of the main optimizer takes part in it."""
@@ -140,8 +149,8 @@ class Observer:
         if track is None:
             return
         track.step_ended()
-        if not track.gauge.outlook.is_over:
-            self.guard.wrap("forecasting", track.gauge.forecast)(track.window, optimizer)
+        if not track.sampler.outlook.is_over:
+            self.guard.wrap("forecasting", track.forecast)(optimizer)
         self._count_step()
         if track is self._leading:
             self._leading_stepped(track, now)
@@ -221,6 +230,13 @@ class Observer:
             self.facts.append(fact)
             self.guard.say(fact.text)
 
+    def note(self, fact: wire.Fact) -> None:
+        """Add a fact to those of the session, once; some are printed on stderr as well."""
+        if fact.code in facts.SAID:
+            self.tell(fact)
+        elif fact not in self.facts:
+            self.facts.append(fact)
+
     @property
     def tracks(self) -> Collection[Track]:
         """Those of all optimizers."""
@@ -238,28 +254,14 @@ class Observer:
         """Whether there is one track."""
         return len(self._tracks) == 1
 
-    def is_sampled(self, track: Track) -> bool:
-        """Say whether the step that a track's window is recorded under is one that is sampled."""
-        return self.clock.is_sampled(self.clock.step if track is self._leading else self.step_of(track))
-
     def is_next_sampled(self) -> bool:
         """Say, before a backward pass, whether the main optimizer's window is one that is sampled."""
         leading = self._leading
         return (self.clock.step + (leading is not None and leading.window.stepped)) % self.meter.every == 0
 
-    def step_of(self, track: Track) -> int:
-        """Return the step that a track's window is recorded under."""
-        leading = self._leading
-        is_next = leading is not None and leading.window.stepped and not track.has_pass_of(leading)
-        return self.clock.step + is_next
-
     def has_optimizer(self) -> bool:
         """Return True if an optimizer is followed: without one, only ``step()`` ends a window."""
         return self.main() is not None
-
-    def is_gathered(self, layer: int) -> bool:
-        """Return True if the hook of a layer is on its gathered parameter."""
-        return self.layers is not None and layer in self.layers.gathered
 
     def do_without_callbacks(self) -> None:
         """Take samples in the step hook from now on."""
@@ -268,16 +270,14 @@ class Observer:
         for track in self._tracks.values():
             track.do_without_callbacks()
 
-    def take_roots(self, track: Track) -> tuple[list[Tensor], int]:
-        """Return what the window's passes start from, once and to the main optimizer only, and how many had no hook."""
-        return self.calls.take() if track is self._leading else ([], 0)
-
-    def window_begins(self) -> None:
-        """Learn where the count of steps begins, and whether somebody reduces gradients by now."""
+    def window_begins(self, track: Track) -> None:
+        """Learn where the count of steps begins, and whether gradients are reduced by now."""
         self.find_group()
         if self.origin is None:
             self.meter.window_begins()
             self._find_origin(even_unknown=False)
+        if track.hook_sampler.disabled and track.is_sampled:
+            self.enable_hooks()  # no step came before it to do so: the last one was skipped, or compiled
 
     def find_group(self) -> None:
         """Look for a process group: a script may make it after its watch."""
@@ -293,7 +293,7 @@ class Observer:
         if track is self._leading and not is_foreign:
             self.close_window(track)
         else:
-            track.renew_window(was_sampled=track.window.stepped and self.is_sampled(track), is_foreign=is_foreign)
+            track.renew_window(was_sampled=track.window.stepped and track.is_sampled, is_foreign=is_foreign)
 
     def _look_for_callback(self) -> None:
         """Do without callbacks if none came though passes of two windows are over: a pass that raised has none."""
@@ -313,6 +313,8 @@ class Observer:
         self.tell(facts.COMPILED_STEP if self.is_alone else facts.COMPILED_STEPS)
         if not self.is_alone:
             self.let_go()
+            for track in self._tracks.values():
+                track.leader = None
             self.layers, self._tracks, self._leading = None, {}, None
             self.clock.has_layers = False
             self.logged.clear()
@@ -334,11 +336,14 @@ class Observer:
         """Return the track of an optimizer: its own, or of ``left`` ones that of the optimizer it takes over from."""
         references = [layers.references[layer] for layer in places]
         known = [self._tracks[key]] if key in self._tracks else left
-        return next((track for track in known if track.has(references)), None) or Track(self, places, references)
+        same = next((track for track in known if track.has(references)), None)
+        return same or Track(self._surroundings, places, references)
 
     def _hand_over(self, leading: Track, tracks: Collection[Track]) -> None:
         """Change the main optimizer. A step that it had while it led is recorded, or laid down for the next to lead."""
         before, self._leading = self._leading, leading
+        for track in tracks:
+            track.leader = leading
         if before is not None and before.window.stepped:
             if before is leading or before not in tracks:
                 self.close_window(before)
@@ -358,11 +363,11 @@ class Observer:
 
     def _collect_samples(self, leading: Track) -> list[Sample]:
         """Return the samples of all optimizers, the main one's first, with nothing known of those that have none."""
-        sample = leading.window.sample or not_sampled(leading.gauge.layers, leading.gauge.references)
-        found = [replace(sample, layers=leading.gauge.layers)]
+        sample = leading.window.sample or not_sampled(leading.sampler.layers, leading.sampler.references)
+        found = [replace(sample, layers=leading.sampler.layers)]
         for track in (each for each in self._tracks.values() if each is not leading):
-            part = self._present.get(track) or not_sampled(track.gauge.layers, track.gauge.references)
-            found.append(replace(part, layers=track.gauge.layers))
+            part = self._present.get(track) or not_sampled(track.sampler.layers, track.sampler.references)
+            found.append(replace(part, layers=track.sampler.layers))
         return found
 
     def _begin_stepping(self, track: Track) -> None:

@@ -1,8 +1,10 @@
-"""The count of steps that trackers, layer hooks and the fast path read. The recorder writes it."""
+"""The count of steps, and what to measure next: trackers and layer hooks read it, and write nothing to it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from gradcanary.stats.samples import Wishes
 
 if TYPE_CHECKING:
     from gradcanary.tracking.overhead import Meter
@@ -22,6 +24,7 @@ class StepClock:
         "saw_backward_end",
         "step",
         "steps_taken",
+        "wishes",
     )
 
     def __init__(self, meter: Meter) -> None:
@@ -30,6 +33,7 @@ class StepClock:
         self.first_step: int | None = None  # None until a window has begun
         self.steps_taken = 0  # those of all optimizers
         self.samples = 0
+        self.wishes = Wishes()  # the sender replaces it
         self.is_paused = False
         self.is_joining = False  # True in the first window of a watch that came late
         self.has_layers = False

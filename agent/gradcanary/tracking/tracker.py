@@ -2,56 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gradcanary import facts, wire
+from gradcanary.guard import Guard
 from gradcanary.hooks import backward
+from gradcanary.hooks.backward import Calls
+from gradcanary.hooks.graphs import is_capturing
+from gradcanary.model.distributed import Place, is_shard
+from gradcanary.model.layers import Layers
 from gradcanary.model.parameters import References, are_same
-from gradcanary.stats.sampler import LocalNonfinite
-from gradcanary.tracking.gauge import Gauge
-from gradcanary.tracking.grad_scaler import ScaleMark, ScalerOfOptimizer
+from gradcanary.stats.accumulation import Shadows
+from gradcanary.stats.kernels import readable
+from gradcanary.stats.sampler import LocalNonfinite, Sampler
+from gradcanary.stats.samples import Kind, of_kind
+from gradcanary.stats.weights import is_frozen_due
+from gradcanary.tracking.device_clock import on_device_clock
+from gradcanary.tracking.grad_scaler import ScaleMark, ScalerOfOptimizer, Scalers
+from gradcanary.tracking.hook_sampler import HookSampler
+from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
+from gradcanary.tracking.step_clock import StepClock
 from gradcanary.tracking.window import MODIFIED, REPLACED, UNCHANGED, GradientIdentity, Window
 
 if TYPE_CHECKING:
     import torch
 
-    from gradcanary.tracking.recorder import Observer
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the trackers of a session share: values that they read, and the calls of the recorder."""
+
+    clock: StepClock
+    rank: Place
+    guard: Guard
+    meter: Meter
+    calls: Calls
+    scalers: Scalers
+    has_optimizer: Callable[[], bool]
+    on_window_begin: Callable[[Track], None]
+    on_window_end: Callable[[Track], None]
+    on_no_backward_end: Callable[[], None]
+    on_fact: Callable[[wire.Fact], None]
 
 
 class Track:
-    """Follows the layers of one optimizer, which go by position; ``gauge`` measures them, ``first`` is the one that the
-    last pass began with.
+    """Follows the layers of one optimizer, which go by position; ``sampler`` measures them, ``first`` is the one that
+    the last pass began with. ``leader`` is the tracker of the main optimizer: records are those of its windows.
 
     The hooks count, look at identities and launch kernels. None of them reads a tensor's value, waits, or returns
     anything.
     """
 
-    def __init__(self, observer: Observer, layers: Sequence[int], references: References) -> None:
-        self.gauge = Gauge(observer, layers, references)
+    def __init__(self, surroundings: Surroundings, layers: Sequence[int], references: References) -> None:
+        guard, meter = surroundings.guard, surroundings.meter
+        sums = Shadows(lambda where, hook: guard.wrap(where, meter.timed(hook)), guard.catch)
+        self.sampler = Sampler(layers, references, surroundings.rank, guard, sums)
         self.scaler = ScalerOfOptimizer()
         self.window = Window(len(layers))
         self.is_new = True
-        self._of = observer
-        self._clock = observer.clock
+        self.leader: Track | None = None
+        self.hook_sampler = HookSampler(len(layers))
+        self._surroundings = surroundings
+        self._clock, self._rank, self._calls = surroundings.clock, surroundings.rank, surroundings.calls
+        self._device_clock = meter.device_clock
+        self._gathered: Collection[int] = ()
         self._identity = GradientIdentity()
-        self.hook_sampler = self.gauge.hook_sampler
         self._pass = self.plain_pass = -1
         self.first = 0
         self._open: set[int] = set()
         self._passes_before = 0
         self._clears_in_place: bool | None = None
         self._missed_some = False
-        hook, catch = observer.meter.hook, observer.guard.catch
-        self._ends = hook("the end of backward", self._pass_ends, catch)
-        self._settles = hook("sampling", self._pass_settled, catch)
+        self._ends = meter.hook("the end of backward", self._pass_ends, guard.catch)
+        self._settles = meter.hook("sampling", self._pass_settled, guard.catch)
+        self._copy = guard.wrap("copying weights", self.copy_weights)
+        self._compare = guard.wrap("measuring how far weights moved", self.compare_weights)
+        self._probe = guard.wrap("looking for a clip", self.look_for_clip)
+        self._find_frozen = guard.wrap("comparing weights", self.find_frozen)
+        self._follow_sums = guard.wrap("summing up in float32", self.follow_sums)
+        self._add_losses = guard.wrap("measuring what sums lost", self.sampler.add_losses)
 
     def has(self, references: References) -> bool:
         """Say whether these are its layers."""
-        return are_same(self.gauge.references, references)
+        return are_same(self.sampler.references, references)
+
+    def follow(self, mine: Sequence[int], layers: Layers) -> None:
+        """Take the numbers of its layers among others."""
+        self.sampler.follow(mine, layers)
+        self._gathered = layers.gathered
+
+    @property
+    def step(self) -> int:
+        """The step that its window is recorded under: the next one if the leader had its step in another pass."""
+        leader = self.leader
+        if leader is None or leader is self:
+            return self._clock.step
+        return self._clock.step + (leader.window.stepped and not self.has_pass_of(leader))
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its window is recorded under a step that is sampled."""
+        return self._clock.is_sampled(self.step)
 
     # -- backward passes -----------------------------------------------------------------------------------------
 
@@ -71,14 +128,21 @@ class Track:
         elif self._identity.layer in (None, position) or not self.window.begun or self.window.stepped:
             begins(-1)
         self.window.counts[position] += 1
-        if self.window.local is not None and self._of.is_sampled(self):
+        if self.window.local is not None and self.is_sampled:
             look()
         elif clock.has_backward_end:
             self.plain_pass = number
 
-    def look(self, position: int) -> None:
-        """Measure a layer's gradient before anybody reduces it."""
-        self.gauge.measure_local(self.window, position)
+    def measure_local(self, position: int) -> None:
+        """Measure a layer's gradient of this process alone: after this hook a data-parallel wrapper reduces it."""
+        window = self.window
+        if window.local is None or not window.is_seen or is_capturing():
+            return
+        if not self._clock.has_backward_end and window.counts[position] > 1:
+            return  # it is not known what was in it before
+        gradient = self.sampler.gradient(position)
+        if gradient is not None and readable(gradient):
+            window.local.measure(position, gradient)
 
     def pass_begins(self, position: int, number: int) -> None:
         """Begin a pass, of this number where there is one, with a layer, and a window where it is the first of one."""
@@ -90,7 +154,7 @@ class Track:
         if is_outermost:
             self._enter_window(position, number)
         if not (self._clock.has_backward_end and self._clock.saw_backward_end):
-            self._identity.mark(position, self.gauge.gradient(position))
+            self._identity.mark(position, self.sampler.gradient(position))
         elif self._identity.layer is None:
             self._identity.layer = position
 
@@ -105,7 +169,7 @@ class Track:
         except Exception:
             if self._clock.saw_backward_end:
                 raise
-            self._of.do_without_callbacks()
+            self._surroundings.on_no_backward_end()
         return True
 
     def do_without_callbacks(self) -> None:
@@ -120,9 +184,10 @@ class Track:
         if not self.window.begun:
             self.begin_window()
         self.window.seen_in.add(number)
-        roots, unsynced = self._of.take_roots(self)
-        self.window.losses += roots
-        self.window.unsynced += unsynced
+        if self.leader is self:
+            roots, unsynced = self._calls.take()
+            self.window.losses += roots
+            self.window.unsynced += unsynced
 
     def _leave_window(self, position: int) -> None:
         """Decide, as a pass begins with a layer, what becomes of the window that is open.
@@ -139,19 +204,19 @@ class Track:
         if not window.begun:
             return
         if window.stepped:
-            if window.is_marked and not self.gauge.observed:
+            if window.is_marked and not self.sampler.observed:
                 self._clears_in_place = self._change(position) == MODIFIED
-            self._of.window_ended(self)
+            self._surroundings.on_window_end(self)
         elif self._is_cleared(position):
             self.end_or_restart()
 
     def end_or_restart(self) -> None:
         """Leave passes that led to no step; with an optimizer they are a window of which the step was skipped."""
-        if self.window.stepping or not self._of.has_optimizer():
+        if self.window.stepping or not self._surroundings.has_optimizer():
             self.window.restart()
             self._note_scale()
         else:
-            self._of.window_ended(self)
+            self._surroundings.on_window_end(self)
 
     def _is_cleared(self, position: int) -> bool:
         """Return True if the gradients of the open window were cleared before this pass.
@@ -168,7 +233,7 @@ class Track:
         window = self.window
         if self.was_updated():
             return True
-        if self.gauge.observed:
+        if self.sampler.observed:
             return bool(window.summed)
         if not window.micro_steps:
             return False
@@ -182,12 +247,12 @@ class Track:
         layer = self._identity.layer
         if layer is None:
             return REPLACED
-        if self.gauge.parameter(layer) is None:
+        if self.sampler.parameter(layer) is None:
             return UNCHANGED  # it is gone, or out of reach while no optimizer holds it
         return self._identity.change(
-            self.gauge.gradient(layer),
+            self.sampler.gradient(layer),
             writes=int(accumulated == layer),
-            is_reduced_later=self._of.is_gathered(self.gauge.layers[layer]),
+            is_reduced_later=self.sampler.layers[layer] in self._gathered,
         )
 
     def was_updated(self) -> bool:
@@ -201,7 +266,7 @@ class Track:
     @property
     def is_complete(self) -> bool:
         """Whether the window had its step, or will not get one any more."""
-        return self.window.stepped or (self._of.has_optimizer() and self.was_updated())
+        return self.window.stepped or (self._surroundings.has_optimizer() and self.was_updated())
 
     def present_pass(self) -> int:
         """Return the number of the present backward pass, -1 outside of one or where nobody knows it."""
@@ -226,7 +291,7 @@ class Track:
     def _pass_ends(self, number: int) -> None:
         self._pass = self.plain_pass = -1
         self._clock.saw_backward_end = True
-        if self._of.place.is_one_of_many or self._of.is_sampled(self):
+        if self._rank.is_one_of_many or self.is_sampled:
             # Once more from inside: what a data-parallel wrapper queued meanwhile comes first.
             backward.at_end(partial(self._settles, number))
         else:
@@ -239,18 +304,18 @@ class Track:
         if window.stepping and window.has_closure and window.copies is None and not self._open:
             self._copy_weights()
         is_last = window.stepping or window.passes >= self._passes_before
-        if not self._open:
-            self.gauge.remember_local(window)
-        if is_last and not window.stepped and self._of.is_sampled(self):
-            self.gauge.sample(window, "accumulated", window.loss_scale)
+        if not self._open and window.local is not None and not is_capturing():
+            window.local.remember(self.sampler.gradient)
+        if is_last and not window.stepped and self.is_sampled:
+            self.sample("accumulated", window.loss_scale)
         self._mark()
 
     def _mark(self) -> None:
         """Remember what a pass left. A layer that took no part in it, as the head of another task, tells nothing of
         the next one: then it is the one that this pass began with."""
         if self._identity.layer is not None:
-            gradient = self.gauge.gradient(self._identity.layer)
-            if gradient is None and (other := self.gauge.gradient(self.first)) is not None:
+            gradient = self.sampler.gradient(self._identity.layer)
+            if gradient is None and (other := self.sampler.gradient(self.first)) is not None:
                 self._identity.layer, gradient = self.first, other
             self._identity.mark(self._identity.layer, gradient)
 
@@ -258,17 +323,15 @@ class Track:
 
     def begin_window(self) -> None:
         """Begin the window."""
-        self._of.window_begins()
+        self._surroundings.on_window_begin(self)
         self.is_new, self.window.begun = False, True
         self.window.is_seen, self._missed_some = not self._missed_some, False
         self.window.steps_before = self._clock.steps_taken
-        if self._of.place.looks_at_own and self._of.wishes.local:
+        if self._rank.looks_at_own and self._clock.wishes.local:
             self.window.local = LocalNonfinite()
         if self.scaler.found is None:
-            self.scaler.search(self._of.scalers, self._clock.step)
+            self.scaler.search(self._surroundings.scalers, self._clock.step)
         self._note_scale()
-        if self.hook_sampler.disabled and self._of.is_sampled(self):
-            self._of.enable_hooks()  # no step came before it to do so: the last one was skipped, or compiled
 
     def _note_scale(self) -> None:
         if self.scaler.found:
@@ -299,7 +362,11 @@ class Track:
             self._passes_before = window.passes or self._passes_before
         if window.is_seen and not (window.unseen or is_foreign) and any(window.counts):
             self.hook_sampler.observe(window.counts, was_sampled=was_sampled)
-        self.gauge.forget(window, was_sampled=was_sampled)
+        if was_sampled:
+            self.sampler.forget_earlier()
+            self.hook_sampler.sampled()
+        else:
+            self.sampler.remember_earlier(window.counts)
         self.window = Window(len(window.counts))
 
     def disable_hooks(self) -> Sequence[int]:
@@ -308,21 +375,21 @@ class Track:
         Between two windows only, and not where the script says when a sum is complete.
         """
         window, sampler = self.window, self.hook_sampler
-        if sampler.disabled or self.gauge.observed or not window.stepped:
+        if sampler.disabled or self.sampler.observed or not window.stepped:
             return ()
         return sampler.disable(window.counts)
 
     def allows_fast_path(self) -> bool:
         """Say whether nothing is asked of its next windows, if they are not sampled, but that they are counted."""
-        gauge = self.gauge
-        is_foreseen = gauge.outlook.is_over or self._of.place.is_silent
-        is_watched = gauge.observed or gauge.shadows.are_on or self.scaler.found or self._identity.layer is None
+        own = self.sampler
+        is_foreseen = own.outlook.is_over or self._rank.is_silent
+        is_watched = own.observed or own.sums.are_on or self.scaler.found or self._identity.layer is None
         return is_foreseen and self.hook_sampler.is_learned and not is_watched and self._clears_in_place is False
 
     def is_cleared(self) -> bool:
         """Say whether the gradient that tells of the others is gone, and that which the last pass began with."""
         layer = self._identity.layer
-        return layer is not None and self.gauge.gradient(layer) is None and self.gauge.gradient(self.first) is None
+        return layer is not None and self.sampler.gradient(layer) is None and self.sampler.gradient(self.first) is None
 
     def look_again(self, *, is_new: bool) -> None:
         """After the fast path go on with the window that is open, or with a new one.
@@ -342,14 +409,14 @@ class Track:
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Take what the moment before the step shows: a late sample, or the clip. A closure comes after this."""
-        window, is_sampled, scale = self.window, self._of.is_sampled(self), None
+        window, is_sampled, scale = self.window, self.is_sampled, None
         if self.scaler.found:
             scale = self._settle_scale(optimizer)
         window.stepping, window.has_closure, window.copies = True, has_closure, None
         if is_sampled and not has_closure:
             self._copy_weights()
         if is_sampled and not has_closure:
-            self._complete(window, "accumulated" if self.gauge.is_fresh() else "post_clip", scale)
+            self._complete("accumulated" if self._are_unwritten() else "post_clip", scale)
 
     def _settle_scale(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """Note what the moment before the step shows of its scaler; return the scale that gradients still carry."""
@@ -364,40 +431,145 @@ class Track:
     def step_by_hand(self) -> None:
         """Take a late sample after an update by hand, if nothing has changed the gradients since the last pass."""
         window = self.window
-        is_due = window.sample is None and window.is_seen and self._of.is_sampled(self)
+        is_due = window.sample is None and window.is_seen and self.is_sampled
         if is_due and self._change(None) == UNCHANGED:
-            self.gauge.sample(window, "post_clip", window.loss_scale)
+            self.sample("post_clip", window.loss_scale)
         self.step_ended()
 
     def step_ended(self) -> None:
         """Note that the window got its step; it stays open for what is logged until the next one begins."""
-        window, is_sampled = self.window, self._of.is_sampled(self)
+        window, is_sampled = self.window, self.is_sampled
         if is_sampled and window.has_closure:
-            self._complete(window, "post_clip", None)
+            self._complete("post_clip", None)
         window.stepping, window.stepped = False, True
         window.stepped_in = self.present_pass()
         if is_sampled or self._clears_in_place is None:
             self._look_back(window)
-        self.gauge.step_ended(window, self._of.step_of(self))
+        if window.copies is not None:
+            self._compare()
+        step = self.step
+        if window.sample is not None:
+            self._find_frozen(step)
+        if self.sampler.sums.are_on or (step + 1) % self._clock.interval == 0:
+            self._follow_sums(step + 1)
 
     def _look_back(self, window: Window) -> None:
         """Remember the gradients as the step left them: how a loop clears them shows as the next window begins."""
         if self._identity.layer is not None:
-            self._identity.mark(self._identity.layer, self.gauge.gradient(self._identity.layer))
+            self._identity.mark(self._identity.layer, self.sampler.gradient(self._identity.layer))
             window.is_marked = True
 
     def _copy_weights(self) -> None:
-        step = self._of.step_of(self) if self._of.is_sampled(self) else None
-        self._of.guard.wrap("copying weights", self.gauge.copy_weights)(self.window, step)
+        self._copy(self.step if self.is_sampled else None)
 
-    def _complete(self, window: Window, phase: str, scale: Tensor | None) -> None:
-        if window.sample is None:
-            self.gauge.sample(window, phase, scale)
+    def _complete(self, phase: str, scale: Tensor | None) -> None:
+        if self.window.sample is None:
+            self.sample(phase, scale)
         else:
-            self._of.guard.wrap("looking for a clip", self.gauge.look_for_clip)(window, self._identity, scale)
+            self._probe(scale)
+
+    # -- what is measured ----------------------------------------------------------------------------------------
+
+    @on_device_clock
+    def sample(self, phase: str, scale: Tensor | None) -> None:
+        """Take the window's sample now."""
+        if is_capturing():
+            return
+        window, clock, sampler = self.window, self._clock, self.sampler
+        counts = window.counts if window.micro_steps and not window.unseen else None
+        window.sample = sampler.take(
+            counts,
+            phase,
+            scale,
+            unknown=self.hook_sampler.unknown,
+            number=clock.samples,
+            wishes=clock.wishes,
+            is_partial=clock.is_joining,
+        )
+        if window.local is not None and clock.has_layers and not clock.is_joining:
+            window.sample.parts += sampler.local_parts(window.local)
+        if counts is not None and phase == "accumulated" and not self._rank.looks_at_own:
+            self._add_losses(window.sample, counts)
+
+    def read_external(self, position: int, tensor: Tensor) -> None:
+        """Put what a tensor of the script holds now into the window's sample, in place of a layer's gradient."""
+        window, clock = self.window, self._clock
+        if window.sample is None:
+            self.sample("accumulated", window.loss_scale)
+        if window.sample is not None:
+            self.sampler.add_external(window.sample, position, tensor, number=clock.samples, wishes=clock.wishes)
+
+    def _are_unwritten(self) -> bool:
+        """Return True inside a backward pass if nothing has written to the gradients since torch made them."""
+        if not self._clock.has_backward_end or backward.current_pass() < 0:
+            return False
+        gradients = [self.sampler.gradient(position) for position in range(len(self.sampler.layers))]
+        return all(each is None or each._version == 0 for each in gradients)  # noqa: SLF001 -- documented only by its name
+
+    def look_for_clip(self, scale: Tensor | None) -> None:
+        """Measure one layer again if gradients were written to since the sample."""
+        layer, sampler = self._identity.layer, self.sampler
+        if layer is None or layer in sampler.observed or self._rank.is_silent or is_capturing():
+            return
+        gradient = sampler.gradient(layer)
+        if self._identity.change(gradient) == MODIFIED or (gradient is not None and is_shard(gradient)):
+            probe = sampler.probe_clip(layer, self.window.counts, self._clock.wishes, scale)
+            self.window.probe = probe or self.window.probe
+
+    @on_device_clock
+    def copy_weights(self, step: int | None) -> None:
+        """Keep what the step changes, of the layers whose turn it is; None = the step is not sampled.
+
+        A closure's forward and backward pass are over by then: a copy must not make their peak of memory higher.
+        """
+        self.window.copies = {}
+        if step is not None and not self._clock.is_joining:
+            self.window.copies = self.sampler.copy_weights(step)
+
+    @on_device_clock
+    def compare_weights(self) -> None:
+        """Put how far the step moved them into the window's sample."""
+        copies, self.window.copies = self.window.copies, None
+        if copies and self.window.sample is not None:
+            self.window.sample.add(Kind.MOVED, self.sampler.compare_weights(copies))
+
+    def find_frozen(self, step: int) -> None:
+        """Put the share of weights that have not moved for a while into the window's sample, where it is due."""
+        window = self.window
+        if is_frozen_due(step) and window.sample is not None and self._clock.has_layers:
+            window.sample.add(Kind.FROZEN, self.sampler.find_frozen(step, self._clock.interval, window.counts))
+
+    def follow_sums(self, next_step: int) -> None:
+        """After a step, let the next window's sums be compared with sums in float32, where it is its turn."""
+        self.sampler.sums.end()
+        clock = self._clock
+        if clock.first_step is not None and self.window.micro_steps >= 2:
+            self.sampler.follow_sums(next_step, clock.interval, clock.first_step)
+
+    def forecast(self, optimizer: torch.optim.Optimizer) -> None:
+        """After a step report once what will go wrong with weights or moments of low precision.
+
+        Each of the three looks has a wall of its own: if one of them fails, the others still report.
+        """
+        sampler, sample = self.sampler, self.window.sample
+        if sampler.outlook.is_over or not self._clock.has_layers:
+            return
+        if not sampler.is_forecast_due(optimizer) or sample is None:
+            return
+        sampler.outlook.is_over = True
+        wrap = self._surroundings.guard.wrap
+        wrap("forecasting of moments", self._forecast_moments)(optimizer)
+        wrap("forecasting of weights", sampler.add_forecasts)(optimizer, sample)
+        has_scale = self.window.loss_scale is not None or of_kind(sample.parts, Kind.SCALE) is not None
+        if "float16" in sample.dtypes and not has_scale:
+            self._surroundings.on_fact(facts.NO_SCALER)
+
+    def _forecast_moments(self, optimizer: torch.optim.Optimizer) -> None:
+        for fact in self.sampler.forecast_moments(optimizer):
+            self._surroundings.on_fact(fact)
 
 
 def let_go(tracks: Iterable[Track]) -> None:
     """Leave no hook on the layers of tracks that nobody follows any more, but the counters."""
     for track in tracks:
-        track.gauge.shadows.end()
+        track.sampler.sums.end()
