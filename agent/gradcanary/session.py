@@ -144,11 +144,13 @@ class Session:
 
     def observe(self, name: str, buffer: Tensor) -> None:
         """Read a buffer in place of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
-        self.observer.buffers.check(name, tuple(buffer.shape))
+        self.observer.external_sums.check(name, tuple(buffer.shape))
         self.guard.wrap("looking for what has arrived", self._transfers.visit)()
         self.guard.wrap("leaving the fast path", self.observer.leave_fast_path)()
         if not self.observer.clock.is_paused:
-            self.guard.wrap("reading a buffer", self.observer.meter.timed(self.observer.buffers.read))(name, buffer)
+            self.guard.wrap("reading a buffer", self.observer.meter.timed(self.observer.external_sums.read))(
+                name, buffer
+            )
 
     def close(self, end: wire.End, timeout_s: float, left: Callable[[], object], *, is_exit: bool = False) -> None:
         """Detach, call ``left``, send what is left, and end.

@@ -99,7 +99,7 @@ class ScaledLoop:
 
 
 PLACES = (
-    "tracking.external_sums.Buffers.read",
+    "tracking.external_sums.ExternalSums.read",
     "hooks.backward.Calls.add",
     "hooks.graphs.keep_out",
     "export.reader.Effective.learn",

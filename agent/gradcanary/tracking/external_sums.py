@@ -3,49 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gradcanary.model.layers import is_chosen
-
-if TYPE_CHECKING:
-    from gradcanary.model.layers import Layers
-    from gradcanary.tracking.recorder import Observer
-    from gradcanary.tracking.tracker import Track
+from gradcanary.guard import Guard
+from gradcanary.model.layers import Layers, is_chosen
+from gradcanary.settings import Settings
+from gradcanary.tracking.tracker import Track
 
 NO_LAYER = "observe_accumulator({name!r}): no layer is called so; there are, for example, {examples}"
 
 
-class Buffers:
-    """Leads each buffer to the track of its layer. What was accepted once is never refused later."""
+class ExternalSums:
+    """Leads each sum to the tracker of its layer. A name that was accepted once is never refused later."""
 
-    def __init__(self, observer: Observer) -> None:
-        self._of = observer
+    def __init__(self, settings: Settings, guard: Guard) -> None:
+        self._settings, self._guard = settings, guard
         self._accepted: dict[str, tuple[int, ...]] = {}
-        self._places: dict[str, tuple[Track, int]] = {}
+        self._layers: dict[str, tuple[Track, int]] = {}
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._accepted)
 
     def follow(self, layers: Layers, tracks: Collection[Track]) -> None:
-        """Take other layers, and tell their tracks which of them are summed elsewhere."""
+        """Take other layers, and let their trackers know which of them are summed elsewhere."""
         known = layers.layer_set.layers
         self._shapes = {layer.name: layer.shape for layer in known}
-        self._places = {
+        self._layers = {
             known[number].name: (track, position)
             for track in tracks
             for position, number in enumerate(track.sampler.layers)
         }
         for name, shape in self._accepted.items():
-            if name in self._places:
-                track, position = self._places[name]
+            if name in self._layers:
+                track, position = self._layers[name]
                 track.sampler.observed.add(position)
             try:
                 self._check_layer(name, shape)
             except ValueError as error:
-                self._of.guard.say(str(error))
+                self._guard.say(str(error))
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise ValueError where no layer has this name, or the layer of it another shape; known layers only."""
@@ -53,36 +50,14 @@ class Buffers:
             self._check_layer(name, shape)
             self._accepted[name] = shape
 
-    def read(self, name: str, buffer: Tensor) -> None:
-        """Read a buffer that holds a layer's sum of the window; a first call before any pass only announces it.
-
-        Where there are no passes, because the script asks torch for gradients, a window begins with such a call.
-        """
-        if name not in self._places:
-            return
-        track, position = self._places[name]
-        window, has_passes, is_first = (
-            track.window,
-            track.window.micro_steps > 0,
-            position not in track.sampler.observed,
-        )
-        track.sampler.observed.add(position)
-        if is_first and (window.stepped or not has_passes):
-            return
-        if has_passes and window.stepped and position in window.summed:
-            return  # by now it may be cleared
-        if window.stepped and not has_passes:
-            self._of.window_ended(track)
-        elif position in window.summed and not has_passes:
-            track.end_or_restart()
-        if not track.window.begun:
-            track.begin_window()
-        track.window.summed.add(position)
-        if track.is_sampled:
-            track.read_external(position, buffer)
+    def read(self, name: str, tensor: Tensor) -> None:
+        """Read a tensor that holds a layer's sum of the window."""
+        if name in self._layers:
+            track, position = self._layers[name]
+            track.read_external(position, tensor)
 
     def _check_layer(self, name: str, shape: tuple[int, ...]) -> None:
-        if self._shapes is None or not is_chosen(name, self._of.settings):
+        if self._shapes is None or not is_chosen(name, self._settings):
             return
         if name not in self._shapes:
             raise ValueError(NO_LAYER.format(name=name, examples=", ".join(list(self._shapes)[:3]) or "none"))

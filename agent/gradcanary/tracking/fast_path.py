@@ -208,7 +208,9 @@ class FastPath:
         """Return True if nothing but the steps of one optimizer has to be followed meanwhile."""
         of = self._of
         is_plain = (
-            of.is_alone and of.clock.has_backward_end and not (of.clock.is_paused or of.buffers or of.graphs.stepped)
+            of.is_alone
+            and of.clock.has_backward_end
+            and not (of.clock.is_paused or of.external_sums or of.graphs.stepped)
         )
         # Neither has been measured: ranks that wait for each other, and a device that works ahead of its process.
         is_plain = is_plain and not of.place.is_one_of_many and not _is_on_cuda()

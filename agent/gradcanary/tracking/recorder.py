@@ -24,7 +24,7 @@ from gradcanary.model.training_loop import Origin, origin_of
 from gradcanary.settings import Settings
 from gradcanary.stats.sampler import not_sampled
 from gradcanary.stats.samples import Sample
-from gradcanary.tracking.external_sums import Buffers
+from gradcanary.tracking.external_sums import ExternalSums
 from gradcanary.tracking.grad_scaler import Scalers
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import Logged, Record, peak_bytes
@@ -74,7 +74,7 @@ class Observer:
             on_fact=self.note,
         )
         self.facts: list[wire.Fact] = []
-        self.buffers = Buffers(self)
+        self.external_sums = ExternalSums(settings, guard)
         self._tracks: dict[int | None, Track] = {}
         self._leading: Track | None = None
         self._present: dict[Track, Sample] = {}
@@ -98,7 +98,7 @@ class Observer:
         self.clock.has_layers = True
         for key, mine in places.items():
             tracks[key].follow(mine, layers)
-        self.buffers.follow(layers, tracks.values())
+        self.external_sums.follow(layers, tracks.values())
         self.place.follow(layers)
         for fact in layers.facts:
             self.note(fact)

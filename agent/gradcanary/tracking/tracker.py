@@ -492,7 +492,28 @@ class Track:
             self._add_losses(window.sample, counts)
 
     def read_external(self, position: int, tensor: Tensor) -> None:
-        """Put what a tensor of the script holds now into the window's sample, in place of a layer's gradient."""
+        """Read a tensor that holds a layer's sum of the window; a first call before any pass only announces it.
+
+        Where there are no passes, because the script asks torch for gradients, a window begins with such a call.
+        """
+        window, has_passes, observed = self.window, self.window.micro_steps > 0, self.sampler.observed
+        is_first = position not in observed
+        observed.add(position)
+        if is_first and (window.stepped or not has_passes):
+            return
+        if has_passes and window.stepped and position in window.summed:
+            return  # by now it may be cleared
+        if window.stepped and not has_passes:
+            self._surroundings.on_window_end(self)
+        elif position in window.summed and not has_passes:
+            self.end_or_restart()
+        if not self.window.begun:
+            self.begin_window()
+        self.window.summed.add(position)
+        if self.is_sampled:
+            self._sample_external(position, tensor)
+
+    def _sample_external(self, position: int, tensor: Tensor) -> None:
         window, clock = self.window, self._clock
         if window.sample is None:
             self.sample("accumulated", window.loss_scale)
