@@ -48,7 +48,8 @@ class Session:
         self._layers: Layers | None = None
         self._transfers = Transfers(self._ring, self.guard.catch)
         self.observer = Observer(settings, self.guard, put=self._put)
-        self._hooks = Hooks(self.observer, settings, self.guard, self._transfers)
+        poll, prepare = self._transfers.visit, self._transfers.prepare
+        self._hooks = Hooks(self.observer, settings, self.guard, poll=poll, prepare=prepare)
 
     def attach(
         self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, *, waits: bool, is_late: bool = False

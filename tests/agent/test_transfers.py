@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import gradcanary
 from gradcanary.export import device_copy
+from gradcanary.hooks import graphs
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.model import parameters
 
@@ -69,7 +70,7 @@ class Far:
 
 @pytest.fixture(autouse=True)
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_copy, "KIND", "cpu")
+    monkeypatch.setattr(graphs, "GPU", "cpu")
     monkeypatch.setattr(device_copy, "Lane", Far)
     monkeypatch.setattr(Far, "takes", 3)
     monkeypatch.setattr(Far, "asked", 0)
@@ -332,8 +333,8 @@ def test_where_values_have_to_be_waited_for_few_steps_are_sampled(
     collector: Recorded, every: str | int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on MPS; what is given is what is done."""
-    monkeypatch.setattr(device_copy, "KIND", "cuda")
-    monkeypatch.setattr(device_copy, "HOST", ("meta",))
+    monkeypatch.setattr(graphs, "GPU", "cuda")
+    monkeypatch.setattr(graphs, "HOST_DEVICES", ("meta",))
     fetched = []
     monkeypatch.setattr(device_copy, "_fetched", lambda tensor: fetched.append(threading.get_ident()) or tensor)
     model = mlp()
@@ -351,7 +352,7 @@ def test_what_lies_where_reading_cuts_the_graph_is_not_measured(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on XLA: no operation of ours there but copies of the loss, nothing is read, and it says so."""
-    monkeypatch.setattr(device_copy, "KIND", "cuda")
+    monkeypatch.setattr(graphs, "GPU", "cuda")
     monkeypatch.setattr(parameters, "LAZY", ("cpu",))
     monkeypatch.setitem(sys.modules, "torch_xla", ModuleType("torch_xla"))
     model = mlp()

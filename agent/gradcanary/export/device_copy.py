@@ -23,17 +23,11 @@ import torch
 from torch import Tensor
 
 from gradcanary.guard import Failed
-from gradcanary.hooks.graphs import is_capturing
+from gradcanary.hooks import graphs
+from gradcanary.hooks.graphs import is_capturing, is_slow
 from gradcanary.model.parameters import is_lazy
 from gradcanary.stats.samples import Kind, Part
 from gradcanary.tracking.records import Logged, Record, Ring
-
-KIND = "cuda"
-"""Of the devices whose tensors are brought here: also AMD's."""
-
-HOST = ("cpu", "meta")
-"""Of what lies elsewhere, on MPS or XPU, nothing tells when a copy has arrived: the hand-over waits for it, in the
-training's thread, because not every such device may be used from another one."""
 
 STEPS_AHEAD = 64
 """Records on their way that there is room for: as many as the host is ahead of a GPU, and more."""
@@ -156,7 +150,7 @@ class Transfers:
         """Make what takes time, pinned memory above all, before there is something to hand over."""
         self._layers = max(self._layers, layers)
         self._has_slow = any(map(is_slow, devices))
-        mine = [device for device in devices if device.type == KIND]
+        mine = [device for device in devices if device.type == graphs.GPU]
         if mine and not is_capturing():
             for device in mine:
                 self._lane(device)
@@ -171,7 +165,7 @@ class Transfers:
 
     def note(self, tensor: Tensor) -> None:
         """Right after a tensor was made, see on which stream: that may be none that our hooks see."""
-        if tensor.device.type == KIND and not is_capturing():
+        if tensor.device.type == graphs.GPU and not is_capturing():
             self._lane(tensor.device).note()
 
     def hand(self, record: Record) -> None:
@@ -269,17 +263,12 @@ class Transfers:
         arrives there."""
         needed = min(STEPS_AHEAD * (BYTES_PER_STEP + BYTES_PER_LAYER * self._layers), MOST_BYTES)
         if self._pinned is None or len(self._pinned) < needed:
-            self._pinned = Pinned(torch.empty(needed, dtype=torch.uint8, device="cpu", pin_memory=KIND == "cuda"))
+            self._pinned = Pinned(torch.empty(needed, dtype=torch.uint8, device="cpu", pin_memory=graphs.GPU == "cuda"))
         return self._pinned
 
 
-def is_slow(device: torch.device) -> bool:
-    """Say whether what lies on a device has to be waited for."""
-    return device.type != KIND and device.type not in HOST and not is_lazy(device)
-
-
 def _fetch(record: Record) -> None:
-    """Wait for what lies where only that helps."""
+    """Wait for values on a slow device, in the training's thread: not every such device allows another one."""
     for holder in record.values():
         if isinstance(holder.value, Tensor) and is_slow(holder.value.device):
             holder.value = _fetched(holder.value)
@@ -307,7 +296,7 @@ def _by_device(record: Record) -> dict[torch.device, list[tuple[Tensor, Part | L
     """Return the tensors of a record that have to be brought here, with what holds them."""
     found: dict[torch.device, list[tuple[Tensor, Part | Logged]]] = {}
     for holder in record.values():
-        if isinstance(value := holder.value, Tensor) and value.device.type == KIND:
+        if isinstance(value := holder.value, Tensor) and value.device.type == graphs.GPU:
             found.setdefault(value.device, []).append((value, holder))
     return found
 

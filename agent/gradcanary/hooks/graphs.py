@@ -9,9 +9,17 @@ from typing import Any
 
 import torch
 
+from gradcanary.model.parameters import is_lazy
+
 Hook = Callable[[Any, Any, Any], None]
 
 _is_traced: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling  # noqa: SLF001 -- torch 2.1
+
+GPU = "cuda"
+"""The kind of device whose tensors a copy brings to the host while the training goes on: also AMD's."""
+
+HOST_DEVICES = ("cpu", "meta")
+"""On other devices, as MPS or XPU, no event shows that a copy has arrived."""
 
 
 class Graphs:
@@ -75,3 +83,8 @@ def is_capturing() -> bool:
     """Say whether a CUDA graph is being recorded: our kernels must not become part of it."""
     is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # untyped in torch
     return is_used and torch.cuda.is_current_stream_capturing()
+
+
+def is_slow(device: torch.device) -> bool:
+    """Return True if a value on a device can only be read by waiting for it."""
+    return device.type != GPU and device.type not in HOST_DEVICES and not is_lazy(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradcanary import facts
-from gradcanary.export.device_copy import Transfers, is_slow
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward, graphs
-from gradcanary.hooks.graphs import is_capturing
+from gradcanary.hooks.graphs import is_capturing, is_slow
 from gradcanary.model import declared_dtypes
 from gradcanary.model.layers import discover
 from gradcanary.model.parameters import elements, living, parameters, sizes
@@ -36,13 +35,22 @@ class Hooks:
     """Finds the optimizers that a watch follows and leads what torch calls to its observer.
 
     The step hooks are global: they also fire for optimizers made earlier, for subclasses, and inside wrappers.
+    ``poll`` looks for values that have arrived from a GPU, ``prepare`` is given the devices and the number of layers.
     """
 
-    def __init__(self, observer: Observer, settings: Settings, guard: Guard, transfers: Transfers) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        settings: Settings,
+        guard: Guard,
+        *,
+        poll: Callable[[], None],
+        prepare: Callable[[Collection[torch.device], int], None],
+    ) -> None:
         self.observer = observer
         self.settings = settings
         self.guard = guard
-        self._transfers = transfers
+        self._poll, self._prepare = poll, guard.wrap("preparing for a GPU", prepare)
         self.before_first_step: Callable[[], None] | None = None
         self.before_next_pass: Callable[[], None] | None = None
         self._thread = threading.get_ident()
@@ -143,8 +151,7 @@ class Hooks:
         if torch.cuda.is_initialized() and self._is_recorded():  # type: ignore[no-untyped-call]  # untyped in torch
             return
         self._thread = threading.get_ident()
-        if self._transfers.lanes:
-            self._transfers.visit()
+        self._poll()
         if self._fast_path.is_on and self._fast_path.backward_called(tensors):
             return
         if self._stepped_inside:
@@ -157,8 +164,7 @@ class Hooks:
         if self._is_left_alone():
             return
         self._note_thread()
-        if self._transfers.lanes:
-            self._transfers.visit()
+        self._poll()
         # Accelerate's wrapper passes on a closure that is None.
         has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
         if self._fast_path.is_on and self._fast_path.step_begins(optimizer, has_closure=has_closure):
@@ -188,7 +194,7 @@ class Hooks:
         if not self.follows(optimizer) or self._is_recorded():
             return
         self.observer.step_ended(optimizer)
-        self._transfers.visit()
+        self._poll()
         self._counters.step_ended()
         self._fast_path.window_stepped(optimizer)
         if (before := self._steps_of.get(optimizer, 0)) < LEADS_AFTER:
@@ -220,7 +226,7 @@ class Hooks:
         self._note_thread()
         self._counters.add()
         self.observer.step_by_hand()
-        self._transfers.visit()
+        self._poll()
         self._counters.step_ended()
 
     def _has_idle_optimizer(self) -> bool:
@@ -281,7 +287,7 @@ class Hooks:
             self.guard.say("no layer to watch: nothing is trainable, or include/exclude leave nothing")
         self.observer.follow(layers)
         devices = {each.device for reference in layers.references if (each := reference()) is not None}
-        self.guard.wrap("preparing for a GPU", self._transfers.prepare)(devices, len(layers))
+        self._prepare(devices, len(layers))
         self.observer.meter.device_clock.devices = [device for device in devices if device.type == "cuda"]
         if any(map(is_slow, devices)):
             self.observer.meter.slow_down()
