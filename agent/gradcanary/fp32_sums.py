@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward, graphs
 from gradcanary.hooks.graphs import is_capturing
-from gradcanary.hooks.parameter_hook import AFTER, Hook
+from gradcanary.hooks.parameter_hook import POST_ACCUMULATE, ParameterHook
 from gradcanary.model.declared_dtypes import is_summed, register, unregister
 from gradcanary.model.distributed import is_shard
 from gradcanary.model.layers import discover, dtype_name, named_parameters
@@ -119,7 +119,7 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
             self._has_summed = self._has_summed or parameter.grad is not None
             widen(parameter)
         self._handle = optimizer.register_step_pre_hook(self._step_begins)
-        backward.listen(self._listener)
+        backward.subscribe(self._listener)
         # The garbage collector may run this in any thread, within a pass, or while a CUDA graph is recorded.
         ends = weakref.finalize(optimizer, _orphans.append, self)
         ends.atexit, self._forget = False, ends.detach
@@ -132,7 +132,7 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         self._handle = None
         if self in _orphans:
             _orphans.remove(self)
-        backward.leave(self._listener)
+        backward.unsubscribe(self._listener)
         self._guard.wrap("looking for parameters", self._find_lost)()
         for each in self._summed:
             self._guard.wrap("leaving a gradient as it was", each.end)()
@@ -285,7 +285,7 @@ class Summed:
         self._reference: Callable[[], nn.Parameter | None] = Reference(parameter, held, None)
         self._id, self._dtype = id(parameter), parameter.dtype
         self._allowed: torch.dtype | None = parameter.grad_dtype
-        self._hook: Hook | None = None
+        self._hook: ParameterHook | None = None
 
     def __call__(self) -> nn.Parameter | None:
         return self._reference()
@@ -302,8 +302,8 @@ class Summed:
             return
         if self._hook is None and parameter.requires_grad:
             parameter.grad_dtype = None  # any
-            self._hook = Hook(self, parameter, AFTER, call)
-        elif self._hook is None or self._hook.renew():
+            self._hook = ParameterHook(self, parameter, POST_ACCUMULATE, call)
+        elif self._hook is None or self._hook.reattach():
             parameter.grad_dtype = None
 
     def end(self) -> None:
@@ -326,7 +326,7 @@ class Summed:
     def find(self, tensors: Iterable[Tensor]) -> None:
         """Look for it among tensors, until its end."""
         for tensor in tensors:
-            if id(tensor) == self._id and self._hook is not None and self._hook.is_on(tensor):
+            if id(tensor) == self._id and self._hook is not None and self._hook.is_registered_on(tensor):
                 self._reference = partial(_same, tensor)
 
 

@@ -22,7 +22,7 @@ from gradcanary.model.layers import Layers
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
 from gradcanary.tracking.optimizers import Hooks
-from gradcanary.tracking.recorder import Observer
+from gradcanary.tracking.recorder import Recorder
 from gradcanary.tracking.records import Logged, Record, Ring, capacity_for
 
 MAX_LOGGED = 10_000
@@ -47,7 +47,7 @@ class Session:
         self._ring: Ring[Record] = Ring(capacity_for(0))
         self._layers: Layers | None = None
         self._transfers = Transfers(self._ring, self.guard.catch)
-        self.observer = Observer(settings, self.guard, put=self._put)
+        self.observer = Recorder(settings, self.guard, put=self._put)
         poll, prepare = self._transfers.visit, self._transfers.prepare
         self._hooks = Hooks(self.observer, settings, self.guard, poll=poll, prepare=prepare)
 

@@ -11,12 +11,12 @@ from gradcanary.model.training_loop import chosen
 if TYPE_CHECKING:
     from gradcanary.export.batches import Row
     from gradcanary.export.sender import Sender
-    from gradcanary.tracking.recorder import Observer
+    from gradcanary.tracking.recorder import Recorder
 
 MAX_NAMES = 1000
 
 
-def summarize(observer: Observer, sender: Sender | None) -> dict[str, Any]:
+def summarize(observer: Recorder, sender: Sender | None) -> dict[str, Any]:
     """Return what is known of the layers and of the latest window by now.
 
     ``layers`` is None until an optimizer has stepped, ``k`` and ``low`` until a whole window was seen.
@@ -24,7 +24,7 @@ def summarize(observer: Observer, sender: Sender | None) -> dict[str, Any]:
     return {**_trained(observer), **_measured(observer, sender)}
 
 
-def _trained(observer: Observer) -> dict[str, Any]:
+def _trained(observer: Recorder) -> dict[str, Any]:
     origin, layers = observer.origin, observer.layers
     if origin is None or layers is None:
         return {"layers": None}
@@ -40,7 +40,7 @@ def _trained(observer: Observer) -> dict[str, Any]:
     }
 
 
-def _measured(observer: Observer, sender: Sender | None) -> dict[str, Any]:
+def _measured(observer: Recorder, sender: Sender | None) -> dict[str, Any]:
     row, origin = None if sender is None else sender.latest, observer.origin
     if row is None or origin is None or observer.layers is None or row.step <= origin.first_step:
         return {"k": None, "low": None}

@@ -100,7 +100,7 @@ class ScaledLoop:
 
 PLACES = (
     "tracking.external_sums.ExternalSums.read",
-    "hooks.backward.Calls.add",
+    "hooks.backward.BackwardCalls.add",
     "hooks.graphs.keep_out",
     "export.reader.Effective.learn",
     "hooks.backward.has_callbacks",
@@ -108,11 +108,11 @@ PLACES = (
     "stats.weights.Frozen.turn",
     "stats.sampler.Sampler.add_losses",
     "stats.sampler.Sampler.copy_weights",
-    "tracking.tracker.Track.forecast",
+    "tracking.tracker.OptimizerTracker.forecast",
     "stats.sampler.Sampler.find_frozen",
     "stats.sampler.Sampler.take",
-    "tracking.tracker.Track.sample",
-    "tracking.tracker.Track.follow_sums",
+    "tracking.tracker.OptimizerTracker.sample",
+    "tracking.tracker.OptimizerTracker.follow_sums",
     "stats.sampler.changes",
     "export.hello.SessionHello.__init__",
     "export.hello.SessionHello.hello",
@@ -121,16 +121,16 @@ PLACES = (
     "tracking.optimizers.Hooks.attach",
     "tracking.optimizers.Hooks.detach",
     "tracking.optimizers.discover",
-    "hooks.backward.single_elements",
+    "hooks.backward.scalar_roots",
     "model.layers.declared",
-    "tracking.recorder.Observer.backward_called",
-    "tracking.recorder.Observer.close",
-    "tracking.recorder.Observer.follow",
-    "tracking.recorder.Observer.pause",
-    "tracking.recorder.Observer.step_begins",
-    "tracking.recorder.Observer.step_ended",
+    "tracking.recorder.Recorder.backward_called",
+    "tracking.recorder.Recorder.close",
+    "tracking.recorder.Recorder.follow",
+    "tracking.recorder.Recorder.pause",
+    "tracking.recorder.Recorder.step_begins",
+    "tracking.recorder.Recorder.step_ended",
     "tracking.recorder.learning_rates",
-    "tracking.recorder.Observer._record_of",
+    "tracking.recorder.Recorder._record_of",
     "export.outbox.build",
     "model.distributed.Place.find",
     "export.reader.Reader.read",
@@ -141,13 +141,13 @@ PLACES = (
     "export.sender.Sender._flush",
     "export.sender.Sender.start",
     "export.sender.Sender.stop",
-    "stats.accumulation.Shadows._added",
-    "stats.accumulation.Shadows._come",
+    "stats.accumulation.Fp32Reference.after_accumulate",
+    "stats.accumulation.Fp32Reference.before_accumulate",
     "stats.kernels._columns",
     "tracking.tracker.GradientIdentity.mark",
-    "tracking.tracker.Track.pass_begins",
-    "tracking.tracker.Track._pass_ends",
-    "tracking.tracker.Track._pass_settled",
+    "tracking.tracker.OptimizerTracker.pass_begins",
+    "tracking.tracker.OptimizerTracker._requeue_backward_end",
+    "tracking.tracker.OptimizerTracker._on_backward_end",
     "export.device_copy.Transfers.finish",
     "export.device_copy.Transfers.hand",
     "export.device_copy.Transfers.prepare",
@@ -165,10 +165,10 @@ SCALED_PLACES = (
     "tracking.grad_scaler.ScalerOfOptimizer.update_token",
     "tracking.grad_scaler.ScalerOfOptimizer.was_updated",
     "tracking.grad_scaler.scale_of",
-    "tracking.tracker.Track._settle_scale",
+    "tracking.tracker.OptimizerTracker._settle_scale",
     "tracking.grad_scaler.Scalers.at",
-    "tracking.tracker.Track.drop_scaled",
-    "tracking.tracker.Track.why_skipped",
+    "tracking.tracker.OptimizerTracker.drop_scaled",
+    "tracking.tracker.OptimizerTracker.why_skipped",
 )
 FAULTS = [*((Loop, where) for where in PLACES), *((ScaledLoop, where) for where in SCALED_PLACES)]
 
@@ -272,15 +272,15 @@ def test_a_fault_keeps_no_gradient_alive(collector: Recorded, monkeypatch: pytes
 def test_layers_that_were_hooked_before_a_fault_are_counted_once(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, made = parameter_hook.Hook, []
+    really, made = parameter_hook.ParameterHook, []
 
-    def hook(*arguments: Any) -> parameter_hook.Hook:
+    def hook(*arguments: Any) -> parameter_hook.ParameterHook:
         made.append(arguments)
         if len(made) == 3:
             raise ZeroDivisionError("our own fault")
         return really(*arguments)
 
-    monkeypatch.setattr("gradcanary.tracking.layer_hooks.Hook", hook)
+    monkeypatch.setattr("gradcanary.tracking.layer_hooks.ParameterHook", hook)
     training = Training()
     with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="hooked") as watch:
         training.steps(4)

@@ -429,18 +429,18 @@ def test_close_leaves_nothing_behind(collector: Recorded, is_told: bool) -> None
 
 def test_a_backward_that_somebody_wrapped_meanwhile_stays_theirs() -> None:
     original, heard = torch.autograd.backward, []
-    backward.listen(heard.append)
+    backward.subscribe(heard.append)
     ours = torch.autograd.backward
     torch.autograd.backward = theirs = lambda *args, **kwargs: ours(*args, **kwargs)
     try:
-        backward.leave(heard.append)
+        backward.unsubscribe(heard.append)
         assert torch.autograd.backward is theirs
         torch.ones((), requires_grad=True).backward()
         assert heard == []
     finally:
         torch.autograd.backward = ours
-        backward.listen(heard.append)
-        backward.leave(heard.append)
+        backward.subscribe(heard.append)
+        backward.unsubscribe(heard.append)
     assert torch.autograd.backward is original
 
 
@@ -449,11 +449,11 @@ def test_a_finalizer_may_leave_backward_while_the_same_thread_listens(monkeypatc
     original, heard, gone, tapped = torch.autograd.backward, [], [], backward._tapped
 
     def collecting(function: Callable[..., object]) -> Callable[..., object]:
-        backward.leave(gone.append)
+        backward.unsubscribe(gone.append)
         return tapped(function)
 
     def listen() -> None:
-        backward.listen(heard.append)
+        backward.subscribe(heard.append)
 
     with monkeypatch.context() as patch:
         patch.setattr(backward, "_tapped", collecting)
@@ -464,7 +464,7 @@ def test_a_finalizer_may_leave_backward_while_the_same_thread_listens(monkeypatc
         assert not thread.is_alive()
         torch.ones((), requires_grad=True).backward()
         assert (len(heard), gone) == (1, [])
-        backward.leave(heard.append)
+        backward.unsubscribe(heard.append)
     assert torch.autograd.backward is original
 
 

@@ -262,13 +262,13 @@ WAYS = (
 
 def test_one_read_of_ours_would_show(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each kind one per backward pass."""
-    original, passes = backward.Calls.add, itertools.count()
+    original, passes = backward.BackwardCalls.add, itertools.count()
 
-    def reading(self: backward.Calls, roots: list[torch.Tensor]) -> None:
+    def reading(self: backward.BackwardCalls, roots: list[torch.Tensor]) -> None:
         WAYS[next(passes) % len(WAYS)](roots[0].detach())
         original(self, roots)
 
-    monkeypatch.setattr(backward.Calls, "add", reading)
+    monkeypatch.setattr(backward.BackwardCalls, "add", reading)
     more = reads_of(Loop, collector, monkeypatch, is_watched=True)
     more.subtract(reads_of(Loop, collector, monkeypatch, is_watched=False))
     assert next(passes) == 14

@@ -207,9 +207,9 @@ def test_a_watch_that_ends_inside_such_a_window_leaves_no_hook() -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        "stats.accumulation.Shadows._come",
-        "stats.accumulation.Shadows._added",
-        "stats.accumulation.Shadows.losses",
+        "stats.accumulation.Fp32Reference.before_accumulate",
+        "stats.accumulation.Fp32Reference.after_accumulate",
+        "stats.accumulation.Fp32Reference.losses",
         "stats.accumulation.scaled_norm",
         "stats.accumulation._counts",
     ],

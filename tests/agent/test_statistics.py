@@ -21,7 +21,7 @@ from gradcanary.export.reader import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reade
 from gradcanary.guard import Guard, reraise
 from gradcanary.model.layers import Layers
 from gradcanary.stats import kernels
-from gradcanary.stats.accumulation import Shadows, low_bits
+from gradcanary.stats.accumulation import Fp32Reference, low_bits
 from gradcanary.stats.kernels import bounds_of, measure, norm_of, readable
 from gradcanary.stats.sampler import take_sample
 from gradcanary.stats.samples import MEASURED, NONFINITE, PARTIAL, ZERO, Forecast, Kind, Part, parts_of, read
@@ -308,7 +308,7 @@ def test_what_is_measured_of_low_precision_makes_no_tensor_of_numbers() -> None:
         weight.grad = torch.ones_like(weight)
     optimizer.step()
     guard = Guard()
-    shadows, frozen = Shadows(guard.wrap, guard.catch), Frozen()
+    shadows, frozen = Fp32Reference(guard.wrap, guard.catch), Frozen()
     for weight in weights:
         weight.grad = None
     shadows.begin(references, 0, 1)

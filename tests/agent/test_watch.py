@@ -415,7 +415,7 @@ def test_a_name_that_cannot_be_asked_for_is_none(collector, training, monkeypatc
 
 
 def test_a_hosts_logging_that_raises_does_not_reach_the_training(collector, training, monkeypatch):
-    monkeypatch.setattr("gradcanary.tracking.recorder.Observer.step_begins", boom)
+    monkeypatch.setattr("gradcanary.tracking.recorder.Recorder.step_begins", boom)
     monkeypatch.setattr("gradcanary.guard.log", types.SimpleNamespace(error=boom))
     watch = gradcanary.watch(training.model, training.optimizer)
     training.steps(3)

@@ -74,8 +74,8 @@ class Settled:
 
 def forget_forecasts(watch: gradcanary.Watch) -> None:
     """Have the watch believe that what it foresees was said long ago."""
-    for track in watch._session.observer.tracks:
-        track.sampler.outlook.is_over = True
+    for tracker in watch._session.observer.trackers:
+        tracker.sampler.outlook.is_over = True
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from gradcanary import __version__, wire
 from gradcanary.model.layers import Layers
 from gradcanary.model.training_loop import chosen
-from gradcanary.tracking.recorder import Observer
+from gradcanary.tracking.recorder import Recorder
 
 INTERVAL_S = 15.0
 """Between two heartbeats."""
@@ -23,7 +23,7 @@ class SessionHello:
     What a session has sent once stays: ``rank_and_world`` is read before the first hello.
     """
 
-    def __init__(self, launch: str, observer: Observer) -> None:
+    def __init__(self, launch: str, observer: Recorder) -> None:
         self.rank_and_world = (0, 1)
         self._launch = launch
         self._facts: tuple[wire.Fact, ...] = ()
@@ -50,7 +50,7 @@ class SessionHello:
         """Return True if the collector does not have the present hello."""
         return self._sent is None or self.hello() != self._sent
 
-    def update(self, observer: Observer, measured: Layers | None, findings: Sequence[wire.Fact] = ()) -> None:
+    def update(self, observer: Recorder, measured: Layers | None, findings: Sequence[wire.Fact] = ()) -> None:
         """Take over what the training thread has found, and the facts that the reader found in its numbers.
 
         ``measured`` are the layers of a batch that follows.

@@ -24,7 +24,7 @@ from gradcanary.export.outbox import Creates, Outbox, RetryQueue
 from gradcanary.export.reader import Reader
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
-from gradcanary.tracking.recorder import Observer
+from gradcanary.tracking.recorder import Recorder
 from gradcanary.tracking.records import Record, Ring
 
 FLUSH_S = 0.5
@@ -60,7 +60,7 @@ class Sender:
 
     def __init__(
         self,
-        observer: Observer,
+        observer: Recorder,
         ring: Ring[Record],
         hello: SessionHello,
         transport: Transport,

@@ -32,7 +32,7 @@ _KEPT = 64
 would be another loss."""
 
 
-def listen(listener: Listener) -> None:
+def subscribe(listener: Listener) -> None:
     """Call the listener with what each outermost backward pass starts from, before it runs."""
     global _original, _installed
     with _lock:
@@ -43,7 +43,7 @@ def listen(listener: Listener) -> None:
             torch.autograd.backward = _installed
 
 
-def leave(listener: Listener) -> None:
+def unsubscribe(listener: Listener) -> None:
     """Stop calling the listener; the last one to leave restores ``torch.autograd.backward``."""
     global _original, _installed
     with _lock:
@@ -83,7 +83,7 @@ def is_outermost() -> bool:
     return task is None or bool(task() == -1)
 
 
-def single_elements(tensors: object) -> list[Tensor]:
+def scalar_roots(tensors: object) -> list[Tensor]:
     """Return the roots of one element, without those that are spread over processes: a collective would have to tell
     their value."""
     if type(tensors) is Tensor:  # by far the most usual, and never spread
@@ -96,7 +96,7 @@ def single_elements(tensors: object) -> list[Tensor]:
     return [root for each in single if (root := whole(each)) is not None]
 
 
-class Calls:
+class BackwardCalls:
     """All that is known of passes through layers that had no hooks yet; of others, what to take the loss from."""
 
     def __init__(self) -> None:
@@ -105,47 +105,47 @@ class Calls:
         self._kept: list[Tensor] = []
         self._all: list[Tensor] = []
         self._is_cut = False
-        self._unsynced = 0
-        self.is_noted = True
+        self._passes_without_grad_sync = 0
+        self.is_claimed = True
 
     def add(self, roots: list[Tensor]) -> None:
         """Note a call, and keep a copy of what it starts from."""
         copies = [root.data.clone() for root in roots]  # detach() would be dispatched, for three times as long
         self.count += 1
         self._present = copies
-        self.is_noted = False
+        self.is_claimed = False
         self._is_cut = self._is_cut or len(self._all) + len(copies) > _KEPT
         self._all = [] if self._is_cut else self._all + copies
 
     def skip(self) -> None:
         """Let a call pass that is not to be looked at."""
         self._present = []
-        self.is_noted = True
+        self.is_claimed = True
 
-    def keep(self) -> None:
+    def defer(self) -> None:
         """Note that the present pass has reached a layer, maybe without reducing a shard and calling a hook."""
-        if not self.is_noted:
+        if not self.is_claimed:
             self._kept, self._present = [*self._kept, *self._present], []
-            self._unsynced += 1
-            self.is_noted = True
+            self._passes_without_grad_sync += 1
+            self.is_claimed = True
 
-    def take(self) -> tuple[list[Tensor], int]:
+    def pop(self) -> tuple[list[Tensor], int]:
         """Return what the present pass and those that were kept start from, once, and how many were kept."""
-        is_present_kept = self.is_noted and self._unsynced > 0
-        unsynced = self._unsynced - 1 if is_present_kept else self._unsynced
+        is_present_deferred = self.is_claimed and self._passes_without_grad_sync > 0
+        unsynced = self._passes_without_grad_sync - 1 if is_present_deferred else self._passes_without_grad_sync
         taken = self._kept + self._present
-        self._kept, self._present, self._unsynced, self.is_noted = [], [], 0, True
+        self._kept, self._present, self._passes_without_grad_sync, self.is_claimed = [], [], 0, True
         return taken, unsynced
 
-    def take_all(self) -> list[Tensor]:
+    def pop_all(self) -> list[Tensor]:
         """Return what all passes since the last step started from, nothing where those were too many to be kept."""
         self._present, self._kept = [], []
         return self._all
 
-    def forget(self) -> int:
+    def reset(self) -> int:
         """Return how many there were, and begin anew."""
         count, self.count, self._all, self._is_cut = self.count, 0, [], False
-        self._kept, self._unsynced = [], 0
+        self._kept, self._passes_without_grad_sync = [], 0
         return count
 
 
@@ -157,18 +157,18 @@ def has_callbacks() -> bool:
     return hasattr(torch._C, "_current_graph_task_id") and hasattr(Variable._execution_engine, "queue_callback")  # noqa: SLF001 -- private
 
 
-def current_pass() -> int:
+def graph_task_id() -> int:
     """Return a number that no other backward pass has, -1 outside of one."""
     number: int = torch._C._current_graph_task_id()  # noqa: SLF001 -- see has_callbacks
     return number
 
 
-def passes() -> Callable[[], int]:
-    """Return :func:`current_pass` for those who ask once per layer: torch's own, without a call around it."""
+def graph_task_id_function() -> Callable[[], int]:
+    """Return :func:`graph_task_id` for those who ask once per layer: torch's own, without a call around it."""
     number: Callable[[], int] = torch._C._current_graph_task_id  # noqa: SLF001 -- see has_callbacks
     return number
 
 
-def at_end(callback: Callable[[], None]) -> None:
+def queue_end_of_backward(callback: Callable[[], None]) -> None:
     """Call the callback when the present backward pass has ended, after callbacks that were queued before."""
     Variable._execution_engine.queue_callback(callback)  # noqa: SLF001 -- see has_callbacks

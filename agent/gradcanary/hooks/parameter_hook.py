@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-AFTER, BEFORE = "_post_accumulate_grad_hooks", "_backward_hooks"
+POST_ACCUMULATE, PRE_ACCUMULATE = "_post_accumulate_grad_hooks", "_backward_hooks"
 """Where a parameter keeps the hooks that are called after its gradient was added up, and before."""
 
 _ours: set[int] = set()
 """The keys of all hooks of ours: torch gives each hook of a process another one."""
 
 
-class Hook:
+class ParameterHook:
     """A function that is called with each gradient of a parameter; ``reference`` leads to that, as long as it lives."""
 
     def __init__(
@@ -27,16 +27,17 @@ class Hook:
         self._reference, self._kind = reference, kind
         self._is_alone = _has_no_other(getattr(parameter, kind))
         self._is_first = self._is_alone
-        register: Any = parameter.register_post_accumulate_grad_hook if kind == AFTER else parameter.register_hook
+        is_after = kind == POST_ACCUMULATE
+        register: Any = parameter.register_post_accumulate_grad_hook if is_after else parameter.register_hook
         self._handle, self._call = register(call), call
         _ours.add(self._handle.id)
         self._tensor = parameter._cdata  # noqa: SLF001 -- what is swapped, and all that tells it
 
-    def renew(self) -> bool:
-        """Put it on again where torch has dropped it, and say so.
+    def reattach(self) -> bool:
+        """Register it again where torch has dropped it, and return True if so.
 
-        What others had on the parameter stays dropped, and ours with it: without us theirs would not be called either.
-        What they put on since then is called, as it would be without us.
+        A dict that also holds hooks of others stays dropped, and this hook with it: without the agent they would not be
+        called either. Hooks that were added since then are called, as they would be without the agent.
         """
         parameter = self._reference()
         if parameter is None:
@@ -50,17 +51,19 @@ class Hook:
             setattr(parameter, self._kind, hooks)
         return True
 
-    def rest(self) -> None:
-        """Have something called in its place that does nothing, in half the time. Its place among others stays its own:
-        whoever comes later is called later, and finds that this is a hook of ours."""
-        self.call_instead(_nothing)
+    def disable(self) -> None:
+        """Call a function that does nothing instead, in half the time.
 
-    def wake(self) -> None:
-        """Have it called again."""
-        self.call_instead(self._call)
+        The place among other hooks stays: later hooks are called later, and find that this is one of the agent.
+        """
+        self.replace(_nothing)
 
-    def is_on(self, parameter: Tensor) -> bool:
-        """Say whether it is a hook of this tensor."""
+    def enable(self) -> None:
+        """Call it again."""
+        self.replace(self._call)
+
+    def is_registered_on(self, parameter: Tensor) -> bool:
+        """Return True if it is registered on this tensor."""
         return self._handle.id in (getattr(parameter, self._kind, None) or ())
 
     def remove(self) -> None:
@@ -71,7 +74,7 @@ class Hook:
         if self._is_first and parameter is not None and getattr(parameter, self._kind) == {}:
             setattr(parameter, self._kind, None)
 
-    def call_instead(self, call: Callable[[Tensor], None]) -> None:
+    def replace(self, call: Callable[[Tensor], None]) -> None:
         """Have another function called in its place."""
         hooks = self._handle.hooks_dict_ref()
         if hooks is not None and self._handle.id in hooks:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradcanary.guard import Failed, reporting, reraise
 from gradcanary.hooks.graphs import is_capturing
-from gradcanary.hooks.parameter_hook import AFTER, BEFORE, Hook
+from gradcanary.hooks.parameter_hook import POST_ACCUMULATE, PRE_ACCUMULATE, ParameterHook
 from gradcanary.model.parameters import References
 from gradcanary.stats.kernels import LOW_PRECISION, readable, scaled_norm, spread
 from gradcanary.stats.weights import some, weight_of
@@ -94,14 +94,14 @@ class _Sum:
     left: tuple[int, int] = (0, 0)
 
 
-class Shadows:
+class Fp32Reference:
     """The float32 sums of a window, by position of the layer; none while no window is looked at."""
 
     def __init__(self, wrap: Callable[[str, Callable[..., None]], Callable[..., None]], failed: Failed) -> None:
         self._wrap, self._failed = wrap, failed
         self._references: References = ()
         self._sums: dict[int, _Sum | None] = {}
-        self._hooks: list[Hook] = []
+        self._hooks: list[ParameterHook] = []
 
     def begin(self, references: References, step: int, interval: int) -> None:
         """Sum up what comes from now on, of layers whose sums are of low precision; the step chooses among them.
@@ -144,11 +144,12 @@ class Shadows:
 
     def _follow(self, place: int, parameter: Tensor) -> None:
         self._sums[place] = None
-        come, added = (self._wrap("summing up in float32", partial(each, place)) for each in (self._come, self._added))
         reference = self._references[place]
-        self._hooks += [Hook(reference, parameter, BEFORE, come), Hook(reference, parameter, AFTER, added)]
+        for kind, call in ((PRE_ACCUMULATE, self.before_accumulate), (POST_ACCUMULATE, self.after_accumulate)):
+            hook = self._wrap("summing up in float32", partial(call, place))
+            self._hooks.append(ParameterHook(reference, parameter, kind, hook))
 
-    def _come(self, place: int, gradient: Tensor) -> None:
+    def before_accumulate(self, place: int, gradient: Tensor) -> None:
         """Add a gradient, unless somebody else wrote to the real sum: what was clipped meanwhile is not lost."""
         if place not in self._sums or is_capturing():
             return  # what is added here would become part of the CUDA graph; a sum without it is not told
@@ -164,7 +165,7 @@ class Shadows:
                 known.total.add_(gradient)
                 known.count += 1
 
-    def _added(self, place: int, parameter: Tensor) -> None:
+    def after_accumulate(self, place: int, parameter: Tensor) -> None:
         known = self._sums.get(place)
         if known is not None:
             known.left = _state(parameter.grad)

@@ -16,7 +16,7 @@ from gradcanary.model.distributed import Place
 from gradcanary.model.layers import Layers, dtype_name
 from gradcanary.model.parameters import References
 from gradcanary.stats import accumulation, weights
-from gradcanary.stats.accumulation import Shadows, accumulator, low_bits, whose_turn
+from gradcanary.stats.accumulation import Fp32Reference, accumulator, low_bits, whose_turn
 from gradcanary.stats.kernels import are_finite, bounds_of, measure, norm_of, readable, without_autocast
 from gradcanary.stats.samples import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Kind, Part, Sample, Wishes
 from gradcanary.stats.weights import Frozen, Outlook, changes, coarse_moments, copies_of, forecasts, weight_of
@@ -157,7 +157,9 @@ class Sampler:
     ``observed`` are those whose gradients the script sums elsewhere.
     """
 
-    def __init__(self, layers: Sequence[int], references: References, rank: Place, guard: Guard, sums: Shadows) -> None:
+    def __init__(
+        self, layers: Sequence[int], references: References, rank: Place, guard: Guard, sums: Fp32Reference
+    ) -> None:
         self.layers = layers
         self.references = references
         self.observed: set[int] = set()

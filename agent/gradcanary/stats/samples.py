@@ -44,7 +44,7 @@ class Kind(Enum):
     MOVED = auto()
     """What :func:`gradcanary.stats.weights.changes` finds of one layer."""
     LOST = auto()
-    """What :meth:`gradcanary.stats.accumulation.Shadows.losses` finds of one layer."""
+    """What :meth:`gradcanary.stats.accumulation.Fp32Reference.losses` finds of one layer."""
     FROZEN = auto()
     """The share of a layer's weights that :class:`gradcanary.stats.weights.Frozen` found unmoved."""
     STUCK = auto()

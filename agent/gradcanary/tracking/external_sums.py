@@ -9,7 +9,7 @@ from torch import Tensor
 from gradcanary.guard import Guard
 from gradcanary.model.layers import Layers, is_chosen
 from gradcanary.settings import Settings
-from gradcanary.tracking.tracker import Track
+from gradcanary.tracking.tracker import OptimizerTracker
 
 NO_LAYER = "observe_accumulator({name!r}): no layer is called so; there are, for example, {examples}"
 
@@ -20,25 +20,25 @@ class ExternalSums:
     def __init__(self, settings: Settings, guard: Guard) -> None:
         self._settings, self._guard = settings, guard
         self._accepted: dict[str, tuple[int, ...]] = {}
-        self._layers: dict[str, tuple[Track, int]] = {}
+        self._layers: dict[str, tuple[OptimizerTracker, int]] = {}
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._accepted)
 
-    def follow(self, layers: Layers, tracks: Collection[Track]) -> None:
+    def follow(self, layers: Layers, trackers: Collection[OptimizerTracker]) -> None:
         """Take other layers, and let their trackers know which of them are summed elsewhere."""
         known = layers.layer_set.layers
         self._shapes = {layer.name: layer.shape for layer in known}
         self._layers = {
-            known[number].name: (track, position)
-            for track in tracks
-            for position, number in enumerate(track.sampler.layers)
+            known[number].name: (tracker, position)
+            for tracker in trackers
+            for position, number in enumerate(tracker.sampler.layers)
         }
         for name, shape in self._accepted.items():
             if name in self._layers:
-                track, position = self._layers[name]
-                track.sampler.observed.add(position)
+                tracker, position = self._layers[name]
+                tracker.sampler.observed.add(position)
             try:
                 self._check_layer(name, shape)
             except ValueError as error:
@@ -53,8 +53,8 @@ class ExternalSums:
     def read(self, name: str, tensor: Tensor) -> None:
         """Read a tensor that holds a layer's sum of the window."""
         if name in self._layers:
-            track, position = self._layers[name]
-            track.read_external(position, tensor)
+            tracker, position = self._layers[name]
+            tracker.read_external(position, tensor)
 
     def _check_layer(self, name: str, shape: tuple[int, ...]) -> None:
         if self._shapes is None or not is_chosen(name, self._settings):

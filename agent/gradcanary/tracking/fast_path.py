@@ -27,9 +27,9 @@ from gradcanary.tracking.records import NOT_SKIPPED, Logged, Record
 
 if TYPE_CHECKING:
     from gradcanary.guard import Guard
-    from gradcanary.tracking.layer_hooks import Counters
-    from gradcanary.tracking.recorder import Observer
-    from gradcanary.tracking.tracker import Track
+    from gradcanary.tracking.layer_hooks import LayerHooks
+    from gradcanary.tracking.recorder import Recorder
+    from gradcanary.tracking.tracker import OptimizerTracker
     from gradcanary.tracking.window import Window
 
 ALIKE = 16
@@ -55,13 +55,13 @@ class FastPath:
     """Takes the calls of torch while it ``is_on``. Each returns False if the fast path was left by it: then the call is
     an ordinary one."""
 
-    def __init__(self, observer: Observer, counters: Counters, guard: Guard) -> None:
+    def __init__(self, recorder: Recorder, layer_hooks: LayerHooks, guard: Guard) -> None:
         self.is_on = False
-        self._of, self._counters, self._guard = observer, counters, guard
+        self._recorder, self._layer_hooks, self._guard = recorder, layer_hooks, guard
         self._alike = self._passes = self._called = 0
         self._is_first = self._is_able = True
         self._kept: list[Kept] = []
-        self._track: Track
+        self._tracker: OptimizerTracker
         self._window: Window
         self._optimizer: Callable[[], Optimizer | None] = lambda: None
         self._sizes: list[int] = []
@@ -91,17 +91,17 @@ class FastPath:
             return self._give_up(where, error)
 
     def _backward_called(self, tensors: object) -> bool:
-        of = self._of
-        if of.graphs.stepped:
+        recorder = self._recorder
+        if recorder.graphs.stepped:
             return self.leave()
         if self._window.stepped:
             self._go_on()
-            if self._track.is_sampled:
+            if self._tracker.is_sampled:
                 return self.leave(is_usual=True)  # the interval has become another one
         elif self._called == self._passes or self._is_cleared():
             return self.leave()
         self._called += 1
-        of.calls.add(backward.single_elements(tensors))
+        recorder.calls.add(backward.scalar_roots(tensors))
         return True
 
     def _step_begins(self, optimizer: Optimizer, has_closure: bool) -> bool:
@@ -114,65 +114,65 @@ class FastPath:
         return True
 
     def _step_ended(self) -> bool:
-        of, window = self._of, self._window
+        recorder, window = self._recorder, self._window
         window.stepping, window.stepped = False, True
         self._called = 0
-        of.clock.steps_taken += 1
-        of.stepped_at = time.perf_counter()
-        of.calls.forget()
-        if of.is_next_sampled():
+        recorder.clock.steps_taken += 1
+        recorder.stepped_at = time.perf_counter()
+        recorder.calls.reset()
+        if recorder.is_next_sampled():
             self.leave(is_usual=True)
         return True
 
     def _noting(self, position: int) -> Callable[[Tensor], None]:
         """Return the hook of an enabled layer: the first call of one shows that a pass belongs to this training."""
-        of = self._of
-        news = of.meter.hook("counting micro-steps", self._note, self._give_up)
+        recorder = self._recorder
+        news = recorder.meter.hook("counting micro-steps", self._note, self._give_up)
 
         def note(_parameter: Tensor) -> None:
-            if not (is_backward_traced() or (of.calls.is_noted and self._window.counts[position])):
+            if not (is_backward_traced() or (recorder.calls.is_claimed and self._window.counts[position])):
                 news(position)
 
         return note
 
     def _note(self, position: int) -> None:
-        window, calls = self._window, self._of.calls
+        window, calls = self._window, self._recorder.calls
         window.counts[position] = window.counts[position] or 1
-        if not calls.is_noted:
+        if not calls.is_claimed:
             window.begun = True
-            self._track.first = position
+            self._tracker.first = position
             window.passes += 1
-            window.losses += calls.take()[0]
+            window.losses += calls.pop()[0]
 
     def _is_cleared(self) -> bool:
         """Return True if gradients of this window are gone though there was no step."""
-        return self._window.begun and self._track.is_cleared()
+        return self._window.begun and self._tracker.is_cleared()
 
     def _go_on(self) -> None:
         """Turn to the next window. It is the same object: the counts of layers in it hold for all of them."""
-        of, window = self._of, self._window
+        recorder, window = self._recorder, self._window
         if self._is_first:
-            of.close_window(self._track)
-            self._window, self._is_first = self._track.window, False
+            recorder.close_window(self._tracker)
+            self._window, self._is_first = self._tracker.window, False
             return
         now = time.time()
-        self._kept.append((of.clock.step, now, window.losses, window.lr, of.logged))
-        of.logged = []
-        of.clock.step += 1
-        of.meter.window_ended(is_sampled=False)
+        self._kept.append((recorder.clock.step, now, window.losses, window.lr, recorder.logged))
+        recorder.logged = []
+        recorder.clock.step += 1
+        recorder.meter.window_ended(is_sampled=False)
         window.begin_again()
         if len(self._kept) >= HANDS_OVER or not 0 <= now - self._kept[0][1] < HANDS_OVER_S:
             self._hand_over()
-            of.find_group()
+            recorder.find_group()
 
     def _hand_over(self) -> None:
         """Put a record for each window that is over."""
-        of, layers, kept = self._of, self._of.layers, self._kept
+        recorder, layers, kept = self._recorder, self._recorder.layers, self._kept
         self._kept = []
         if layers is None:
             return
         for step, moment, losses, lr, logged in kept:
-            of.put(
+            recorder.put(
                 Record(
                     layers=layers,
                     step=step,
@@ -182,10 +182,10 @@ class FastPath:
                     samples=[],
                     parts=parts_of(losses, lr),
                     step_time_s=None,
-                    agent_share=of.meter.share(),
-                    every=of.clock.interval,
+                    agent_share=recorder.meter.share(),
+                    every=recorder.clock.interval,
                     logged=logged,
-                    is_silent=of.place.is_silent,
+                    is_silent=recorder.place.is_silent,
                 )
             )
 
@@ -193,37 +193,42 @@ class FastPath:
 
     def window_stepped(self, optimizer: Optimizer) -> None:
         """After an ordinary step take the fast path if the last windows were alike."""
-        of = self._of
-        track = of.leading
-        if not (of.clock.interval > 1 and self._is_able) or track is None or optimizer is not of.main():
+        recorder = self._recorder
+        tracker = recorder.leading
+        if not (recorder.clock.interval > 1 and self._is_able) or tracker is None or optimizer is not recorder.main():
             return
-        window = track.window
+        window = tracker.window
         is_usual = window.is_plain and window.calls == window.passes == self._passes
         self._alike = self._alike + 1 if is_usual else 0
         self._passes = window.passes
-        if self._alike >= ALIKE and len(of.optimizers()) == 1 and not of.is_next_sampled() and self._may_enter(track):
-            self._enter(track, optimizer)
+        if (
+            self._alike >= ALIKE
+            and len(recorder.optimizers()) == 1
+            and not recorder.is_next_sampled()
+            and self._may_enter(tracker)
+        ):
+            self._enter(tracker, optimizer)
 
-    def _may_enter(self, track: Track) -> bool:
+    def _may_enter(self, tracker: OptimizerTracker) -> bool:
         """Return True if nothing but the steps of one optimizer has to be followed meanwhile."""
-        of = self._of
+        recorder = self._recorder
         is_plain = (
-            of.is_alone
-            and of.clock.has_backward_end
-            and not (of.clock.is_paused or of.external_sums or of.graphs.stepped)
+            recorder.is_alone
+            and recorder.clock.has_backward_end
+            and not (recorder.clock.is_paused or recorder.external_sums or recorder.graphs.stepped)
         )
         # Neither has been measured: ranks that wait for each other, and a device that works ahead of its process.
-        is_plain = is_plain and not of.place.is_one_of_many and not _is_on_cuda()
-        is_whole = of.layers is not None and not of.layers.has_shards and not self._counters.unhooked
-        return is_plain and is_whole and track.allows_fast_path()
+        is_plain = is_plain and not recorder.place.is_one_of_many and not _is_on_cuda()
+        is_whole = recorder.layers is not None and not recorder.layers.has_shards and not self._layer_hooks.unhooked
+        return is_plain and is_whole and tracker.allows_fast_path()
 
-    def _enter(self, track: Track, optimizer: Optimizer) -> None:
+    def _enter(self, tracker: OptimizerTracker, optimizer: Optimizer) -> None:
         self.is_on = self._is_first = True
         self._called = 0
-        self._track, self._window = track, track.window
+        self._tracker, self._window = tracker, tracker.window
         self._optimizer, self._sizes = weakref.ref(optimizer), sizes(optimizer)
-        self._declared_at, self._present_pass = declared_dtypes.changes(), backward.passes()
-        self._counters.replace_enabled(track, self._noting)
+        self._declared_at, self._present_pass = declared_dtypes.changes(), backward.graph_task_id_function()
+        self._layer_hooks.replace_enabled(tracker, self._noting)
 
     def _give_up(self, where: str, error: BaseException) -> bool:
         """Leave it for good: what raises here must not raise in each step from now on."""
@@ -241,6 +246,6 @@ class FastPath:
         self._hand_over()
         window = self._window
         if not (self._is_first or window.stepped):
-            self._track.look_again(is_new=not (window.begun or self._called))
-        self._counters.enable()
+            self._tracker.look_again(is_new=not (window.begun or self._called))
+        self._layer_hooks.enable()
         return False

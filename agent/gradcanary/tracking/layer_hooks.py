@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from gradcanary.hooks import backward
 from gradcanary.hooks.graphs import is_backward_traced
-from gradcanary.hooks.parameter_hook import AFTER, Hook
+from gradcanary.hooks.parameter_hook import POST_ACCUMULATE, ParameterHook
 from gradcanary.model.distributed import is_shard
 from gradcanary.model.layers import Layers
 from gradcanary.tracking.hook_sampler import TIMED_EACH
 
 if TYPE_CHECKING:
-    from gradcanary.tracking.recorder import Observer
-    from gradcanary.tracking.tracker import Track
+    from gradcanary.tracking.recorder import Recorder
+    from gradcanary.tracking.tracker import OptimizerTracker
 
 
 SEARCHES = 64
@@ -25,15 +25,15 @@ SEARCHES = 64
 further inside there is none."""
 
 
-class Counters:
+class LayerHooks:
     """One hook for each layer, by its number, and one for a pass that reduces no shard."""
 
-    def __init__(self, observer: Observer) -> None:
-        self._of = observer
-        self._hooks: dict[int, Hook] = {}
-        self._gathered: list[Hook] = []
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._hooks: dict[int, ParameterHook] = {}
+        self._gathered: list[ParameterHook] = []
         self.unhooked: list[int] = []
-        self._all: list[Hook] = []
+        self._all: list[ParameterHook] = []
         self._is_looked_at = self._are_disabled = False
         self._searches_left = SEARCHES
 
@@ -45,7 +45,7 @@ class Counters:
 
     def add(self) -> None:
         """Hook the layers that are trainable now: torch takes no hook on one that is frozen."""
-        layers = self._of.layers
+        layers = self._recorder.layers
         if not self.unhooked or layers is None:
             return
         ways = {layer: layers.gathered.get(layer, layers.references[layer]) for layer in self.unhooked}
@@ -58,16 +58,16 @@ class Counters:
             return  # as before each step of a training with frozen layers
         calls = self._calls(able.keys() - self._hooks.keys())  # some are there where the one after them raised
         for layer, call in calls.items():
-            self._hooks[layer] = Hook(ways[layer], able[layer], AFTER, call)
+            self._hooks[layer] = ParameterHook(ways[layer], able[layer], POST_ACCUMULATE, call)
         self.unhooked = [layer for layer in self.unhooked if layer not in able]
         self._all = [*self._hooks.values(), *self._gathered]
 
     def _calls(self, wanted: Collection[int]) -> dict[int, Callable[[Tensor], None]]:
         """Return what the hook of each wanted layer calls."""
         return {
-            layer: layer_hook(self._of, track, position)
-            for track in self._of.tracks
-            for position, layer in enumerate(track.sampler.layers)
+            layer: make_layer_hook(self._recorder, tracker, position)
+            for tracker in self._recorder.trackers
+            for position, layer in enumerate(tracker.sampler.layers)
             if layer in wanted
         }
 
@@ -78,7 +78,7 @@ class Counters:
         self._hooks, self._gathered, self._all, self._searches_left = {}, [], [], SEARCHES
         self._note_enabled()
 
-    def before_pass(self) -> None:
+    def repair_after_swap(self) -> None:
         """Before the first pass since a step: hook again what the script has moved by swapping tensors.
 
         Where the window is not sampled one is looked at, in turns: what was moved is seldom moved alone.
@@ -87,21 +87,21 @@ class Counters:
         if self._is_looked_at or not hooks:
             return
         self._is_looked_at = True
-        if self._of.is_next_sampled():
-            is_moved = any(hook.renew() for hook in hooks)
+        if self._recorder.is_next_sampled():
+            is_moved = any(hook.reattach() for hook in hooks)
         else:
-            is_moved = hooks[self._of.clock.step % len(hooks)].renew()
+            is_moved = hooks[self._recorder.clock.step % len(hooks)].reattach()
         if is_moved:
             for hook in hooks:
-                hook.renew()
+                hook.reattach()
             self._searches_left = SEARCHES  # what is gathered now may be another tensor, too
 
-    def hear_of_unsynced(self, keep: Callable[[Tensor], None]) -> None:
+    def hook_unsharded_parameter(self, keep: Callable[[Tensor], None]) -> None:
         """Hook one parameter that is gathered now: the shards' own hooks are called by passes that reduce them only.
 
         In place of offloaded shards each gathered parameter is hooked, once the forward pass has made it.
         """
-        layers = self._of.layers
+        layers = self._recorder.layers
         if layers is None or not layers.has_shards:
             return
         if layers.gathered:
@@ -112,73 +112,75 @@ class Counters:
         for owner in (reference() for reference in layers.owners):
             for parameter in owner._parameters.values() if owner is not None else ():  # noqa: SLF001 -- what it holds now
                 if parameter is not None and parameter.requires_grad and not is_shard(parameter):
-                    self._gathered.append(Hook(_nowhere, parameter, AFTER, keep))
+                    self._gathered.append(ParameterHook(_nowhere, parameter, POST_ACCUMULATE, keep))
                     self._all.append(self._gathered[-1])
                     self._searches_left = 0
                     return
 
     # -- between samples -----------------------------------------------------------------------------------------
 
-    def step_ended(self) -> None:
+    def on_step_end(self) -> None:
         """After a step of any optimizer: enable all hooks if the next window is sampled, else disable most of them.
 
         Inside a backward pass nothing is disabled: the hooks of some of its layers were called already.
         """
         self._is_looked_at = False
-        of = self._of
-        if of.is_next_sampled() or (self._are_disabled and any(track.is_lost() for track in of.tracks)):
+        recorder = self._recorder
+        if recorder.is_next_sampled() or (
+            self._are_disabled and any(tracker.is_lost() for tracker in recorder.trackers)
+        ):
             self.enable()
-        elif of.clock.has_backward_end and backward.current_pass() < 0:
-            for track in of.tracks:
-                for position in track.disable_hooks():
+        elif recorder.clock.has_backward_end and backward.graph_task_id() < 0:
+            for tracker in recorder.trackers:
+                for position in tracker.disable_hooks():
                     self._are_disabled = True
-                    if (hook := self._hooks.get(track.sampler.layers[position])) is not None:
-                        hook.rest()
+                    if (hook := self._hooks.get(tracker.sampler.layers[position])) is not None:
+                        hook.disable()
 
-    def replace_enabled(self, track: Track, noting: Callable[[int], Callable[[Tensor], None]]) -> None:
-        """Have what ``noting`` returns for a position called in place of each enabled hook of a track."""
+    def replace_enabled(self, tracker: OptimizerTracker, noting: Callable[[int], Callable[[Tensor], None]]) -> None:
+        """Have what ``noting`` returns for a position called in place of each enabled hook of a tracker."""
         self._are_disabled = True
-        for position in track.hook_sampler.enabled():
-            if (hook := self._hooks.get(track.sampler.layers[position])) is not None:
-                hook.call_instead(noting(position))
+        for position in tracker.hook_sampler.enabled():
+            if (hook := self._hooks.get(tracker.sampler.layers[position])) is not None:
+                hook.replace(noting(position))
 
     def enable(self) -> None:
         """Enable all hooks, also of layers that come later in the present backward pass."""
         if self._are_disabled:
             for hook in self._hooks.values():
-                hook.wake()
+                hook.enable()
             self._note_enabled()
 
     def _note_enabled(self) -> None:
         self._are_disabled = False
-        for track in self._of.tracks:
-            track.hook_sampler.enable()
+        for tracker in self._recorder.trackers:
+            tracker.hook_sampler.enable()
 
 
 def _nowhere() -> nn.Parameter | None:
     return None
 
 
-def layer_hook(of: Observer, track: Track, position: int) -> Callable[[Tensor], None]:
-    """Return what counts a layer of a track; one in so many has a clock."""
-    catch, timed = of.guard.catch, of.meter.timed
-    current_pass = backward.passes() if of.clock.has_backward_end else _unknown_pass
-    begins, look = partial(timed(track.pass_begins), position), partial(timed(track.measure_local), position)
+def make_layer_hook(recorder: Recorder, tracker: OptimizerTracker, position: int) -> Callable[[Tensor], None]:
+    """Return what counts a layer of a tracker; one in so many has a clock."""
+    catch, timed = recorder.guard.catch, recorder.meter.timed
+    graph_task_id = backward.graph_task_id_function() if recorder.clock.has_backward_end else _unknown_pass
+    begins, look = partial(timed(tracker.pass_begins), position), partial(timed(tracker.measure_local), position)
 
-    def accumulated(_parameter: Tensor) -> None:
+    def on_grad_accumulated(_parameter: Tensor) -> None:
         if is_backward_traced():
             return
         try:
-            if current_pass() == track.plain_pass:
-                track.window.counts[position] += 1
+            if graph_task_id() == tracker.plain_pass:
+                tracker.window.counts[position] += 1
             else:
-                track.accumulated(position, begins, look)
+                tracker.accumulated(position, begins, look)
         except Exception as error:  # noqa: BLE001 -- as in Guard.wrap, without a second call per layer
             catch("counting micro-steps", error)
 
     if position % TIMED_EACH:
-        return accumulated
-    return of.meter.timed_for(lambda: track.hook_sampler.weight_of_timed_hook, accumulated)
+        return on_grad_accumulated
+    return recorder.meter.timed_for(lambda: tracker.hook_sampler.weight_of_timed_hook, on_grad_accumulated)
 
 
 def _unknown_pass() -> int:

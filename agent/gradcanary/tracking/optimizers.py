@@ -22,8 +22,8 @@ from gradcanary.model.parameters import elements, living, parameters, sizes
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
 from gradcanary.tracking.fast_path import FastPath
-from gradcanary.tracking.layer_hooks import Counters
-from gradcanary.tracking.recorder import Observer
+from gradcanary.tracking.layer_hooks import LayerHooks
+from gradcanary.tracking.recorder import Recorder
 
 Optimizer = torch.optim.Optimizer
 
@@ -32,7 +32,7 @@ LEADS_AFTER = 64
 
 
 class Hooks:
-    """Finds the optimizers that a watch follows and leads what torch calls to its observer.
+    """Finds the optimizers that a watch follows and leads what torch calls to its recorder.
 
     The step hooks are global: they also fire for optimizers made earlier, for subclasses, and inside wrappers.
     ``poll`` looks for values that have arrived from a GPU, ``prepare`` is given the devices and the number of layers.
@@ -40,14 +40,14 @@ class Hooks:
 
     def __init__(
         self,
-        observer: Observer,
+        recorder: Recorder,
         settings: Settings,
         guard: Guard,
         *,
         poll: Callable[[], None],
         prepare: Callable[[Collection[torch.device], int], None],
     ) -> None:
-        self.observer = observer
+        self.recorder = recorder
         self.settings = settings
         self.guard = guard
         self._poll, self._prepare = poll, guard.wrap("preparing for a GPU", prepare)
@@ -63,22 +63,22 @@ class Hooks:
         self._sizes: dict[int, list[int]] = {}
         self._steps_of: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._main: Callable[[], Optimizer | None] = lambda: None
-        self._counters = Counters(observer)
-        self._fast_path = FastPath(observer, self._counters, guard)
-        self._keep = guard.wrap("a pass that reduces nothing", lambda _: observer.calls.keep())
+        self._layer_hooks = LayerHooks(recorder)
+        self._fast_path = FastPath(recorder, self._layer_hooks, guard)
+        self._keep = guard.wrap("a pass that reduces nothing", lambda _: recorder.calls.defer())
         self._steps: list[Any] = []
-        self.step_by_hand = observer.meter.hook("noting a step by hand", self._stepped_by_hand, guard.catch)
+        self.step_by_hand = recorder.meter.hook("noting a step by hand", self._stepped_by_hand, guard.catch)
         """Notes that a step which no optimizer made is over."""
-        self._listener = observer.meter.hook("capturing the loss", self._backward_called, guard.catch)
+        self._listener = recorder.meter.hook("capturing the loss", self._backward_called, guard.catch)
 
     def attach(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Begin. With a model its living optimizers are taken; with neither, each optimizer that steps from now on."""
         self._thread = threading.get_ident()
-        observer, wrap = self.observer, self.guard.wrap
-        observer.main, observer.optimizers = lambda: self._main(), self.optimizers
-        observer.awaits_optimizer = self._has_idle_optimizer
-        observer.enable_hooks = self._counters.enable
-        observer.leave_fast_path = self._fast_path.leave
+        recorder, wrap = self.recorder, self.guard.wrap
+        recorder.main, recorder.optimizers = lambda: self._main(), self.optimizers
+        recorder.awaits_optimizer = self._has_idle_optimizer
+        recorder.enable_hooks = self._layer_hooks.enable
+        recorder.leave_fast_path = self._fast_path.leave
         self._takes_any = model is None and optimizer is None
         if model is not None:
             self._model = weakref.ref(model)
@@ -92,20 +92,20 @@ class Hooks:
             wrap("finding the layers", self._follow)()
         wrap("keeping out of torch.compile", graphs.keep_out)()
         begins, ended = (
-            observer.meter.hook("the step hook", each, self.guard.catch)
+            recorder.meter.hook("the step hook", each, self.guard.catch)
             for each in (self._step_begins, self._step_ended)
         )
-        self._steps.append(register_optimizer_step_pre_hook(self.observer.graphs.outside(begins)))
-        self._steps.append(register_optimizer_step_post_hook(self.observer.graphs.outside(ended)))
-        backward.listen(self._listener)
+        self._steps.append(register_optimizer_step_pre_hook(self.recorder.graphs.outside(begins)))
+        self._steps.append(register_optimizer_step_post_hook(self.recorder.graphs.outside(ended)))
+        backward.subscribe(self._listener)
 
     def detach(self) -> None:
         """Leave no hook and no replaced function behind."""
-        backward.leave(self._listener)
+        backward.unsubscribe(self._listener)
         for handle in self._steps:
             handle.remove()
-        self.observer.let_go()
-        self._counters.remove()
+        self.recorder.let_go()
+        self._layer_hooks.remove()
 
     def is_training_elsewhere(self) -> bool:
         """Return True if another living thread ran the last pass or step, or made the watch."""
@@ -128,9 +128,9 @@ class Hooks:
         """Say whether a CUDA graph is being recorded: then look away, until a step that is made and not recorded."""
         if not is_capturing():
             return False
-        self.observer.tell(facts.RECORDED)
-        if not self.observer.clock.is_paused:
-            self.observer.pause()
+        self.recorder.tell(facts.RECORDED)
+        if not self.recorder.clock.is_paused:
+            self.recorder.pause()
         return True
 
     def _is_left_alone(self) -> bool:
@@ -156,9 +156,9 @@ class Hooks:
             return
         if self._stepped_inside:
             self._follow_stepped_inside()
-        self._counters.before_pass()
-        self.observer.backward_called(backward.single_elements(tensors))
-        self._counters.hear_of_unsynced(self._keep)
+        self._layer_hooks.repair_after_swap()
+        self.recorder.backward_called(backward.scalar_roots(tensors))
+        self._layer_hooks.hook_unsharded_parameter(self._keep)
 
     def _step_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._is_left_alone():
@@ -182,9 +182,9 @@ class Hooks:
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
         if self._is_changed(optimizer):
             self._follow()
-        elif self._counters.unhooked:
-            self._counters.add()
-        self.observer.step_begins(optimizer, has_closure=has_closure)
+        elif self._layer_hooks.unhooked:
+            self._layer_hooks.add()
+        self.recorder.step_begins(optimizer, has_closure=has_closure)
 
     def _step_ended(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if self.before_next_pass is not None:
@@ -193,14 +193,14 @@ class Hooks:
             return
         if not self.follows(optimizer) or self._is_recorded():
             return
-        self.observer.step_ended(optimizer)
+        self.recorder.step_ended(optimizer)
         self._poll()
-        self._counters.step_ended()
+        self._layer_hooks.on_step_end()
         self._fast_path.window_stepped(optimizer)
         if (before := self._steps_of.get(optimizer, 0)) < LEADS_AFTER:
             self._steps_of[optimizer] = before + 1
             if before + 1 == LEADS_AFTER and self._main() not in self._steps_of:
-                self.observer.clock.step += before  # the last of them is still to be recorded
+                self.recorder.clock.step += before  # the last of them is still to be recorded
                 self._follow()
 
     def _begin_session(self) -> None:
@@ -215,7 +215,7 @@ class Hooks:
         """
         stepped, self._stepped_inside = self._stepped_inside, {}
         if not self._optimizers:
-            self.observer.calls.forget()
+            self.recorder.calls.reset()
         self._begin_session()
         self._optimizers.update(stepped)
         self._follow()
@@ -224,10 +224,10 @@ class Hooks:
         if self._is_left_alone():
             return
         self._note_thread()
-        self._counters.add()
-        self.observer.step_by_hand()
+        self._layer_hooks.add()
+        self.recorder.step_by_hand()
         self._poll()
-        self._counters.step_ended()
+        self._layer_hooks.on_step_end()
 
     def _has_idle_optimizer(self) -> bool:
         """Return True if an optimizer lives that may step later; one pass over the garbage collector's objects."""
@@ -285,11 +285,11 @@ class Hooks:
         layers = discover(optimizers, self._model(), self.settings, self.guard.catch)
         if not len(layers):
             self.guard.say("no layer to watch: nothing is trainable, or include/exclude leave nothing")
-        self.observer.follow(layers)
+        self.recorder.follow(layers)
         devices = {each.device for reference in layers.references if (each := reference()) is not None}
         self._prepare(devices, len(layers))
-        self.observer.meter.device_clock.devices = [device for device in devices if device.type == "cuda"]
+        self.recorder.meter.device_clock.devices = [device for device in devices if device.type == "cuda"]
         if any(map(is_slow, devices)):
-            self.observer.meter.slow_down()
-            self.observer.tell(facts.SLOW_DEVICE)
-        self._counters.follow(layers)
+            self.recorder.meter.slow_down()
+            self.recorder.tell(facts.SLOW_DEVICE)
+        self._layer_hooks.follow(layers)

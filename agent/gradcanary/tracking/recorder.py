@@ -15,7 +15,7 @@ from torch import Tensor
 from gradcanary import facts, wire
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward
-from gradcanary.hooks.backward import Calls
+from gradcanary.hooks.backward import BackwardCalls
 from gradcanary.hooks.graphs import Graphs
 from gradcanary.model.distributed import Place
 from gradcanary.model.layers import Layers
@@ -29,7 +29,7 @@ from gradcanary.tracking.grad_scaler import Scalers
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import Logged, Record, peak_bytes
 from gradcanary.tracking.step_clock import StepClock
-from gradcanary.tracking.tracker import Surroundings, Track, let_go
+from gradcanary.tracking.tracker import OptimizerTracker, Surroundings, let_go
 from gradcanary.tracking.window import Window
 
 Optimizer = torch.optim.Optimizer
@@ -38,8 +38,8 @@ PASSES_WITHOUT_STEP = 64
 """Backward passes after which a loop without an optimizer is reported: more than most windows have."""
 
 
-class Observer:
-    """Follows all optimizers, each on a track of its own; fed by the hooks of
+class Recorder:
+    """Follows all optimizers, each on a tracker of its own; fed by the hooks of
     :class:`gradcanary.tracking.optimizers.Hooks`."""
 
     def __init__(self, settings: Settings, guard: Guard, *, put: Callable[[Record], None]) -> None:
@@ -59,7 +59,7 @@ class Observer:
         self._passes_without_step = 0
         self.is_late = False
         self.logged: list[Logged] = []
-        self.graphs, self.place, self.calls = Graphs(), Place(), Calls()
+        self.graphs, self.place, self.calls = Graphs(), Place(), BackwardCalls()
         self._surroundings = Surroundings(
             clock=self.clock,
             rank=self.place,
@@ -75,11 +75,11 @@ class Observer:
         )
         self.facts: list[wire.Fact] = []
         self.external_sums = ExternalSums(settings, guard)
-        self._tracks: dict[int | None, Track] = {}
-        self._leading: Track | None = None
-        self._present: dict[Track, Sample] = {}
+        self._trackers: dict[int | None, OptimizerTracker] = {}
+        self._leading: OptimizerTracker | None = None
+        self._present: dict[OptimizerTracker, Sample] = {}
         """The last sample of each other optimizer, for the main one's present record."""
-        self._early: dict[Track, Sample] = {}
+        self._early: dict[OptimizerTracker, Sample] = {}
         """Those for the next record."""
         self.stepped_at: float | None = None
 
@@ -90,15 +90,15 @@ class Observer:
         main, owners = self.main(), [id(optimizer) for optimizer in self.optimizers()]
         first = None if main is None else id(main)
         places = places_of(layers, owners, first)
-        left = [track for key, track in self._tracks.items() if key not in places]
-        tracks = {key: self._track_of(key, mine, layers, left) for key, mine in places.items()}
-        self._hand_over(tracks[first], tracks.values())
-        let_go(track for track in self._tracks.values() if track not in tracks.values())
-        self.layers, self._tracks = layers, tracks
+        left = [tracker for key, tracker in self._trackers.items() if key not in places]
+        trackers = {key: self._tracker_of(key, mine, layers, left) for key, mine in places.items()}
+        self._hand_over(trackers[first], trackers.values())
+        let_go(tracker for tracker in self._trackers.values() if tracker not in trackers.values())
+        self.layers, self._trackers = layers, trackers
         self.clock.has_layers = True
         for key, mine in places.items():
-            tracks[key].follow(mine, layers)
-        self.external_sums.follow(layers, tracks.values())
+            trackers[key].follow(mine, layers)
+        self.external_sums.follow(layers, trackers.values())
         self.place.follow(layers)
         for fact in layers.facts:
             self.note(fact)
@@ -106,9 +106,9 @@ class Observer:
     def backward_called(self, roots: list[Tensor]) -> None:
         """Keep what a backward pass starts from until a layer of the main optimizer takes part in it."""
         if self.graphs.stepped:
-            self._catch_up()
-        for track in self._tracks.values():
-            track.forget_passes()
+            self._note_compiled_step()
+        for tracker in self._trackers.values():
+            tracker.forget_passes()
         if not (self.clock.saw_backward_end or self.has_optimizer()):
             self._look_for_callback()
         if not self.clock.steps_taken:
@@ -129,39 +129,39 @@ class Observer:
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Take what only the moment before the step shows."""
         if self.graphs.stepped:
-            self._catch_up()
-        track = self._tracks.get(id(optimizer))
-        if track is None:
+            self._note_compiled_step()
+        tracker = self._trackers.get(id(optimizer))
+        if tracker is None:
             return
         if not self.clock.saw_backward_end:
             self._look_for_callback()
-        self._begin_stepping(track)
+        self._begin_stepping(tracker)
         if self.clock.is_paused:
             self.look_again()
-        track.step_begins(optimizer, has_closure=has_closure)
-        if track is self._leading:
-            track.window.lr = learning_rates(self.optimizers())
+        tracker.step_begins(optimizer, has_closure=has_closure)
+        if tracker is self._leading:
+            tracker.window.lr = learning_rates(self.optimizers())
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """Note the step; a sample of another optimizer than the main one goes to the main one's record."""
         now = time.perf_counter()
-        track = self._tracks.get(id(optimizer))
-        if track is None:
+        tracker = self._trackers.get(id(optimizer))
+        if tracker is None:
             return
-        track.step_ended()
-        if not track.sampler.outlook.is_over:
-            self.guard.wrap("forecasting", track.forecast)(optimizer)
+        tracker.step_ended()
+        if not tracker.sampler.outlook.is_over:
+            self.guard.wrap("forecasting", tracker.forecast)(optimizer)
         self._count_step()
-        if track is self._leading:
-            self._leading_stepped(track, now)
+        if tracker is self._leading:
+            self._leading_stepped(tracker, now)
         else:
-            self._add_sample(track, self._leading)
+            self._add_sample(tracker, self._leading)
 
     def step_by_hand(self) -> None:
         """Note a step of a loop without an optimizer; where one is followed, its own steps are counted."""
         now = time.perf_counter()
         is_compiled = self.graphs.stepped
-        self._catch_up()
+        self._note_compiled_step()
         leading = self._leading
         if is_compiled or leading is None or self.has_optimizer():
             return
@@ -173,8 +173,8 @@ class Observer:
         self._count_step()
         self._leading_stepped(leading, now)
 
-    def _leading_stepped(self, leading: Track, now: float) -> None:
-        leading.window.calls += self.calls.forget()  # those of a closure
+    def _leading_stepped(self, leading: OptimizerTracker, now: float) -> None:
+        leading.window.calls += self.calls.reset()  # those of a closure
         leading.window.step_time_s = None if self.stepped_at is None else now - self.stepped_at
         self.stepped_at = now
 
@@ -186,7 +186,7 @@ class Observer:
     def close(self) -> None:
         """Hand over the last window if it had its step."""
         self.leave_fast_path()
-        self._catch_up()
+        self._note_compiled_step()
         if not self.clock.steps_taken:
             self._report_no_step()
         if self._leading is not None and self._leading.is_complete:
@@ -202,15 +202,15 @@ class Observer:
 
     def let_go(self) -> None:
         """Leave no hook of its own."""
-        let_go(self._tracks.values())
+        let_go(self._trackers.values())
 
     def pause(self) -> None:
         """Look away until the next step."""
         self.leave_fast_path()
-        self._catch_up()  # a step before this moment is not the one that ends it
+        self._note_compiled_step()  # a step before this moment is not the one that ends it
         self.clock.is_paused = True
-        for track in self._tracks.values():
-            track.look_at_each()
+        for tracker in self._trackers.values():
+            tracker.leave_plain_pass()
 
     def join(self) -> None:
         """Begin in the middle of a training: what is seen of the window that is open may be any part of it."""
@@ -221,8 +221,8 @@ class Observer:
         """End the pause, if there is one."""
         if self.clock.is_paused:
             self.clock.is_paused = False
-            for track in self._tracks.values():
-                track.was_paused()
+            for tracker in self._trackers.values():
+                tracker.was_paused()
 
     def tell(self, fact: wire.Fact) -> None:
         """Say once, on stderr and with the session, what a reader of the numbers must know."""
@@ -238,21 +238,21 @@ class Observer:
             self.facts.append(fact)
 
     @property
-    def tracks(self) -> Collection[Track]:
+    def trackers(self) -> Collection[OptimizerTracker]:
         """Those of all optimizers."""
-        return self._tracks.values()
+        return self._trackers.values()
 
-    # -- what the tracks ask -------------------------------------------------------------------------------------
+    # -- what the trackers ask -------------------------------------------------------------------------------------
 
     @property
-    def leading(self) -> Track | None:
+    def leading(self) -> OptimizerTracker | None:
         """That of the main optimizer."""
         return self._leading
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one track."""
-        return len(self._tracks) == 1
+        """Whether there is one tracker."""
+        return len(self._trackers) == 1
 
     def is_next_sampled(self) -> bool:
         """Say, before a backward pass, whether the main optimizer's window is one that is sampled."""
@@ -267,16 +267,16 @@ class Observer:
         """Take samples in the step hook from now on."""
         self.clock.has_backward_end = False
         self.facts.append(facts.NO_CALLBACKS)
-        for track in self._tracks.values():
-            track.do_without_callbacks()
+        for tracker in self._trackers.values():
+            tracker.do_without_callbacks()
 
-    def window_begins(self, track: Track) -> None:
+    def window_begins(self, tracker: OptimizerTracker) -> None:
         """Learn where the count of steps begins, and whether gradients are reduced by now."""
         self.find_group()
         if self.origin is None:
             self.meter.window_begins()
             self._find_origin(even_unknown=False)
-        if track.hook_sampler.disabled and track.is_sampled:
+        if tracker.hook_sampler.disabled and tracker.is_sampled:
             self.enable_hooks()  # no step came before it to do so: the last one was skipped, or compiled
 
     def find_group(self) -> None:
@@ -284,28 +284,28 @@ class Observer:
         if self.place.find_again():
             self.tell(facts.LATE_GROUP)
 
-    def window_ended(self, track: Track) -> None:
+    def window_ended(self, tracker: OptimizerTracker) -> None:
         """Put the record of the main optimizer's window.
 
         One that got no step of its own while another optimizer had one was that one's: gradients that pass through.
         """
-        is_foreign = not track.window.stepped and track.other_optimizer_stepped() and not track.was_updated()
-        if track is self._leading and not is_foreign:
-            self.close_window(track)
+        is_foreign = not tracker.window.stepped and tracker.other_optimizer_stepped() and not tracker.was_updated()
+        if tracker is self._leading and not is_foreign:
+            self.close_window(tracker)
         else:
-            track.renew_window(was_sampled=track.window.stepped and track.is_sampled, is_foreign=is_foreign)
+            tracker.renew_window(was_sampled=tracker.window.stepped and tracker.is_sampled, is_foreign=is_foreign)
 
     def _look_for_callback(self) -> None:
         """Do without callbacks if none came though passes of two windows are over: a pass that raised has none."""
-        has_passed = any(any(track.window.counts) for track in self._tracks.values())
-        if not (self.clock.has_backward_end and has_passed and backward.current_pass() < 0):
+        has_passed = any(any(tracker.window.counts) for tracker in self._trackers.values())
+        if not (self.clock.has_backward_end and has_passed and backward.graph_task_id() < 0):
             return
         if self._unanswered_in is None:
             self._unanswered_in = self.clock.step
         elif self._unanswered_in != self.clock.step:
             self.do_without_callbacks()
 
-    def _catch_up(self) -> None:
+    def _note_compiled_step(self) -> None:
         """Note a step that came in a compiled graph. Whose it was is known where there is one optimizer only."""
         if not self.graphs.stepped:
             return
@@ -313,77 +313,79 @@ class Observer:
         self.tell(facts.COMPILED_STEP if self.is_alone else facts.COMPILED_STEPS)
         if not self.is_alone:
             self.let_go()
-            for track in self._tracks.values():
-                track.leader = None
-            self.layers, self._tracks, self._leading = None, {}, None
+            for tracker in self._trackers.values():
+                tracker.leader = None
+            self.layers, self._trackers, self._leading = None, {}, None
             self.clock.has_layers = False
             self.logged.clear()
         elif self._leading is not None:
             self._note_step(self._leading)
         self._count_step()
 
-    def _note_step(self, leading: Track) -> None:
+    def _note_step(self, leading: OptimizerTracker) -> None:
         if self.clock.is_paused:
             self._begin_stepping(leading)
             self.look_again()
         if leading.window.begun and not leading.window.stepped:
-            leading.window.calls = self.calls.forget()
+            leading.window.calls = self.calls.reset()
             leading.step_ended()
 
     # -- several optimizers --------------------------------------------------------------------------------------
 
-    def _track_of(self, key: int | None, places: list[int], layers: Layers, left: list[Track]) -> Track:
-        """Return the track of an optimizer: its own, or of ``left`` ones that of the optimizer it takes over from."""
+    def _tracker_of(
+        self, key: int | None, places: list[int], layers: Layers, left: list[OptimizerTracker]
+    ) -> OptimizerTracker:
+        """Return the tracker of an optimizer: its own, or of ``left`` ones that of the optimizer it takes over from."""
         references = [layers.references[layer] for layer in places]
-        known = [self._tracks[key]] if key in self._tracks else left
-        same = next((track for track in known if track.has(references)), None)
-        return same or Track(self._surroundings, places, references)
+        known = [self._trackers[key]] if key in self._trackers else left
+        same = next((tracker for tracker in known if tracker.has(references)), None)
+        return same or OptimizerTracker(self._surroundings, places, references)
 
-    def _hand_over(self, leading: Track, tracks: Collection[Track]) -> None:
+    def _hand_over(self, leading: OptimizerTracker, trackers: Collection[OptimizerTracker]) -> None:
         """Change the main optimizer. A step that it had while it led is recorded, or laid down for the next to lead."""
         before, self._leading = self._leading, leading
-        for track in tracks:
-            track.leader = leading
+        for tracker in trackers:
+            tracker.leader = leading
         if before is not None and before.window.stepped:
-            if before is leading or before not in tracks:
+            if before is leading or before not in trackers:
                 self.close_window(before)
             else:
                 self._add_sample(before, leading)
-        self._present = {track: sample for track, sample in self._present.items() if track in tracks}
-        self._early = {track: sample for track, sample in self._early.items() if track in tracks}
+        self._present = {tracker: sample for tracker, sample in self._present.items() if tracker in trackers}
+        self._early = {tracker: sample for tracker, sample in self._early.items() if tracker in trackers}
 
-    def _add_sample(self, track: Track, leading: Track | None) -> None:
+    def _add_sample(self, tracker: OptimizerTracker, leading: OptimizerTracker | None) -> None:
         """Keep a sample for the main optimizer's record: the present one, or the next if that had its step."""
-        sample = track.window.sample
+        sample = tracker.window.sample
         if sample is None or leading is None:
             return
-        sample.is_joint = track.has_pass_of(leading)
+        sample.is_joint = tracker.has_pass_of(leading)
         is_early = leading.window.stepped and not sample.is_joint
-        (self._early if is_early else self._present)[track] = sample
+        (self._early if is_early else self._present)[tracker] = sample
 
-    def _collect_samples(self, leading: Track) -> list[Sample]:
+    def _collect_samples(self, leading: OptimizerTracker) -> list[Sample]:
         """Return the samples of all optimizers, the main one's first, with nothing known of those that have none."""
         sample = leading.window.sample or not_sampled(leading.sampler.layers, leading.sampler.references)
         found = [replace(sample, layers=leading.sampler.layers)]
-        for track in (each for each in self._tracks.values() if each is not leading):
-            part = self._present.get(track) or not_sampled(track.sampler.layers, track.sampler.references)
-            found.append(replace(part, layers=track.sampler.layers))
+        for tracker in (each for each in self._trackers.values() if each is not leading):
+            part = self._present.get(tracker) or not_sampled(tracker.sampler.layers, tracker.sampler.references)
+            found.append(replace(part, layers=tracker.sampler.layers))
         return found
 
-    def _begin_stepping(self, track: Track) -> None:
+    def _begin_stepping(self, tracker: OptimizerTracker) -> None:
         """Have a window that the step belongs to; a step without a backward pass of its own is a window too."""
-        if track.window.stepped:
-            self.window_ended(track)
-        is_first, is_leading = track.is_new, track is self._leading
-        if not track.window.begun:
-            track.begin_window()
+        if tracker.window.stepped:
+            self.window_ended(tracker)
+        is_first, is_leading = tracker.is_new, tracker is self._leading
+        if not tracker.window.begun:
+            tracker.begin_window()
             if is_leading:
                 takes_all = is_first or self.is_alone
-                track.window.losses = self.calls.take_all() if takes_all else self.calls.take()[0]
+                tracker.window.losses = self.calls.pop_all() if takes_all else self.calls.pop()[0]
         if is_leading:
-            track.window.calls = self.calls.forget()
+            tracker.window.calls = self.calls.reset()
             if is_first:  # its layers get their hooks only now; a pass that it steps in is still to be counted
-                track.window.unseen = track.window.calls - (track.present_pass() >= 0)
+                tracker.window.unseen = tracker.window.calls - (tracker.present_pass() >= 0)
         if self.origin is None:
             self._find_origin(even_unknown=False)
 
@@ -394,23 +396,23 @@ class Observer:
             self.origin = origin_of(self.main(), self.settings.step, self.guard.catch, is_late=self.is_late)
             self.clock.step = self.clock.first_step = self.origin.first_step
 
-    def close_window(self, track: Track) -> None:
+    def close_window(self, tracker: OptimizerTracker) -> None:
         """Hand over the main optimizer's window, and turn to the next one."""
         if self.layers is None:
             return
         if self.origin is None:
             self._find_origin(even_unknown=True)
-        track.drop_scaled()
+        tracker.drop_scaled()
         is_sampled = self.clock.step % self.meter.every == 0
         self.clock.samples += is_sampled
-        samples = self._collect_samples(track) if is_sampled else []
-        skipped = track.why_skipped()
-        self.put(self._record_of(self.layers, track.window, samples, skipped))
+        samples = self._collect_samples(tracker) if is_sampled else []
+        skipped = tracker.why_skipped()
+        self.put(self._record_of(self.layers, tracker.window, samples, skipped))
         self.clock.step += 1
         self.clock.is_joining = False
         if not self.is_alone:
             self._present, self._early = self._early, {}
-        track.renew_window(was_sampled=is_sampled)
+        tracker.renew_window(was_sampled=is_sampled)
         self.meter.window_ended(is_sampled=is_sampled)
 
     def _record_of(self, layers: Layers, window: Window, samples: list[Sample], skipped: int) -> Record:

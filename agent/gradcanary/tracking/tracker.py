@@ -12,12 +12,12 @@ from torch import Tensor
 from gradcanary import facts, wire
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward
-from gradcanary.hooks.backward import Calls
+from gradcanary.hooks.backward import BackwardCalls
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.model.distributed import Place, is_shard
 from gradcanary.model.layers import Layers
 from gradcanary.model.parameters import References, are_same
-from gradcanary.stats.accumulation import Shadows
+from gradcanary.stats.accumulation import Fp32Reference
 from gradcanary.stats.kernels import readable
 from gradcanary.stats.sampler import LocalNonfinite, Sampler
 from gradcanary.stats.samples import Kind, of_kind
@@ -42,16 +42,16 @@ class Surroundings:
     rank: Place
     guard: Guard
     meter: Meter
-    calls: Calls
+    calls: BackwardCalls
     scalers: Scalers
     has_optimizer: Callable[[], bool]
-    on_window_begin: Callable[[Track], None]
-    on_window_end: Callable[[Track], None]
+    on_window_begin: Callable[[OptimizerTracker], None]
+    on_window_end: Callable[[OptimizerTracker], None]
     on_no_backward_end: Callable[[], None]
     on_fact: Callable[[wire.Fact], None]
 
 
-class Track:
+class OptimizerTracker:
     """Follows the layers of one optimizer, which go by position; ``sampler`` measures them, ``first`` is the one that
     the last pass began with. ``leader`` is the tracker of the main optimizer: records are those of its windows.
 
@@ -61,12 +61,12 @@ class Track:
 
     def __init__(self, surroundings: Surroundings, layers: Sequence[int], references: References) -> None:
         guard, meter = surroundings.guard, surroundings.meter
-        sums = Shadows(lambda where, hook: guard.wrap(where, meter.timed(hook)), guard.catch)
+        sums = Fp32Reference(lambda where, hook: guard.wrap(where, meter.timed(hook)), guard.catch)
         self.sampler = Sampler(layers, references, surroundings.rank, guard, sums)
         self.scaler = ScalerOfOptimizer()
         self.window = Window(len(layers))
         self.is_new = True
-        self.leader: Track | None = None
+        self.leader: OptimizerTracker | None = None
         self.hook_sampler = HookSampler(len(layers))
         self._surroundings = surroundings
         self._clock, self._rank, self._calls = surroundings.clock, surroundings.rank, surroundings.calls
@@ -79,8 +79,8 @@ class Track:
         self._passes_before = 0
         self._clears_in_place: bool | None = None
         self._missed_some = False
-        self._ends = meter.hook("the end of backward", self._pass_ends, guard.catch)
-        self._settles = meter.hook("sampling", self._pass_settled, guard.catch)
+        self._end_pass = meter.hook("the end of backward", self._requeue_backward_end, guard.catch)
+        self._settle_pass = meter.hook("sampling", self._on_backward_end, guard.catch)
         self._copy = guard.wrap("copying weights", self.copy_weights)
         self._compare = guard.wrap("measuring how far weights moved", self.compare_weights)
         self._probe = guard.wrap("looking for a clip", self.look_for_clip)
@@ -122,7 +122,7 @@ class Track:
         if clock.is_paused:
             return
         if clock.has_backward_end:
-            number = backward.current_pass()
+            number = backward.graph_task_id()
             if number != self._pass:
                 begins(number)
         elif self._identity.layer in (None, position) or not self.window.begun or self.window.stepped:
@@ -165,7 +165,7 @@ class Track:
             return False
         self._open.add(number)
         try:
-            backward.at_end(partial(self._ends, number))
+            backward.queue_end_of_backward(partial(self._end_pass, number))
         except Exception:
             if self._clock.saw_backward_end:
                 raise
@@ -185,7 +185,7 @@ class Track:
             self.begin_window()
         self.window.seen_in.add(number)
         if self.leader is self:
-            roots, unsynced = self._calls.take()
+            roots, unsynced = self._calls.pop()
             self.window.losses += roots
             self.window.unsynced += unsynced
 
@@ -270,9 +270,9 @@ class Track:
 
     def present_pass(self) -> int:
         """Return the number of the present backward pass, -1 outside of one or where nobody knows it."""
-        return backward.current_pass() if self._clock.has_backward_end else -1
+        return backward.graph_task_id() if self._clock.has_backward_end else -1
 
-    def has_pass_of(self, other: Track) -> bool:
+    def has_pass_of(self, other: OptimizerTracker) -> bool:
         """Say whether the windows of both have a backward pass in common."""
         is_present = other is self or other.window.stepped_in == self.present_pass() >= 0
         return is_present or bool(other.window.seen_in & self.window.seen_in)
@@ -288,16 +288,16 @@ class Track:
             return NOT_SKIPPED
         return SKIPPED_BY_SCALER if self.was_updated() and self.scaler.update_token() is not None else SKIPPED_BY_LOOP
 
-    def _pass_ends(self, number: int) -> None:
+    def _requeue_backward_end(self, number: int) -> None:
+        """Settle the pass, in many processes after what a data-parallel wrapper has queued meanwhile."""
         self._pass = self.plain_pass = -1
         self._clock.saw_backward_end = True
         if self._rank.is_one_of_many or self.is_sampled:
-            # Once more from inside: what a data-parallel wrapper queued meanwhile comes first.
-            backward.at_end(partial(self._settles, number))
+            backward.queue_end_of_backward(partial(self._settle_pass, number))
         else:
-            self._pass_settled(number)
+            self._on_backward_end(number)
 
-    def _pass_settled(self, number: int) -> None:
+    def _on_backward_end(self, number: int) -> None:
         self._open.discard(number)
         window = self.window
         window.passes += 1
@@ -308,9 +308,9 @@ class Track:
             window.local.remember(self.sampler.gradient)
         if is_last and not window.stepped and self.is_sampled:
             self.sample("accumulated", window.loss_scale)
-        self._mark()
+        self._remember_grad_identity()
 
-    def _mark(self) -> None:
+    def _remember_grad_identity(self) -> None:
         """Remember what a pass left. A layer that took no part in it, as the head of another task, tells nothing of
         the next one: then it is the one that this pass began with."""
         if self._identity.layer is not None:
@@ -340,7 +340,7 @@ class Track:
     def _set_scale(self, mark: ScaleMark) -> None:
         self.window.loss_scale, self.window.scaler_token = mark
 
-    def look_at_each(self) -> None:
+    def leave_plain_pass(self) -> None:
         """Have the hooks of the present pass look for themselves again what there is to do."""
         self.plain_pass = -1
 
@@ -401,7 +401,7 @@ class Track:
             return
         self.window.steps_before = self._clock.steps_taken
         if not self.is_cleared():
-            self._mark()
+            self._remember_grad_identity()
 
     def is_lost(self) -> bool:
         """Return True if a window had its step and no enabled hook was called: the disabled ones would have been."""
@@ -522,7 +522,7 @@ class Track:
 
     def _are_unwritten(self) -> bool:
         """Return True inside a backward pass if nothing has written to the gradients since torch made them."""
-        if not self._clock.has_backward_end or backward.current_pass() < 0:
+        if not self._clock.has_backward_end or backward.graph_task_id() < 0:
             return False
         gradients = [self.sampler.gradient(position) for position in range(len(self.sampler.layers))]
         return all(each is None or each._version == 0 for each in gradients)  # noqa: SLF001 -- documented only by its name
@@ -590,7 +590,7 @@ class Track:
             self._surroundings.on_fact(fact)
 
 
-def let_go(tracks: Iterable[Track]) -> None:
-    """Leave no hook on the layers of tracks that nobody follows any more, but the counters."""
-    for track in tracks:
-        track.sampler.sums.end()
+def let_go(trackers: Iterable[OptimizerTracker]) -> None:
+    """Leave no hook on the layers of trackers that are followed no more, but those that count."""
+    for tracker in trackers:
+        tracker.sampler.sums.end()
