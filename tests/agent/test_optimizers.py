@@ -286,6 +286,32 @@ def step_inside(model: nn.Module) -> dict[nn.Parameter, torch.optim.Optimizer]:
     return optimizers
 
 
+def test_a_layer_whose_gradient_comes_right_before_the_step_is_not_called_without_gradient(
+    collector: Recorded,
+) -> None:
+    """The step comes in a hook of the script on the last layer, before the agent's hook on it is called."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    come: list[str] = []
+
+    def arrive(parameter: nn.Parameter) -> None:
+        come.append(names[id(parameter)])
+        if len(come) % len(names) == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(arrive)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="late"):
+        for _ in range(STEPS):
+            model(torch.randn(8, 8)).square().mean().backward()
+    assert collector.steps() == list(range(STEPS))
+    for states in collector.states().values():
+        assert states == {name: "partial" if name == come[-1] else "measured" for name in names.values()}
+
+
 @pytest.mark.loop("one optimizer per layer that steps inside backward")
 def test_a_session_that_waits_begins_after_the_first_pass_with_steps_in_it(collector: Recorded) -> None:
     """As under ``gradcanary run``; what Adam has counted says which step was the first one seen."""

@@ -109,6 +109,12 @@ class Sample:
         self.parts = [part for part in self.parts if part.kind is not Kind.SCALE]
         self.parts += [] if scale is None else [Part(Kind.SCALE, scale)]
 
+    def mark_partial(self, accumulated: Iterable[int]) -> None:
+        """Correct the state of layers that accumulated, though no gradient was seen: their hook came after the step."""
+        for position in accumulated:
+            if self.states[position] == NO_GRADIENT:
+                self.states[position] = PARTIAL
+
     def add(self, kind: Kind, tensors: Mapping[int, Tensor]) -> None:
         """Take what there is of some layers, by position."""
         self.parts += [Part(kind, tensor, (position,)) for position, tensor in tensors.items()]

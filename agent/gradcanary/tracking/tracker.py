@@ -289,7 +289,7 @@ class OptimizerTracker:
         return SKIPPED_BY_SCALER if self.was_updated() and self.scaler.update_token() is not None else SKIPPED_BY_LOOP
 
     def _requeue_backward_end(self, number: int) -> None:
-        """Settle the pass, in many processes after what a data-parallel wrapper has queued meanwhile."""
+        """Settle the pass, where it matters after what a data-parallel wrapper has queued meanwhile."""
         self._pass = self.plain_pass = -1
         self._clock.saw_backward_end = True
         if self._rank.is_one_of_many or self.is_sampled:
@@ -308,6 +308,8 @@ class OptimizerTracker:
             window.local.remember(self.sampler.gradient)
         if is_last and not window.stepped and self.is_sampled:
             self.sample("accumulated", window.loss_scale)
+        if window.stepped_in == number >= 0 and window.sample is not None:
+            window.sample.mark_partial(position for position, count in enumerate(window.counts) if count)
         self._remember_grad_identity()
 
     def _remember_grad_identity(self) -> None:
