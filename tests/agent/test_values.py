@@ -535,7 +535,7 @@ def test_without_the_engine_callback_the_step_hook_samples(
     if engine_is == "without callbacks":
         monkeypatch.setattr(backward, "has_callbacks", lambda: False)
     else:
-        monkeypatch.setattr(backward, "at_end", refuse if engine_is == "refusing" else ignore)
+        monkeypatch.setattr(backward, "queue_end_of_backward", refuse if engine_is == "refusing" else ignore)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     reference = Reference(model)
