@@ -246,6 +246,6 @@ class FastPath:
         self._hand_over()
         window = self._window
         if not (self._is_first or window.stepped):
-            self._tracker.look_again(is_new=not (window.begun or self._called))
+            self._tracker.resume(is_new=not (window.begun or self._called))
         self._layer_hooks.enable()
         return False

@@ -104,7 +104,7 @@ class Hooks:
         backward.unsubscribe(self._listener)
         for handle in self._steps:
             handle.remove()
-        self.recorder.let_go()
+        self.recorder.remove_hooks()
         self._layer_hooks.remove()
 
     def is_training_elsewhere(self) -> bool:

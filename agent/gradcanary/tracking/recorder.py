@@ -68,8 +68,8 @@ class Recorder:
             calls=self.calls,
             scalers=Scalers(),
             has_optimizer=self.has_optimizer,
-            on_window_begin=self.window_begins,
-            on_window_end=self.window_ended,
+            on_window_begin=self.on_window_begin,
+            on_window_end=self.on_window_end,
             on_no_backward_end=self.do_without_callbacks,
             on_fact=self.note,
         )
@@ -89,14 +89,14 @@ class Recorder:
         """Take other layers; for an optimizer that has the same ones as before, the window that is open goes on."""
         main, owners = self.main(), [id(optimizer) for optimizer in self.optimizers()]
         first = None if main is None else id(main)
-        places = places_of(layers, owners, first)
-        left = [tracker for key, tracker in self._trackers.items() if key not in places]
-        trackers = {key: self._tracker_of(key, mine, layers, left) for key, mine in places.items()}
+        owned_layers = layers_of_optimizers(layers, owners, first)
+        left = [tracker for key, tracker in self._trackers.items() if key not in owned_layers]
+        trackers = {key: self._tracker_of(key, mine, layers, left) for key, mine in owned_layers.items()}
         self._hand_over(trackers[first], trackers.values())
         let_go(tracker for tracker in self._trackers.values() if tracker not in trackers.values())
         self.layers, self._trackers = layers, trackers
         self.clock.has_layers = True
-        for key, mine in places.items():
+        for key, mine in owned_layers.items():
             trackers[key].follow(mine, layers)
         self.external_sums.follow(layers, trackers.values())
         self.place.follow(layers)
@@ -137,7 +137,7 @@ class Recorder:
             self._look_for_callback()
         self._begin_stepping(tracker)
         if self.clock.is_paused:
-            self.look_again()
+            self.resume()
         tracker.step_begins(optimizer, has_closure=has_closure)
         if tracker is self._leading:
             tracker.window.lr = learning_rates(self.optimizers())
@@ -166,7 +166,7 @@ class Recorder:
         if is_compiled or leading is None or self.has_optimizer():
             return
         self._begin_stepping(leading)
-        self.look_again()
+        self.resume()
         if self.origin is None:
             self._find_origin(even_unknown=True)
         leading.step_by_hand()
@@ -200,7 +200,7 @@ class Recorder:
         elif is_summed or (self._passes_without_step > 1 and not self.is_late):
             self.tell(facts.NO_STEP)
 
-    def let_go(self) -> None:
+    def remove_hooks(self) -> None:
         """Leave no hook of its own."""
         let_go(self._trackers.values())
 
@@ -217,7 +217,7 @@ class Recorder:
         self.is_late = self.clock.is_joining = True
         self.pause()
 
-    def look_again(self) -> None:
+    def resume(self) -> None:
         """End the pause, if there is one."""
         if self.clock.is_paused:
             self.clock.is_paused = False
@@ -270,7 +270,7 @@ class Recorder:
         for tracker in self._trackers.values():
             tracker.do_without_callbacks()
 
-    def window_begins(self, tracker: OptimizerTracker) -> None:
+    def on_window_begin(self, tracker: OptimizerTracker) -> None:
         """Learn where the count of steps begins, and whether gradients are reduced by now."""
         self.find_group()
         if self.origin is None:
@@ -284,10 +284,10 @@ class Recorder:
         if self.place.find_again():
             self.tell(facts.LATE_GROUP)
 
-    def window_ended(self, tracker: OptimizerTracker) -> None:
+    def on_window_end(self, tracker: OptimizerTracker) -> None:
         """Put the record of the main optimizer's window.
 
-        One that got no step of its own while another optimizer had one was that one's: gradients that pass through.
+        If another optimizer stepped and this one did not, the gradients belonged to the other: the window is dropped.
         """
         is_foreign = not tracker.window.stepped and tracker.other_optimizer_stepped() and not tracker.was_updated()
         if tracker is self._leading and not is_foreign:
@@ -312,7 +312,7 @@ class Recorder:
         self.graphs.stepped = False
         self.tell(facts.COMPILED_STEP if self.is_alone else facts.COMPILED_STEPS)
         if not self.is_alone:
-            self.let_go()
+            self.remove_hooks()
             for tracker in self._trackers.values():
                 tracker.leader = None
             self.layers, self._trackers, self._leading = None, {}, None
@@ -325,7 +325,7 @@ class Recorder:
     def _note_step(self, leading: OptimizerTracker) -> None:
         if self.clock.is_paused:
             self._begin_stepping(leading)
-            self.look_again()
+            self.resume()
         if leading.window.begun and not leading.window.stepped:
             leading.window.calls = self.calls.reset()
             leading.step_ended()
@@ -333,13 +333,13 @@ class Recorder:
     # -- several optimizers --------------------------------------------------------------------------------------
 
     def _tracker_of(
-        self, key: int | None, places: list[int], layers: Layers, left: list[OptimizerTracker]
+        self, key: int | None, owned_layers: list[int], layers: Layers, left: list[OptimizerTracker]
     ) -> OptimizerTracker:
         """Return the tracker of an optimizer: its own, or of ``left`` ones that of the optimizer it takes over from."""
-        references = [layers.references[layer] for layer in places]
+        references = [layers.references[layer] for layer in owned_layers]
         known = [self._trackers[key]] if key in self._trackers else left
         same = next((tracker for tracker in known if tracker.has(references)), None)
-        return same or OptimizerTracker(self._surroundings, places, references)
+        return same or OptimizerTracker(self._surroundings, owned_layers, references)
 
     def _hand_over(self, leading: OptimizerTracker, trackers: Collection[OptimizerTracker]) -> None:
         """Change the main optimizer. A step that it had while it led is recorded, or laid down for the next to lead."""
@@ -375,7 +375,7 @@ class Recorder:
     def _begin_stepping(self, tracker: OptimizerTracker) -> None:
         """Have a window that the step belongs to; a step without a backward pass of its own is a window too."""
         if tracker.window.stepped:
-            self.window_ended(tracker)
+            self.on_window_end(tracker)
         is_first, is_leading = tracker.is_new, tracker is self._leading
         if not tracker.window.begun:
             tracker.begin_window()
@@ -439,9 +439,9 @@ class Recorder:
         )
 
 
-def places_of(layers: Layers, owners: Sequence[int], first: int | None) -> dict[int | None, list[int]]:
-    """Return the layers of each optimizer, by its id; the ``first`` one has also those that nobody has."""
-    places: dict[int | None, list[int]] = {first: []}
+def layers_of_optimizers(layers: Layers, owners: Sequence[int], first: int | None) -> dict[int | None, list[int]]:
+    """Return the layers of each optimizer, by its id; the ``first`` one has also those of no optimizer."""
+    owned_layers: dict[int | None, list[int]] = {first: []}
     for layer, owner in enumerate(layers.optimizers):
-        places.setdefault(first if owner is None else owners[owner], []).append(layer)
-    return places
+        owned_layers.setdefault(first if owner is None else owners[owner], []).append(layer)
+    return owned_layers

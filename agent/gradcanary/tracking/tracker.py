@@ -393,7 +393,7 @@ class OptimizerTracker:
         layer = self._identity.layer
         return layer is not None and self.sampler.gradient(layer) is None and self.sampler.gradient(self.first) is None
 
-    def look_again(self, *, is_new: bool) -> None:
+    def resume(self, *, is_new: bool) -> None:
         """After the fast path go on with the window that is open, or with a new one.
 
         Gradients that are there are taken to be as the last pass left them; one that is gone tells by itself.
