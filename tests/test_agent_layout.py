@@ -34,7 +34,6 @@ PRIVATE = {
 """torch's: to be looked at with each new version of it, so in one folder only."""
 
 UPWARD = {
-    "settings imports model.distributed": "session.log() clones the tensor, settings checks what needs no torch",
     "identity imports model.training_loop": "api hands training_loop.run_name() to run_of(settings, suggested)",
     "tracking.optimizers imports export.device_copy": "session hands in poll and prepare; is_slow() to hooks.graphs",
 }

@@ -17,10 +17,10 @@ from gradcanary.settings import (
     check_buffer,
     check_close,
     check_name,
+    check_number,
+    check_step,
+    check_tags,
     check_watch,
-    number_of,
-    step_of,
-    tags_of,
 )
 
 if TYPE_CHECKING:
@@ -167,13 +167,13 @@ class Watch:
         if not self._is_ours() or self._session.is_recorded:
             return
         values = {"loss": loss, "lr0": lr, **metrics}
-        labels = tags_of(tags)
-        number = step_of(step)
+        labels = check_tags(tags)
+        number = check_step(step)
         for name, value in values.items():
             if value is None:
                 continue
             check_name(name, is_own=name in ("loss", "lr0"))
-            self._session.log(name, labels, number, number_of(name, value))
+            self._session.log(name, labels, number, check_number(name, value))
 
     def observe_accumulator(self, name: str, tensor: torch.Tensor) -> None:
         """Read a tensor in which you sum a layer's gradients yourself, in place of the layer's ``.grad``.

@@ -18,6 +18,7 @@ from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward
 from gradcanary.hooks.graphs import is_capturing
+from gradcanary.model.distributed import whole
 from gradcanary.model.layers import Layers
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
@@ -124,8 +125,14 @@ class Session:
         return model is not None and self._hooks.watches(model)
 
     def log(self, name: str, tags: tuple[tuple[str, str], ...], step: int | None, value: float | Tensor) -> None:
-        """Keep a number for the window that is open; where none ends, the latest ones."""
+        """Keep a number for the open window; where no window ends, the latest ones.
+
+        A tensor is copied. Raises ValueError on a DTensor of which each process has a part.
+        """
         if isinstance(value, Tensor):
+            if (here := whole(value)) is None:
+                raise ValueError(f"log({name}=) is a DTensor of which each process has a part: give its .full_tensor()")
+            value = here.detach().clone()
             self.guard.wrap("noting a stream", self._transfers.note)(value)
         logged = self.observer.logged
         logged.append(Logged(name, tags, step, value))

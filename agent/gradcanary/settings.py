@@ -181,20 +181,16 @@ def check_name(name: str, *, is_own: bool) -> None:
         raise ValueError(f"log({name[:50]!r}=): a name has 1 to {MAX_METRIC_NAME} printable characters")
 
 
-def number_of(name: str, value: object) -> Any:  # noqa: ANN401 -- a float, or a tensor that the sender reads
-    """Return a float, or a copy of a tensor of one element; raises TypeError or ValueError."""
+def check_number(name: str, value: object) -> Any:  # noqa: ANN401 -- a float, or a tensor that the sender reads
+    """Return a float, or the given tensor of one element; raises TypeError or ValueError."""
     import torch
-
-    from gradcanary.model.distributed import whole
 
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
             raise ValueError(f"log({name}=) is a tensor of shape {tuple(value.shape)}: it must have one element")
         if value.is_meta:
             raise ValueError(f"log({name}=) is a tensor without a value, on the meta device")
-        if (here := whole(value)) is None:
-            raise ValueError(f"log({name}=) is a DTensor of which each process has a part: give its .full_tensor()")
-        return here.detach().clone()
+        return value
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"log({name}=) is a {type(value).__name__}: it must be a number or a tensor of one element")
     try:
@@ -215,7 +211,7 @@ def check_buffer(name: object, tensor: object) -> None:
         raise ValueError(f"observe_accumulator({name!r}) is a tensor of {tensor.dtype} on {tensor.device}: no gradient")
 
 
-def tags_of(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+def check_tags(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Return the pairs in their order; raises TypeError or ValueError."""
     if not isinstance(tags, (Mapping, type(None))):
         raise TypeError(f"log(tags=) is a {type(tags).__name__}: it must be a mapping of texts to texts")
@@ -232,7 +228,7 @@ def tags_of(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(pairs))
 
 
-def step_of(step: int | None) -> int | None:
+def check_step(step: int | None) -> int | None:
     """Return the step; raises ValueError."""
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31):
         raise ValueError(f"log(step={step!r}): it must be a whole number of steps, 0 or more")
