@@ -34,7 +34,6 @@ PRIVATE = {
 """torch's: to be looked at with each new version of it, so in one folder only."""
 
 UPWARD = {
-    "identity imports model.training_loop": "api hands training_loop.run_name() to run_of(settings, suggested)",
     "tracking.optimizers imports export.device_copy": "session hands in poll and prepare; is_slow() to hooks.graphs",
 }
 """Imports that point up today, and the change that ends each."""

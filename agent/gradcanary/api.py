@@ -124,10 +124,13 @@ class Watch:
         *,
         is_automatic: bool = False,
         begins: bool = True,
+        default_run: str | None = None,
     ) -> None:
+        from gradcanary.model import training_loop
         from gradcanary.session import Session
 
-        self.run = identity.run_of(settings)
+        suggested = training_loop.run_name() if settings.run is None else None
+        self.run = identity.run_of(settings, suggested, default_run)
         self.url = f"{settings.url}/runs/{self.run}"
         self._settings = settings
         self._is_automatic = is_automatic

@@ -91,23 +91,19 @@ def _hashed(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def call_unnamed(run: str) -> None:
-    """Give the run a name where nobody names it, whoever of its job was watched before."""
+def run_of(settings: Settings, suggested: str | None, default: str | None = None) -> str:
+    """Return the name of the run: the given one, the suggested one, or the default of this process.
+
+    The first default of a process is made from the script's name. A ``default`` that is given replaces it.
+    """
     global _unnamed
-    _unnamed = allowed(run)
-
-
-def run_of(settings: Settings) -> str:
-    """Return the name of the run: the given one, the framework's, or one that is made of the script's."""
-    from gradcanary.model import training_loop
-
-    global _unnamed
-    if settings.run is None:
-        if (given := training_loop.run_name()) is not None:
-            return allowed(given)
-        _unnamed = _unnamed or run_name(sys.argv[0] if sys.argv else "", time.strftime("%Y%m%d"))
-        return _unnamed
-    return allowed(settings.run)
+    if default is not None:
+        _unnamed = allowed(default)
+    given = settings.run if settings.run is not None else suggested
+    if given is not None:
+        return allowed(given)
+    _unnamed = _unnamed or run_name(sys.argv[0] if sys.argv else "", time.strftime("%Y%m%d"))
+    return _unnamed
 
 
 def launch_of(run: str) -> str:

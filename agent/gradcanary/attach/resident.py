@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gradcanary import __version__, api, identity, summary
+from gradcanary import __version__, api, summary
 from gradcanary.attach.request import PATIENCE_S, read_message, write_message
 from gradcanary.model.parameters import elements, living, parameters
 from gradcanary.model.training_loop import unwrapped
@@ -46,8 +46,8 @@ class AttachedWatch(api.Watch):
 
     def __init__(self, settings: Settings, default_run: str, launch: str | None = None) -> None:
         """Without ``launch`` the environment names the launch."""
-        identity.call_unnamed(default_run)
-        super().__init__(replace(settings, step=None), None, None, None, is_automatic=True, begins=False)
+        without_step = replace(settings, step=None)
+        super().__init__(without_step, None, None, None, is_automatic=True, begins=False, default_run=default_run)
         self._launch = launch
 
     def begin(self) -> None:
