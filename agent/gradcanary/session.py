@@ -71,7 +71,7 @@ class Session:
         """Begin to send: only now there is a thread, and a process that has to say how it ends."""
         self._pid = os.getpid()
         self.guard.wrap("looking at the autograd engine", self._look_at_engine)()
-        self.guard.wrap("finding the rank", self.observer.place.find)()
+        self.guard.wrap("finding the rank", self.observer.rank.find)()
         self.guard.wrap("beginning to send", self._begin_to_send)()
         if self.sender is not None:
             self.guard.wrap("starting the sender", self.sender.start)()
@@ -100,7 +100,7 @@ class Session:
 
         Runs in the sender's thread.
         """
-        if self.observer.place.rank > 0:
+        if self.observer.rank.rank > 0:
             return True
         found = summary.summarize(self.observer, self.sender)
         if found["layers"] is None or found["k"] is None:

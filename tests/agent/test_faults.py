@@ -131,7 +131,7 @@ PLACES = (
     "tracking.recorder.learning_rates",
     "tracking.recorder.record_of",
     "export.outbox.build",
-    "model.distributed.Place.find",
+    "model.distributed.Rank.find",
     "export.reader.Reader.read",
     "model.parameters.Reference.__call__",
     "tracking.grad_scaler.Scaling.search",

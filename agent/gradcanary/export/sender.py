@@ -205,7 +205,7 @@ class Sender:
         if is_early and not self._hello.was_sent and self._end is None:
             return
         if not self._hello.was_sent:
-            self._hello.rank_and_world = self._observer.place.told()
+            self._hello.rank_and_world = self._observer.rank.as_tuple()
         while self._delivery.send_next():
             if self._is_late():
                 return
@@ -301,7 +301,7 @@ class Sender:
         self._step = row.step
         self.latest = row if row.states is not None else self.latest
         self._hello.update(self._observer, record.layers, self._reader.facts)
-        sent: Row | None = own_faults(row) if record.is_silent else row
+        sent: Row | None = own_faults(row) if record.sends_only_nonfinite else row
         if sent is not None and not self._delivery.is_closed:
             self._outbox.add(sent)
         return True

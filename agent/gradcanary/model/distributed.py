@@ -101,16 +101,18 @@ def _mesh(parameter: Tensor) -> list[tuple[int, Any, int]]:
     ]
 
 
-class Place:
+class Rank:
     """The rank of a process among ``world_size``, and the layers that it follows.
 
-    ``is_silent``: another process sends the same gradients; of a replicated model the first one does. ``looks_at_own``:
-    its gradients are seen before they are reduced with those of others. ``is_one_of_many``: somebody may reduce them.
+    - ``sends_only_nonfinite``: another process sends the same gradients. The first rank sends those of a replicated
+      model.
+    - ``measures_local_grads``: its gradients can be measured before they are reduced with those of other ranks.
+    - ``is_distributed``: its gradients may be reduced with those of other ranks.
     """
 
     def __init__(self) -> None:
         self.rank, self.world_size = 0, 1
-        self.is_silent = self.looks_at_own = self.is_one_of_many = self.is_said = False
+        self.sends_only_nonfinite = self.measures_local_grads = self.is_distributed = self.is_reported = False
         self._layers: Layers | None = None
 
     def find(self) -> None:
@@ -118,32 +120,32 @@ class Place:
         if _has_group():
             # In this order: what the sender's thread reads in between is no rank out of range.
             self.world_size, self.rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-            self.is_one_of_many = True  # also of one: its wrapper does the same
+            self.is_distributed = True  # also of one: its wrapper does the same
         else:
             self.rank, self.world_size = identity.rank(os.environ)
-            self.is_one_of_many = self.world_size > 1
+            self.is_distributed = self.world_size > 1
         self.follow(self._layers)
 
-    def told(self) -> tuple[int, int]:
+    def as_tuple(self) -> tuple[int, int]:
         """Return rank and world size, which are kept from now on: a session cannot say others later."""
-        self.is_said = True
+        self.is_reported = True
         return self.rank, self.world_size
 
-    def find_again(self) -> bool:
+    def refresh(self) -> bool:
         """Look for a process group where there was none; return True if it is too late to say its rank."""
-        if self.is_one_of_many or not _has_group():
+        if self.is_distributed or not _has_group():
             return False
-        if not self.is_said:
+        if not self.is_reported:
             self.find()
-        self.is_one_of_many = True
-        return self.is_said
+        self.is_distributed = True
+        return self.is_reported
 
     def follow(self, layers: Layers | None) -> None:
         """Take other layers."""
         self._layers = layers
         if layers is not None:
-            self.is_silent = self.rank > 0 and not layers.is_sharded
-            self.looks_at_own = self.world_size > 1 and not layers.has_shards
+            self.sends_only_nonfinite = self.rank > 0 and not layers.is_sharded
+            self.measures_local_grads = self.world_size > 1 and not layers.has_shards
 
     def owned(self, mine: Sequence[int]) -> list[bool] | None:
         """Return of which of some layers it speaks, None = all."""

@@ -31,7 +31,7 @@ def take_sample(
     wishes: Wishes,
     observed: Collection[int] = (),
     owned: Sequence[bool] | None = None,
-    is_silent: bool = False,
+    sends_only_nonfinite: bool = False,
     is_partial: bool = False,
     failed: Failed,
 ) -> Sample:
@@ -40,16 +40,17 @@ def take_sample(
     ``fired`` counts the accumulations per layer in this window, None where no hook saw any (gradients made by hand);
     ``earlier`` those of the unsampled windows before it. ``observed`` are layers, by position, whose gradients are
     summed elsewhere: they come by :func:`add_buffer`. ``owned`` tells which layers this process speaks for, None = all:
-    one that ``is_silent`` only tells whether all are finite, and of a window that ``is_partial`` nothing is told.
+    one that ``sends_only_nonfinite`` only tells whether all are finite, and of a window that ``is_partial`` nothing is
+    told.
     """
     states, gradients = _seen(references, fired, earlier, observed, owned)
     dtypes = [dtype_name(gradients[place].dtype) if place in gradients else None for place in range(len(layers))]
     parts: list[Part] = []
     if is_partial:
         states = bytearray(PARTIAL if state == MEASURED else state for state in states)
-    elif is_silent:
+    elif sends_only_nonfinite:
         parts += [Part(Kind.FINITE, finite) for finite in are_finite(gradients.values(), failed)]
-    if is_silent or is_partial:
+    if sends_only_nonfinite or is_partial:
         gradients = {}
     parts += _measured(layers, gradients, number, wishes, failed)
     sums = _sums(gradients, fired, number) if phase != "post_clip" else {}

@@ -185,7 +185,7 @@ class FastPath:
                     agent_share=of.meter.share(),
                     every=of.meter.every,
                     logged=logged,
-                    is_silent=of.place.is_silent,
+                    sends_only_nonfinite=of.rank.sends_only_nonfinite,
                 )
             )
 
@@ -209,7 +209,7 @@ class FastPath:
         of = self._of
         is_plain = of.is_alone and of.has_callbacks and not (of.paused or of.buffers or of.graphs.stepped)
         # Neither has been measured: ranks that wait for each other, and a device that works ahead of its process.
-        is_plain = is_plain and not of.place.is_one_of_many and not _is_on_cuda()
+        is_plain = is_plain and not of.rank.is_distributed and not _is_on_cuda()
         is_whole = of.layers is not None and not of.layers.has_shards and not self._counters.unhooked
         return is_plain and is_whole and track.allows_fast_path()
 

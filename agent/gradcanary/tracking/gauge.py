@@ -102,8 +102,8 @@ class Gauge:
             number=self._of.samples,
             wishes=self._of.wishes,
             observed=self.observed,
-            owned=self._of.place.owned(self.layers),
-            is_silent=self._of.place.is_silent,
+            owned=self._of.rank.owned(self.layers),
+            sends_only_nonfinite=self._of.rank.sends_only_nonfinite,
             is_partial=self._of.is_joining,
             failed=self._of.guard.catch,
         )
@@ -111,7 +111,7 @@ class Gauge:
             weights = [each for way in self._of.layers.references if (each := weight_of(way())) is not None]
             window.sample.parts += window.local.combine()
             window.sample.parts += [Part(Kind.WEIGHTS, each) for each in are_finite(weights, self._of.guard.catch)]
-        if counts is not None and phase == "accumulated" and not self._of.place.looks_at_own:
+        if counts is not None and phase == "accumulated" and not self._of.rank.measures_local_grads:
             self._of.guard.wrap("measuring what sums lost", self._add_losses)(window.sample, counts)
 
     def _add_losses(self, sample: Sample, counts: Sequence[int]) -> None:
@@ -122,9 +122,9 @@ class Gauge:
         """Put what a buffer holds now into the window's sample, in place of a gradient."""
         if window.sample is None:
             self.sample(window, "accumulated", window.loss_scale)
-        place, sample, parameter = self._of.place, window.sample, self.parameter(position)
-        owned = place.owned([self.layers[position]]) or [True]
-        if sample is not None and owned[0] and not (place.is_silent or is_capturing()):
+        rank, sample, parameter = self._of.rank, window.sample, self.parameter(position)
+        owned = rank.owned([self.layers[position]]) or [True]
+        if sample is not None and owned[0] and not (rank.sends_only_nonfinite or is_capturing()):
             of = self._of
             add_buffer(sample, position, buffer, parameter, number=of.samples, wishes=of.wishes, failed=of.guard.catch)
 
@@ -158,7 +158,7 @@ class Gauge:
         """Measure one layer again if gradients were written to since the sample."""
         if identity.layer is None or identity.layer in self.observed:
             return
-        if self._of.place.is_silent or is_capturing():
+        if self._of.rank.sends_only_nonfinite or is_capturing():
             return
         marked = self.gradient(identity.layer)
         if identity.change(marked) != MODIFIED and not (marked is not None and is_shard(marked)):
@@ -181,11 +181,11 @@ class Gauge:
         A closure's forward and backward pass are over by then: a copy must not make their peak of memory higher.
         """
         window.copies = {}
-        place = self._of.place
-        if step is None or place.is_silent or self._of.is_joining or is_capturing():
+        rank = self._of.rank
+        if step is None or rank.sends_only_nonfinite or self._of.is_joining or is_capturing():
             return
         turn = whose_turn(step, len(self._of.layers or ()))
-        window.copies = copies_of(turn, self.layers, self.references, place.owned(self.layers))
+        window.copies = copies_of(turn, self.layers, self.references, rank.owned(self.layers))
 
     def step_ended(self, window: Window, step: int) -> None:
         """Look, each time behind a wall, at what the step did; in windows that are not sampled there is next to
@@ -203,9 +203,9 @@ class Gauge:
         of = self._of
         if not is_frozen_due(step) or window.sample is None or of.layers is None or is_capturing():
             return
-        if of.place.is_silent:
+        if of.rank.sends_only_nonfinite:
             return
-        known, owned = of.layers.layer_set.layers, of.place.owned(self.layers)
+        known, owned = of.layers.layer_set.layers, of.rank.owned(self.layers)
         moving = [
             count > 0 and known[layer].group is not None
             for count, layer in zip(window.counts, self.layers, strict=True)
@@ -220,7 +220,7 @@ class Gauge:
         Each of the three looks has a wall of its own: what one of them fails of does not hide what the others find.
         """
         of = self._of
-        if self.outlook.is_over or of.layers is None or of.place.is_silent or is_capturing():
+        if self.outlook.is_over or of.layers is None or of.rank.sends_only_nonfinite or is_capturing():
             return
         if not self.outlook.is_due(optimizer) or window.sample is None:
             return
@@ -248,8 +248,14 @@ class Gauge:
         Behind a data-parallel wrapper a sum is the mean of all processes by the end of a pass: nobody knows its loss.
         """
         self.shadows.end()
-        place, origin = self._of.place, self._of.origin
-        if origin is None or window.micro_steps < 2 or place.is_silent or place.looks_at_own or self.observed:
+        rank, origin = self._of.rank, self._of.origin
+        if (
+            origin is None
+            or window.micro_steps < 2
+            or rank.sends_only_nonfinite
+            or rank.measures_local_grads
+            or self.observed
+        ):
             return
         interval = self._of.meter.every
         if accumulation.is_due(next_step, origin.first_step) and next_step % interval == 0:

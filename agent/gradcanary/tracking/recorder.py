@@ -17,7 +17,7 @@ from gradcanary.guard import Guard
 from gradcanary.hooks import backward
 from gradcanary.hooks.backward import Calls
 from gradcanary.hooks.graphs import Graphs
-from gradcanary.model.distributed import Place
+from gradcanary.model.distributed import Rank
 from gradcanary.model.layers import Layers
 from gradcanary.model.parameters import learning_rates
 from gradcanary.model.training_loop import Origin, origin_of
@@ -59,7 +59,7 @@ class Observer:
         self.meter = Meter(settings.every, settings.budget)
         self.paused = self.is_late = self.is_joining = False
         self.logged: list[Logged] = []
-        self.graphs, self.place, self.calls, self.scalers = Graphs(), Place(), Calls(), Scalers()
+        self.graphs, self.rank, self.calls, self.scalers = Graphs(), Rank(), Calls(), Scalers()
         self.facts: list[wire.Fact] = []
         self.buffers = Buffers(self)
         self._tracks: dict[int | None, Track] = {}
@@ -82,7 +82,7 @@ class Observer:
         for key, mine in places.items():
             tracks[key].gauge.follow(mine, layers)
         self.buffers.follow(layers, tracks.values())
-        self.place.follow(layers)
+        self.rank.follow(layers)
         for fact in layers.facts:
             if fact.code in facts.SAID:
                 self.tell(fact)
@@ -281,7 +281,7 @@ class Observer:
 
     def find_group(self) -> None:
         """Look for a process group: a script may make it after its watch."""
-        if self.place.find_again():
+        if self.rank.refresh():
             self.tell(facts.LATE_GROUP)
 
     def window_ended(self, track: Track) -> None:

@@ -55,7 +55,7 @@ class Record:
     """One closed window of the main optimizer; ``samples``, its own first, are none at steps that are not sampled, and
     ``micro_steps`` 0.
 
-    ``is_silent`` tells that another process has the same gradients and sends them.
+    ``sends_only_nonfinite`` tells that another process has the same gradients and sends them.
     """
 
     layers: Layers
@@ -70,7 +70,7 @@ class Record:
     every: int
     peak_memory_bytes: int | None = None
     logged: list[Logged] = field(default_factory=list)
-    is_silent: bool = False
+    sends_only_nonfinite: bool = False
 
     def values(self) -> Iterator[Part | Logged]:
         """Yield all that holds a value: each may be on a device."""

@@ -221,7 +221,7 @@ class Track:
     def _pass_ends(self, number: int) -> None:
         self._pass = self.plain_pass = -1
         self._of.was_called_back = True
-        if self._of.place.is_one_of_many or self._of.is_sampled(self):
+        if self._of.rank.is_distributed or self._of.is_sampled(self):
             # Once more from inside: what a data-parallel wrapper queued meanwhile comes first.
             backward.at_end(partial(self._settles, number))
         else:
@@ -257,7 +257,7 @@ class Track:
         self.is_new, self.window.begun = False, True
         self.window.is_seen, self._missed_some = not self._missed_some, False
         self.window.steps_before = self._of.steps_taken
-        if self._of.place.looks_at_own and self._of.wishes.local:
+        if self._of.rank.measures_local_grads and self._of.wishes.local:
             self.window.local = LocalNonfinite()
         if self.scaling.found is None:
             self.scaling.search(self._of.scalers, self._of.step)
@@ -307,7 +307,7 @@ class Track:
     def allows_fast_path(self) -> bool:
         """Say whether nothing is asked of its next windows, if they are not sampled, but that they are counted."""
         gauge = self.gauge
-        is_foreseen = gauge.outlook.is_over or self._of.place.is_silent
+        is_foreseen = gauge.outlook.is_over or self._of.rank.sends_only_nonfinite
         is_watched = gauge.observed or gauge.shadows.are_on or self.scaling.found or self._identity.layer is None
         return is_foreseen and self.hook_sampler.is_learned and not is_watched and self._clears_in_place is False
 

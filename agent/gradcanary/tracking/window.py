@@ -139,7 +139,7 @@ def record_of(
         agent_share=of.meter.share(),
         every=of.meter.every,
         logged=logged,
-        is_silent=of.place.is_silent,
+        sends_only_nonfinite=of.rank.sends_only_nonfinite,
     )
 
 
