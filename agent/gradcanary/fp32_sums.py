@@ -30,7 +30,7 @@ from gradcanary.hooks.parameter_hook import AFTER, Hook
 from gradcanary.model.declared_dtypes import is_summed, register, unregister
 from gradcanary.model.distributed import is_shard
 from gradcanary.model.layers import discover, dtype_name, named_parameters
-from gradcanary.model.parameters import Held, Reference, held_by, living
+from gradcanary.model.parameters import Location, ParameterRef, live_objects, locations
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import DEFAULT_URL, Settings
 from gradcanary.stats.kernels import LOW_PRECISION
@@ -90,7 +90,7 @@ def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = Non
         orphan.close()
     if any(map(is_summed, chosen)):
         raise ValueError("fp32_accumulators(): these gradients are summed in float32 already; close() that one first")
-    held = held_by([inner])
+    held = locations([inner])
     accumulators = Fp32Accumulators([Summed(parameter, held.get(id(parameter))) for parameter in chosen])
     accumulators.attach(inner)
     return accumulators
@@ -153,7 +153,7 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
     def _find_lost(self) -> None:
         """Without its optimizer nothing leads to a parameter any more but a look at all that lives."""
         if lost := [each for each in self._summed if each.is_lost()]:
-            tensors = list(living(Tensor))
+            tensors = list(live_objects(Tensor))
             for each in lost:
                 each.find(tensors)
 
@@ -253,7 +253,7 @@ def _reducer_of(parameters: Parameters) -> str | None:
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
     mine = {id(parameter) for parameter in parameters}
-    for module in living(nn.Module):
+    for module in live_objects(nn.Module):
         kind = next((each.__name__ for each in type(module).__mro__ if each.__name__ in _WRAPPERS), None)
         if kind is not None and any(id(each) in mine for _, each, _ in named_parameters(module)):
             return kind
@@ -281,8 +281,8 @@ def _gradients(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
 class Summed:
     """Called, it returns the parameter, None once its optimizer does not hold it any more."""
 
-    def __init__(self, parameter: nn.Parameter, held: Held | None) -> None:
-        self._reference: Callable[[], nn.Parameter | None] = Reference(parameter, held, None)
+    def __init__(self, parameter: nn.Parameter, held: Location | None) -> None:
+        self._reference: Callable[[], nn.Parameter | None] = ParameterRef(parameter, held, None)
         self._id, self._dtype = id(parameter), parameter.dtype
         self._allowed: torch.dtype | None = parameter.grad_dtype
         self._hook: Hook | None = None

@@ -111,7 +111,7 @@ class Session:
     @property
     def has_stepped(self) -> bool:
         """Whether an optimizer has stepped under this session."""
-        return self.observer.origin is not None
+        return self.observer.first_step is not None
 
     @property
     def is_recorded(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gradcanary.export.reader import LOW
-from gradcanary.model.training_loop import chosen
+from gradcanary.model.training_loop import framework_of
 
 if TYPE_CHECKING:
     from gradcanary.export.batches import Row
@@ -25,24 +25,24 @@ def summarize(observer: Observer, sender: Sender | None) -> dict[str, Any]:
 
 
 def _trained(observer: Observer) -> dict[str, Any]:
-    origin, layers = observer.origin, observer.layers
-    if origin is None or layers is None:
+    first_step, layers = observer.first_step, observer.layers
+    if first_step is None or layers is None:
         return {"layers": None}
     every = layers.layer_set.layers
     kinds = [layer.param_dtype for layer in every]
     return {
         "layers": len(every),
         "dtypes": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
-        "optimizer": origin.optimizer,
-        "framework": chosen(layers.framework, origin.loop),
+        "optimizer": first_step.optimizer,
+        "framework": framework_of(layers.framework, first_step.loop),
         "step": observer.step,
-        "step_source": origin.source,
+        "step_source": first_step.source,
     }
 
 
 def _measured(observer: Observer, sender: Sender | None) -> dict[str, Any]:
-    row, origin = None if sender is None else sender.latest, observer.origin
-    if row is None or origin is None or observer.layers is None or row.step <= origin.first_step:
+    row, first_step = None if sender is None else sender.latest, observer.first_step
+    if row is None or first_step is None or observer.layers is None or row.step <= first_step.number:
         return {"k": None, "low": None}
     return {"k": row.micro_steps, "low": _low(row), "accumulators": _accumulators(row)}
 

@@ -223,7 +223,7 @@ def test_a_search_for_scalers_that_raises_is_made_once(collector: Recorded, monk
         asked.append(kind)
         boom()
 
-    monkeypatch.setattr("gradcanary.tracking.grad_scaler.living", living)
+    monkeypatch.setattr("gradcanary.tracking.grad_scaler.live_objects", living)
     training = Training()
     with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="searched") as watch:
         training.steps(4)

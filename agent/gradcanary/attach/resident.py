@@ -21,7 +21,7 @@ import torch
 
 from gradcanary import __version__, api, summary
 from gradcanary.attach.request import PATIENCE_S, read_message, write_message
-from gradcanary.model.parameters import elements, living, parameters
+from gradcanary.model.parameters import count_elements, live_objects, parameters_of
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
 
@@ -241,9 +241,10 @@ class AttachedAgent:
 
 def list_optimizers() -> list[dict[str, Any]]:
     """Return the optimizers of this process, the largest first; one pass over the garbage collector's objects."""
-    found = {id(each): each for each in map(unwrapped, living(torch.optim.Optimizer))}.values()
+    found = {id(each): each for each in map(unwrapped, live_objects(torch.optim.Optimizer))}.values()
     rows = [
-        {"kind": type(each).__name__, "tensors": len(parameters(each)), "elements": elements(each)} for each in found
+        {"kind": type(each).__name__, "tensors": len(parameters_of(each)), "elements": count_elements(each)}
+        for each in found
     ]
     return sorted((each for each in rows if each["tensors"]), key=lambda each: -int(each["elements"]))
 

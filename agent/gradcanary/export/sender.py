@@ -31,7 +31,7 @@ FLUSH_S = 0.5
 QUIET_S = 1.0
 """Between two requests where no step that was sampled waits: a request costs more than all that is in it."""
 
-ORIGIN_WAIT_S = 2.0
+FIRST_STEP_WAIT_S = 2.0
 """How long the first hello waits for the first window, with which more is known."""
 
 LAST_RETRY_S = 0.25
@@ -201,7 +201,7 @@ class Sender:
     def _flush(self) -> None:
         """Send all there is; records and the end of the training do not wait until it is sent."""
         self._hello.update(self._observer, None)
-        is_early = not self._hello.is_complete and time.monotonic() - self._began < ORIGIN_WAIT_S
+        is_early = not self._hello.is_complete and time.monotonic() - self._began < FIRST_STEP_WAIT_S
         if is_early and not self._hello.was_sent and self._end is None:
             return
         if not self._hello.was_sent:

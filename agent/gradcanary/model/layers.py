@@ -15,7 +15,7 @@ from torch import nn
 from gradcanary import facts, wire
 from gradcanary.model import distributed
 from gradcanary.model.declared_dtypes import dead_keys, declared
-from gradcanary.model.parameters import Held, Reference, held_by, is_lazy, living
+from gradcanary.model.parameters import Location, ParameterRef, is_lazy, live_objects, locations
 from gradcanary.settings import Settings
 
 _WRAPPERS = {
@@ -48,7 +48,7 @@ class Layers:
     layer: a hook on such a shard would make FSDP2 wait for each copy to the host.
     """
 
-    references: tuple[Reference, ...]
+    references: tuple[ParameterRef, ...]
     optimizers: tuple[int | None, ...]
     layer_set: wire.LayerSet
     framework: str | None
@@ -96,7 +96,7 @@ def discover(
             name = given if given and not (key in named and _has_wrapper(given)) else None
             name = name or (named[key][1].name if key in named else f"group{group}.{key_position(optimizers, key)}")
             named[key] = (parameter, _Place(name, module_class, owner))
-    layers = _layers(named, grouped, held_by(optimizers), settings, _framework(roots))
+    layers = _layers(named, grouped, locations(optimizers), settings, _framework(roots))
     is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
     layers = replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
     layers = replace(layers, facts=(*layers.facts, *((facts.PIPELINE,) if _has_stage() else ())))
@@ -114,7 +114,7 @@ def discover(
 def _has_stage() -> bool:
     """Return True if this process has a stage of a pipeline whose other stages are in other processes."""
     kind = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
-    return kind is not None and any(stage.group_size > 1 for stage in living(kind))
+    return kind is not None and any(stage.group_size > 1 for stage in live_objects(kind))
 
 
 def _with_gathered(layers: Layers) -> Layers:
@@ -122,7 +122,7 @@ def _with_gathered(layers: Layers) -> Layers:
     looked for."""
     found = [reference() for reference in layers.references] if layers.has_shards else []
     ids = {id(each): layer for layer, each in enumerate(found) if each is not None and each.device.type == "cpu"}
-    ways = distributed.gathered(living(nn.Module)) if ids else {}
+    ways = distributed.gathered(live_objects(nn.Module)) if ids else {}
     return replace(layers, gathered={ids[key]: way for key, way in ways.items() if key in ids})
 
 
@@ -196,7 +196,7 @@ def _roots(optimizers: Sequence[torch.optim.Optimizer], grouped: dict[int, Any])
     names = [name for *_, name in grouped.values()]
     if not optimizers or (all(names) and not any(map(_has_wrapper, names))):
         return []
-    modules = living(nn.Module)
+    modules = live_objects(nn.Module)
     inner = {id(child) for module in modules for child in _children(module)}
     held = {id(module): _held(module, grouped) for module in modules if id(module) not in inner}
     roots = [module for module in modules if held.get(id(module))]
@@ -226,7 +226,7 @@ def _places(roots: Iterable[nn.Module]) -> dict[int, tuple[nn.Parameter, _Place]
 def _layers(
     named: dict[int, tuple[nn.Parameter, _Place]],
     grouped: dict[int, Any],
-    held: dict[int, Held],
+    held: dict[int, Location],
     settings: Settings,
     framework: str | None,
 ) -> Layers:
@@ -248,7 +248,7 @@ def _layers(
     )
     return Layers(
         references=tuple(
-            Reference(parameter, held.get(id(parameter)), None if place.owner is None else place.owner())
+            ParameterRef(parameter, held.get(id(parameter)), None if place.owner is None else place.owner())
             for parameter, place in chosen
         ),
         optimizers=tuple(position for _, position, _, _ in groups),

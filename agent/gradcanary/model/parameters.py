@@ -12,7 +12,7 @@ from torch import nn
 
 References = Sequence[Callable[[], nn.Parameter | None]]
 
-Held = tuple[torch.optim.Optimizer, int, int]
+Location = tuple[torch.optim.Optimizer, int, int]
 """An optimizer that holds a parameter, in which of its groups, and at which position there."""
 
 Optimizer = torch.optim.Optimizer
@@ -21,7 +21,7 @@ Kind = TypeVar("Kind")
 LAZY = ("xla",)
 
 
-class Reference:
+class ParameterRef:
     """Called, it returns the parameter; None once neither its optimizer nor its module holds it any more.
 
     The optimizer is asked first: under FSDP2 a module holds the gathered parameter in place of the shard in between.
@@ -31,7 +31,7 @@ class Reference:
 
     __slots__ = ("_attribute", "_group", "_id", "_is_searched", "_optimizer", "_owner", "_position")
 
-    def __init__(self, parameter: nn.Parameter, held: Held | None, owner: nn.Module | None) -> None:
+    def __init__(self, parameter: nn.Parameter, held: Location | None, owner: nn.Module | None) -> None:
         optimizer, self._group, self._position = held or (None, 0, 0)
         if owner is not None and optimizer is not None and "param_groups" not in vars(optimizer):
             optimizer = None  # one that makes its groups anew each time takes too long to be asked for each layer
@@ -60,16 +60,16 @@ class Reference:
         if self._is_searched or optimizer is None:
             return None
         self._is_searched = True  # once: of a parameter that is gone another one may get the id, in another place
-        held = held_by([optimizer]).get(self._id)
+        held = locations([optimizer]).get(self._id)
         if held is None:
             return None
         _, self._group, self._position = held
         return self()
 
 
-def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, Held]:
+def locations(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, Location]:
     """Return where optimizers hold their parameters, by the parameter's id."""
-    found: dict[int, Held] = {}
+    found: dict[int, Location] = {}
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
@@ -77,7 +77,7 @@ def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, Held]:
     return found
 
 
-def are_same(some: References, others: References) -> bool:
+def refer_to_same(some: References, others: References) -> bool:
     """Say whether both lead to the same parameters, all of which are there."""
     if len(some) != len(others):
         return False
@@ -93,7 +93,7 @@ def _attribute(owner: nn.Module | None, parameter: nn.Parameter) -> str:
     return next((name for name, each in held.items() if each is parameter), "")
 
 
-def groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return the parameter groups, none of an optimizer that has not become one."""
     try:
         return list(optimizer.param_groups)
@@ -101,22 +101,22 @@ def groups(optimizer: Optimizer) -> list[dict[str, Any]]:
         return []
 
 
-def parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     """Return the parameters of all groups."""
-    return [parameter for group in groups(optimizer) for parameter in group["params"]]
+    return [parameter for group in groups_of(optimizer) for parameter in group["params"]]
 
 
-def sizes(optimizer: Optimizer) -> list[int]:
+def group_sizes(optimizer: Optimizer) -> list[int]:
     """Return how many parameters each group has: another number tells that what is followed has changed."""
-    return [len(group["params"]) for group in groups(optimizer)]
+    return [len(group["params"]) for group in groups_of(optimizer)]
 
 
-def elements(optimizer: Optimizer) -> int:
+def count_elements(optimizer: Optimizer) -> int:
     """Return how many numbers the parameters have."""
-    return sum(parameter.numel() for parameter in parameters(optimizer))
+    return sum(parameter.numel() for parameter in parameters_of(optimizer))
 
 
-def living(kind: type[Kind]) -> list[Kind]:
+def live_objects(kind: type[Kind]) -> list[Kind]:
     """Return all objects of a kind. By type: ``isinstance`` asks the object, and raised on a dead proxy."""
     return [found for found in gc.get_objects() if issubclass(type(found), kind)]
 

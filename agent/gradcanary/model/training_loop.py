@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from gradcanary.model.parameters import living
+from gradcanary.model.parameters import live_objects
 
 _ADAPTED = ("peft", "diffusers")
 """Models whose words are more to the point than those of the loop that they are trained in."""
@@ -57,7 +57,7 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def chosen(model: str | None, loop: Loop | None) -> str | None:
+def framework_of(model: str | None, loop: Loop | None) -> str | None:
     """Return whose words to use: those of the model's framework, or of the loop's."""
     return loop.framework if loop is not None and model not in _ADAPTED else model
 
@@ -75,7 +75,7 @@ def run_name() -> str | None:
 
 def _living(module: str, name: str) -> list[Any]:
     kind = getattr(sys.modules.get(module), name, None)
-    return living(kind) if isinstance(kind, type) else []
+    return live_objects(kind) if isinstance(kind, type) else []
 
 
 def _is_inside(optimizer: Optimizer, wrapper: Any) -> bool:  # noqa: ANN401 -- anything with an optimizer in it
@@ -106,13 +106,13 @@ _LOOPS: dict[tuple[str, str], tuple[str, Callable[[Any], Iterable[Any]], Callabl
 """Classes, by module and name, to the framework, the optimizers that one of it drives, and its count of steps."""
 
 
-def origin_of(
+def find_first_step(
     optimizer: torch.optim.Optimizer | None,
     given: int | None,
     failed: Callable[[str, Exception], None],
     *,
     is_late: bool = False,
-) -> Origin:
+) -> FirstStep:
     """Return the number of the first window; ``failed`` is told of a framework that does not say its step.
 
     What ``watch(step=)`` said; else the framework; else what the optimizer counted (Adam and its family); else 0, and
@@ -124,15 +124,15 @@ def origin_of(
     if optimizer is not None:
         name, loop = type(optimizer).__name__, loop_of(optimizer, failed)
     if given is not None:
-        return Origin(given, "given", late=is_late, optimizer=name, loop=loop)
+        return FirstStep(given, "given", is_late=is_late, optimizer=name, loop=loop)
     if loop is not None and loop.step is not None:
-        return Origin(loop.step, "framework", late=is_late or loop.step > 0, optimizer=name, loop=loop)
+        return FirstStep(loop.step, "framework", is_late=is_late or loop.step > 0, optimizer=name, loop=loop)
     counted = [] if optimizer is None else [_number(state["step"]) for state in _states(optimizer) if "step" in state]
     if counted:
         step = max(counted)
-        return Origin(step, "optimizer", late=is_late or step > 0, optimizer=name, loop=loop)
+        return FirstStep(step, "optimizer", is_late=is_late or step > 0, optimizer=name, loop=loop)
     source = "optimizer" if _counts(optimizer) else "relative"
-    return Origin(0, source, late=is_late, optimizer=name, loop=loop)
+    return FirstStep(0, source, is_late=is_late, optimizer=name, loop=loop)
 
 
 def _states(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -150,11 +150,11 @@ def _counts(optimizer: torch.optim.Optimizer | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Origin:
+class FirstStep:
     """Where a session began; ``source`` as in the wire's ``step_source``, ``loop`` is a framework's."""
 
-    first_step: int
+    number: int
     source: str
-    late: bool
+    is_late: bool
     optimizer: str
     loop: Loop | None

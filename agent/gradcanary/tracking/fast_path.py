@@ -21,7 +21,7 @@ from torch import Tensor
 from gradcanary.hooks import backward
 from gradcanary.hooks.graphs import is_backward_traced
 from gradcanary.model import declared_dtypes
-from gradcanary.model.parameters import learning_rates, sizes
+from gradcanary.model.parameters import group_sizes, learning_rates
 from gradcanary.stats.samples import parts_of
 from gradcanary.tracking.records import NOT_SKIPPED, Logged, Record
 
@@ -107,7 +107,7 @@ class FastPath:
     def _step_begins(self, optimizer: Optimizer, has_closure: bool) -> bool:
         window = self._window
         is_usual = self._called == window.passes == self._passes and not has_closure and self._present_pass() < 0
-        if not is_usual or sizes(optimizer) != self._sizes or declared_dtypes.changes() != self._declared_at:
+        if not is_usual or group_sizes(optimizer) != self._sizes or declared_dtypes.changes() != self._declared_at:
             return self.leave()
         window.stepping = True
         window.lr = learning_rates((optimizer,))
@@ -217,7 +217,7 @@ class FastPath:
         self.is_on = self._is_first = True
         self._called = 0
         self._track, self._window = track, track.window
-        self._optimizer, self._sizes = weakref.ref(optimizer), sizes(optimizer)
+        self._optimizer, self._sizes = weakref.ref(optimizer), group_sizes(optimizer)
         self._declared_at, self._present_pass = declared_dtypes.changes(), backward.passes()
         self._counters.replace_enabled(track, self._noting)
 

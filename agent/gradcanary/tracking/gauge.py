@@ -248,9 +248,9 @@ class Gauge:
         Behind a data-parallel wrapper a sum is the mean of all processes by the end of a pass: nobody knows its loss.
         """
         self.shadows.end()
-        rank, origin = self._of.rank, self._of.origin
+        rank, first_step = self._of.rank, self._of.first_step
         if (
-            origin is None
+            first_step is None
             or window.micro_steps < 2
             or rank.sends_only_nonfinite
             or rank.measures_local_grads
@@ -258,7 +258,7 @@ class Gauge:
         ):
             return
         interval = self._of.meter.every
-        if accumulation.is_due(next_step, origin.first_step) and next_step % interval == 0:
+        if accumulation.is_due(next_step, first_step.number) and next_step % interval == 0:
             self.shadows.begin(self.references, next_step, interval)
 
     @on_device_clock

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gradcanary.model.parameters import living
+from gradcanary.model.parameters import live_objects
 
 if TYPE_CHECKING:
     from gradcanary.tracking.window import Window
@@ -29,7 +29,7 @@ class Scalers:
         """Return those that live in a step."""
         if step != self._step:
             self._found, self._step = [], step  # a search that raises is not made again by each optimizer
-            self._found = [weakref.ref(scaler) for scaler in living(_kind())]
+            self._found = [weakref.ref(scaler) for scaler in live_objects(_kind())]
         return self._found
 
 

@@ -20,7 +20,7 @@ from gradcanary.hooks.graphs import Graphs
 from gradcanary.model.distributed import Rank
 from gradcanary.model.layers import Layers
 from gradcanary.model.parameters import learning_rates
-from gradcanary.model.training_loop import Origin, origin_of
+from gradcanary.model.training_loop import FirstStep, find_first_step
 from gradcanary.settings import Settings
 from gradcanary.stats.sampler import not_sampled
 from gradcanary.stats.samples import Sample, Wishes
@@ -53,7 +53,7 @@ class Observer:
         self.enable_hooks: Callable[[], None] = lambda: None
         self.leave_fast_path: Callable[[], object] = lambda: None
         self.awaits_optimizer: Callable[[], bool] = lambda: False
-        self.origin: Origin | None = None
+        self.first_step: FirstStep | None = None
         self.wishes = Wishes()
         self.step = self.steps_taken = self.samples = self._passes_without_step = 0
         self.meter = Meter(settings.every, settings.budget)
@@ -153,7 +153,7 @@ class Observer:
             return
         self._begin_stepping(leading)
         self.look_again()
-        if self.origin is None:
+        if self.first_step is None:
             self._find_origin(even_unknown=True)
         leading.step_by_hand()
         self._count_step()
@@ -275,7 +275,7 @@ class Observer:
     def window_begins(self) -> None:
         """Learn where the count of steps begins, and whether somebody reduces gradients by now."""
         self.find_group()
-        if self.origin is None:
+        if self.first_step is None:
             self.meter.window_begins()
             self._find_origin(even_unknown=False)
 
@@ -359,21 +359,21 @@ class Observer:
             track.window.calls = self.calls.forget()
             if is_first:  # its layers get their hooks only now; a pass that it steps in is still to be counted
                 track.window.unseen = track.window.calls - (track.present_pass() >= 0)
-        if self.origin is None:
+        if self.first_step is None:
             self._find_origin(even_unknown=False)
 
     # -- records -------------------------------------------------------------------------------------------------
 
     def _find_origin(self, *, even_unknown: bool) -> None:
-        if self.origin is None and (even_unknown or self.main() is not None):
-            self.origin = origin_of(self.main(), self.settings.step, self.guard.catch, is_late=self.is_late)
-            self.step = self.origin.first_step
+        if self.first_step is None and (even_unknown or self.main() is not None):
+            self.first_step = find_first_step(self.main(), self.settings.step, self.guard.catch, is_late=self.is_late)
+            self.step = self.first_step.number
 
     def close_window(self, track: Track) -> None:
         """Hand over the main optimizer's window, and turn to the next one."""
         if self.layers is None:
             return
-        if self.origin is None:
+        if self.first_step is None:
             self._find_origin(even_unknown=True)
         track.drop_scaled()
         is_sampled = self.step % self.meter.every == 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gradcanary.hooks import backward
-from gradcanary.model.parameters import References, are_same
+from gradcanary.model.parameters import References, refer_to_same
 from gradcanary.stats.sampler import LocalNonfinite
 from gradcanary.tracking.gauge import Gauge
 from gradcanary.tracking.grad_scaler import Scaling
@@ -50,7 +50,7 @@ class Track:
 
     def has(self, references: References) -> bool:
         """Say whether these are its layers."""
-        return are_same(self.gauge.references, references)
+        return refer_to_same(self.gauge.references, references)
 
     # -- backward passes -----------------------------------------------------------------------------------------
 
