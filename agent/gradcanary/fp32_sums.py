@@ -28,7 +28,7 @@ from gradcanary.hooks import backward, graphs
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.hooks.parameter_hook import AFTER, Hook
 from gradcanary.model.declared_dtypes import is_summed, register, unregister
-from gradcanary.model.distributed import is_shard
+from gradcanary.model.distributed import is_dtensor
 from gradcanary.model.layers import discover, dtype_name, named_parameters
 from gradcanary.model.parameters import Location, ParameterRef, live_objects, locations
 from gradcanary.model.training_loop import unwrapped
@@ -247,7 +247,7 @@ def _named(optimizer: torch.optim.Optimizer, params: str) -> Parameters:
 
 def _reducer_of(parameters: Parameters) -> str | None:
     """Return the kind of what sums the gradients of one of them in tensors of its own."""
-    if any(is_shard(parameter) for parameter in parameters):
+    if any(is_dtensor(parameter) for parameter in parameters):
         return "DTensor"
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):

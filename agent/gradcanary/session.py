@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from gradcanary import facts, identity, summary, wire
 from gradcanary.export import spool
-from gradcanary.export.device_copy import FINISH_S, Transfers
+from gradcanary.export.device_copy import DRAIN_S, Transfers
 from gradcanary.export.hello import SessionHello
 from gradcanary.export.sender import Sender
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward
 from gradcanary.hooks.graphs import is_capturing
-from gradcanary.model.distributed import whole
+from gradcanary.model.distributed import replicated_value
 from gradcanary.model.layers import Layers
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
@@ -130,10 +130,10 @@ class Session:
         A tensor is copied. Raises ValueError on a DTensor of which each process has a part.
         """
         if isinstance(value, Tensor):
-            if (here := whole(value)) is None:
+            if (here := replicated_value(value)) is None:
                 raise ValueError(f"log({name}=) is a DTensor of which each process has a part: give its .full_tensor()")
             value = here.detach().clone()
-            self.guard.wrap("noting a stream", self._transfers.note)(value)
+            self.guard.wrap("noting a stream", self._transfers.add_producer_stream)(value)
         logged = self.observer.logged
         logged.append(Logged(name, tags, step, value))
         if len(logged) > MAX_LOGGED:
@@ -152,7 +152,7 @@ class Session:
     def observe(self, name: str, buffer: Tensor) -> None:
         """Read a buffer in place of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
         self.observer.buffers.check(name, tuple(buffer.shape))
-        self.guard.wrap("looking for what has arrived", self._transfers.visit)()
+        self.guard.wrap("looking for what has arrived", self._transfers.poll)()
         self.guard.wrap("leaving the fast path", self.observer.leave_fast_path)()
         if not self.observer.paused:
             self.guard.wrap("reading a buffer", self.observer.meter.timed(self.observer.buffers.read))(name, buffer)
@@ -169,7 +169,7 @@ class Session:
             self._hooks.before_next_pass = self.leave
         else:
             self.take_off()
-            self.settle(min(timeout_s, FINISH_S))
+            self.settle(min(timeout_s, DRAIN_S))
             left()
         if self.sender is not None:
             left_s = max(timeout_s - (time.monotonic() - began), 0.0)
@@ -185,7 +185,7 @@ class Session:
         """Detach if another thread has closed the session. No value is waited for: the sender has ended."""
         if self._hooks.before_next_pass is not None:
             self.take_off()
-            self.guard.wrap("letting go of values on their way", self._transfers.finish)(LEAVES_S)
+            self.guard.wrap("letting go of values on their way", self._transfers.drain)(LEAVES_S)
             self._hooks.before_next_pass = None
             self._left()
 
@@ -202,7 +202,7 @@ class Session:
         """
         if not self.is_settled:
             self.guard.wrap("the last window", self.observer.close)()
-            self.guard.wrap("bringing the last values here", self._transfers.finish)(timeout_s)
+            self.guard.wrap("bringing the last values here", self._transfers.drain)(timeout_s)
             self.is_settled = True
 
     def forked(self) -> None:
@@ -218,4 +218,4 @@ class Session:
         if record.layers is not self._layers:
             self._layers = record.layers
             self._ring.capacity = capacity_for(len(record.layers))
-        self._transfers.hand(record)
+        self._transfers.submit(record)

@@ -51,10 +51,10 @@ class Far:
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cpu"
 
-    def note(self) -> None:
+    def add_producer_stream(self) -> None:
         pass
 
-    def is_free(self) -> bool:
+    def may_wait_on(self) -> bool:
         return True
 
     def send(self, tensors: Sequence[Tensor], into: Tensor) -> Copy:
@@ -63,14 +63,14 @@ class Far:
         Far.sent.append(len(into))
         return Copy(torch.cat([*map(device_copy._bytes, tensors)]), into)
 
-    def abandon(self, tensors: Iterable[Tensor]) -> None:
+    def record_streams(self, tensors: Iterable[Tensor]) -> None:
         Far.lasting += tensors
 
 
 @pytest.fixture(autouse=True)
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_copy, "KIND", "cpu")
-    monkeypatch.setattr(device_copy, "Lane", Far)
+    monkeypatch.setattr(device_copy, "GPU", "cpu")
+    monkeypatch.setattr(device_copy, "CopyStream", Far)
     monkeypatch.setattr(Far, "takes", 3)
     monkeypatch.setattr(Far, "asked", 0)
     monkeypatch.setattr(Far, "sent", [])
@@ -171,7 +171,7 @@ def test_a_copy_waits_for_the_stream_that_a_number_was_logged_on(
         noted.clear()
         return Copy(torch.cat([*map(device_copy._bytes, tensors)]), into)
 
-    monkeypatch.setattr(Far, "note", lambda _: noted.add(present[0]))
+    monkeypatch.setattr(Far, "add_producer_stream", lambda _: noted.add(present[0]))
     monkeypatch.setattr(Far, "send", send)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -213,7 +213,7 @@ def test_pinned_memory_grows_with_the_layers_while_copies_are_on_their_way(
         Far.takes = 20
         train(model, optimizer, 3)
         pinned = watch._session._transfers._pinned
-        assert watch._session._transfers._flights
+        assert watch._session._transfers._pending
         optimizer.add_param_group({"params": [*model[2].parameters()]})
         train(model, optimizer, 20)
         assert len(watch._session._transfers._pinned) == 2 * len(pinned)
@@ -227,7 +227,7 @@ def test_a_copy_that_never_arrives_does_not_hold_up_the_end(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Far, "takes", 10**9)
-    monkeypatch.setattr(device_copy, "FINISH_S", 0.01)
+    monkeypatch.setattr(device_copy, "DRAIN_S", 0.01)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching(collector, model, optimizer, is_watched=True) as watch:
@@ -332,7 +332,7 @@ def test_where_values_have_to_be_waited_for_few_steps_are_sampled(
     collector: Recorded, every: str | int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on MPS; what is given is what is done."""
-    monkeypatch.setattr(device_copy, "KIND", "cuda")
+    monkeypatch.setattr(device_copy, "GPU", "cuda")
     monkeypatch.setattr(device_copy, "HOST", ("meta",))
     fetched = []
     monkeypatch.setattr(device_copy, "_fetched", lambda tensor: fetched.append(threading.get_ident()) or tensor)
@@ -351,7 +351,7 @@ def test_what_lies_where_reading_cuts_the_graph_is_not_measured(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As on XLA: no operation of ours there but copies of the loss, nothing is read, and it says so."""
-    monkeypatch.setattr(device_copy, "KIND", "cuda")
+    monkeypatch.setattr(device_copy, "GPU", "cuda")
     monkeypatch.setattr(parameters, "LAZY", ("cpu",))
     monkeypatch.setitem(sys.modules, "torch_xla", ModuleType("torch_xla"))
     model = mlp()

@@ -44,7 +44,7 @@ def test_values_wait_in_pinned_memory_and_the_training_does_not(collector: Recor
         assert pinned is not None
         assert pinned._memory.is_pinned()
         assert is_ahead, "nothing waited"
-        assert watch._session._transfers._flights
+        assert watch._session._transfers._pending
         # What the training frees now is used again while our copies are still to be made.
         torch.full((64, 1024, 1024), torch.nan, device=DEVICE)
         torch.cuda.synchronize()
@@ -68,7 +68,7 @@ def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, m
 
 
 def test_a_watch_that_ends_while_the_device_is_busy(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcanary.session.FINISH_S", 0.0)
+    monkeypatch.setattr("gradcanary.session.DRAIN_S", 0.0)
     trained, bare = Plain(), Plain()
     with watching(trained, collector, is_watched=True) as watch:
         assert watch is not None

@@ -28,10 +28,10 @@ from gradcanary.model.parameters import is_lazy
 from gradcanary.stats.samples import Kind, Part
 from gradcanary.tracking.records import Logged, Record, Ring
 
-KIND = "cuda"
+GPU = "cuda"
 """Of the devices whose tensors are brought here: also AMD's."""
 
-HOST = ("cpu", "meta")
+HOST_DEVICES = ("cpu", "meta")
 """Of what lies elsewhere, on MPS or XPU, nothing tells when a copy has arrived: the hand-over waits for it, in the
 training's thread, because not every such device may be used from another one."""
 
@@ -40,7 +40,7 @@ STEPS_AHEAD = 64
 
 BYTES_PER_STEP, BYTES_PER_LAYER, MOST_BYTES = 2**14, 64, 2**27
 
-FINISH_S = 1.0
+DRAIN_S = 1.0
 _POLL_S = 0.001
 
 
@@ -51,33 +51,33 @@ class Arrival(Protocol):
         """Say whether it has happened, without waiting."""
 
 
-class Lane:
+class CopyStream:
     """A stream of our own on a device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped in torch
-        self._makers: set[torch.cuda.Stream] = set()
+        self._producers: set[torch.cuda.Stream] = set()
 
-    def note(self) -> None:
+    def add_producer_stream(self) -> None:
         """Remember the present stream: what is handed over next may be made on it."""
-        self._makers.add(torch.cuda.current_stream(self._device))
+        self._producers.add(torch.cuda.current_stream(self._device))
 
-    def is_free(self) -> bool:
+    def may_wait_on(self) -> bool:
         """Say whether no CUDA graph is being recorded on a stream that a copy has to wait for."""
-        return not any(map(_is_recorded, list(self._makers)))  # log() adds to them from other threads
+        return not any(map(_is_recorded, list(self._producers)))  # log() adds to them from other threads
 
     def send(self, tensors: Sequence[Tensor], into: Tensor) -> Arrival:
         """Copy the bytes of tensors of the device, one after the other."""
-        makers, self._makers = self._makers, set()
-        for stream in makers:
+        producers, self._producers = self._producers, set()
+        for stream in producers:
             self._stream.wait_stream(stream)
         with torch.cuda.stream(self._stream):
             into.copy_(torch.cat([*map(_bytes, tensors)]), non_blocking=True)
             arrival: Arrival = self._stream.record_event()
         return arrival
 
-    def abandon(self, tensors: Iterable[Tensor]) -> None:
+    def record_streams(self, tensors: Iterable[Tensor]) -> None:
         """Have memory that is let go of now not used again before our stream has read it."""
         for tensor in tensors:
             tensor.record_stream(self._stream)
@@ -109,7 +109,7 @@ class Pinned:
 
 
 @dataclass
-class _Load:
+class _DeviceCopy:
     """What a record has on one device, by falling size of the elements: so each begins where its dtype may."""
 
     tensors: list[Tensor]
@@ -125,16 +125,16 @@ class _Load:
 
 
 @dataclass
-class _Flight:
+class _PendingCopy:
     """A record on its way, and how much it has taken of which pinned memory."""
 
     record: Record
-    loads: dict[torch.device, _Load] = field(default_factory=dict)
+    copies: dict[torch.device, _DeviceCopy] = field(default_factory=dict)
     taken: list[tuple[Pinned, int]] = field(default_factory=list)
     is_whole: bool = False
 
     def has_arrived(self) -> bool:
-        return all(load.arrival.query() for load in self.loads.values())
+        return all(copy.arrival.query() for copy in self.copies.values())
 
 
 class Transfers:
@@ -143,12 +143,12 @@ class Transfers:
 
     def __init__(self, ring: Ring[Record], failed: Failed) -> None:
         self._ring, self._failed = ring, failed
-        self.lanes: dict[torch.device, Lane] = {}
+        self.streams: dict[torch.device, CopyStream] = {}
         self._pinned: Pinned | None = None
         self._layers = 0
         self._has_slow = False
-        self._waiting: deque[Record] = deque()
-        self._flights: deque[_Flight] = deque()
+        self._queued: deque[Record] = deque()
+        self._pending: deque[_PendingCopy] = deque()
         # Several devices have several threads in a backward pass.
         self._lock = threading.Lock()
 
@@ -156,126 +156,126 @@ class Transfers:
         """Make what takes time, pinned memory above all, before there is something to hand over."""
         self._layers = max(self._layers, layers)
         self._has_slow = any(map(is_slow, devices))
-        mine = [device for device in devices if device.type == KIND]
+        mine = [device for device in devices if device.type == GPU]
         if mine and not is_capturing():
             for device in mine:
-                self._lane(device)
-            self._room()
+                self._stream_of(device)
+            self._pinned_memory()
 
-    def visit(self) -> None:
+    def poll(self) -> None:
         """In the training's thread, before and after work of ours: see where it is done, and what has arrived."""
-        if self.lanes and not is_capturing():
-            for lane in list(self.lanes.values()):
-                lane.note()
-            self._go_on()
+        if self.streams and not is_capturing():
+            for stream in list(self.streams.values()):
+                stream.add_producer_stream()
+            self._advance()
 
-    def note(self, tensor: Tensor) -> None:
+    def add_producer_stream(self, tensor: Tensor) -> None:
         """Right after a tensor was made, see on which stream: that may be none that our hooks see."""
-        if tensor.device.type == KIND and not is_capturing():
-            self._lane(tensor.device).note()
+        if tensor.device.type == GPU and not is_capturing():
+            self._stream_of(tensor.device).add_producer_stream()
 
-    def hand(self, record: Record) -> None:
+    def submit(self, record: Record) -> None:
         """Take a record; it holds nothing of other devices once it is in the ring."""
         if "torch_xla" in sys.modules:
             _drop_lazy(record)
         if self._has_slow:
             _fetch(record)
-        elif not (self.lanes or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # untyped in torch
+        elif not (self.streams or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # untyped in torch
             self._ring.put(record)  # no GPU, and so nothing on one
             return
-        if not (self._waiting or self._flights or any(_by_device(record))):
+        if not (self._queued or self._pending or any(_by_device(record))):
             self._ring.put(record)
             return
-        if len(self._waiting) >= STEPS_AHEAD:  # a graph is being recorded, for ever
+        if len(self._queued) >= STEPS_AHEAD:  # a graph is being recorded, for ever
             self._ring.drop()
             return
-        self._waiting.append(record)
+        self._queued.append(record)
         if not is_capturing():
-            self._go_on()
+            self._advance()
 
-    def finish(self, timeout_s: float) -> None:
+    def drain(self, timeout_s: float) -> None:
         """Wait, for so long at most, until all has arrived; what has not is lost, and counted."""
         deadline = time.monotonic() + timeout_s
-        while self._waiting or self._flights:
+        while self._queued or self._pending:
             if is_capturing() or time.monotonic() > deadline:
                 break
-            self._go_on()
-            time.sleep(_POLL_S if self._flights else 0)
-        self._ring.drop(len(self._waiting) + len(self._flights))
-        for flight in self._flights:
-            for device, load in flight.loads.items():
-                self._lane(device).abandon(load.tensors)
-        self._waiting.clear()
-        self._flights.clear()
+            self._advance()
+            time.sleep(_POLL_S if self._pending else 0)
+        self._ring.drop(len(self._queued) + len(self._pending))
+        for pending in self._pending:
+            for device, copy in pending.copies.items():
+                self._stream_of(device).record_streams(copy.tensors)
+        self._queued.clear()
+        self._pending.clear()
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            while self._waiting and self._is_sent(self._waiting[0]):
-                self._waiting.popleft()
-            while self._flights and self._flights[0].has_arrived():
-                self._land(self._flights.popleft())
+            while self._queued and self._start(self._queued[0]):
+                self._queued.popleft()
+            while self._pending and self._pending[0].has_arrived():
+                self._complete(self._pending.popleft())
         finally:
             self._lock.release()
 
-    def _is_sent(self, record: Record) -> bool:
+    def _start(self, record: Record) -> bool:
         """Send a record; say whether that is settled, be it that there was no room for it."""
         by_device = _by_device(record)
         for device in by_device:
-            self._lane(device).note()
-        if not all(self._lane(device).is_free() for device in by_device):
+            self._stream_of(device).add_producer_stream()
+        if not all(self._stream_of(device).may_wait_on() for device in by_device):
             return False
-        flight = _Flight(record)
-        self._flights.append(flight)
+        pending = _PendingCopy(record)
+        self._pending.append(pending)
         try:
-            flight.is_whole = all(self._is_on_its_way(flight, *each) for each in by_device.items())
+            pending.is_whole = all(self._start_on(pending, *each) for each in by_device.items())
         except Exception as error:  # noqa: BLE001 -- a record that cannot be copied must not hold up the others
             self._failed("copying from a GPU", error)
-        self._ring.drop(not flight.is_whole)
+        self._ring.drop(not pending.is_whole)
         return True
 
-    def _is_on_its_way(self, flight: _Flight, device: torch.device, held: list[tuple[Tensor, Part | Logged]]) -> bool:
+    def _start_on(self, pending: _PendingCopy, device: torch.device, held: list[tuple[Tensor, Part | Logged]]) -> bool:
         held.sort(key=lambda each: each[0].element_size(), reverse=True)
         tensors = [tensor for tensor, _ in held]
         needed = sum(tensor.nbytes for tensor in tensors)
-        pinned = self._room()
+        pinned = self._pinned_memory()
         room = pinned.take(-(-needed // 16) * 16)
         if room is None:
             return False
         packed, taken = room[0][:needed], room[1]
-        flight.taken.append((pinned, taken))
+        pending.taken.append((pinned, taken))
         with torch.no_grad():
-            arrival = self._lane(device).send(tensors, packed)
-        flight.loads[device] = _Load(tensors, [holder for _, holder in held], packed, arrival)
+            arrival = self._stream_of(device).send(tensors, packed)
+        pending.copies[device] = _DeviceCopy(tensors, [holder for _, holder in held], packed, arrival)
         return True
 
-    def _land(self, flight: _Flight) -> None:
-        if flight.is_whole:
-            for load in flight.loads.values():
-                load.unpack()
-            self._ring.put(flight.record)
-        for pinned, taken in flight.taken:
+    def _complete(self, pending: _PendingCopy) -> None:
+        if pending.is_whole:
+            for copy in pending.copies.values():
+                copy.unpack()
+            self._ring.put(pending.record)
+        for pinned, taken in pending.taken:
             pinned.give(taken)
 
-    def _lane(self, device: torch.device) -> Lane:
-        lane = self.lanes.get(device)
-        if lane is None:
-            lane = self.lanes[device] = Lane(device)
-        return lane
+    def _stream_of(self, device: torch.device) -> CopyStream:
+        stream = self.streams.get(device)
+        if stream is None:
+            stream = self.streams[device] = CopyStream(device)
+        return stream
 
-    def _room(self) -> Pinned:
+    def _pinned_memory(self) -> Pinned:
         """Return the pinned memory, a larger one where there are more layers than before: what is in the other one
         arrives there."""
         needed = min(STEPS_AHEAD * (BYTES_PER_STEP + BYTES_PER_LAYER * self._layers), MOST_BYTES)
         if self._pinned is None or len(self._pinned) < needed:
-            self._pinned = Pinned(torch.empty(needed, dtype=torch.uint8, device="cpu", pin_memory=KIND == "cuda"))
+            self._pinned = Pinned(torch.empty(needed, dtype=torch.uint8, device="cpu", pin_memory=GPU == "cuda"))
         return self._pinned
 
 
 def is_slow(device: torch.device) -> bool:
     """Say whether what lies on a device has to be waited for."""
-    return device.type != KIND and device.type not in HOST and not is_lazy(device)
+    return device.type != GPU and device.type not in HOST_DEVICES and not is_lazy(device)
 
 
 def _fetch(record: Record) -> None:
@@ -307,7 +307,7 @@ def _by_device(record: Record) -> dict[torch.device, list[tuple[Tensor, Part | L
     """Return the tensors of a record that have to be brought here, with what holds them."""
     found: dict[torch.device, list[tuple[Tensor, Part | Logged]]] = {}
     for holder in record.values():
-        if isinstance(value := holder.value, Tensor) and value.device.type == KIND:
+        if isinstance(value := holder.value, Tensor) and value.device.type == GPU:
             found.setdefault(value.device, []).append((value, holder))
     return found
 

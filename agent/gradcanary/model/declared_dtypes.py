@@ -24,10 +24,10 @@ _OF_DEEPSPEED = ("gradient_accumulation_dtype", "grad_acc_dtype")
 
 _HOOKS = {"bf16_compress": "bfloat16", "fp16_compress": "float16"}
 
-_open: dict[int, Callable[[], object]] = {}
+_registered: dict[int, Callable[[], object]] = {}
 """By id of the parameter: what is in here is asked whether it is still the same one."""
 
-_changes = 0
+_revision = 0
 
 
 def declared(roots: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, str]:
@@ -120,25 +120,25 @@ def _name(value: object) -> str | None:
 
 def register(key: int, parameter: Callable[[], object]) -> None:
     """Note that the gradients of a parameter are summed in float32 from now on; ``key`` is its id."""
-    global _changes
-    _open[key] = parameter
-    _changes += 1
+    global _revision
+    _registered[key] = parameter
+    _revision += 1
 
 
 def unregister(key: int, parameter: Callable[[], object]) -> None:
     """Forget a parameter, unless another one has been registered under its id."""
-    global _changes
-    if _open.get(key) is parameter:
-        del _open[key]
-        _changes += 1
+    global _revision
+    if _registered.get(key) is parameter:
+        del _registered[key]
+        _revision += 1
 
 
 def is_summed(parameter: Tensor) -> bool:
     """Say whether the gradients of a parameter are summed in float32 by us."""
-    found = _open.get(id(parameter))
+    found = _registered.get(id(parameter))
     return found is not None and found() is parameter
 
 
-def changes() -> int:
+def revision() -> int:
     """Return a number that is another one after each change of what :func:`is_summed` says."""
-    return _changes
+    return _revision

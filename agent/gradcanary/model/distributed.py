@@ -22,56 +22,56 @@ _has_group: Callable[[], bool] = getattr(torch.distributed, "is_initialized", bo
 """Torch's own, without a call around it, as each window asks; a torch that was built without groups has none."""
 
 
-def is_shard(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
     """Say whether it is a DTensor (FSDP2, tensor parallelism): a part of a larger one, or one copy of several."""
     return type(tensor) is not Tensor and hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """Return the elements that lie in this process: of a DTensor its shard, else the tensor itself.
 
     A DTensor with a pending reduction is returned as it is: what lies here are addends.
     """
-    if not is_shard(tensor) or not _is_final(tensor):
+    if not is_dtensor(tensor) or not _is_final(tensor):
         return tensor
     with torch.no_grad():
         here: Tensor = tensor.to_local()  # type: ignore[attr-defined]  # a method of DTensor
     return here
 
 
-def whole(tensor: Tensor) -> Tensor | None:
+def replicated_value(tensor: Tensor) -> Tensor | None:
     """Return the value that all processes have alike: of a DTensor that is one copy of several, else the tensor itself.
 
     None of one whose value takes a collective to know.
     """
-    if not is_shard(tensor):
+    if not is_dtensor(tensor):
         return tensor
     is_alike = all(placement.is_replicate() for placement in tensor.placements)  # type: ignore[attr-defined]  # of a DTensor
-    return local(tensor) if is_alike else None
+    return local_tensor(tensor) if is_alike else None
 
 
-def is_spread(parameter: Tensor) -> bool:
+def is_sharded(parameter: Tensor) -> bool:
     """Say whether other processes hold other elements of it."""
     return any(size > 1 and placement.is_shard() for size, placement, _ in _mesh(parameter))
 
 
 def owned_numel(parameter: Tensor, *, is_first: bool) -> int:
     """Return how many of its elements this process speaks for: of several copies the first one is sent."""
-    if not is_shard(parameter):
+    if not is_dtensor(parameter):
         return parameter.numel() if is_first else 0
     if any(place != 0 and not placement.is_shard() for _, placement, place in _mesh(parameter)):
         return 0
-    return local(parameter).numel()
+    return local_tensor(parameter).numel()
 
 
-def gathered(modules: Iterable[nn.Module]) -> dict[int, Callable[[], nn.Parameter | None]]:
+def unsharded_parameters(modules: Iterable[nn.Module]) -> dict[int, Callable[[], nn.Parameter | None]]:
     """Return a way to the gathered parameter of each shard that FSDP2 offloads, by id of the shard.
 
     FSDP2 has the gathered parameter from the first forward pass on, and keeps it.
     """
     groups = (group for module in modules for group in _groups(module))
     parameters = (each for group in groups for each in group.fsdp_params if each.offload_to_cpu)
-    return {id(each.sharded_param): partial(_gathered_of, weakref.ref(each)) for each in parameters}
+    return {id(each.sharded_param): partial(_unsharded_of, weakref.ref(each)) for each in parameters}
 
 
 def _groups(module: nn.Module) -> Iterator[Any]:
@@ -81,7 +81,7 @@ def _groups(module: nn.Module) -> Iterator[Any]:
         yield from getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])  # noqa: SLF001
 
 
-def _gathered_of(reference: Callable[[], Any]) -> nn.Parameter | None:
+def _unsharded_of(reference: Callable[[], Any]) -> nn.Parameter | None:
     return getattr(reference(), "_unsharded_param", None)
 
 

@@ -44,7 +44,7 @@ class Layers:
     ``is_sharded`` tells whether other processes hold other parts of them, and ``local_numel`` of each layer what this
     one speaks for; ``has_shards`` whether their gradients are reduced before anybody sees them; ``owners`` are the
     modules that hold them, ``facts`` what a reader of their numbers must know; ``declared`` holds the dtypes that
-    somebody asked for to sum their gradients in. ``gathered`` leads to the gathered parameters of offloaded shards, by
+    somebody asked for to sum their gradients in. ``unsharded`` leads to the gathered parameters of offloaded shards, by
     layer: a hook on such a shard would make FSDP2 wait for each copy to the host.
     """
 
@@ -57,7 +57,7 @@ class Layers:
     owners: tuple[weakref.ref[nn.Module], ...] = ()
     facts: tuple[wire.Fact, ...] = ()
     declared: tuple[str | None, ...] = ()
-    gathered: Mapping[int, Callable[[], nn.Parameter | None]] = field(default_factory=dict)
+    unsharded: Mapping[int, Callable[[], nn.Parameter | None]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.references)
@@ -101,7 +101,7 @@ def discover(
     layers = replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
     layers = replace(layers, facts=(*layers.facts, *((facts.PIPELINE,) if _has_stage() else ())))
     try:
-        layers = _with_gathered(layers)
+        layers = _with_unsharded(layers)
     except Exception as error:  # noqa: BLE001 -- private names of torch: where they changed, the shards get the hooks
         failed("looking for offloaded shards", error)
     try:
@@ -117,13 +117,13 @@ def _has_stage() -> bool:
     return kind is not None and any(stage.group_size > 1 for stage in live_objects(kind))
 
 
-def _with_gathered(layers: Layers) -> Layers:
+def _with_unsharded(layers: Layers) -> Layers:
     """Return the layers with the ways to the gathered parameters. Offloaded shards lie on the host, others are not
     looked for."""
     found = [reference() for reference in layers.references] if layers.has_shards else []
     ids = {id(each): layer for layer, each in enumerate(found) if each is not None and each.device.type == "cpu"}
-    ways = distributed.gathered(live_objects(nn.Module)) if ids else {}
-    return replace(layers, gathered={ids[key]: way for key, way in ways.items() if key in ids})
+    ways = distributed.unsharded_parameters(live_objects(nn.Module)) if ids else {}
+    return replace(layers, unsharded={ids[key]: way for key, way in ways.items() if key in ids})
 
 
 def _with_declared(layers: Layers, roots: Iterable[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> Layers:
@@ -236,7 +236,7 @@ def _layers(
     names = unique(place.name for _, place in chosen)
     groups = [grouped.get(id(parameter), (None, None, None, None)) for parameter, _ in chosen]
     sizes = [p.numel() for p, _ in chosen]
-    is_sharded = any(distributed.is_spread(p) for p, _ in chosen)
+    is_sharded = any(distributed.is_sharded(p) for p, _ in chosen)
     if is_sharded:
         is_first = torch.distributed.get_rank() == 0
         sizes = [distributed.owned_numel(p, is_first=is_first) for p, _ in chosen]
@@ -261,7 +261,7 @@ def _layers(
             *((facts.LAZY_DEVICE,) if len(able) < len(wanted) else ()),
             *((facts.too_many_layers(len(able), _MAX_LAYERS),) if len(chosen) < len(able) else ()),
         ),
-        has_shards=any(distributed.is_shard(p) for p, _ in chosen),
+        has_shards=any(distributed.is_dtensor(p) for p, _ in chosen),
         owners=tuple(dict.fromkeys(place.owner for _, place in chosen if place.owner is not None)),
     )
 

@@ -74,8 +74,8 @@ def add_buffer(
 
     Of a parameter that is sharded the sum has to be so as well: of whole sums each process would send all.
     """
-    buffer = distributed.local(buffer)
-    part = None if parameter is None or not distributed.is_shard(parameter) else distributed.local(parameter)
+    buffer = distributed.local_tensor(buffer)
+    part = None if parameter is None or not distributed.is_dtensor(parameter) else distributed.local_tensor(parameter)
     if readable(buffer) and (part is None or part.shape == buffer.shape):
         sample.states[position] = MEASURED
         sample.dtypes[position] = dtype_name(buffer.dtype)
@@ -108,7 +108,7 @@ def _seen(
             states[place] = _idle(parameter, earlier[place])
         elif owned is not None and not owned[place]:
             continue  # its elements are elsewhere
-        elif gradient is None or not readable(gradient := distributed.local(gradient)):
+        elif gradient is None or not readable(gradient := distributed.local_tensor(gradient)):
             states[place] = PARTIAL
         else:
             states[place] = MEASURED

@@ -107,7 +107,7 @@ class FastPath:
     def _step_begins(self, optimizer: Optimizer, has_closure: bool) -> bool:
         window = self._window
         is_usual = self._called == window.passes == self._passes and not has_closure and self._present_pass() < 0
-        if not is_usual or group_sizes(optimizer) != self._sizes or declared_dtypes.changes() != self._declared_at:
+        if not is_usual or group_sizes(optimizer) != self._sizes or declared_dtypes.revision() != self._declared_at:
             return self.leave()
         window.stepping = True
         window.lr = learning_rates((optimizer,))
@@ -218,7 +218,7 @@ class FastPath:
         self._called = 0
         self._track, self._window = track, track.window
         self._optimizer, self._sizes = weakref.ref(optimizer), group_sizes(optimizer)
-        self._declared_at, self._present_pass = declared_dtypes.changes(), backward.passes()
+        self._declared_at, self._present_pass = declared_dtypes.revision(), backward.passes()
         self._counters.replace_enabled(track, self._noting)
 
     def _give_up(self, where: str, error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradcanary import facts
 from gradcanary.hooks import backward
 from gradcanary.hooks.graphs import is_capturing
-from gradcanary.model.distributed import is_shard, local
+from gradcanary.model.distributed import is_dtensor, local_tensor
 from gradcanary.model.parameters import References
 from gradcanary.stats import accumulation
 from gradcanary.stats.accumulation import Shadows, accumulator
@@ -161,14 +161,14 @@ class Gauge:
         if self._of.rank.sends_only_nonfinite or is_capturing():
             return
         marked = self.gradient(identity.layer)
-        if identity.change(marked) != MODIFIED and not (marked is not None and is_shard(marked)):
+        if identity.change(marked) != MODIFIED and not (marked is not None and is_dtensor(marked)):
             return
         wished = self._of.wishes.probe
         position = self.layers.index(wished) if wished in self.layers else identity.layer
         if position in self.observed:
             position = identity.layer
         gradient = self.gradient(position)
-        if gradient is not None and readable(gradient := local(gradient)) and window.counts[position]:
+        if gradient is not None and readable(gradient := local_tensor(gradient)) and window.counts[position]:
             is_wide = self.layers[position] in self._of.wishes.wide
             layer = (self.layers[position],)
             window.probe = [Part(Kind.PROBE, norm_of(gradient, is_wide=is_wide), layer)]

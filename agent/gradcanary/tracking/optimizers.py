@@ -144,7 +144,7 @@ class Hooks:
             return
         self._thread = threading.get_ident()
         if self._transfers.lanes:
-            self._transfers.visit()
+            self._transfers.poll()
         if self._fast_path.is_on and self._fast_path.backward_called(tensors):
             return
         if self._stepped_inside:
@@ -158,7 +158,7 @@ class Hooks:
             return
         self._note_thread()
         if self._transfers.lanes:
-            self._transfers.visit()
+            self._transfers.poll()
         # Accelerate's wrapper passes on a closure that is None.
         has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
         if self._fast_path.is_on and self._fast_path.step_begins(optimizer, has_closure=has_closure):
@@ -188,7 +188,7 @@ class Hooks:
         if not self.follows(optimizer) or self._is_recorded():
             return
         self.observer.step_ended(optimizer)
-        self._transfers.visit()
+        self._transfers.poll()
         self._counters.step_ended()
         self._fast_path.window_stepped(optimizer)
         if (before := self._steps_of.get(optimizer, 0)) < LEADS_AFTER:
@@ -220,7 +220,7 @@ class Hooks:
         self._note_thread()
         self._counters.add()
         self.observer.step_by_hand()
-        self._transfers.visit()
+        self._transfers.poll()
         self._counters.step_ended()
 
     def _has_idle_optimizer(self) -> bool:
@@ -236,7 +236,7 @@ class Hooks:
             self._steps_of[optimizer] = 0
             if self._replaces(optimizer):
                 return True
-        is_declared_anew = self._declared_at != declared_dtypes.changes()
+        is_declared_anew = self._declared_at != declared_dtypes.revision()
         return is_declared_anew or self._sizes.get(id(optimizer)) != group_sizes(optimizer) or self._main() is None
 
     def _replaces(self, optimizer: Optimizer) -> bool:
@@ -269,7 +269,7 @@ class Hooks:
     def _follow(self) -> None:
         """Find the layers; where that fails, not again for what is the same then."""
         self._fast_path.leave()
-        optimizers, self._declared_at = self.optimizers(), declared_dtypes.changes()
+        optimizers, self._declared_at = self.optimizers(), declared_dtypes.revision()
         self._sizes = {id(optimizer): group_sizes(optimizer) for optimizer in optimizers}
         # The largest one; of those that have stepped, where it takes too long to.
         is_late = any(taken >= LEADS_AFTER for taken in self._steps_of.values())

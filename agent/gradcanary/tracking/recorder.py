@@ -259,7 +259,7 @@ class Observer:
 
     def is_gathered(self, layer: int) -> bool:
         """Return True if the hook of a layer is on its gathered parameter."""
-        return self.layers is not None and layer in self.layers.gathered
+        return self.layers is not None and layer in self.layers.unsharded
 
     def do_without_callbacks(self) -> None:
         """Take samples in the step hook from now on."""
