@@ -142,7 +142,7 @@ class Watch:
             self._attach(model, optimizer)
             self._leave_notice()
         if settings.run not in (None, self.run):
-            self._session.guard.say(
+            self._session.guard.print_once(
                 f"the run is called {self.run!r}: a name has up to {identity.MAX_RUN} letters, digits, '.', '_' and '-'"
             )
 
@@ -221,16 +221,16 @@ class Watch:
             error = None
         self._close("finished" if error is None else "crashed", error, 5.0)
 
-    def serves(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
+    def matches(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
         """Tell whether a new ``watch()`` with these arguments means this watch."""
         if optimizer is not None or model is not None:
             return self._session.covers(model, optimizer)
         # A cell of a notebook that runs again begins a new launch; elsewhere a second watch() is the first.
         return not (is_notebook() and self._session.has_stepped)
 
-    def yield_to_next(self) -> None:
+    def close_for_next(self) -> None:
         """End because another model or optimizer is watched from now on."""
-        self._session.guard.say(
+        self._session.guard.print_once(
             "a new watch() for another model or optimizer ends the earlier one; "
             "watch() without arguments follows all optimizers of a process"
         )
@@ -264,12 +264,12 @@ class Watch:
         if self._notice is not None:
             self._notice.withdraw()
 
-    def _gives_way(self, settings: Settings, *others: object) -> bool:
+    def _is_replaced_by(self, settings: Settings, *others: object) -> bool:
         """Tell whether it was automatic, and a ``watch()`` with these arguments asks for anything else."""
         asks = settings != self._settings or any(other is not None for other in others)
         return self._is_automatic and (asks or self._session.sender is None)
 
-    def _lives_on(self) -> bool:
+    def _survives_fork(self) -> bool:
         """In a forked child: tell whether the watch is one of the child, too; one that waits is."""
         lives = self._session.sender is None
         if lives:
@@ -309,16 +309,16 @@ def _same_watch(
 ) -> Watch | None:
     """Return the open watch that a ``watch()`` with these arguments means, and end those that it does not."""
     for earlier in tuple(_open):
-        if earlier._gives_way(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
+        if earlier._is_replaced_by(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
             earlier.close()
             continue
         is_same_run = settings.run is None or identity.allowed(settings.run) == earlier.run
-        if is_same_run and earlier.serves(model, optimizer):
+        if is_same_run and earlier.matches(model, optimizer):
             return earlier
         if not is_same_run or (model is None and optimizer is None):
             earlier.close()
         else:
-            earlier.yield_to_next()
+            earlier.close_for_next()
     return None
 
 
@@ -326,7 +326,7 @@ def _forked() -> None:
     """In a forked child: the watches of the parent are not ours, but one that waits goes on waiting here as well."""
     global _lock
     _lock = threading.Lock()
-    _open[:] = [watch for watch in _open if watch._lives_on()]  # noqa: SLF001 -- likewise
+    _open[:] = [watch for watch in _open if watch._survives_fork()]  # noqa: SLF001 -- likewise
 
 
 if hasattr(os, "register_at_fork"):

@@ -175,7 +175,9 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         if not self._is_checked:
             self._is_checked = True
             if (owner := _reducer_of(self._living())) is not None:
-                self._guard.say(f"fp32_accumulators() ends: its parameters are in a {owner} now; {INSTEAD[owner]}")
+                self._guard.print_once(
+                    f"fp32_accumulators() ends: its parameters are in a {owner} now; {INSTEAD[owner]}"
+                )
                 self.close()
                 return
         self._has_summed = True
@@ -207,7 +209,7 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
     def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = self._living()
         if not self._has_summed and any(parameter.grad is not None for parameter in parameters):
-            self._guard.say(
+            self._guard.print_once(
                 "fp32_accumulators() sees no gradient being summed: it has no part in compiled autograd, nor in "
                 "gradients made by hand"
             )

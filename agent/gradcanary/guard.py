@@ -42,15 +42,15 @@ class Guard:
         self.caught = 0
         self.last: str | None = None
         self.facts: list[wire.Fact] = []
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def catch(self, where: str, error: BaseException) -> None:
         """Count an error; log it with its stack the first time that it comes from ``where``."""
         self.caught += 1
         self.last = describe(error)
-        if where in self._told or len(self._told) >= MOST_LINES:
+        if where in self._reported or len(self._reported) >= MOST_LINES:
             return
-        self._told.add(where)
+        self._reported.add(where)
         if len(self.facts) < MOST_FACTS:
             self.facts.append(wire.Fact("agent_fault", FAULT.format(where=where, error=self.last), ()))
         with contextlib.suppress(Exception):  # the host's logging is not ours to trust
@@ -67,16 +67,16 @@ class Guard:
 
         return guarded
 
-    def say_caught(self) -> None:
+    def print_caught(self) -> None:
         """Say how often it was, if ever."""
         if self.caught:
             self._print(CAUGHT.format(count=self.caught, times="time" if self.caught == 1 else "times"))
 
-    def say(self, line: str, **gaps: object) -> None:
+    def print_once(self, line: str, **gaps: object) -> None:
         """Print a line on stderr, once per session, whatever fills its gaps: ``{name}`` for each that is given."""
-        if line in self._told or len(self._told) >= MOST_LINES:
+        if line in self._reported or len(self._reported) >= MOST_LINES:
             return
-        self._told.add(line)
+        self._reported.add(line)
         self._print(line.format(**gaps) if gaps else line)
 
     def _print(self, line: str) -> None:

@@ -42,7 +42,7 @@ class GradientMonitor(_callback()):  # type: ignore[misc]  # known only as this 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401 -- as Lightning calls it
         """Begin, now that the optimizers are there and a checkpoint is loaded."""
         earlier = opened()
-        is_alone = len(trainer.optimizers) == 1 and not any(each.serves(pl_module, None) for each in earlier)
+        is_alone = len(trainer.optimizers) == 1 and not any(each.matches(pl_module, None) for each in earlier)
         optimizer = trainer.optimizers[0] if is_alone else None
         self.watch = watch(pl_module, optimizer, **self._settings)
         self._is_own = not any(self.watch is each for each in earlier)

@@ -24,7 +24,7 @@ from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
 from gradcanary.tracking.optimizers import Hooks
 from gradcanary.tracking.recorder import Observer
-from gradcanary.tracking.records import Logged, Record, Ring, capacity_for
+from gradcanary.tracking.records import LoggedMetric, RecordQueue, StepRecord, capacity_for
 
 MAX_LOGGED = 10_000
 """Numbers of the script that wait for the end of a window: more than one has, few enough where none ever ends."""
@@ -45,9 +45,9 @@ class Session:
         self._pid = os.getpid()
         self._is_on, self.is_settled = True, False
         self._left: Callable[[], object] = lambda: None
-        self._ring: Ring[Record] = Ring(capacity_for(0))
+        self._queue: RecordQueue[StepRecord] = RecordQueue(capacity_for(0))
         self._layers: Layers | None = None
-        self._transfers = Transfers(self._ring, self.guard.catch)
+        self._transfers = Transfers(self._queue, self.guard.catch)
         self.observer = Observer(settings, self.guard, put=self._put)
         self._hooks = Hooks(self.observer, settings, self.guard, self._transfers)
 
@@ -92,7 +92,7 @@ class Session:
             return spool.Spool.create(spool.folder(os.environ), self._run, session, url, hello, progress)
 
         self.sender = Sender(
-            self.observer, self._ring, hello, transport, make_spool, self.guard, self._on_alert, introduce
+            self.observer, self._queue, hello, transport, make_spool, self.guard, self._on_alert, introduce
         )
 
     def _introduce(self) -> bool:
@@ -105,7 +105,7 @@ class Session:
         found = summary.summarize(self.observer, self.sender)
         if found["layers"] is None or found["k"] is None:
             return False
-        self.guard.say(f"watching {summary.describe_in_one_line(found)}: {self._settings.url}/runs/{self._run}")
+        self.guard.print_once(f"watching {summary.describe_in_one_line(found)}: {self._settings.url}/runs/{self._run}")
         return True
 
     @property
@@ -135,10 +135,12 @@ class Session:
             value = here.detach().clone()
             self.guard.wrap("noting a stream", self._transfers.add_producer_stream)(value)
         logged = self.observer.logged
-        logged.append(Logged(name, tags, step, value))
+        logged.append(LoggedMetric(name, tags, step, value))
         if len(logged) > MAX_LOGGED:
             del logged[0]
-            self.guard.say(f"of more than {MAX_LOGGED:,} numbers that were logged without a step the oldest are lost")
+            self.guard.print_once(
+                f"of more than {MAX_LOGGED:,} numbers that were logged without a step the oldest are lost"
+            )
 
     def pause(self) -> None:
         """Look away for a while."""
@@ -174,7 +176,7 @@ class Session:
         if self.sender is not None:
             left_s = max(timeout_s - (time.monotonic() - began), 0.0)
             self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
-        self.guard.say_caught()
+        self.guard.print_caught()
 
     def leave_late(self) -> None:
         """Detach in the training's thread, where a close of another thread came first."""
@@ -210,12 +212,12 @@ class Session:
         backward.renew_lock()  # the module's own call at a fork comes after this one
         self.guard.wrap("detaching", self._hooks.detach)()
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: StepRecord) -> None:
         if os.getpid() != self._pid or self.sender is None:
             return  # a forked worker has no sender thread, nor has a watch that could not begin
         if self._hooks.before_next_pass is not None:
             return  # another thread has closed the session
         if record.layers is not self._layers:
             self._layers = record.layers
-            self._ring.capacity = capacity_for(len(record.layers))
+            self._queue.capacity = capacity_for(len(record.layers))
         self._transfers.submit(record)

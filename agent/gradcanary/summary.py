@@ -9,7 +9,7 @@ from gradcanary.export.reader import LOW
 from gradcanary.model.training_loop import framework_of
 
 if TYPE_CHECKING:
-    from gradcanary.export.batches import Row
+    from gradcanary.export.batches import StepRow
     from gradcanary.export.sender import Sender
     from gradcanary.tracking.recorder import Observer
 
@@ -47,7 +47,7 @@ def _measured(observer: Observer, sender: Sender | None) -> dict[str, Any]:
     return {"k": row.micro_steps, "low": _low(row), "accumulators": _accumulators(row)}
 
 
-def _low(row: Row) -> list[str]:
+def _low(row: StepRow) -> list[str]:
     """Return the layers whose gradients are below the rules' limit."""
     column = row.columns.get("absmax")
     if column is None:
@@ -58,7 +58,7 @@ def _low(row: Row) -> list[str]:
     return [every[position].name for position in low[:MAX_NAMES]]
 
 
-def _accumulators(row: Row) -> dict[str, int]:
+def _accumulators(row: StepRow) -> dict[str, int]:
     stored = [each[1] for each in row.accumulators if each is not None and each[1] is not None]
     return {kind: stored.count(kind) for kind in sorted(set(stored))}
 

@@ -126,7 +126,7 @@ def test_all_numbers_are_right_however_late_they_come(
     model, read, watch = run(is_watched=True)
     assert_identical(model, run(is_watched=False)[0])
     assert_sent(collector, read)
-    assert watch._session.guard.caught == watch._session._ring.dropped == 0
+    assert watch._session.guard.caught == watch._session._queue.dropped == 0
     assert len(Far.sent) == len(read)
     assert collector.metric("loss").keys() == collector.metric("lr0").keys() == set(range(len(read)))
     assert list(collector.metric("lr0").values()) == pytest.approx([1e-6] * len(read))
@@ -196,7 +196,7 @@ def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, m
         read = train(model, optimizer, 60)
     steps = collector.steps()
     assert 2 < len(steps) < 60
-    assert watch._session._ring.dropped == 60 - len(steps) == collector.dropped_steps
+    assert watch._session._queue.dropped == 60 - len(steps) == collector.dropped_steps
     sent = collector.stat("norm")
     assert {step: sent[step] for step in steps} == {step: pytest.approx(read[step][1]) for step in steps}
 
@@ -219,7 +219,7 @@ def test_pinned_memory_grows_with_the_layers_while_copies_are_on_their_way(
         assert len(watch._session._transfers._pinned) == 2 * len(pinned)
         Far.takes = 1
     assert pinned._taken == 0
-    assert watch._session._ring.dropped == watch._session.guard.caught == 0
+    assert watch._session._queue.dropped == watch._session.guard.caught == 0
     assert collector.steps() == list(range(23))
 
 
@@ -232,7 +232,7 @@ def test_a_copy_that_never_arrives_does_not_hold_up_the_end(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching(collector, model, optimizer, is_watched=True) as watch:
         train(model, optimizer, 3)
-    assert watch._session._ring.dropped == 3
+    assert watch._session._queue.dropped == 3
     assert collector.steps() == []
     assert len({id(each) for each in Far.lasting}) == len(Far.lasting) > 3
 
@@ -321,7 +321,7 @@ def test_nothing_is_done_while_a_graph_is_recorded(
         step: pytest.approx(read[step][1]) for step in (0, 1, 2, 3, 5)
     }
     assert collector.phase_of("norm")[4] == "post_clip", "as after a pause"
-    assert watch._session._ring.dropped == 1, "the last one could not be brought here"
+    assert watch._session._queue.dropped == 1, "the last one could not be brought here"
     assert watch._session.guard.caught == 0
     assert [fact["code"] for fact in collector.facts("cuda_graph")] == ["cuda_graph"]
     assert capsys.readouterr().err.count("CUDA graph") == 1

@@ -107,7 +107,7 @@ class AttachedWatch(api.Watch):
             **summary.summarize(observer, sender),
         }
 
-    def _lives_on(self) -> bool:
+    def _survives_fork(self) -> bool:
         """Return False: a forked child is not watched, only the process of the request."""
         self._session.forked()
         return False

@@ -9,21 +9,21 @@ from gradcanary import wire
 from gradcanary.stats.samples import Kind, number_of, of_kind, scale_of
 
 if TYPE_CHECKING:
-    from gradcanary.export.batches import Row
-    from gradcanary.export.reader import Findings
-    from gradcanary.tracking.records import Record
+    from gradcanary.export.batches import StepRow
+    from gradcanary.export.reader import DecodedSamples
+    from gradcanary.tracking.records import StepRecord
 
 CLIPPED_BELOW = 1 - 1e-5
 """A ratio of norms under which a clip is meant; the same kernel measures both, so an untouched gradient gives 1."""
 
 CERTAIN = 3
-"""Clips in a row to one and the same limit."""
+"""Clips in a row to the same limit, before a fact is made of them."""
 
 _DIGITS, _WITHIN = 2, 1e-4
 """What people write for a limit has so many digits, 0.5 or 1.0; the norms say it to about a millionth."""
 
 
-class Clips:
+class ClipDetector:
     """Follows the clips of a session in their order."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Clips:
         self._times = 0
         self._is_told = False
 
-    def read(self, record: Record, found: Findings, row: Row) -> tuple[wire.Fact, ...]:
+    def read(self, record: StepRecord, found: DecodedSamples, row: StepRow) -> tuple[wire.Fact, ...]:
         """Add total norm and clip factor, and return what is wrong with the clips as soon as it is known.
 
         They are of gradients before the clip, so never from a sample in the step hook. The total is that of what one

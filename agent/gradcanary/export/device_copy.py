@@ -26,7 +26,7 @@ from gradcanary.guard import Failed
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.model.parameters import is_lazy
 from gradcanary.stats.samples import Kind, Part
-from gradcanary.tracking.records import Logged, Record, Ring
+from gradcanary.tracking.records import LoggedMetric, RecordQueue, StepRecord
 
 GPU = "cuda"
 """Of the devices whose tensors are brought here: also AMD's."""
@@ -113,7 +113,7 @@ class _DeviceCopy:
     """What a record has on one device, by falling size of the elements: so each begins where its dtype may."""
 
     tensors: list[Tensor]
-    holders: list[Part | Logged]
+    holders: list[Part | LoggedMetric]
     packed: Tensor
     arrival: Arrival
 
@@ -128,7 +128,7 @@ class _DeviceCopy:
 class _PendingCopy:
     """A record on its way, and how much it has taken of which pinned memory."""
 
-    record: Record
+    record: StepRecord
     copies: dict[torch.device, _DeviceCopy] = field(default_factory=dict)
     taken: list[tuple[Pinned, int]] = field(default_factory=list)
     is_whole: bool = False
@@ -138,16 +138,16 @@ class _PendingCopy:
 
 
 class Transfers:
-    """Takes records in the training's thread and puts them into the ring, in their order, once the host has their
+    """Takes records in the training's thread and puts them into the queue, in their order, once the host has their
     values. What there is no room for is dropped there, and counted."""
 
-    def __init__(self, ring: Ring[Record], failed: Failed) -> None:
-        self._ring, self._failed = ring, failed
+    def __init__(self, queue: RecordQueue[StepRecord], failed: Failed) -> None:
+        self._queue, self._failed = queue, failed
         self.streams: dict[torch.device, CopyStream] = {}
         self._pinned: Pinned | None = None
         self._layers = 0
         self._has_slow = False
-        self._queued: deque[Record] = deque()
+        self._waiting: deque[StepRecord] = deque()
         self._pending: deque[_PendingCopy] = deque()
         # Several devices have several threads in a backward pass.
         self._lock = threading.Lock()
@@ -174,52 +174,52 @@ class Transfers:
         if tensor.device.type == GPU and not is_capturing():
             self._stream_of(tensor.device).add_producer_stream()
 
-    def submit(self, record: Record) -> None:
+    def submit(self, record: StepRecord) -> None:
         """Take a record; it holds nothing of other devices once it is in the ring."""
         if "torch_xla" in sys.modules:
             _drop_lazy(record)
         if self._has_slow:
             _fetch(record)
         elif not (self.streams or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # untyped in torch
-            self._ring.put(record)  # no GPU, and so nothing on one
+            self._queue.put(record)  # no GPU, and so nothing on one
             return
-        if not (self._queued or self._pending or any(_by_device(record))):
-            self._ring.put(record)
+        if not (self._waiting or self._pending or any(_by_device(record))):
+            self._queue.put(record)
             return
-        if len(self._queued) >= STEPS_AHEAD:  # a graph is being recorded, for ever
-            self._ring.drop()
+        if len(self._waiting) >= STEPS_AHEAD:  # a graph is being recorded, for ever
+            self._queue.drop()
             return
-        self._queued.append(record)
+        self._waiting.append(record)
         if not is_capturing():
             self._advance()
 
     def drain(self, timeout_s: float) -> None:
         """Wait, for so long at most, until all has arrived; what has not is lost, and counted."""
         deadline = time.monotonic() + timeout_s
-        while self._queued or self._pending:
+        while self._waiting or self._pending:
             if is_capturing() or time.monotonic() > deadline:
                 break
             self._advance()
             time.sleep(_POLL_S if self._pending else 0)
-        self._ring.drop(len(self._queued) + len(self._pending))
+        self._queue.drop(len(self._waiting) + len(self._pending))
         for pending in self._pending:
             for device, copy in pending.copies.items():
                 self._stream_of(device).record_streams(copy.tensors)
-        self._queued.clear()
+        self._waiting.clear()
         self._pending.clear()
 
     def _advance(self) -> None:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            while self._queued and self._start(self._queued[0]):
-                self._queued.popleft()
+            while self._waiting and self._start(self._waiting[0]):
+                self._waiting.popleft()
             while self._pending and self._pending[0].has_arrived():
                 self._complete(self._pending.popleft())
         finally:
             self._lock.release()
 
-    def _start(self, record: Record) -> bool:
+    def _start(self, record: StepRecord) -> bool:
         """Send a record; say whether that is settled, be it that there was no room for it."""
         by_device = _by_device(record)
         for device in by_device:
@@ -232,10 +232,12 @@ class Transfers:
             pending.is_whole = all(self._start_on(pending, *each) for each in by_device.items())
         except Exception as error:  # noqa: BLE001 -- a record that cannot be copied must not hold up the others
             self._failed("copying from a GPU", error)
-        self._ring.drop(not pending.is_whole)
+        self._queue.drop(not pending.is_whole)
         return True
 
-    def _start_on(self, pending: _PendingCopy, device: torch.device, held: list[tuple[Tensor, Part | Logged]]) -> bool:
+    def _start_on(
+        self, pending: _PendingCopy, device: torch.device, held: list[tuple[Tensor, Part | LoggedMetric]]
+    ) -> bool:
         held.sort(key=lambda each: each[0].element_size(), reverse=True)
         tensors = [tensor for tensor, _ in held]
         needed = sum(tensor.nbytes for tensor in tensors)
@@ -254,7 +256,7 @@ class Transfers:
         if pending.is_whole:
             for copy in pending.copies.values():
                 copy.unpack()
-            self._ring.put(pending.record)
+            self._queue.put(pending.record)
         for pinned, taken in pending.taken:
             pinned.give(taken)
 
@@ -278,7 +280,7 @@ def is_slow(device: torch.device) -> bool:
     return device.type != GPU and device.type not in HOST_DEVICES and not is_lazy(device)
 
 
-def _fetch(record: Record) -> None:
+def _fetch(record: StepRecord) -> None:
     """Wait for what lies where only that helps."""
     for holder in record.values():
         if isinstance(holder.value, Tensor) and is_slow(holder.value.device):
@@ -289,7 +291,7 @@ def _fetched(tensor: Tensor) -> Tensor:
     return tensor.to("cpu")
 
 
-def _drop_lazy(record: Record) -> None:
+def _drop_lazy(record: StepRecord) -> None:
     """Leave out what lies where reading it would cut the training's graph: loss, scale, rates and logged numbers."""
     if any(part.kind is Kind.RATE and _is_lazy_tensor(part.value) for part in record.parts):
         record.parts = [part for part in record.parts if part.kind is not Kind.RATE]  # each is named by its place
@@ -303,9 +305,9 @@ def _is_lazy_tensor(value: object) -> bool:
     return isinstance(value, Tensor) and is_lazy(value.device)
 
 
-def _by_device(record: Record) -> dict[torch.device, list[tuple[Tensor, Part | Logged]]]:
+def _by_device(record: StepRecord) -> dict[torch.device, list[tuple[Tensor, Part | LoggedMetric]]]:
     """Return the tensors of a record that have to be brought here, with what holds them."""
-    found: dict[torch.device, list[tuple[Tensor, Part | Logged]]] = {}
+    found: dict[torch.device, list[tuple[Tensor, Part | LoggedMetric]]] = {}
     for holder in record.values():
         if isinstance(value := holder.value, Tensor) and value.device.type == GPU:
             found.setdefault(value.device, []).append((value, holder))

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from gradcanary import wire
-from gradcanary.export.batches import Column, Dtypes, Row
-from gradcanary.export.clip_detection import Clips
+from gradcanary.export.batches import Column, Dtypes, StepRow
+from gradcanary.export.clip_detection import ClipDetector
 from gradcanary.guard import Failed, reporting
 from gradcanary.stats import accumulation
 from gradcanary.stats.samples import (
@@ -30,7 +30,7 @@ from gradcanary.stats.samples import (
     scale_of,
 )
 from gradcanary.stats.weights import Forecast, fact_of
-from gradcanary.tracking.records import SKIPPED_BY_SCALER, Record
+from gradcanary.tracking.records import SKIPPED_BY_SCALER, StepRecord
 
 FLOAT32_MAX = 3.4028234663852886e38
 LOW = 1e-4
@@ -73,18 +73,18 @@ class Reader:
         self._roots_of: wire.LayerSet | None = None
         self._roots: list[float] = []
         self._effective = Effective(None)
-        self._clips = Clips()
+        self._clips = ClipDetector()
         self.wishes = Wishes()
         self.facts: list[wire.Fact] = []
 
-    def read(self, record: Record) -> Row:
+    def read(self, record: StepRecord) -> StepRow:
         """Return the record's numbers; waits for its tensors."""
         skipped = record.skipped
         found_inf = of_kind(record.parts, Kind.FOUND_INF)
         if not skipped and found_inf is not None and number_of(found_inf.value) != 0:
             skipped = SKIPPED_BY_SCALER
         self._skipped_total += skipped > 0
-        row = Row(
+        row = StepRow(
             layer_set=record.layers.layer_set,
             step=record.step,
             time=record.time,
@@ -109,7 +109,7 @@ class Reader:
             self.wishes = replace(self.wishes, local=self._local_left > 0)
         return row
 
-    def _own_metrics(self, record: Record) -> Iterator[tuple[str, float]]:
+    def _own_metrics(self, record: StepRecord) -> Iterator[tuple[str, float]]:
         loss_scale = of_kind(record.parts, Kind.LOSS_SCALE)
         scale = 1.0 if loss_scale is None else number_of(loss_scale.value)
         said = any(
@@ -131,9 +131,9 @@ class Reader:
         if self._skipped_total or loss_scale is not None:
             yield "skipped_total", float(self._skipped_total)
 
-    def _read_samples(self, record: Record, row: Row) -> None:
+    def _read_samples(self, record: StepRecord, row: StepRow) -> None:
 
-        found = Findings(len(record.layers))
+        found = DecodedSamples(len(record.layers))
         for sample in record.samples:
             found.add(sample, self._failed)
         states = found.states
@@ -153,7 +153,7 @@ class Reader:
         row.states, row.accumulators = bytes(states), self._accumulators(record, found, bad)
         row.columns["absmax"] = Column(found.phase, None, absmax)
         row.columns["norm"] = Column(found.phase, None, norm)
-        row.own_faults = tuple(sorted(found.own_faults))
+        row.local_nonfinite = tuple(sorted(found.local_nonfinite))
         self._local_left = LOCAL_AFTER_NONFINITE if bad or not found.is_finite else max(self._local_left - 1, 0)
         self._add_counts(row, found, bad)
         _add_moved(row, found)
@@ -163,7 +163,9 @@ class Reader:
         self.facts += found.facts(row.layer_set.layers, record.step, self._failed)
         self.wishes = self._next_wishes(absmax, norm, states, row.layer_set)
 
-    def _accumulators(self, record: Record, found: Findings, bad: Collection[int]) -> tuple[Dtypes | None, ...]:
+    def _accumulators(
+        self, record: StepRecord, found: DecodedSamples, bad: Collection[int]
+    ) -> tuple[Dtypes | None, ...]:
         layers = record.layers
         if self._effective.layer_set is not layers.layer_set:
             self._effective = Effective(layers.layer_set)
@@ -173,7 +175,7 @@ class Reader:
             for layer, (declared, stored) in enumerate(zip(layers.declared, found.dtypes, strict=True))
         )
 
-    def _add_counts(self, row: Row, found: Findings, bad: dict[int, float]) -> None:
+    def _add_counts(self, row: StepRow, found: DecodedSamples, bad: dict[int, float]) -> None:
         layers, phase = row.layer_set.layers, found.phase
         fractions = {i: count / max(layers[i].local_numel, 1) for i, count in found.zeros.items()}
         _add_some(row, "zero_fraction", phase, fractions)
@@ -198,7 +200,7 @@ class Reader:
         )
 
 
-def _add_moved(row: Row, found: Findings) -> None:
+def _add_moved(row: StepRow, found: DecodedSamples) -> None:
     """Add how far the step moved some layers, none of a step that was skipped and so moved nothing."""
     moved = {
         layer: (change / weights if weights else 0.0, weights)
@@ -209,7 +211,7 @@ def _add_moved(row: Row, found: Findings) -> None:
     _add_some(row, "weight_norm", None, {layer: weights for layer, (_, weights) in moved.items()})
 
 
-def _add_losses(row: Row, found: Findings) -> None:
+def _add_losses(row: StepRow, found: DecodedSamples) -> None:
     """Add what sums of low precision lost, none of a window whose gradients nobody used."""
     if row.skipped:
         return
@@ -217,7 +219,7 @@ def _add_losses(row: Row, found: Findings) -> None:
     _add_some(row, "norm_ratio", found.phase, {layer: ratio for layer, (_, ratio) in found.losses.items()})
 
 
-def _add_some(row: Row, stat: str, phase: str | None, values: dict[int, float]) -> None:
+def _add_some(row: StepRow, stat: str, phase: str | None, values: dict[int, float]) -> None:
     if values:
         layers = tuple(sorted(values))
         row.columns[stat] = Column(phase, layers, array("f", [min(values[layer], FLOAT32_MAX) for layer in layers]))
@@ -228,7 +230,7 @@ def _norm(norm: float, absmax: float) -> float:
     return max(min(norm, FLOAT32_MAX), absmax)
 
 
-class Findings:
+class DecodedSamples:
     """What the samples of a record say together, by number of the layer, the loss scale divided out."""
 
     def __init__(self, layers: int) -> None:
@@ -242,7 +244,7 @@ class Findings:
         self.joint: list[float] = []
         self.is_whole = self.is_finite = True
         self.moved: dict[int, tuple[float, float]] = {}
-        self.own_faults: list[int] = []
+        self.local_nonfinite: list[int] = []
         self.bits: dict[int, Sequence[int]] = {}
         self.losses: dict[int, tuple[float, float]] = {}
         self.frozen: dict[int, float] = {}
@@ -282,7 +284,7 @@ class Findings:
         numbers, parts = sample.layers, sample.parts
         has_sound_weights = all(is_finite for _, is_finite in _values(parts, Kind.WEIGHTS, failed))
         for places, bad in _values(parts, Kind.OWN, failed) if has_sound_weights else ():
-            self.own_faults += [numbers[place] for place, is_bad in zip(places, bad, strict=True) if is_bad]
+            self.local_nonfinite += [numbers[place] for place, is_bad in zip(places, bad, strict=True) if is_bad]
         self.is_finite &= all(is_finite for _, is_finite in _values(parts, Kind.FINITE, failed))
         for (place,), factors in _values(parts, Kind.MOVED, failed):
             self.moved[numbers[place]] = _change_of(factors)
@@ -316,8 +318,8 @@ class Effective:
         self.layer_set = layer_set
         layers = layer_set.layers if layer_set is not None else ()
         self._tables = {number for number, layer in enumerate(layers) if layer.module_class in _TABLES}
-        self._shown: dict[int, str] = {}
-        self._doubts: dict[int, tuple[str, int]] = {}
+        self._believed: dict[int, str] = {}
+        self._candidates: dict[int, tuple[str, int]] = {}
 
     def learn(self, looks: Mapping[int, Sequence[int]], without: Collection[int]) -> None:
         """Take the three counts of :func:`gradcanary.stats.accumulation.low_bits` by layer, but of some layers."""
@@ -327,17 +329,17 @@ class Effective:
 
     def of(self, layer: int, stored: str | None) -> str | None:
         """Return the dtype that the values of a layer show, None while they show nothing."""
-        return stored if stored in _LOW else self._shown.get(layer) if stored == "float32" else None
+        return stored if stored in _LOW else self._believed.get(layer) if stored == "float32" else None
 
     def _learn(self, layer: int, telling: int, below_bfloat16: int, below_float16: int) -> None:
         if below_float16:
-            self._shown[layer] = "float32"
-            self._doubts.pop(layer, None)
+            self._believed[layer] = "float32"
+            self._candidates.pop(layer, None)
             return
         if telling < ENOUGH or layer in self._tables:
             return
         shown = "float16" if below_bfloat16 else "bfloat16"
-        before, times = self._doubts.get(layer, (shown, 0))
-        self._doubts[layer] = (shown, times + 1 if before == shown else 1)
-        if self._doubts[layer][1] >= AGREEING:
-            self._shown[layer] = shown
+        before, times = self._candidates.get(layer, (shown, 0))
+        self._candidates[layer] = (shown, times + 1 if before == shown else 1)
+        if self._candidates[layer][1] >= AGREEING:
+            self._believed[layer] = shown

@@ -106,7 +106,7 @@ class Leftover:
     def __init__(self, spool: Spool, url: str, token: str | None) -> None:
         guard = Guard()
         self._spool, self._url = spool, url
-        self._outbox = Outbox(RetryQueue(None, guard.say, spool), spool)
+        self._outbox = Outbox(RetryQueue(None, guard.print_once, spool), spool)
         self._transport = Transport(url, token, spool.run, spool.session)
         hello = StoredHello(spool.hello)
         self._delivery = Delivery(url, self._transport, hello, self._outbox, guard, lambda _: None, KEPT)

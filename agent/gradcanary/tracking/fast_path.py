@@ -23,7 +23,7 @@ from gradcanary.hooks.graphs import is_backward_traced
 from gradcanary.model import declared_dtypes
 from gradcanary.model.parameters import group_sizes, learning_rates
 from gradcanary.stats.samples import parts_of
-from gradcanary.tracking.records import NOT_SKIPPED, Logged, Record
+from gradcanary.tracking.records import NOT_SKIPPED, LoggedMetric, StepRecord
 
 if TYPE_CHECKING:
     from gradcanary.guard import Guard
@@ -41,7 +41,7 @@ HANDS_OVER_S = 0.1
 HANDS_OVER = 32
 """Windows that are handed over together at most: half of what may be on its way from a GPU at a time."""
 
-Kept = tuple[int, float, list[Tensor], tuple[float | Tensor, ...], list[Logged]]
+Kept = tuple[int, float, list[Tensor], tuple[float | Tensor, ...], list[LoggedMetric]]
 """A window that is over: its step, the time, the roots of its passes, its learning rates, and what was logged."""
 
 Optimizer = torch.optim.Optimizer
@@ -173,7 +173,7 @@ class FastPath:
             return
         for step, moment, losses, lr, logged in kept:
             of.put(
-                Record(
+                StepRecord(
                     layers=layers,
                     step=step,
                     time=moment,

@@ -75,7 +75,9 @@ class Hooks:
         if model is not None:
             self._model = weakref.ref(model)
             if optimizer is not None and not self._shares(optimizer):
-                self.guard.say("the optimizer has no parameter of the model: watch() was given two that do not belong")
+                self.guard.print_once(
+                    "the optimizer has no parameter of the model: watch() was given two that do not belong"
+                )
         if optimizer is not None:
             self._add([unwrapped(optimizer)])
         elif model is not None:
@@ -278,7 +280,7 @@ class Hooks:
         self._main = (lambda: None) if main is None else weakref.ref(main)
         layers = discover(optimizers, self._model(), self.settings, self.guard.catch)
         if not len(layers):
-            self.guard.say("no layer to watch: nothing is trainable, or include/exclude leave nothing")
+            self.guard.print_once("no layer to watch: nothing is trainable, or include/exclude leave nothing")
         self.observer.follow(layers)
         devices = {each.device for reference in layers.references if (each := reference()) is not None}
         self.guard.wrap("preparing for a GPU", self._transfers.prepare)(devices, len(layers))

@@ -27,7 +27,7 @@ from gradcanary.stats.samples import Sample, Wishes
 from gradcanary.tracking.external_sums import Buffers
 from gradcanary.tracking.grad_scaler import Scalers
 from gradcanary.tracking.overhead import Meter
-from gradcanary.tracking.records import Logged, Record
+from gradcanary.tracking.records import LoggedMetric, StepRecord
 from gradcanary.tracking.tracker import Track, let_go
 from gradcanary.tracking.window import record_of
 
@@ -41,7 +41,7 @@ class Observer:
     """Follows all optimizers, each on a track of its own; fed by the hooks of
     :class:`gradcanary.tracking.optimizers.Hooks`."""
 
-    def __init__(self, settings: Settings, guard: Guard, *, put: Callable[[Record], None]) -> None:
+    def __init__(self, settings: Settings, guard: Guard, *, put: Callable[[StepRecord], None]) -> None:
         self.settings = settings
         self.guard = guard
         self.has_callbacks = self.was_called_back = False
@@ -58,7 +58,7 @@ class Observer:
         self.step = self.steps_taken = self.samples = self._passes_without_step = 0
         self.meter = Meter(settings.every, settings.budget)
         self.paused = self.is_late = self.is_joining = False
-        self.logged: list[Logged] = []
+        self.logged: list[LoggedMetric] = []
         self.graphs, self.rank, self.calls, self.scalers = Graphs(), Rank(), Calls(), Scalers()
         self.facts: list[wire.Fact] = []
         self.buffers = Buffers(self)
@@ -182,7 +182,7 @@ class Observer:
         """Report at the end that no step came; a watch that came late may have ended before the first one."""
         is_summed = self._leading is not None and bool(self._leading.window.summed)
         if facts.NO_STEP in self.facts:
-            self.guard.say(facts.STILL_NO_STEP)
+            self.guard.print_once(facts.STILL_NO_STEP)
         elif is_summed or (self._passes_without_step > 1 and not self.is_late):
             self.tell(facts.NO_STEP)
 
@@ -214,7 +214,7 @@ class Observer:
         """Say once, on stderr and with the session, what a reader of the numbers must know."""
         if fact not in self.facts:
             self.facts.append(fact)
-            self.guard.say(fact.text)
+            self.guard.print_once(fact.text)
 
     @property
     def tracks(self) -> Collection[Track]:

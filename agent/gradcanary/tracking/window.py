@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gradcanary.model.distributed import is_dtensor
 from gradcanary.stats.sampler import LocalNonfinite
 from gradcanary.stats.samples import Kind, Part, Sample, parts_of
-from gradcanary.tracking.records import Logged, Record, peak_bytes
+from gradcanary.tracking.records import LoggedMetric, StepRecord, peak_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -119,14 +119,14 @@ class Window:
 
 
 def record_of(
-    of: Observer, layers: Layers, window: Window, samples: list[Sample], skipped: int, logged: list[Logged]
-) -> Record:
+    of: Observer, layers: Layers, window: Window, samples: list[Sample], skipped: int, logged: list[LoggedMetric]
+) -> StepRecord:
     """Return what is handed over of a window that is closed; of one that is not sampled nobody asks for K or memory."""
     micro_steps, peak = 0, None
     if samples:
         micro_steps = (window.unseen + window.micro_steps or window.calls) if window.is_seen else 0
         peak = peak_bytes({device for sample in samples for device in sample.devices()}, of.samples)
-    return Record(
+    return StepRecord(
         layers=layers,
         step=of.step,
         time=time.time(),
