@@ -145,7 +145,7 @@ class Hooks:
         if torch.cuda.is_initialized() and self._is_recorded():  # type: ignore[no-untyped-call]  # untyped in torch
             return
         self._thread = threading.get_ident()
-        if self._transfers.lanes:
+        if self._transfers.streams:
             self._transfers.poll()
         if self._fast_path.is_on and self._fast_path.backward_called(tensors):
             return
@@ -159,7 +159,7 @@ class Hooks:
         if self._is_left_alone():
             return
         self._note_thread()
-        if self._transfers.lanes:
+        if self._transfers.streams:
             self._transfers.poll()
         # Accelerate's wrapper passes on a closure that is None.
         has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
