@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradcanary import wire
+from gradcanary.export.batches import StepRow
 from gradcanary.export.reader import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader
 from gradcanary.guard import Guard, reraise
 from gradcanary.model.layers import Layers
