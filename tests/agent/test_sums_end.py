@@ -140,7 +140,7 @@ def test_it_ends_with_its_optimizer_and_keeps_nothing_alive() -> None:
     successor.step()
     del given, successor
     gc.collect()
-    assert helper._living() == []
+    assert helper._parameters() == []
     helper.close()
 
 

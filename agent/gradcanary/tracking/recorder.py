@@ -84,7 +84,7 @@ class Observer:
         self.buffers.follow(layers, tracks.values())
         self.rank.follow(layers)
         for fact in layers.facts:
-            if fact.code in facts.SAID:
+            if fact.code in facts.PRINTED:
                 self.tell(fact)
             elif fact not in self.facts:
                 self.facts.append(fact)
