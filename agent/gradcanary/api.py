@@ -1,4 +1,4 @@
-"""``watch()``: the one call a training makes, and what it gets back."""
+"""``watch()``: the one call that a training makes, and the handle that it returns."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def opened() -> tuple[Watch, ...]:
 
 
 def watch_when_training() -> None:
-    """Watch this process from the first step of an optimizer on: until then it has no session, thread or address.
+    """Watch this process from the first step of an optimizer on: until then there is no session and no thread.
 
-    What ``gradcanary run`` calls once torch is imported. A ``watch()`` in the script takes over, with its arguments.
-    Raises ValueError on wrong settings in the environment.
+    ``gradcanary run`` calls it once torch is imported. A ``watch()`` in the script replaces it. Raises ValueError on
+    wrong settings in the environment.
     """
     settings = Settings.resolve(os.environ)
     with _lock:
@@ -108,7 +108,7 @@ def watch_when_training() -> None:
 
 
 class Watch:
-    """A training being watched. Nothing raises but wrong arguments; closing it leaves no trace in the process."""
+    """A watched training. Only wrong arguments raise; after the close no trace is left in the process."""
 
     run: str
     url: str
@@ -148,7 +148,7 @@ class Watch:
 
     @property
     def incidents(self) -> tuple[Alert, ...]:
-        """The incidents of the run that were open when the collector last answered."""
+        """The open incidents of the run, as of the collector's last answer."""
         sender = self._session.sender
         return () if sender is None else sender.incidents
 
@@ -163,9 +163,9 @@ class Watch:
     ) -> None:
         """Store numbers of your own beside the gradients, for the present step or a given one.
 
-        Numbers or tensors of one element (read later, by another thread); ``tags`` tell series of one name apart.
-        A loss given here replaces the one that was captured. Raises TypeError or ValueError on wrong arguments, as
-        long as the watch is open.
+        Values are numbers or tensors of one element, which another thread reads later. ``tags`` distinguish series of
+        one name. A loss given here replaces the captured one. Raises TypeError or ValueError on wrong arguments while
+        the watch is open.
         """
         if not self._is_ours() or self._session.is_recorded:
             return
@@ -179,11 +179,11 @@ class Watch:
             self._session.log(name, labels, number, check_number(name, value))
 
     def observe_accumulator(self, name: str, tensor: torch.Tensor) -> None:
-        """Read a tensor in which you sum a layer's gradients yourself, in place of the layer's ``.grad``.
+        """Read a tensor in which you sum a layer's gradients yourself, instead of the layer's ``.grad``.
 
-        Call it once before the first backward pass, which only announces it, and then in each window when the whole
-        sum is there, before it is clipped, handed over or cleared. Without an optimizer :meth:`step` ends the window.
-        Raises TypeError or ValueError on what is no gradient, and on a first call for no watched layer.
+        The first call, before the first backward pass, only announces the tensor. After it, call once in each window
+        when the sum is complete, before it is clipped, handed over or cleared. Without an optimizer :meth:`step` ends
+        the window. Raises TypeError or ValueError on a tensor that is no gradient, and on an unknown layer.
         """
         check_buffer(name, tensor)
         if self._is_ours():
@@ -192,18 +192,18 @@ class Watch:
     def step(self) -> None:
         """Note that a step of a loop without an optimizer is over.
 
-        Call it once in each step, after the update and before gradients are cleared, also where the update is left
-        out. Where an optimizer is followed, its own steps are counted and this call does nothing.
+        Call it once in each step, after the update and before gradients are cleared, also if the update is left out.
+        If an optimizer is followed, its own steps are counted and this call does nothing.
         """
         if self._is_ours():
             self._session.step()
 
     def pause(self) -> None:
-        """Look away until the next step, as in an evaluation with ``backward()``: its K is 0, it has no loss."""
+        """Measure nothing until the next step, as for an evaluation with ``backward()``: its K is 0, it has no loss."""
         self._session.pause()
 
     def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:
-        """End the watch: send what is left, for ``timeout_s`` at most, and leave no hook or thread behind.
+        """End the watch: send the rest, for ``timeout_s`` at most, and leave no hook and no thread.
 
         While another thread trains, its next ``backward()`` or ``close()`` removes the hooks, and the last window is
         not sent.
@@ -222,14 +222,14 @@ class Watch:
         self._close("finished" if error is None else "crashed", error, 5.0)
 
     def matches(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
-        """Tell whether a new ``watch()`` with these arguments means this watch."""
+        """Return True if a ``watch()`` with these arguments means this watch."""
         if optimizer is not None or model is not None:
             return self._session.covers(model, optimizer)
         # A cell of a notebook that runs again begins a new launch; elsewhere a second watch() is the first.
         return not (is_notebook() and self._session.has_stepped)
 
     def close_for_next(self) -> None:
-        """End because another model or optimizer is watched from now on."""
+        """Close because another model or optimizer is watched from now on."""
         self._session.guard.print_once(
             "a new watch() for another model or optimizer ends the earlier one; "
             "watch() without arguments follows all optimizers of a process"
@@ -237,7 +237,7 @@ class Watch:
         self.close()
 
     def _begin(self) -> str:
-        """Return the launch; called as the session begins, which is later and maybe in a fork where it waited."""
+        """Return the launch. Called when the session begins: a watch that waits may begin in a fork."""
         from multiprocessing import parent_process, util
 
         self._pid = os.getpid()
@@ -255,7 +255,7 @@ class Watch:
         _open.append(self)
 
     def _leave_notice(self) -> None:
-        """Let ``gradcanary ps`` find the watch; without such files, or without one more, it does not."""
+        """Let ``gradcanary ps`` find the watch, if the system gives a file for it."""
         with suppress(AttributeError, OSError):
             by = "gradcanary run" if self._is_automatic else "watch()"
             self._notice = notices.Notice(run=self.run, url=self.url, by=by)
@@ -265,19 +265,19 @@ class Watch:
             self._notice.withdraw()
 
     def _is_replaced_by(self, settings: Settings, *others: object) -> bool:
-        """Tell whether it was automatic, and a ``watch()`` with these arguments asks for anything else."""
-        asks = settings != self._settings or any(other is not None for other in others)
-        return self._is_automatic and (asks or self._session.sender is None)
+        """Return True if the watch is automatic and a ``watch()`` with these arguments differs from it."""
+        differs = settings != self._settings or any(other is not None for other in others)
+        return self._is_automatic and (differs or self._session.sender is None)
 
     def _survives_fork(self) -> bool:
-        """In a forked child: tell whether the watch is one of the child, too; one that waits is."""
-        lives = self._session.sender is None
-        if lives:
+        """In a forked child: return True if the watch belongs to the child too, as one that waits does."""
+        is_waiting = self._session.sender is None
+        if is_waiting:
             self._pid = os.getpid()
         else:
             self._session.forked()
             self._withdraw_notice()
-        return lives
+        return is_waiting
 
     def _is_ours(self) -> bool:
         return not self._is_closed and os.getpid() == self._pid
@@ -307,7 +307,7 @@ def _same_watch(
     optimizer: torch.optim.Optimizer | None,
     on_alert: Callable[[Alert], None] | None,
 ) -> Watch | None:
-    """Return the open watch that a ``watch()`` with these arguments means, and end those that it does not."""
+    """Return the open watch that a ``watch()`` with these arguments means, and close the others."""
     for earlier in tuple(_open):
         if earlier._is_replaced_by(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
             earlier.close()
@@ -323,7 +323,7 @@ def _same_watch(
 
 
 def _forked() -> None:
-    """In a forked child: the watches of the parent are not ours, but one that waits goes on waiting here as well."""
+    """In a forked child: drop the parent's watches, except those that still wait for an optimizer."""
     global _lock
     _lock = threading.Lock()
     _open[:] = [watch for watch in _open if watch._survives_fork()]  # noqa: SLF001 -- likewise
@@ -334,18 +334,18 @@ if hasattr(os, "register_at_fork"):
 
 
 def error_of_process() -> BaseException | None:
-    """Return what ends this process, None where it ends well."""
+    """Return the error that ends this process, None if it ends well."""
     if hasattr(sys, "ps1") or is_notebook():
         return None  # the last error of an interactive session did not end it
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None) or _error_of_child()
 
 
 def is_notebook() -> bool:
-    """Say whether cells run here, each maybe again."""
+    """Return True in a notebook, whose cells may run again."""
     return hasattr(sys.modules.get("__main__"), "get_ipython") or "ipykernel" in sys.modules
 
 
 def _error_of_child() -> BaseException | None:
-    """Return what ends a child of multiprocessing, which tells nobody; torch exits with 1 while handling it."""
+    """Return the error that ends a child of multiprocessing; torch exits with 1 while it handles the error."""
     error = sys.exc_info()[1]
     return error.__context__ if isinstance(error, SystemExit) else error

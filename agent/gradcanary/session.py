@@ -1,4 +1,4 @@
-"""One process of a launch, put together: hooks, observer, ring and sender, with a wall around them."""
+"""One process of a launch, put together: hooks, recorder, queue and sender, with the guard around them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from gradcanary.tracking.recorder import Observer
 from gradcanary.tracking.records import LoggedMetric, RecordQueue, StepRecord, capacity_for
 
 MAX_LOGGED = 10_000
-"""Numbers of the script that wait for the end of a window: more than one has, few enough where none ever ends."""
+"""Numbers of the script that wait for the end of a window. More than any window has; a bound if none ever ends."""
 
 LEAVES_S = -1.0
-"""A time that is over already."""
+"""A timeout that is over already."""
 
 
 class Session:
-    """Begins with :meth:`attach`, or where it waits with the first step of an optimizer; lasts until :meth:`close`."""
+    """Begins with :meth:`attach`, or with the first step of an optimizer if it waits; ends with :meth:`close`."""
 
     def __init__(
         self, settings: Settings, run: str, begin: Callable[[], str], on_alert: Callable[[wire.Brief], None] | None
@@ -54,9 +54,9 @@ class Session:
     def attach(
         self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, *, waits: bool, is_late: bool = False
     ) -> None:
-        """Hook torch; one that waits does no more before an optimizer steps, in this process or in a fork of it.
+        """Hook torch. A session that ``waits`` does no more until an optimizer steps, here or in a forked child.
 
-        ``is_late`` tells that the training runs already.
+        ``is_late`` is True if the training runs already.
         """
         if is_late:
             self.guard.wrap("joining", self.observer.join)()
@@ -68,7 +68,7 @@ class Session:
             self.guard.wrap("attaching", self._hooks.attach)(model, optimizer)
 
     def _open(self) -> None:
-        """Begin to send: only now there is a thread, and a process that has to say how it ends."""
+        """Start the sender. From now on the process reports its end."""
         self._pid = os.getpid()
         self.guard.wrap("looking at the autograd engine", self._look_at_engine)()
         self.guard.wrap("finding the rank", self.observer.rank.find)()
@@ -96,7 +96,7 @@ class Session:
         )
 
     def _introduce(self) -> bool:
-        """Print what is trained under ``gradcanary run``, on the first rank; return False where that is not known yet.
+        """Print a line about the training under ``gradcanary run``, on the first rank; return False if it is too early.
 
         Runs in the sender's thread.
         """
@@ -110,16 +110,16 @@ class Session:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether an optimizer has stepped under this session."""
+        """True if an optimizer has stepped in this session."""
         return self.observer.first_step is not None
 
     @property
     def is_recorded(self) -> bool:
-        """Whether a CUDA graph is being recorded: a number that is taken now would become part of it."""
+        """True while a CUDA graph is recorded: a copy of a tensor would become part of it."""
         return is_capturing()
 
     def covers(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
-        """Tell whether this model or optimizer is watched already."""
+        """Return True if this model or optimizer is watched already."""
         if optimizer is not None:
             return self._hooks.follows(unwrapped(optimizer))
         return model is not None and self._hooks.watches(model)
@@ -143,7 +143,7 @@ class Session:
             )
 
     def pause(self) -> None:
-        """Look away for a while."""
+        """Measure nothing until the next step."""
         self.guard.wrap("pausing", self.observer.pause)()
 
     def step(self) -> None:
@@ -152,7 +152,7 @@ class Session:
             self._hooks.step_by_hand()
 
     def observe(self, name: str, buffer: Tensor) -> None:
-        """Read a buffer in place of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
+        """Read a buffer instead of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
         self.observer.buffers.check(name, tuple(buffer.shape))
         self.guard.wrap("looking for what has arrived", self._transfers.poll)()
         self.guard.wrap("leaving the fast path", self.observer.leave_fast_path)()
@@ -160,10 +160,10 @@ class Session:
             self.guard.wrap("reading a buffer", self.observer.meter.timed(self.observer.buffers.read))(name, buffer)
 
     def close(self, end: wire.End, timeout_s: float, left: Callable[[], object], *, is_exit: bool = False) -> None:
-        """Detach, call ``left``, send what is left, and end.
+        """Detach, call ``left``, send the rest, and end.
 
-        While another thread trains, its next pass detaches: now it may iterate torch's hooks, or record a CUDA graph.
-        The window that is open then is not sent. At the exit of the process no pass is waited for.
+        If another thread trains, its next pass detaches: at this moment it may iterate over torch's hooks, or record a
+        CUDA graph. The open window is not sent then. At the exit of the process the session waits for no pass.
         """
         began = time.monotonic()
         if self._is_on and not is_exit and self._hooks.is_training_elsewhere():
@@ -179,12 +179,12 @@ class Session:
         self.guard.print_caught()
 
     def leave_late(self) -> None:
-        """Detach in the training's thread, where a close of another thread came first."""
+        """Detach in the training's thread after another thread has closed the session."""
         if not (self._hooks.is_training_elsewhere() or is_capturing()):
             self.leave()
 
     def leave(self) -> None:
-        """Detach if another thread has closed the session. No value is waited for: the sender has ended."""
+        """Detach if another thread has closed the session. Values on their way are dropped: the sender has ended."""
         if self._hooks.before_next_pass is not None:
             self.take_off()
             self.guard.wrap("letting go of values on their way", self._transfers.drain)(LEAVES_S)
@@ -192,15 +192,15 @@ class Session:
             self._left()
 
     def take_off(self) -> None:
-        """Detach: from now on nothing of the training leads here. Waits for nothing."""
+        """Detach: from now on the training calls nothing of the session. Waits for nothing."""
         if self._is_on:
             self.guard.wrap("detaching", self._hooks.detach)()
             self._is_on = False
 
     def settle(self, timeout_s: float) -> None:
-        """Hand over the last window, and wait, for so long at most, for values on their way here from a GPU.
+        """Submit the last window, and wait at most ``timeout_s`` for values on their way from a GPU.
 
-        In the training's thread: a question of another one would break a CUDA graph that is being recorded.
+        In the training's thread: a query from another thread would break a CUDA graph that is being recorded.
         """
         if not self.is_settled:
             self.guard.wrap("the last window", self.observer.close)()
@@ -208,13 +208,13 @@ class Session:
             self.is_settled = True
 
     def forked(self) -> None:
-        """In a forked child: leave no hook, and nothing to send with; the parent goes on."""
+        """In a forked child: remove all hooks. The parent goes on."""
         backward.renew_lock()  # the module's own call at a fork comes after this one
         self.guard.wrap("detaching", self._hooks.detach)()
 
     def _put(self, record: StepRecord) -> None:
         if os.getpid() != self._pid or self.sender is None:
-            return  # a forked worker has no sender thread, nor has a watch that could not begin
+            return  # a forked worker has no sender, nor has a watch that could not begin
         if self._hooks.before_next_pass is not None:
             return  # another thread has closed the session
         if record.layers is not self._layers:

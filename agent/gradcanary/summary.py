@@ -1,4 +1,4 @@
-"""What a session trains and measures, as facts and in a line: printed by ``gradcanary run`` and ``attach``."""
+"""A summary of a session's training and measurements, which ``gradcanary run`` and ``attach`` print."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NAMES = 1000
 
 
 def summarize(observer: Observer, sender: Sender | None) -> dict[str, Any]:
-    """Return what is known of the layers and of the latest window by now.
+    """Return a summary of the layers and of the latest window.
 
     ``layers`` is None until an optimizer has stepped, ``k`` and ``low`` until a whole window was seen.
     """
