@@ -102,7 +102,7 @@ PLACES = (
     "tracking.external_sums.Buffers.read",
     "hooks.backward.Calls.add",
     "hooks.graphs.keep_out",
-    "export.reader.Effective.learn",
+    "export.reader.EffectiveDtypes.learn",
     "hooks.backward.has_callbacks",
     "export.reader.DecodedSamples.facts",
     "stats.weights.Frozen.turn",

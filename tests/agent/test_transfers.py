@@ -333,7 +333,7 @@ def test_where_values_have_to_be_waited_for_few_steps_are_sampled(
 ) -> None:
     """As on MPS; what is given is what is done."""
     monkeypatch.setattr(device_copy, "GPU", "cuda")
-    monkeypatch.setattr(device_copy, "HOST", ("meta",))
+    monkeypatch.setattr(device_copy, "HOST_DEVICES", ("meta",))
     fetched = []
     monkeypatch.setattr(device_copy, "_fetched", lambda tensor: fetched.append(threading.get_ident()) or tensor)
     model = mlp()

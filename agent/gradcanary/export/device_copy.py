@@ -1,12 +1,12 @@
-"""How the values of a record come from GPUs to the host: nobody waits for them, neither the training nor the sender.
+"""Copies the values of a record from GPUs to the host. Neither the training nor the sender waits for them.
 
-1. As a record is handed over, its tensors on a device are packed into one and copied to pinned memory, on a stream of
-   our own, which first waits for those that they were made on. No stream of the training waits for anything.
-2. An event tells that the copy has arrived. Hooks ask it, in the training's thread: a question from another thread
-   would break a CUDA graph that is being recorded meanwhile (torch's own watchdog of NCCL did, pytorch#104487). For
-   the same reason the sender gets tensors of the host only, and nothing at all is done while a graph is recorded.
-3. Until then the record holds the tensors: their memory is not used again while it is read. Where a watch ends before,
-   ``record_stream`` sees to that.
+1. When a record is submitted, its tensors on a device are packed into one and copied to pinned memory, on a stream of
+   the agent, which first waits for the streams that produced them. No stream of the training waits.
+2. An event marks the arrival of the copy. Hooks query it, in the training's thread: a query from another thread would
+   break a CUDA graph that is being recorded (torch's own watchdog of NCCL did, pytorch#104487). For the same reason the
+   sender gets tensors of the host only, and nothing is done while a graph is recorded.
+3. Until then the record holds the tensors: their memory is not used again while it is read. If the watch ends before,
+   ``record_stream`` keeps the memory.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gradcanary.stats.samples import Kind, Part
 from gradcanary.tracking.records import LoggedMetric, RecordQueue, StepRecord
 
 GPU = "cuda"
-"""Of the devices whose tensors are brought here: also AMD's."""
+"""The type of the devices whose tensors are copied; AMD's have it too."""
 
 HOST_DEVICES = ("cpu", "meta")
-"""Of what lies elsewhere, on MPS or XPU, nothing tells when a copy has arrived: the hand-over waits for it, in the
-training's thread, because not every such device may be used from another one."""
+"""On other devices, such as MPS or XPU, no event marks the arrival of a copy: :meth:`Transfers.submit` waits for it, in
+the training's thread, because not every such device may be used from another thread."""
 
 STEPS_AHEAD = 64
-"""Records on their way that there is room for: as many as the host is ahead of a GPU, and more."""
+"""Records on their way for which there is memory: more than the host is ahead of a GPU."""
 
 BYTES_PER_STEP, BYTES_PER_LAYER, MOST_BYTES = 2**14, 64, 2**27
 
@@ -48,11 +48,11 @@ class Arrival(Protocol):
     """An event after a copy, as ``torch.cuda.Event``."""
 
     def query(self) -> bool:
-        """Say whether it has happened, without waiting."""
+        """Return True if it has happened, without waiting."""
 
 
 class CopyStream:
-    """A stream of our own on a device."""
+    """A stream of the agent on a device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -60,11 +60,11 @@ class CopyStream:
         self._producers: set[torch.cuda.Stream] = set()
 
     def add_producer_stream(self) -> None:
-        """Remember the present stream: what is handed over next may be made on it."""
+        """Note the present stream: it may produce tensors of the next record."""
         self._producers.add(torch.cuda.current_stream(self._device))
 
     def may_wait_on(self) -> bool:
-        """Say whether no CUDA graph is being recorded on a stream that a copy has to wait for."""
+        """Return True if no CUDA graph is recorded on a stream that the copy has to wait for."""
         return not any(map(_is_recorded, list(self._producers)))  # log() adds to them from other threads
 
     def send(self, tensors: Sequence[Tensor], into: Tensor) -> Arrival:
@@ -78,13 +78,13 @@ class CopyStream:
         return arrival
 
     def record_streams(self, tensors: Iterable[Tensor]) -> None:
-        """Have memory that is let go of now not used again before our stream has read it."""
+        """Keep the memory of tensors that are freed now until this stream has read it."""
         for tensor in tensors:
             tensor.record_stream(self._stream)
 
 
 class Pinned:
-    """Memory of the host that is taken and given back in turn."""
+    """Memory of the host that is taken and given back in order."""
 
     def __init__(self, memory: Tensor) -> None:
         self._memory = memory
@@ -94,7 +94,7 @@ class Pinned:
         return len(self._memory)
 
     def take(self, size: int) -> tuple[Tensor, int] | None:
-        """Return so many bytes in a row, and what is to be given back for them; None while there is no room."""
+        """Return ``size`` contiguous bytes, and the number to give back for them; None if there is no room."""
         skipped = 0 if self._end + size <= len(self) else len(self) - self._end
         if self._taken + skipped + size > len(self):
             return None
@@ -104,13 +104,13 @@ class Pinned:
         return self._memory[start : start + size], skipped + size
 
     def give(self, taken: int) -> None:
-        """Give back what was taken first."""
+        """Give back the bytes that were taken first."""
         self._taken -= taken
 
 
 @dataclass
 class _DeviceCopy:
-    """What a record has on one device, by falling size of the elements: so each begins where its dtype may."""
+    """The tensors of a record on one device, by falling element size, so that each is aligned for its dtype."""
 
     tensors: list[Tensor]
     holders: list[Part | LoggedMetric]
@@ -118,7 +118,7 @@ class _DeviceCopy:
     arrival: Arrival
 
     def unpack(self) -> None:
-        """Put what has arrived where the tensors of the device were."""
+        """Replace the tensors of the device by their copies."""
         pieces = torch.split(self.packed.clone(), [tensor.nbytes for tensor in self.tensors])
         for holder, tensor, piece in zip(self.holders, self.tensors, pieces, strict=True):
             holder.value = piece.view(tensor.dtype).view(tensor.shape)
@@ -126,7 +126,7 @@ class _DeviceCopy:
 
 @dataclass
 class _PendingCopy:
-    """A record on its way, and how much it has taken of which pinned memory."""
+    """A record on its way, and the pinned memory that it has taken."""
 
     record: StepRecord
     copies: dict[torch.device, _DeviceCopy] = field(default_factory=dict)
@@ -153,29 +153,29 @@ class Transfers:
         self._lock = threading.Lock()
 
     def prepare(self, devices: Collection[torch.device], layers: int) -> None:
-        """Make what takes time, pinned memory above all, before there is something to hand over."""
+        """Make streams and pinned memory, which takes time, before the first record."""
         self._layers = max(self._layers, layers)
         self._has_slow = any(map(is_slow, devices))
-        mine = [device for device in devices if device.type == GPU]
-        if mine and not is_capturing():
-            for device in mine:
+        gpus = [device for device in devices if device.type == GPU]
+        if gpus and not is_capturing():
+            for device in gpus:
                 self._stream_of(device)
             self._pinned_memory()
 
     def poll(self) -> None:
-        """In the training's thread, before and after work of ours: see where it is done, and what has arrived."""
+        """Note the present streams and take in arrived copies; in the training's thread, around the agent's work."""
         if self.streams and not is_capturing():
             for stream in list(self.streams.values()):
                 stream.add_producer_stream()
             self._advance()
 
     def add_producer_stream(self, tensor: Tensor) -> None:
-        """Right after a tensor was made, see on which stream: that may be none that our hooks see."""
+        """Note the stream on which a tensor was just made: it may be one that no hook runs on."""
         if tensor.device.type == GPU and not is_capturing():
             self._stream_of(tensor.device).add_producer_stream()
 
     def submit(self, record: StepRecord) -> None:
-        """Take a record; it holds nothing of other devices once it is in the ring."""
+        """Take a record; in the queue it holds no tensor of a device."""
         if "torch_xla" in sys.modules:
             _drop_lazy(record)
         if self._has_slow:
@@ -186,7 +186,7 @@ class Transfers:
         if not (self._waiting or self._pending or any(_by_device(record))):
             self._queue.put(record)
             return
-        if len(self._waiting) >= STEPS_AHEAD:  # a graph is being recorded, for ever
+        if len(self._waiting) >= STEPS_AHEAD:  # a graph is recorded without an end
             self._queue.drop()
             return
         self._waiting.append(record)
@@ -194,7 +194,7 @@ class Transfers:
             self._advance()
 
     def drain(self, timeout_s: float) -> None:
-        """Wait, for so long at most, until all has arrived; what has not is lost, and counted."""
+        """Wait at most ``timeout_s`` for all copies; the rest is dropped and counted."""
         deadline = time.monotonic() + timeout_s
         while self._waiting or self._pending:
             if is_capturing() or time.monotonic() > deadline:
@@ -220,7 +220,7 @@ class Transfers:
             self._lock.release()
 
     def _start(self, record: StepRecord) -> bool:
-        """Send a record; say whether that is settled, be it that there was no room for it."""
+        """Start the copies of a record, or drop it if there is no room; return False if it must be tried again."""
         by_device = _by_device(record)
         for device in by_device:
             self._stream_of(device).add_producer_stream()
@@ -267,8 +267,8 @@ class Transfers:
         return stream
 
     def _pinned_memory(self) -> Pinned:
-        """Return the pinned memory, a larger one where there are more layers than before: what is in the other one
-        arrives there."""
+        """Return the pinned memory, a larger one if there are more layers than before. Copies on their way still
+        arrive in the smaller one."""
         needed = min(STEPS_AHEAD * (BYTES_PER_STEP + BYTES_PER_LAYER * self._layers), MOST_BYTES)
         if self._pinned is None or len(self._pinned) < needed:
             self._pinned = Pinned(torch.empty(needed, dtype=torch.uint8, device="cpu", pin_memory=GPU == "cuda"))
@@ -276,12 +276,12 @@ class Transfers:
 
 
 def is_slow(device: torch.device) -> bool:
-    """Say whether what lies on a device has to be waited for."""
+    """Return True if a copy from this device has to be waited for."""
     return device.type != GPU and device.type not in HOST_DEVICES and not is_lazy(device)
 
 
 def _fetch(record: StepRecord) -> None:
-    """Wait for what lies where only that helps."""
+    """Copy the values of slow devices, and wait for them."""
     for holder in record.values():
         if isinstance(holder.value, Tensor) and is_slow(holder.value.device):
             holder.value = _fetched(holder.value)
@@ -292,9 +292,9 @@ def _fetched(tensor: Tensor) -> Tensor:
 
 
 def _drop_lazy(record: StepRecord) -> None:
-    """Leave out what lies where reading it would cut the training's graph: loss, scale, rates and logged numbers."""
+    """Remove values of lazy devices, whose reading would cut the training's graph."""
     if any(part.kind is Kind.RATE and _is_lazy_tensor(part.value) for part in record.parts):
-        record.parts = [part for part in record.parts if part.kind is not Kind.RATE]  # each is named by its place
+        record.parts = [part for part in record.parts if part.kind is not Kind.RATE]  # each is named by its position
     record.parts = [part for part in record.parts if not _is_lazy_tensor(part.value)]
     record.logged = [each for each in record.logged if not _is_lazy_tensor(each.value)]
     for sample in record.samples:
@@ -306,7 +306,7 @@ def _is_lazy_tensor(value: object) -> bool:
 
 
 def _by_device(record: StepRecord) -> dict[torch.device, list[tuple[Tensor, Part | LoggedMetric]]]:
-    """Return the tensors of a record that have to be brought here, with what holds them."""
+    """Return the tensors of a record on GPUs, with the objects that hold them."""
     found: dict[torch.device, list[tuple[Tensor, Part | LoggedMetric]]] = {}
     for holder in record.values():
         if isinstance(value := holder.value, Tensor) and value.device.type == GPU:
