@@ -115,7 +115,7 @@ class Accumulator(Request):
 class Block(Request):
     """One stat at some of the batch's steps for some layers.
 
-    ``values`` is a float32 column [step][layer], NaN only where the state plane says why; ``layers`` are indices
+    ``values`` is a float32 column [step][layer], NaN only where the state plane has the reason; ``layers`` are indices
     into the layer set, None means all of them; ``phase`` is None for stats of weights.
     """
 

@@ -102,7 +102,7 @@ class AttachedWatch(api.Watch):
             "world_size": observer.rank.world_size,
             "is_silent": observer.rank.sends_only_nonfinite,
             "unseen": [fact.text for fact in observer.facts],
-            "is_heard": None if sender is None else sender.is_heard,
+            "is_heard": None if sender is None else sender.is_reachable,
             "is_barred": sender is not None and sender.is_unauthorized,
             **summary.summarize(observer, sender),
         }

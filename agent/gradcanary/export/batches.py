@@ -89,7 +89,7 @@ def columns_of(row: StepRow) -> Iterator[tuple[str, Column]]:
 
 
 def cut(rows: Sequence[StepRow], limits: wire.Limits, max_steps: int) -> int:
-    """Return how many of the first rows fit into one batch: at least one; all of one layer set and interval."""
+    """Return the number of first rows that fit into one batch: at least one, all of one layer set and interval."""
     layer_set, every = rows[0].layer_set, rows[0].every
     alike = sum(1 for _ in takewhile(lambda row: row.layer_set is layer_set and row.every == every, rows[:max_steps]))
     size, points = _HEADROOM, 0

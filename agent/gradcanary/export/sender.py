@@ -97,7 +97,7 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="gradcanary-sender", daemon=True)
 
     @property
-    def is_heard(self) -> bool | None:
+    def is_reachable(self) -> bool | None:
         """Return True if the collector takes what is sent, None before the first request."""
         return False if self._delivery.failures else self._delivery.is_reachable or None
 

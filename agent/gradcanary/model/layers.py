@@ -81,8 +81,9 @@ def discover(
 ) -> Layers:
     """Return the layers: all that the optimizers hold, and the trainable rest of the model.
 
-    Names are those of the model, else of ``param_groups[i]["param_names"]``, else of the modules that one pass over
-    the garbage collector's objects finds, else ``group0.1``. ``failed`` gets errors that cost an optional part only.
+    The name of a layer comes from the first of these that has one: the model, ``param_groups[i]["param_names"]``, the
+    modules found by one pass over the garbage collector's objects, and the position, as in ``group0.1``. ``failed``
+    gets errors that cost an optional part only.
     """
     grouped = _grouped(optimizers)
     roots = [model] if model is not None else _roots(optimizers, grouped)
