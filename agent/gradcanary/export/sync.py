@@ -29,13 +29,13 @@ NOT_TAKEN = "{steps} left in {path}: {url} does not take them; --url URL sends t
 Prints = Callable[[str], None]
 
 
-def find_spools(places: Iterable[Path]) -> list[Path]:
-    """Return spools and those in folders, the oldest first; raises ValueError for a place that is neither."""
+def find_spools(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders that are spools and the spools in the others, oldest first; raises ValueError on a file."""
     found: list[Path] = []
-    for place in places:
-        if not place.is_dir():
-            raise ValueError(f"{place} is not a folder")
-        found += [place] if place.suffix == SUFFIX else place.glob(f"*{SUFFIX}")
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder")
+        found += [folder] if folder.suffix == SUFFIX else folder.glob(f"*{SUFFIX}")
     return sorted(dict.fromkeys(found), key=_age)
 
 
