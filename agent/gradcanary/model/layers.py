@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -73,6 +73,16 @@ class _Origin:
     owner: weakref.ref[nn.Module] | None = None
 
 
+class _Grouped(NamedTuple):
+    """A parameter in an optimizer; groups are numbered over all optimizers. ``fallback`` names one without a module."""
+
+    parameter: nn.Parameter
+    optimizer: int
+    group: int
+    name: str | None
+    fallback: str
+
+
 def discover(
     optimizers: Sequence[torch.optim.Optimizer],
     model: nn.Module | None,
@@ -93,13 +103,11 @@ def discover(
         for key, (parameter, origin) in found.items()
         if key in grouped or (model is not None and parameter.requires_grad)
     }
-    for key, (parameter, _, group, given) in grouped.items():
+    for key, held in grouped.items():
         if key not in named or model is None:
-            module_class = named[key][1].module_class if key in named else None
-            owner = named[key][1].owner if key in named else None
-            name = given if given and not (key in named and _has_wrapper(given)) else None
-            name = name or (named[key][1].name if key in named else f"group{group}.{key_position(optimizers, key)}")
-            named[key] = (parameter, _Origin(name, module_class, owner))
+            origin = named[key][1] if key in named else _Origin(held.fallback, None)
+            given = None if held.name and key in named and _has_wrapper(held.name) else held.name
+            named[key] = (held.parameter, replace(origin, name=given or origin.name))
     layers = _layers(named, grouped, locations(optimizers), settings, _framework(roots))
     is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
     layers = replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
@@ -138,15 +146,6 @@ def _with_declared(layers: Layers, roots: Iterable[nn.Module], optimizers: Seque
     return replace(layers, declared=tuple(map(asked.get, ids)), facts=(*layers.facts, *dead))
 
 
-def key_position(optimizers: Sequence[torch.optim.Optimizer], key: int) -> int:
-    """Return the position of a parameter in its group: a name for one that no module holds."""
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        for position, parameter in enumerate(group["params"]):
-            if id(parameter) == key:
-                return position
-    return 0
-
-
 def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module]]:
     """Yield name, parameter and owner, in model order, without the additions of wrappers to the names."""
     seen: set[int] = set()
@@ -181,23 +180,22 @@ def _has_wrapper(name: str) -> bool:
     return any(part in _WRAPPERS.values() for part in name.split("."))
 
 
-def _grouped(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[nn.Parameter, int, int, str | None]]:
-    """Return per parameter id: parameter, optimizer, group (numbered over all optimizers), name in the group."""
-    grouped: dict[int, tuple[nn.Parameter, int, int, str | None]] = {}
-    number = 0
-    for position, optimizer in enumerate(optimizers):
-        for group in optimizer.param_groups:
-            names: Iterable[Any] = group.get("param_names") or [None] * len(group["params"])
-            for parameter, name in zip(group["params"], names, strict=False):
-                grouped.setdefault(id(parameter), (parameter, position, number, name))
-            number += 1
+def _grouped(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, _Grouped]:
+    """Return the parameters of all optimizers by id."""
+    grouped: dict[int, _Grouped] = {}
+    groups = [(number, group) for number, optimizer in enumerate(optimizers) for group in optimizer.param_groups]
+    for number, (optimizer, group) in enumerate(groups):
+        names: Iterable[Any] = group.get("param_names") or [None] * len(group["params"])
+        for position, (parameter, name) in enumerate(zip(group["params"], names, strict=False)):
+            held = _Grouped(parameter, optimizer, number, name, f"group{number}.{position}")
+            grouped.setdefault(id(parameter), held)
     return grouped
 
 
-def _roots(optimizers: Sequence[torch.optim.Optimizer], grouped: dict[int, Any]) -> list[nn.Module]:
+def _roots(optimizers: Sequence[torch.optim.Optimizer], grouped: dict[int, _Grouped]) -> list[nn.Module]:
     """Return the outermost modules that hold the parameters, the one with most of them first."""
-    names = [name for *_, name in grouped.values()]
-    if not optimizers or (all(names) and not any(map(_has_wrapper, names))):
+    names = [held.name for held in grouped.values() if held.name]
+    if not optimizers or (len(names) == len(grouped) and not any(map(_has_wrapper, names))):
         return []
     modules = live_objects(nn.Module)
     inner = {id(child) for module in modules for child in _children(module)}
@@ -211,7 +209,7 @@ def _children(module: nn.Module) -> list[nn.Module | None]:
     return list(held.values()) if isinstance(held, dict) else []
 
 
-def _held(root: nn.Module, grouped: dict[int, Any]) -> int:
+def _held(root: nn.Module, grouped: dict[int, _Grouped]) -> int:
     try:
         return sum(id(parameter) in grouped for _, parameter, _ in named_parameters(root))
     except Exception:  # noqa: BLE001 -- any module of the process, maybe one whose __init__ raised
@@ -222,14 +220,16 @@ def _origins(roots: Iterable[nn.Module]) -> dict[int, tuple[nn.Parameter, _Origi
     found: dict[int, tuple[nn.Parameter, _Origin]] = {}
     for root in roots:
         for name, parameter, owner in named_parameters(root):
-            found.setdefault(id(parameter), (parameter, _Origin(name, _class_of(owner).__name__, weakref.ref(owner))))
+            found.setdefault(
+                id(parameter), (parameter, _Origin(name, _class_of(owner).__name__[:200], weakref.ref(owner)))
+            )
     return found
 
 
 def _layers(
     named: dict[int, tuple[nn.Parameter, _Origin]],
-    grouped: dict[int, Any],
-    held: dict[int, Location],
+    grouped: dict[int, _Grouped],
+    found: dict[int, Location],
     settings: Settings,
     framework: str | None,
 ) -> Layers:
@@ -237,24 +237,22 @@ def _layers(
     able = [(p, origin) for p, origin in wanted if not is_lazy(p.device)]
     chosen = able[:_MAX_LAYERS]
     names = unique(origin.name for _, origin in chosen)
-    groups = [grouped.get(id(parameter), (None, None, None, None)) for parameter, _ in chosen]
+    groups = [grouped.get(id(parameter)) for parameter, _ in chosen]
     sizes = [p.numel() for p, _ in chosen]
     is_sharded = any(distributed.is_sharded(p) for p, _ in chosen)
     if is_sharded:
         is_first = torch.distributed.get_rank() == 0
         sizes = [distributed.owned_numel(p, is_first=is_first) for p, _ in chosen]
     layers = tuple(
-        wire.Layer(
-            name, tuple(p.shape), size, dtype_name(p.dtype), group, origin.module_class and origin.module_class[:200]
-        )
-        for name, (p, origin), (_, _, group, _), size in zip(names, chosen, groups, sizes, strict=True)
+        wire.Layer(name, tuple(p.shape), size, dtype_name(p.dtype), held and held.group, origin.module_class)
+        for name, (p, origin), held, size in zip(names, chosen, groups, sizes, strict=True)
     )
     return Layers(
         references=tuple(
-            ParameterRef(parameter, held.get(id(parameter)), None if origin.owner is None else origin.owner())
+            ParameterRef(parameter, found.get(id(parameter)), None if origin.owner is None else origin.owner())
             for parameter, origin in chosen
         ),
-        optimizers=tuple(position for _, position, _, _ in groups),
+        optimizers=tuple(held and held.optimizer for held in groups),
         layer_set=wire.LayerSet(wire.layer_set_id(layers), layers),
         declared=(None,) * len(layers),
         framework=framework,
