@@ -35,12 +35,6 @@ PRIVATE = {
 }
 """torch's: to be looked at with each new version of it, so in one folder only."""
 
-UPWARD = {
-    "settings imports model.distributed": "session.log() clones the tensor, settings checks what needs no torch",
-    "identity imports model.training_loop": "api hands training_loop.run_name() to run_of(settings, suggested)",
-}
-"""Imports that point up today, and the change that ends each."""
-
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(AGENT.rglob("*.py")):
@@ -92,8 +86,7 @@ def test_imports_point_down() -> None:
         for imported in imports(tree)
         if not points_down(importer, imported)
     }
-    assert found - UPWARD.keys() == set()
-    assert UPWARD.keys() - found == set(), "ended: remove them from the list"
+    assert found == set()
 
 
 @pytest.mark.parametrize("folder", ["hooks", "stats", "tracking"])

@@ -1,4 +1,4 @@
-"""``watch()``: the one call a training makes, and what it gets back."""
+"""``watch()``: the one call that a training makes, and the handle that it returns."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gradcanary.settings import (
     check_buffer,
     check_close,
     check_name,
+    check_number,
+    check_step,
+    check_tags,
     check_watch,
-    number_of,
-    step_of,
-    tags_of,
 )
 
 if TYPE_CHECKING:
@@ -96,10 +96,10 @@ def opened() -> tuple[Watch, ...]:
 
 
 def watch_when_training() -> None:
-    """Watch this process from the first step of an optimizer on: until then it has no session, thread or address.
+    """Watch this process from the first step of an optimizer on: until then there is no session and no thread.
 
-    What ``gradcanary run`` calls once torch is imported. A ``watch()`` in the script takes over, with its arguments.
-    Raises ValueError on wrong settings in the environment.
+    ``gradcanary run`` calls it once torch is imported. A ``watch()`` in the script replaces it. Raises ValueError on
+    wrong settings in the environment.
     """
     settings = Settings.resolve(os.environ)
     with _lock:
@@ -108,7 +108,7 @@ def watch_when_training() -> None:
 
 
 class Watch:
-    """A training being watched. Nothing raises but wrong arguments; closing it leaves no trace in the process."""
+    """A watched training. Only wrong arguments raise; after the close no trace is left in the process."""
 
     run: str
     url: str
@@ -124,10 +124,13 @@ class Watch:
         *,
         is_automatic: bool = False,
         begins: bool = True,
+        default_run: str | None = None,
     ) -> None:
+        from gradcanary.model import training_loop
         from gradcanary.session import Session
 
-        self.run = identity.run_of(settings)
+        suggested = training_loop.run_name() if settings.run is None else None
+        self.run = identity.run_of(settings, suggested, default_run)
         self.url = f"{settings.url}/runs/{self.run}"
         self._settings = settings
         self._is_automatic = is_automatic
@@ -139,13 +142,13 @@ class Watch:
             self._attach(model, optimizer)
             self._leave_notice()
         if settings.run not in (None, self.run):
-            self._session.guard.say(
+            self._session.guard.print_once(
                 f"the run is called {self.run!r}: a name has up to {identity.MAX_RUN} letters, digits, '.', '_' and '-'"
             )
 
     @property
     def incidents(self) -> tuple[Alert, ...]:
-        """The incidents of the run that were open when the collector last answered."""
+        """The open incidents of the run, as of the collector's last answer."""
         sender = self._session.sender
         return () if sender is None else sender.incidents
 
@@ -160,27 +163,27 @@ class Watch:
     ) -> None:
         """Store numbers of your own beside the gradients, for the present step or a given one.
 
-        Numbers or tensors of one element (read later, by another thread); ``tags`` tell series of one name apart.
-        A loss given here replaces the one that was captured. Raises TypeError or ValueError on wrong arguments, as
-        long as the watch is open.
+        Values are numbers or tensors of one element, which another thread reads later. ``tags`` distinguish series of
+        one name. A loss given here replaces the captured one. Raises TypeError or ValueError on wrong arguments while
+        the watch is open.
         """
         if not self._is_ours() or self._session.is_recorded:
             return
         values = {"loss": loss, "lr0": lr, **metrics}
-        labels = tags_of(tags)
-        number = step_of(step)
+        labels = check_tags(tags)
+        number = check_step(step)
         for name, value in values.items():
             if value is None:
                 continue
             check_name(name, is_own=name in ("loss", "lr0"))
-            self._session.log(name, labels, number, number_of(name, value))
+            self._session.log(name, labels, number, check_number(name, value))
 
     def observe_accumulator(self, name: str, tensor: torch.Tensor) -> None:
-        """Read a tensor in which you sum a layer's gradients yourself, in place of the layer's ``.grad``.
+        """Read a tensor in which you sum a layer's gradients yourself, instead of the layer's ``.grad``.
 
-        Call it once before the first backward pass, which only announces it, and then in each window when the whole
-        sum is there, before it is clipped, handed over or cleared. Without an optimizer :meth:`step` ends the window.
-        Raises TypeError or ValueError on what is no gradient, and on a first call for no watched layer.
+        The first call, before the first backward pass, only announces the tensor. After it, call once in each window
+        when the sum is complete, before it is clipped, handed over or cleared. Without an optimizer :meth:`step` ends
+        the window. Raises TypeError or ValueError on a tensor that is no gradient, and on an unknown layer.
         """
         check_buffer(name, tensor)
         if self._is_ours():
@@ -189,18 +192,18 @@ class Watch:
     def step(self) -> None:
         """Note that a step of a loop without an optimizer is over.
 
-        Call it once in each step, after the update and before gradients are cleared, also where the update is left
-        out. Where an optimizer is followed, its own steps are counted and this call does nothing.
+        Call it once in each step, after the update and before gradients are cleared, also if the update is left out.
+        If an optimizer is followed, its own steps are counted and this call does nothing.
         """
         if self._is_ours():
             self._session.step()
 
     def pause(self) -> None:
-        """Look away until the next step, as in an evaluation with ``backward()``: its K is 0, it has no loss."""
+        """Measure nothing until the next step, as for an evaluation with ``backward()``: its K is 0, it has no loss."""
         self._session.pause()
 
     def close(self, state: str = "finished", timeout_s: float = 5.0) -> None:
-        """End the watch: send what is left, for ``timeout_s`` at most, and leave no hook or thread behind.
+        """End the watch: send the rest, for ``timeout_s`` at most, and leave no hook and no thread.
 
         While another thread trains, its next ``backward()`` or ``close()`` removes the hooks, and the last window is
         not sent.
@@ -218,23 +221,23 @@ class Watch:
             error = None
         self._close("finished" if error is None else "crashed", error, 5.0)
 
-    def serves(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
-        """Tell whether a new ``watch()`` with these arguments means this watch."""
+    def matches(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
+        """Return True if a ``watch()`` with these arguments means this watch."""
         if optimizer is not None or model is not None:
             return self._session.covers(model, optimizer)
         # A cell of a notebook that runs again begins a new launch; elsewhere a second watch() is the first.
         return not (is_notebook() and self._session.has_stepped)
 
-    def yield_to_next(self) -> None:
-        """End because another model or optimizer is watched from now on."""
-        self._session.guard.say(
+    def close_for_next(self) -> None:
+        """Close because another model or optimizer is watched from now on."""
+        self._session.guard.print_once(
             "a new watch() for another model or optimizer ends the earlier one; "
             "watch() without arguments follows all optimizers of a process"
         )
         self.close()
 
     def _begin(self) -> str:
-        """Return the launch; called as the session begins, which is later and maybe in a fork where it waited."""
+        """Return the launch. Called when the session begins: a watch that waits may begin in a fork."""
         from multiprocessing import parent_process, util
 
         self._pid = os.getpid()
@@ -252,7 +255,7 @@ class Watch:
         _open.append(self)
 
     def _leave_notice(self) -> None:
-        """Let ``gradcanary ps`` find the watch; without such files, or without one more, it does not."""
+        """Let ``gradcanary ps`` find the watch, if the system gives a file for it."""
         with suppress(AttributeError, OSError):
             by = "gradcanary run" if self._is_automatic else "watch()"
             self._notice = notices.Notice(run=self.run, url=self.url, by=by)
@@ -261,20 +264,20 @@ class Watch:
         if self._notice is not None:
             self._notice.withdraw()
 
-    def _gives_way(self, settings: Settings, *others: object) -> bool:
-        """Tell whether it was automatic, and a ``watch()`` with these arguments asks for anything else."""
-        asks = settings != self._settings or any(other is not None for other in others)
-        return self._is_automatic and (asks or self._session.sender is None)
+    def _is_replaced_by(self, settings: Settings, *others: object) -> bool:
+        """Return True if the watch is automatic and a ``watch()`` with these arguments differs from it."""
+        differs = settings != self._settings or any(other is not None for other in others)
+        return self._is_automatic and (differs or self._session.sender is None)
 
-    def _lives_on(self) -> bool:
-        """In a forked child: tell whether the watch is one of the child, too; one that waits is."""
-        lives = self._session.sender is None
-        if lives:
+    def _survives_fork(self) -> bool:
+        """In a forked child: return True if the watch belongs to the child too, as one that waits does."""
+        is_waiting = self._session.sender is None
+        if is_waiting:
             self._pid = os.getpid()
         else:
             self._session.forked()
             self._withdraw_notice()
-        return lives
+        return is_waiting
 
     def _is_ours(self) -> bool:
         return not self._is_closed and os.getpid() == self._pid
@@ -304,26 +307,26 @@ def _same_watch(
     optimizer: torch.optim.Optimizer | None,
     on_alert: Callable[[Alert], None] | None,
 ) -> Watch | None:
-    """Return the open watch that a ``watch()`` with these arguments means, and end those that it does not."""
+    """Return the open watch that a ``watch()`` with these arguments means, and close the others."""
     for earlier in tuple(_open):
-        if earlier._gives_way(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
+        if earlier._is_replaced_by(settings, model, optimizer, on_alert):  # noqa: SLF001 -- one module, two doors
             earlier.close()
             continue
         is_same_run = settings.run is None or identity.allowed(settings.run) == earlier.run
-        if is_same_run and earlier.serves(model, optimizer):
+        if is_same_run and earlier.matches(model, optimizer):
             return earlier
         if not is_same_run or (model is None and optimizer is None):
             earlier.close()
         else:
-            earlier.yield_to_next()
+            earlier.close_for_next()
     return None
 
 
 def _forked() -> None:
-    """In a forked child: the watches of the parent are not ours, but one that waits goes on waiting here as well."""
+    """In a forked child: drop the parent's watches, except those that still wait for an optimizer."""
     global _lock
     _lock = threading.Lock()
-    _open[:] = [watch for watch in _open if watch._lives_on()]  # noqa: SLF001 -- likewise
+    _open[:] = [watch for watch in _open if watch._survives_fork()]  # noqa: SLF001 -- likewise
 
 
 if hasattr(os, "register_at_fork"):
@@ -331,18 +334,18 @@ if hasattr(os, "register_at_fork"):
 
 
 def error_of_process() -> BaseException | None:
-    """Return what ends this process, None where it ends well."""
+    """Return the error that ends this process, None if it ends well."""
     if hasattr(sys, "ps1") or is_notebook():
         return None  # the last error of an interactive session did not end it
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None) or _error_of_child()
 
 
 def is_notebook() -> bool:
-    """Say whether cells run here, each maybe again."""
+    """Return True in a notebook, whose cells may run again."""
     return hasattr(sys.modules.get("__main__"), "get_ipython") or "ipykernel" in sys.modules
 
 
 def _error_of_child() -> BaseException | None:
-    """Return what ends a child of multiprocessing, which tells nobody; torch exits with 1 while handling it."""
+    """Return the error that ends a child of multiprocessing; torch exits with 1 while it handles the error."""
     error = sys.exc_info()[1]
     return error.__context__ if isinstance(error, SystemExit) else error

@@ -1,4 +1,4 @@
-"""What a session says of numbers that it cannot have, or has differently than a reader would think."""
+"""Facts about the session's own numbers: those that are missing, and those that need an explanation."""
 
 from gradcanary import wire
 
@@ -76,8 +76,8 @@ LATE_GROUP = wire.Fact(
     "alone. Call gradcanary.watch() after torch.distributed.init_process_group().",
     layers=(),
 )
-SAID = ("fp16_without_scaler", "lazy_device", "too_many_layers")
-"""Codes of findings that are printed on stderr, too: a reader misses layers or gradients without them."""
+PRINTED = ("fp16_without_scaler", "lazy_device", "too_many_layers")
+"""Codes of facts that are also printed on stderr: they name layers or gradients that are missing."""
 
 NO_SCALER = wire.Fact(
     code="fp16_without_scaler",

@@ -7,7 +7,7 @@ How it works, for each parameter that was chosen:
 2. A hook before the optimizer's step (after each evaluation of a closure) rounds ``.grad``, once, to the dtype of the
    parameter. Nothing has to be undone after the step, so nothing is left where it raises.
 
-The storage of ``.grad`` is exchanged, not the tensor: who holds it goes on seeing the gradient.
+The storage of ``.grad`` is exchanged, not the tensor: references to the tensor stay valid.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gradcanary.hooks import backward, graphs
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.hooks.parameter_hook import POST_ACCUMULATE, ParameterHook
 from gradcanary.model.declared_dtypes import is_summed, register, unregister
-from gradcanary.model.distributed import is_shard
+from gradcanary.model.distributed import is_dtensor
 from gradcanary.model.layers import discover, dtype_name, named_parameters
-from gradcanary.model.parameters import Held, Reference, held_by, living
+from gradcanary.model.parameters import Location, ParameterRef, live_objects, locations
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import DEFAULT_URL, Settings
 from gradcanary.stats.kernels import LOW_PRECISION
@@ -38,9 +38,8 @@ from gradcanary.stats.kernels import LOW_PRECISION
 Parameters = Sequence[nn.Parameter]
 
 HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")
-"""Since torch 2.10. Before, the same sums are right until ``torch.compile`` compiles while there is such a gradient: it
-raises then, and torch 2.1 takes the hooks off ``step`` as well.
-"""
+"""Since torch 2.10. Older versions raise where ``torch.compile`` compiles while such a gradient exists, and torch 2.1
+also removes the hooks of ``step``."""
 
 INSTEAD = {
     "DistributedDataParallel": "it takes gradients in the parameters' dtype only: keep these parameters in float32 and "
@@ -50,13 +49,13 @@ INSTEAD = {
     "DTensor": "give fully_shard() float32 parameters and MixedPrecisionPolicy(param_dtype=torch.bfloat16, "
     "reduce_dtype=torch.float32)",
 }
-"""Who sums gradients in tensors of its own, to what gives float32 there."""
+"""By the wrapper or tensor class that sums gradients itself: the way to sum them in float32 there."""
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 _ALL_NAMES = Settings(DEFAULT_URL, None, None, "auto", None, None, None, None, None)
 
 _orphans: list[Fp32Accumulators] = []
-"""Those whose optimizer is gone."""
+"""Accumulators whose optimizer is gone."""
 
 
 def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = None) -> Fp32Accumulators:
@@ -68,8 +67,8 @@ def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = Non
     step it becomes one of the parameter's dtype, rounded once. It takes 4 bytes per element in place of 2.
 
     Returns a context manager with ``close()``; an exception in its block passes. Raises TypeError or ValueError on an
-    optimizer that is none, without such parameters, with ones that DDP or FSDP reduces, or that are summed so already;
-    ValueError on torch before 2.10.
+    object that is no optimizer, on one without such parameters, on parameters that DDP or FSDP reduces, and on a second
+    call for the same ones; ValueError on torch before 2.10.
     """
     inner = unwrapped(optimizer)
     if not isinstance(inner, torch.optim.Optimizer):
@@ -83,30 +82,30 @@ def fp32_accumulators(optimizer: torch.optim.Optimizer, params: str | None = Non
             f"fp32_accumulators() needs torch 2.10 or newer, this is {torch.__version__}: keep the parameters in "
             "float32 and train under torch.autocast, whose gradients are float32"
         )
-    chosen = _low_of(inner) if params is None else _named(inner, params)
+    chosen = _low_precision_of(inner) if params is None else _parameters_named(inner, params)
     if (owner := _reducer_of(chosen)) is not None:
         raise ValueError(f"fp32_accumulators(): the parameters belong to a {owner}; {INSTEAD[owner]}")
     for orphan in tuple(_orphans):
         orphan.close()
     if any(map(is_summed, chosen)):
         raise ValueError("fp32_accumulators(): these gradients are summed in float32 already; close() that one first")
-    held = held_by([inner])
-    accumulators = Fp32Accumulators([Summed(parameter, held.get(id(parameter))) for parameter in chosen])
+    held = locations([inner])
+    accumulators = Fp32Accumulators([UpcastParameter(parameter, held.get(id(parameter))) for parameter in chosen])
     accumulators.attach(inner)
     return accumulators
 
 
 class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
-    """What :func:`fp32_accumulators` returns. It keeps neither the parameters nor the optimizer alive."""
+    """The handle of :func:`fp32_accumulators`. It keeps neither the parameters nor the optimizer alive."""
 
-    def __init__(self, summed: Sequence[Summed]) -> None:
+    def __init__(self, summed: Sequence[UpcastParameter]) -> None:
         self._summed = summed
         self._handle: Any = None
         self._guard = Guard()
         self._is_checked = self._has_summed = False
         self._is_looked_at = True
-        self._forget: Callable[[], object] = lambda: None
-        self._hook = self._guard.wrap("summing in float32", self._accumulated)
+        self._stop_finalizer: Callable[[], object] = lambda: None
+        self._hook = self._guard.wrap("summing in float32", self._on_accumulated)
         self._listener = self._guard.wrap("summing what was moved", self._backward_called)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -115,14 +114,14 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         self._guard.wrap("keeping out of torch.compile", graphs.keep_out)()
         for each in self._summed:
             each.begin(self._hook)
-        for parameter in self._living():
+        for parameter in self._parameters():
             self._has_summed = self._has_summed or parameter.grad is not None
-            widen(parameter)
+            upcast_grad(parameter)
         self._handle = optimizer.register_step_pre_hook(self._step_begins)
         backward.subscribe(self._listener)
         # The garbage collector may run this in any thread, within a pass, or while a CUDA graph is recorded.
         ends = weakref.finalize(optimizer, _orphans.append, self)
-        ends.atexit, self._forget = False, ends.detach
+        ends.atexit, self._stop_finalizer = False, ends.detach
 
     def close(self) -> None:
         """End, and leave no hook; the present sum stays in ``.grad``, in the parameter's dtype. Idempotent."""
@@ -136,7 +135,7 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         self._guard.wrap("looking for parameters", self._find_lost)()
         for each in self._summed:
             self._guard.wrap("leaving a gradient as it was", each.end)()
-        self._forget()
+        self._stop_finalizer()
         self._summed = ()
 
     def __exit__(
@@ -145,45 +144,47 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fp32Accumulators, ((),)  # a copy, of whatever holds this, is closed: its parameters are copies, too
+        return Fp32Accumulators, ((),)  # a copy is closed: its parameters would be copies too
 
-    def _living(self) -> Parameters:
+    def _parameters(self) -> Parameters:
         return [parameter for each in self._summed if (parameter := each()) is not None]
 
     def _find_lost(self) -> None:
-        """Without its optimizer nothing leads to a parameter any more but a look at all that lives."""
+        """Find the parameters of an optimizer that is gone among all live tensors."""
         if lost := [each for each in self._summed if each.is_lost()]:
-            tensors = list(living(Tensor))
+            tensors = list(live_objects(Tensor))
             for each in lost:
                 each.find(tensors)
 
-    def _renew(self) -> None:
+    def _reattach(self) -> None:
         for each in self._summed:
-            each.renew(self._hook)
+            each.attach(self._hook)
 
     def _backward_called(self, _tensors: object) -> None:
-        """Before the first pass since a step: what the script has moved by swapping tensors has lost its hook."""
+        """Hook parameters again before the first pass after a step: swapped tensors have lost their hooks."""
         if self in _orphans and not is_capturing():
             self.close()
         if not self._is_looked_at:
             self._is_looked_at = True
-            self._renew()
+            self._reattach()
 
-    def _accumulated(self, parameter: nn.Parameter) -> None:
+    def _on_accumulated(self, parameter: nn.Parameter) -> None:
         if graphs.is_backward_traced():
             return
         if not self._is_checked:
             self._is_checked = True
-            if (owner := _reducer_of(self._living())) is not None:
-                self._guard.say(f"fp32_accumulators() ends: its parameters are in a {owner} now; {INSTEAD[owner]}")
+            if (owner := _reducer_of(self._parameters())) is not None:
+                self._guard.print_once(
+                    f"fp32_accumulators() ends: its parameters are in a {owner} now; {INSTEAD[owner]}"
+                )
                 self.close()
                 return
         self._has_summed = True
-        widen(parameter)
+        upcast_grad(parameter)
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 -- as torch has it: None, or other arguments
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        self._guard.wrap("summing what is not frozen any more", self._renew)()
+        self._guard.wrap("summing what is not frozen any more", self._reattach)()
         self._is_looked_at = False
         if not callable(closure):
             self._guard.wrap("handing gradients over", self._hand_over)(optimizer)
@@ -194,7 +195,7 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         return (args[0], evaluated, *args[2:]), kwargs
 
     def _around(self, closure: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
-        """Return the closure for the step: not before it has run is the sum complete."""
+        """Return the closure for the step: the sum is complete once the closure has run."""
 
         @wraps(closure)
         def evaluated(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 -- as the script wrote it
@@ -205,19 +206,19 @@ class Fp32Accumulators(AbstractContextManager["Fp32Accumulators"]):
         return evaluated
 
     def _hand_over(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = self._living()
+        parameters = self._parameters()
         if not self._has_summed and any(parameter.grad is not None for parameter in parameters):
-            self._guard.say(
+            self._guard.print_once(
                 "fp32_accumulators() sees no gradient being summed: it has no part in compiled autograd, nor in "
                 "gradients made by hand"
             )
         if any(parameter.dtype is torch.float16 for parameter in parameters):
             _unscale(optimizer)
         for parameter in parameters:
-            narrow(parameter, parameter.dtype)
+            round_grad(parameter, parameter.dtype)
 
 
-def _low_of(optimizer: torch.optim.Optimizer) -> Parameters:
+def _low_precision_of(optimizer: torch.optim.Optimizer) -> Parameters:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     low = [parameter for parameter in parameters if parameter.dtype in LOW_PRECISION]
     if not low:
@@ -226,12 +227,12 @@ def _low_of(optimizer: torch.optim.Optimizer) -> Parameters:
     return low
 
 
-def _named(optimizer: torch.optim.Optimizer, params: str) -> Parameters:
+def _parameters_named(optimizer: torch.optim.Optimizer, params: str) -> Parameters:
     try:
         expression = re.compile("lora_" if params == "lora" else params)
     except re.error as error:
         raise ValueError(f"fp32_accumulators(params={params!r}): it must be a regular expression ({error})") from error
-    low = {id(parameter) for parameter in _low_of(optimizer)}
+    low = {id(parameter) for parameter in _low_precision_of(optimizer)}
     layers = discover([optimizer], None, _ALL_NAMES, Guard().catch)
     found = [
         (layer.name, reference()) for layer, reference in zip(layers.layer_set.layers, layers.references, strict=True)
@@ -246,31 +247,31 @@ def _named(optimizer: torch.optim.Optimizer, params: str) -> Parameters:
 
 
 def _reducer_of(parameters: Parameters) -> str | None:
-    """Return the kind of what sums the gradients of one of them in tensors of its own."""
-    if any(is_shard(parameter) for parameter in parameters):
+    """Return the wrapper or tensor class that sums the gradients of one of them itself."""
+    if any(is_dtensor(parameter) for parameter in parameters):
         return "DTensor"
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
-    mine = {id(parameter) for parameter in parameters}
-    for module in living(nn.Module):
+    ids = {id(parameter) for parameter in parameters}
+    for module in live_objects(nn.Module):
         kind = next((each.__name__ for each in type(module).__mro__ if each.__name__ in _WRAPPERS), None)
-        if kind is not None and any(id(each) in mine for _, each, _ in named_parameters(module)):
+        if kind is not None and any(id(each) in ids for _, each, _ in named_parameters(module)):
             return kind
     return None
 
 
 def _unscale(optimizer: torch.optim.Optimizer) -> None:
-    """Do what a fused kernel would, in float32: a GradScaler leaves it the division by the scale.
+    """Divide by the loss scale in float32, which a GradScaler leaves to the fused kernel of an optimizer.
 
-    The scaled sum may be too large for float16 where the gradient is not.
+    The scaled sum may be too large for float16 although the gradient is not.
     """
     scale = getattr(optimizer, "grad_scale", None)
     if scale is None:
         return
     for gradient in _gradients(optimizer):
         gradient.div_(scale.to(gradient.device))
-    optimizer.grad_scale = None  # type: ignore[attr-defined]  # the scaler's own word for "is done"
+    optimizer.grad_scale = None  # type: ignore[attr-defined]  # as the scaler does after it has unscaled
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
@@ -278,11 +279,12 @@ def _gradients(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-class Summed:
-    """Called, it returns the parameter, None once its optimizer does not hold it any more."""
+class UpcastParameter:
+    """A parameter whose gradients are summed in float32. Called, it returns the parameter, None after the
+    optimizer's end."""
 
-    def __init__(self, parameter: nn.Parameter, held: Held | None) -> None:
-        self._reference: Callable[[], nn.Parameter | None] = Reference(parameter, held, None)
+    def __init__(self, parameter: nn.Parameter, held: Location | None) -> None:
+        self._reference: Callable[[], nn.Parameter | None] = ParameterRef(parameter, held, None)
         self._id, self._dtype = id(parameter), parameter.dtype
         self._allowed: torch.dtype | None = parameter.grad_dtype
         self._hook: ParameterHook | None = None
@@ -291,12 +293,12 @@ class Summed:
         return self._reference()
 
     def begin(self, call: Callable[[Tensor], None]) -> None:
-        """Let its gradient have any dtype, and have ``call`` called with each that was added up."""
+        """Allow any dtype for its gradient, and call ``call`` after each accumulation."""
         register(self._id, self)
-        self.renew(call)
+        self.attach(call)
 
-    def renew(self, call: Callable[[Tensor], None]) -> None:
-        """Hook it as soon as it is trainable, torch takes no hook on one that is frozen; and again after a swap."""
+    def attach(self, call: Callable[[Tensor], None]) -> None:
+        """Hook the parameter once it is trainable, and again after a swap; torch takes no hook on a frozen one."""
         parameter = self._reference()
         if parameter is None:
             return
@@ -307,50 +309,50 @@ class Summed:
             parameter.grad_dtype = None
 
     def end(self) -> None:
-        """Take the hook off, and leave the gradient in the dtype that it may have without us."""
+        """Remove the hook, and leave the gradient in the dtype that it may have without it."""
         parameter = self._reference()
         unregister(self._id, self)
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
         if parameter is not None:
-            is_other = self._allowed is self._dtype is not parameter.dtype  # None of what is allowed is any
+            is_other = self._allowed is self._dtype is not parameter.dtype  # None means that any dtype is allowed
             allowed = parameter.dtype if is_other else self._allowed
-            narrow(parameter, allowed or parameter.dtype)
+            round_grad(parameter, allowed or parameter.dtype)
             parameter.grad_dtype = allowed
 
     def is_lost(self) -> bool:
-        """Say whether there is a hook, and nobody who leads to its parameter."""
+        """Return True if the hook remains, but no reference finds its parameter."""
         return self._hook is not None and self._reference() is None
 
     def find(self, tensors: Iterable[Tensor]) -> None:
-        """Look for it among tensors, until its end."""
+        """Find the hooked parameter among tensors, and keep it until the end."""
         for tensor in tensors:
             if id(tensor) == self._id and self._hook is not None and self._hook.is_registered_on(tensor):
-                self._reference = partial(_same, tensor)
+                self._reference = partial(_itself, tensor)
 
 
-def _same(tensor: Any) -> Any:  # noqa: ANN401 -- an optimizer takes any leaf for a parameter
+def _itself(tensor: Any) -> Any:  # noqa: ANN401 -- an optimizer takes any leaf for a parameter
     return tensor
 
 
-def widen(parameter: nn.Parameter) -> None:
-    """Make its gradient float32; one that is part of a graph stays as it is."""
+def upcast_grad(parameter: nn.Parameter) -> None:
+    """Convert a gradient to float32; one that is part of a graph stays as it is."""
     gradient = parameter.grad
     if gradient is not None and gradient.dtype in LOW_PRECISION and not gradient.requires_grad:
         gradient.data = gradient.data.float()
 
 
-def narrow(parameter: nn.Parameter, dtype: torch.dtype) -> None:
-    """Round its gradient; one after the other, so that not all are there twice."""
+def round_grad(parameter: nn.Parameter, dtype: torch.dtype) -> None:
+    """Round a gradient to the dtype of the parameter. One at a time, so that memory holds one copy at most."""
     gradient = parameter.grad
     if gradient is None or gradient.dtype is not torch.float32 or dtype not in LOW_PRECISION or gradient.requires_grad:
         return
-    # A sparse sum has an addend per use of a row until then.
+    # A sparse sum has one addend for each use of a row until it is coalesced.
     total = gradient.data.coalesce() if gradient.layout is torch.sparse_coo else gradient.data
     rounded = total.to(dtype)
     if dtype is torch.float16 and gradient.layout is torch.strided:
-        # The GradScaler has looked for infinities in the sum; what float16 cannot hold must not be a new one.
+        # The GradScaler has checked the sum for infinities: values too large for float16 must not become new ones.
         largest = torch.finfo(dtype).max
         rounded = torch.where(total.isfinite(), rounded.clamp(-largest, largest), rounded)
     gradient.data = rounded

@@ -1,4 +1,4 @@
-"""The wall between the agent and the training run: what fails in here is logged once, counted, and goes no further."""
+"""The wall between the agent and the training: an error of the agent is logged once, counted, and goes no further."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("gradcanary")
 
 MOST_FACTS = 8
 MOST_LINES = 1000
-"""Lines and faults that one session tells of."""
+"""Lines and faults that one session prints."""
 
 FAULT = "{where} failed in gradcanary: {error}. The training went on untouched; numbers may be missing."
 LOGGED = "gradcanary: %s failed; the training goes on without it"
@@ -32,7 +32,7 @@ Failed = Callable[[str, Exception], None]
 
 
 class Guard:
-    """Counts what went wrong inside the agent; ``facts`` tell of the first error of each place.
+    """Counts the errors of the agent; ``facts`` report the first error of each place.
 
     ``last`` is the text of the most recent error. The error itself has the frames of the sample that failed, and with
     them all its gradients.
@@ -42,18 +42,18 @@ class Guard:
         self.caught = 0
         self.last: str | None = None
         self.facts: list[wire.Fact] = []
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def catch(self, where: str, error: BaseException) -> None:
         """Count an error; log it with its stack the first time that it comes from ``where``."""
         self.caught += 1
         self.last = describe(error)
-        if where in self._told or len(self._told) >= MOST_LINES:
+        if where in self._reported or len(self._reported) >= MOST_LINES:
             return
-        self._told.add(where)
+        self._reported.add(where)
         if len(self.facts) < MOST_FACTS:
             self.facts.append(wire.Fact("agent_fault", FAULT.format(where=where, error=self.last), ()))
-        with contextlib.suppress(Exception):  # the host's logging is not ours to trust
+        with contextlib.suppress(Exception):  # the handlers of the training's logging may raise
             _log_with_stack(LOGGED, where, error)
 
     def wrap(self, where: str, function: Callable[..., object]) -> Callable[..., None]:
@@ -62,26 +62,26 @@ class Guard:
         def guarded(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 -- torch's hooks take what they like
             try:
                 function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 -- the one place: nothing of ours may reach the training loop
+            except Exception as error:  # noqa: BLE001 -- the one place: no error of the agent may reach the training loop
                 self.catch(where, error)
 
         return guarded
 
-    def say_caught(self) -> None:
-        """Say how often it was, if ever."""
+    def print_caught(self) -> None:
+        """Print the number of errors, if there were any."""
         if self.caught:
             self._print(CAUGHT.format(count=self.caught, times="time" if self.caught == 1 else "times"))
 
-    def say(self, line: str, **gaps: object) -> None:
-        """Print a line on stderr, once per session, whatever fills its gaps: ``{name}`` for each that is given."""
-        if line in self._told or len(self._told) >= MOST_LINES:
+    def print_once(self, line: str, **gaps: object) -> None:
+        """Print a line on stderr, once per session however its gaps are filled: ``{name}`` for each of ``gaps``."""
+        if line in self._reported or len(self._reported) >= MOST_LINES:
             return
-        self._told.add(line)
+        self._reported.add(line)
         self._print(line.format(**gaps) if gaps else line)
 
     def _print(self, line: str) -> None:
         try:
-            print(f"gradcanary: {line}", file=sys.stderr, flush=True)  # noqa: T201 -- spoken to the person at the terminal
+            print(f"gradcanary: {line}", file=sys.stderr, flush=True)  # noqa: T201 -- for the user at the terminal
         except Exception as error:  # noqa: BLE001 -- a closed stderr is no reason to stop a training
             self.catch("stderr", error)
 
@@ -105,20 +105,20 @@ def describe(error: BaseException | None) -> str | None:
         return None
     try:
         text = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 -- an error that cannot be told must not hide itself behind another one
+    except Exception:  # noqa: BLE001 -- an error without a text must not raise another one
         text = type(error).__name__
     return settings.UNPRINTABLE.sub(" ", text)[:MAX_ERROR]
 
 
 def reraise(_where: str, error: Exception) -> None:
-    """Raise what failed: for whoever has no other layers to care for."""
+    """Raise the error: for a caller that has no other layers to measure."""
     raise error
 
 
 @contextmanager
 def reporting(failed: Failed, what: str, tensor: Tensor) -> Iterator[None]:
-    """Tell of what fails, and on which device."""
+    """Pass an error to ``failed``, with the dtype and the device."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 -- whatever a device does, the other ones have numbers
+    except Exception as error:  # noqa: BLE001 -- one device may fail while the others have numbers
         failed(f"{what} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}", error)

@@ -1,4 +1,4 @@
-"""The names of a session: run, launch, session id, rank. A process keeps a name that it was given once."""
+"""The names of a session: run, launch, session id, rank. A process keeps the name that it was given first."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _launches: dict[str, tuple[str, int]] = {}
 
 
 def run_name(script: str, date: str, launch: str | None = None) -> str:
-    """Return ``<script>-<date>-<4 hex>`` for a run that was given no name; of one launch it is always the same."""
+    """Return ``<script>-<date>-<4 hex>`` for a run without a name; it is the same for all processes of a launch."""
     stem = Path(script).stem if script not in ("", "-c", "-m") else "python"
     digits = secrets.token_hex(2) if launch is None else _hashed(launch)[:4]
     return f"{allowed(stem, MAX_RUN - 14)}-{date}-{digits}"
 
 
 def allowed(name: str, longest: int = MAX_RUN) -> str:
-    """Return the name with all that a path of the collector does not take turned into ``-``."""
+    """Return the name with ``-`` for each character that a path of the collector does not take."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:longest]
     return re.sub(r"^\.", "-", plain) or "-"
 
@@ -46,9 +46,9 @@ def subject(program: Sequence[str]) -> str:
 
 
 def launch_id(environ: Mapping[str, str], launcher_started: str) -> str:
-    """Return what all ranks of one start of a job agree on; random for a job that no launcher started.
+    """Return an id that is the same for all ranks of one start of a job; random without a launcher.
 
-    ``launcher_started`` tells two starts of the same elastic job apart.
+    ``launcher_started`` differs between two starts of the same elastic job.
     """
     if given := environ.get("GRADCANARY_LAUNCH"):
         return allowed(given, MAX_ID - 6)
@@ -61,12 +61,12 @@ def launch_id(environ: Mapping[str, str], launcher_started: str) -> str:
 
 
 def numbered(launch: str, number: int) -> str:
-    """Return the id of the launch of that number, from 1, that one process makes: ``<id>``, ``<id>.2``, ``<id>.3``."""
+    """Return the id of a process's nth launch: ``<id>``, ``<id>.2``, ``<id>.3``."""
     return launch if number == 1 else f"{launch}.{number}"
 
 
 def started(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot; nothing where the system does not say."""
+    """Return the start time of a process in clock ticks since boot; empty if the system has none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
     except (OSError, IndexError, UnicodeError):
@@ -74,16 +74,16 @@ def started(pid: int) -> str:
 
 
 def rank(environ: Mapping[str, str]) -> tuple[int, int]:
-    """Return rank and world size as launchers put them into the environment."""
+    """Return rank and world size from the environment of a launcher."""
     numbers = (environ.get("RANK", "0"), environ.get("WORLD_SIZE", "1"))
     if not all(number.isascii() and number.isdigit() for number in numbers):
         return 0, 1
-    mine, world = int(numbers[0]), max(int(numbers[1]), 1)
-    return (mine, world) if mine < world else (0, 1)
+    number, world = int(numbers[0]), max(int(numbers[1]), 1)
+    return (number, world) if number < world else (0, 1)
 
 
 def session_id() -> str:
-    """Return a new random id; never from ``random``, whose state belongs to the training."""
+    """Return a new random id. ``random`` is not used: its state belongs to the training."""
     return secrets.token_hex(8)
 
 
@@ -91,23 +91,19 @@ def _hashed(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def call_unnamed(run: str) -> None:
-    """Give the run a name where nobody names it, whoever of its job was watched before."""
+def run_of(settings: Settings, suggested: str | None, default: str | None = None) -> str:
+    """Return the name of the run: the given one, the suggested one, or the default of this process.
+
+    The first default of a process is made from the script's name. A ``default`` that is given replaces it.
+    """
     global _unnamed
-    _unnamed = allowed(run)
-
-
-def run_of(settings: Settings) -> str:
-    """Return the name of the run: the given one, the framework's, or one that is made of the script's."""
-    from gradcanary.model import training_loop
-
-    global _unnamed
-    if settings.run is None:
-        if (given := training_loop.run_name()) is not None:
-            return allowed(given)
-        _unnamed = _unnamed or run_name(sys.argv[0] if sys.argv else "", time.strftime("%Y%m%d"))
-        return _unnamed
-    return allowed(settings.run)
+    if default is not None:
+        _unnamed = allowed(default)
+    given = settings.run if settings.run is not None else suggested
+    if given is not None:
+        return allowed(given)
+    _unnamed = _unnamed or run_name(sys.argv[0] if sys.argv else "", time.strftime("%Y%m%d"))
+    return _unnamed
 
 
 def launch_of(run: str) -> str:

@@ -16,7 +16,7 @@ from gradcanary.api import Watch, opened, watch
 from gradcanary.settings import Settings, check_watch
 
 
-def _callback() -> Any:  # noqa: ANN401 -- a class of whichever package is there
+def _callback() -> Any:  # noqa: ANN401 -- a class of the installed package
     if "lightning.pytorch" in sys.modules or "pytorch_lightning" not in sys.modules:
         with suppress(ImportError):
             return importlib.import_module("lightning.pytorch").Callback
@@ -26,8 +26,8 @@ def _callback() -> Any:  # noqa: ANN401 -- a class of whichever package is there
 class GradientMonitor(_callback()):  # type: ignore[misc]  # known only as this is imported
     """Watches the module from the first batch of each ``fit()`` on, and ends with it; ``watch`` is the present handle.
 
-    Takes the settings of :func:`gradcanary.watch`, and raises TypeError or ValueError on wrong ones. A watch of this
-    module that the script itself has opened serves, and stays open.
+    Takes the settings of :func:`gradcanary.watch`, and raises TypeError or ValueError on wrong ones. If the script has
+    opened a watch of this module, that one is used and stays open.
     """
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 -- those of watch()
@@ -40,19 +40,19 @@ class GradientMonitor(_callback()):  # type: ignore[misc]  # known only as this 
         self._settings = settings
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401 -- as Lightning calls it
-        """Begin, now that the optimizers are there and a checkpoint is loaded."""
+        """Begin: the optimizers exist and a checkpoint is loaded."""
         earlier = opened()
-        is_alone = len(trainer.optimizers) == 1 and not any(each.serves(pl_module, None) for each in earlier)
+        is_alone = len(trainer.optimizers) == 1 and not any(each.matches(pl_module, None) for each in earlier)
         optimizer = trainer.optimizers[0] if is_alone else None
         self.watch = watch(pl_module, optimizer, **self._settings)
         self._is_own = not any(self.watch is each for each in earlier)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002 -- as Lightning calls it
-        """End it."""
+        """Close the watch."""
         if self.watch is not None and self._is_own:
             self.watch.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ANN401, ARG002 -- as Lightning calls it
-        """End it as crashed, with what happened."""
+        """Close the watch as crashed, with the error."""
         if self.watch is not None and self._is_own:
             self.watch.__exit__(type(exception), exception, exception.__traceback__)

@@ -1,4 +1,4 @@
-"""The notice that a watch leaves for ``gradcanary ps``: its run, its page and what began it.
+"""The notice that a watch leaves for ``gradcanary ps``: its run, its page and its starter.
 
 It is a file in memory. Other processes of the same user read it in ``/proc``; it is in no folder, waits for no disk,
 and is gone with the process, however that ends. Linux; elsewhere there is none.
@@ -21,13 +21,13 @@ class Notice:
     """A notice of this process, until it is withdrawn."""
 
     def __init__(self, *, run: str, url: str, by: str) -> None:
-        """Raises OSError where the system gives no such file, or no more files."""
+        """Raises OSError if the system has no such files, or no more of them."""
         self._file = os.memfd_create(NAME)
         self._inode = _inode(self._file)
         os.write(self._file, json.dumps({"run": run, "url": url, "by": by}).encode()[:LONGEST])
 
     def withdraw(self) -> None:
-        """Close the file; where the script has closed it and opened another one in its place, that stays open."""
+        """Close the file, unless the script has closed it and its number belongs to another file."""
         file, self._file = self._file, -1
         with suppress(OSError):
             if file >= 0 and _inode(file) == self._inode:
@@ -35,7 +35,7 @@ class Notice:
 
 
 def read_notices(pid: int) -> Iterator[dict[str, Any]]:
-    """Yield the notices of a process of this user; none where it may not be looked into."""
+    """Yield the notices of a process; none if this user may not read it."""
     with suppress(OSError):
         for number in sorted(os.listdir(f"/proc/{pid}/fd"), key=int):  # noqa: PTH208 -- names are all that is needed
             with suppress(OSError, ValueError):

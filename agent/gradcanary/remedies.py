@@ -28,7 +28,7 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class Fix:
-    """What to do: words, and lines to type or to look at; ``framework`` is whose words they are."""
+    """A remedy: text, and lines to type or to look at, written for ``framework``."""
 
     framework: str
     text: str
@@ -37,7 +37,7 @@ class Fix:
 
 @dataclass(frozen=True)
 class Cause:
-    """A likely cause: ``text`` says it in a sentence or two, ``remedy`` names the fix."""
+    """A likely cause: ``text`` describes it in a sentence or two, ``remedy`` names the fix."""
 
     text: str
     remedy: str
@@ -239,15 +239,15 @@ CAUSES: Mapping[str, Cause] = {
 
 
 def framework(name: str | None) -> str:
-    """Return whose words to use for a framework as an agent reports it; plain PyTorch's when it is not known."""
+    """Return the framework of the texts for a name that an agent reports; plain PyTorch for an unknown one."""
     key = (name or "").lower().replace("-", "_").split(" ")[0]
     key = _ALIASES.get(key, key)
     return key if key in FRAMEWORKS else "pytorch"
 
 
 def fix(cause: str, framework_name: str | None) -> Fix:
-    """Return what to do about a cause, by its code, in the words of a framework."""
+    """Return the fix for a cause, by its code, written for a framework."""
     remedy = CAUSES[cause].remedy
-    whose = framework(framework_name)
-    words, code = WORDS[remedy][whose]
-    return Fix(whose, f"{TEXTS[remedy]} {words}".strip(), code)
+    found = framework(framework_name)
+    words, code = WORDS[remedy][found]
+    return Fix(found, f"{TEXTS[remedy]} {words}".strip(), code)

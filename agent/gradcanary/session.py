@@ -1,4 +1,4 @@
-"""One process of a launch, put together: hooks, observer, ring and sender, with a wall around them."""
+"""One process of a launch, put together: hooks, recorder, queue and sender, with the guard around them."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from torch import Tensor, nn
 
 from gradcanary import facts, identity, summary, wire
 from gradcanary.export import spool
-from gradcanary.export.device_copy import FINISH_S, Transfers
+from gradcanary.export.device_copy import DRAIN_S, Transfers
 from gradcanary.export.hello import SessionHello
 from gradcanary.export.sender import Sender
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward
 from gradcanary.hooks.graphs import is_capturing
+from gradcanary.model.distributed import replicated_value
 from gradcanary.model.layers import Layers
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
 from gradcanary.tracking.optimizers import Hooks
 from gradcanary.tracking.recorder import Recorder
-from gradcanary.tracking.records import Logged, Record, Ring, capacity_for
+from gradcanary.tracking.records import LoggedMetric, RecordQueue, StepRecord, capacity_for
 
 MAX_LOGGED = 10_000
-"""Numbers of the script that wait for the end of a window: more than one has, few enough where none ever ends."""
+"""Numbers of the script that wait for the end of a window. More than any window has; a bound if none ever ends."""
 
 LEAVES_S = -1.0
-"""A time that is over already."""
+"""A timeout that is over already."""
 
 
 class Session:
-    """Begins with :meth:`attach`, or where it waits with the first step of an optimizer; lasts until :meth:`close`."""
+    """Begins with :meth:`attach`, or with the first step of an optimizer if it waits; ends with :meth:`close`."""
 
     def __init__(
         self, settings: Settings, run: str, begin: Callable[[], str], on_alert: Callable[[wire.Brief], None] | None
@@ -44,19 +45,19 @@ class Session:
         self._pid = os.getpid()
         self._is_on, self.is_settled = True, False
         self._left: Callable[[], object] = lambda: None
-        self._ring: Ring[Record] = Ring(capacity_for(0))
+        self._queue: RecordQueue[StepRecord] = RecordQueue(capacity_for(0))
         self._layers: Layers | None = None
-        self._transfers = Transfers(self._ring, self.guard.catch)
+        self._transfers = Transfers(self._queue, self.guard.catch)
         self.observer = Recorder(settings, self.guard, put=self._put)
-        poll, prepare = self._transfers.visit, self._transfers.prepare
+        poll, prepare = self._transfers.poll, self._transfers.prepare
         self._hooks = Hooks(self.observer, settings, self.guard, poll=poll, prepare=prepare)
 
     def attach(
         self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, *, waits: bool, is_late: bool = False
     ) -> None:
-        """Hook torch; one that waits does no more before an optimizer steps, in this process or in a fork of it.
+        """Hook torch. A session that ``waits`` does no more until an optimizer steps, here or in a forked child.
 
-        ``is_late`` tells that the training runs already.
+        ``is_late`` is True if the training runs already.
         """
         if is_late:
             self.guard.wrap("joining", self.observer.join)()
@@ -68,10 +69,10 @@ class Session:
             self.guard.wrap("attaching", self._hooks.attach)(model, optimizer)
 
     def _open(self) -> None:
-        """Begin to send: only now there is a thread, and a process that has to say how it ends."""
+        """Start the sender. From now on the process reports its end."""
         self._pid = os.getpid()
         self.guard.wrap("looking at the autograd engine", self._look_at_engine)()
-        self.guard.wrap("finding the rank", self.observer.place.find)()
+        self.guard.wrap("finding the rank", self.observer.rank.find)()
         self.guard.wrap("beginning to send", self._begin_to_send)()
         if self.sender is not None:
             self.guard.wrap("starting the sender", self.sender.start)()
@@ -92,50 +93,58 @@ class Session:
             return spool.Spool.create(spool.folder(os.environ), self._run, session, url, hello, progress)
 
         self.sender = Sender(
-            self.observer, self._ring, hello, transport, make_spool, self.guard, self._on_alert, introduce
+            self.observer, self._queue, hello, transport, make_spool, self.guard, self._on_alert, introduce
         )
 
     def _introduce(self) -> bool:
-        """Print what is trained under ``gradcanary run``, on the first rank; return False where that is not known yet.
+        """Print a line about the training under ``gradcanary run``, on the first rank; return False if it is too early.
 
         Runs in the sender's thread.
         """
-        if self.observer.place.rank > 0:
+        if self.observer.rank.rank > 0:
             return True
         found = summary.summarize(self.observer, self.sender)
         if found["layers"] is None or found["k"] is None:
             return False
-        self.guard.say(f"watching {summary.describe_in_one_line(found)}: {self._settings.url}/runs/{self._run}")
+        self.guard.print_once(f"watching {summary.describe_in_one_line(found)}: {self._settings.url}/runs/{self._run}")
         return True
 
     @property
     def has_stepped(self) -> bool:
-        """Whether an optimizer has stepped under this session."""
-        return self.observer.origin is not None
+        """True if an optimizer has stepped in this session."""
+        return self.observer.first_step is not None
 
     @property
     def is_recorded(self) -> bool:
-        """Whether a CUDA graph is being recorded: a number that is taken now would become part of it."""
+        """True while a CUDA graph is recorded: a copy of a tensor would become part of it."""
         return is_capturing()
 
     def covers(self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> bool:
-        """Tell whether this model or optimizer is watched already."""
+        """Return True if this model or optimizer is watched already."""
         if optimizer is not None:
             return self._hooks.follows(unwrapped(optimizer))
         return model is not None and self._hooks.watches(model)
 
     def log(self, name: str, tags: tuple[tuple[str, str], ...], step: int | None, value: float | Tensor) -> None:
-        """Keep a number for the window that is open; where none ends, the latest ones."""
+        """Keep a number for the open window; where no window ends, the latest ones.
+
+        A tensor is copied. Raises ValueError on a DTensor of which each process has a part.
+        """
         if isinstance(value, Tensor):
-            self.guard.wrap("noting a stream", self._transfers.note)(value)
+            if (here := replicated_value(value)) is None:
+                raise ValueError(f"log({name}=) is a DTensor of which each process has a part: give its .full_tensor()")
+            value = here.detach().clone()
+            self.guard.wrap("noting a stream", self._transfers.add_producer_stream)(value)
         logged = self.observer.logged
-        logged.append(Logged(name, tags, step, value))
+        logged.append(LoggedMetric(name, tags, step, value))
         if len(logged) > MAX_LOGGED:
             del logged[0]
-            self.guard.say(f"of more than {MAX_LOGGED:,} numbers that were logged without a step the oldest are lost")
+            self.guard.print_once(
+                f"of more than {MAX_LOGGED:,} numbers that were logged without a step the oldest are lost"
+            )
 
     def pause(self) -> None:
-        """Look away for a while."""
+        """Measure nothing until the next step."""
         self.guard.wrap("pausing", self.observer.pause)()
 
     def step(self) -> None:
@@ -144,9 +153,9 @@ class Session:
             self._hooks.step_by_hand()
 
     def observe(self, name: str, buffer: Tensor) -> None:
-        """Read a buffer in place of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
+        """Read a buffer instead of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
         self.observer.external_sums.check(name, tuple(buffer.shape))
-        self.guard.wrap("looking for what has arrived", self._transfers.visit)()
+        self.guard.wrap("looking for what has arrived", self._transfers.poll)()
         self.guard.wrap("leaving the fast path", self.observer.leave_fast_path)()
         if not self.observer.clock.is_paused:
             self.guard.wrap("reading a buffer", self.observer.meter.timed(self.observer.external_sums.read))(
@@ -154,10 +163,10 @@ class Session:
             )
 
     def close(self, end: wire.End, timeout_s: float, left: Callable[[], object], *, is_exit: bool = False) -> None:
-        """Detach, call ``left``, send what is left, and end.
+        """Detach, call ``left``, send the rest, and end.
 
-        While another thread trains, its next pass detaches: now it may iterate torch's hooks, or record a CUDA graph.
-        The window that is open then is not sent. At the exit of the process no pass is waited for.
+        If another thread trains, its next pass detaches: at this moment it may iterate over torch's hooks, or record a
+        CUDA graph. The open window is not sent then. At the exit of the process the session waits for no pass.
         """
         began = time.monotonic()
         if self._is_on and not is_exit and self._hooks.is_training_elsewhere():
@@ -165,53 +174,53 @@ class Session:
             self._hooks.before_next_pass = self.leave
         else:
             self.take_off()
-            self.settle(min(timeout_s, FINISH_S))
+            self.settle(min(timeout_s, DRAIN_S))
             left()
         if self.sender is not None:
             left_s = max(timeout_s - (time.monotonic() - began), 0.0)
             self.guard.wrap("ending the sender", self.sender.stop)(end, left_s)
-        self.guard.say_caught()
+        self.guard.print_caught()
 
     def leave_late(self) -> None:
-        """Detach in the training's thread, where a close of another thread came first."""
+        """Detach in the training's thread after another thread has closed the session."""
         if not (self._hooks.is_training_elsewhere() or is_capturing()):
             self.leave()
 
     def leave(self) -> None:
-        """Detach if another thread has closed the session. No value is waited for: the sender has ended."""
+        """Detach if another thread has closed the session. Values on their way are dropped: the sender has ended."""
         if self._hooks.before_next_pass is not None:
             self.take_off()
-            self.guard.wrap("letting go of values on their way", self._transfers.finish)(LEAVES_S)
+            self.guard.wrap("letting go of values on their way", self._transfers.drain)(LEAVES_S)
             self._hooks.before_next_pass = None
             self._left()
 
     def take_off(self) -> None:
-        """Detach: from now on nothing of the training leads here. Waits for nothing."""
+        """Detach: from now on the training calls nothing of the session. Waits for nothing."""
         if self._is_on:
             self.guard.wrap("detaching", self._hooks.detach)()
             self._is_on = False
 
     def settle(self, timeout_s: float) -> None:
-        """Hand over the last window, and wait, for so long at most, for values on their way here from a GPU.
+        """Submit the last window, and wait at most ``timeout_s`` for values on their way from a GPU.
 
-        In the training's thread: a question of another one would break a CUDA graph that is being recorded.
+        In the training's thread: a query from another thread would break a CUDA graph that is being recorded.
         """
         if not self.is_settled:
             self.guard.wrap("the last window", self.observer.close)()
-            self.guard.wrap("bringing the last values here", self._transfers.finish)(timeout_s)
+            self.guard.wrap("bringing the last values here", self._transfers.drain)(timeout_s)
             self.is_settled = True
 
     def forked(self) -> None:
-        """In a forked child: leave no hook, and nothing to send with; the parent goes on."""
+        """In a forked child: remove all hooks. The parent goes on."""
         backward.renew_lock()  # the module's own call at a fork comes after this one
         self.guard.wrap("detaching", self._hooks.detach)()
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: StepRecord) -> None:
         if os.getpid() != self._pid or self.sender is None:
-            return  # a forked worker has no sender thread, nor has a watch that could not begin
+            return  # a forked worker has no sender, nor has a watch that could not begin
         if self._hooks.before_next_pass is not None:
             return  # another thread has closed the session
         if record.layers is not self._layers:
             self._layers = record.layers
-            self._ring.capacity = capacity_for(len(record.layers))
-        self._transfers.hand(record)
+            self._queue.capacity = capacity_for(len(record.layers))
+        self._transfers.submit(record)

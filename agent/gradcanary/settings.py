@@ -1,6 +1,6 @@
 """Arguments over ``GRADCANARY_*`` over defaults, and what ``log()`` and ``observe_accumulator()`` accept.
 
-All is checked here, before anything is touched: the one place that raises.
+Everything is checked here, before the training is touched. No other module raises.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Settings:
     def resolve(cls, environ: Mapping[str, str], spelled: str = "watch({}=)", **arguments: Any) -> Settings:  # noqa: ANN401 -- checked by the readers
         """Return the settings; raises ValueError that names the argument or variable, its value and what is allowed.
 
-        ``spelled`` is how the one who gave the arguments writes them. Who gives a default is taken to give nothing.
+        ``spelled`` is the caller's spelling of an argument. A default value counts as not given.
         """
         chosen: dict[str, Any] = {}
         for name, read in _READERS.items():
@@ -69,8 +69,8 @@ def _read(read: Callable[[Any], Any], given: object, where: str) -> object:
     try:
         return read(given)
     except (TypeError, ValueError) as error:
-        said = "not usable" if read is _token else repr(given)  # what goes into a log must not open anything
-        raise ValueError(f"{where} is {said}: {error}") from error
+        shown = "not usable" if read is _token else repr(given)  # a token must not appear in a log
+        raise ValueError(f"{where} is {shown}: {error}") from error
 
 
 def _url(given: str) -> str:
@@ -153,7 +153,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def check_watch(model: object, optimizer: object, on_alert: object) -> None:
-    """Raise TypeError or ValueError on what ``watch()`` cannot follow."""
+    """Raise TypeError on arguments that ``watch()`` cannot follow."""
     import torch
 
     if model is not None and not isinstance(model, torch.nn.Module):
@@ -165,7 +165,7 @@ def check_watch(model: object, optimizer: object, on_alert: object) -> None:
 
 
 def check_close(state: str, timeout_s: float) -> None:
-    """Raise ValueError on what no watch can end with."""
+    """Raise ValueError on a state or a timeout that no watch can end with."""
     if state not in ("finished", "crashed"):
         raise ValueError(f"close(state={state!r}): it must be 'finished' or 'crashed'")
     is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
@@ -174,27 +174,23 @@ def check_close(state: str, timeout_s: float) -> None:
 
 
 def check_name(name: str, *, is_own: bool) -> None:
-    """Raise ValueError on a name of a series that is taken or cannot be shown; ``is_own`` are loss and lr."""
+    """Raise ValueError on a series name that is reserved or not printable; ``is_own`` is True for loss and lr."""
     if not is_own and RESERVED.fullmatch(name):
         raise ValueError(f"log({name}=): this name is taken by what gradcanary measures itself")
     if not 0 < len(name) <= MAX_METRIC_NAME or UNPRINTABLE.search(name):
         raise ValueError(f"log({name[:50]!r}=): a name has 1 to {MAX_METRIC_NAME} printable characters")
 
 
-def number_of(name: str, value: object) -> Any:  # noqa: ANN401 -- a float, or a tensor that the sender reads
-    """Return a float, or a copy of a tensor of one element; raises TypeError or ValueError."""
+def check_number(name: str, value: object) -> Any:  # noqa: ANN401 -- a float, or a tensor that the sender reads
+    """Return a float, or the given tensor of one element; raises TypeError or ValueError."""
     import torch
-
-    from gradcanary.model.distributed import whole
 
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
             raise ValueError(f"log({name}=) is a tensor of shape {tuple(value.shape)}: it must have one element")
         if value.is_meta:
             raise ValueError(f"log({name}=) is a tensor without a value, on the meta device")
-        if (here := whole(value)) is None:
-            raise ValueError(f"log({name}=) is a DTensor of which each process has a part: give its .full_tensor()")
-        return here.detach().clone()
+        return value
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"log({name}=) is a {type(value).__name__}: it must be a number or a tensor of one element")
     try:
@@ -204,7 +200,7 @@ def number_of(name: str, value: object) -> Any:  # noqa: ANN401 -- a float, or a
 
 
 def check_buffer(name: object, tensor: object) -> None:
-    """Raise TypeError or ValueError on what ``Watch.observe_accumulator()`` cannot read."""
+    """Raise TypeError or ValueError on a buffer that ``Watch.observe_accumulator()`` cannot read."""
     import torch
 
     if not isinstance(name, str):
@@ -215,7 +211,7 @@ def check_buffer(name: object, tensor: object) -> None:
         raise ValueError(f"observe_accumulator({name!r}) is a tensor of {tensor.dtype} on {tensor.device}: no gradient")
 
 
-def tags_of(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+def check_tags(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Return the pairs in their order; raises TypeError or ValueError."""
     if not isinstance(tags, (Mapping, type(None))):
         raise TypeError(f"log(tags=) is a {type(tags).__name__}: it must be a mapping of texts to texts")
@@ -232,7 +228,7 @@ def tags_of(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(pairs))
 
 
-def step_of(step: int | None) -> int | None:
+def check_step(step: int | None) -> int | None:
     """Return the step; raises ValueError."""
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31):
         raise ValueError(f"log(step={step!r}): it must be a whole number of steps, 0 or more")

@@ -1,4 +1,4 @@
-"""What a session trains and measures, as facts and in a line: printed by ``gradcanary run`` and ``attach``."""
+"""A summary of a session's training and measurements, which ``gradcanary run`` and ``attach`` print."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gradcanary.export.reader import LOW
-from gradcanary.model.training_loop import chosen
+from gradcanary.model.training_loop import framework_of
 
 if TYPE_CHECKING:
-    from gradcanary.export.batches import Row
+    from gradcanary.export.batches import StepRow
     from gradcanary.export.sender import Sender
     from gradcanary.tracking.recorder import Recorder
 
@@ -17,7 +17,7 @@ MAX_NAMES = 1000
 
 
 def summarize(observer: Recorder, sender: Sender | None) -> dict[str, Any]:
-    """Return what is known of the layers and of the latest window by now.
+    """Return a summary of the layers and of the latest window.
 
     ``layers`` is None until an optimizer has stepped, ``k`` and ``low`` until a whole window was seen.
     """
@@ -25,29 +25,29 @@ def summarize(observer: Recorder, sender: Sender | None) -> dict[str, Any]:
 
 
 def _trained(observer: Recorder) -> dict[str, Any]:
-    origin, layers = observer.origin, observer.layers
-    if origin is None or layers is None:
+    first_step, layers = observer.first_step, observer.layers
+    if first_step is None or layers is None:
         return {"layers": None}
     every = layers.layer_set.layers
     kinds = [layer.param_dtype for layer in every]
     return {
         "layers": len(every),
         "dtypes": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
-        "optimizer": origin.optimizer,
-        "framework": chosen(layers.framework, origin.loop),
+        "optimizer": first_step.optimizer,
+        "framework": framework_of(layers.framework, first_step.loop),
         "step": observer.clock.step,
-        "step_source": origin.source,
+        "step_source": first_step.source,
     }
 
 
 def _measured(observer: Recorder, sender: Sender | None) -> dict[str, Any]:
-    row, origin = None if sender is None else sender.latest, observer.origin
-    if row is None or origin is None or observer.layers is None or row.step <= origin.first_step:
+    row, first_step = None if sender is None else sender.latest, observer.first_step
+    if row is None or first_step is None or observer.layers is None or row.step <= first_step.number:
         return {"k": None, "low": None}
     return {"k": row.micro_steps, "low": _low(row), "accumulators": _accumulators(row)}
 
 
-def _low(row: Row) -> list[str]:
+def _low(row: StepRow) -> list[str]:
     """Return the layers whose gradients are below the rules' limit."""
     column = row.columns.get("absmax")
     if column is None:
@@ -58,7 +58,7 @@ def _low(row: Row) -> list[str]:
     return [every[position].name for position in low[:MAX_NAMES]]
 
 
-def _accumulators(row: Row) -> dict[str, int]:
+def _accumulators(row: StepRow) -> dict[str, int]:
     stored = [each[1] for each in row.accumulators if each is not None and each[1] is not None]
     return {kind: stored.count(kind) for kind in sorted(set(stored))}
 

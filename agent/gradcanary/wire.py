@@ -1,4 +1,4 @@
-"""What agent and collector say to each other: frozen messages, JSON with base64 little-endian columns.
+"""The messages between agent and collector: frozen dataclasses, JSON with base64 little-endian columns.
 
 Standard library only, no torch: the agent sends these from the training container, the collector validates the same
 classes strictly (unknown keys, wrong types, NaN literals are refused). Requests forbid unknown keys; replies ignore
@@ -75,9 +75,9 @@ class Fact(Request):
 
 @dataclass(frozen=True)
 class Hello(Request):
-    """What a session says first; a repeat may add layer sets and facts and fill what was None.
+    """The first message of a session; a repeat may add layer sets and facts, and fill fields that were None.
 
-    ``started`` is when it began, in unix seconds by the agent's clock: launches go by it, whenever they arrive.
+    ``started`` is the session's start in unix seconds by the agent's clock; launches are sorted by it.
     """
 
     protocol: int
@@ -115,7 +115,7 @@ class Accumulator(Request):
 class Block(Request):
     """One stat at some of the batch's steps for some layers.
 
-    ``values`` is a float32 column [step][layer], NaN only where the state plane says why; ``layers`` are indices
+    ``values`` is a float32 column [step][layer], NaN only where the state plane has the reason; ``layers`` are indices
     into the layer set, None means all of them; ``phase`` is None for stats of weights.
     """
 
@@ -142,7 +142,7 @@ class Batch(Request):
 
     ``times`` is a float64 column [step] of unix seconds by the agent's clock, for display only; ``micro_steps``,
     ``skipped`` (0 no, 1 by a GradScaler, 2 by the loop) and ``clipped`` hold one value per step; ``state`` is a uint8
-    column [step][layer] of indices into STATES; ``dropped_steps`` counts the losses of the session so far.
+    column [step][layer] of indices into STATES; ``dropped_steps`` counts the dropped steps of the session so far.
     """
 
     layer_set: str
@@ -161,7 +161,7 @@ class Batch(Request):
 
 @dataclass(frozen=True)
 class Heartbeat(Request):
-    """A sign of life between batches; of ``step`` and those before it nothing is still to come."""
+    """A sign of life between batches. No batch will follow for ``step`` and the steps before it."""
 
     step: int | None
     spooled_bytes: int
@@ -171,7 +171,7 @@ class Heartbeat(Request):
 
 @dataclass(frozen=True)
 class End(Request):
-    """The last word of a session; ``state`` is finished, crashed, or detached from a training that goes on."""
+    """The end of a session; ``state`` is finished, crashed, or detached from a training that goes on."""
 
     state: str
     last_step: int | None
@@ -180,7 +180,7 @@ class End(Request):
 
 @dataclass(frozen=True)
 class Brief:
-    """An open incident, as the agent hears of it."""
+    """An open incident, as the collector reports it to the agent."""
 
     id: int
     rule: str
@@ -194,7 +194,7 @@ class Brief:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the collector takes in one request: bytes of a body, points (steps x layers x stats), layers of a set."""
+    """Limits of one request: bytes of a body, points (steps x layers x stats), layers of a set."""
 
     max_body: int
     max_points: int
@@ -205,8 +205,8 @@ class Limits:
 class Reply:
     """The answer to every accepted request; ``status`` is stored, duplicate or ok.
 
-    ``spacing_s`` is how many seconds shall lie between two batches of a session at least: a collector that is busy
-    asks for fewer, larger ones. ``has_other_layers`` is True for a rank whose layer sets are none of those of rank 0.
+    ``spacing_s`` is the least number of seconds between two batches of a session: a busy collector requests fewer and
+    larger ones. ``has_other_layers`` is True for a rank that shares no layer set with rank 0.
     """
 
     status: str
@@ -262,7 +262,7 @@ def column(typecode: str, values: Iterable[float]) -> str:
 
 
 def uncolumn(typecode: str, text: str) -> array[Any]:
-    """Return the numbers of a column; raises ValueError when it is no base64 or no whole number of items."""
+    """Return the numbers of a column; raises ValueError on text that is not base64 or not a whole number of items."""
     packed = array(typecode)
     packed.frombytes(base64.b64decode(text, validate=True))
     if sys.byteorder == "big":

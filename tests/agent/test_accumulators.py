@@ -12,7 +12,7 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
-from gradcanary.export.reader import AGREEING, ENOUGH, Effective
+from gradcanary.export.reader import AGREEING, ENOUGH, EffectiveDtypes
 from gradcanary.hooks import backward
 from gradcanary.stats import accumulation
 
@@ -154,11 +154,11 @@ def test_small_sums_are_not_mistaken(low: torch.dtype, size: float, *, is_float3
     if not is_float32:
         for addend in addends.cumsum(0, dtype=torch.float32):
             total = addend.to(low).float()
-    effective = Effective(None)
+    effective = EffectiveDtypes(None)
     for _ in range(AGREEING):
         ((_, counts),) = accumulation.low_bits({0: total})
         effective.learn({0: counts[:, 0].tolist()}, without=())
-    found = effective.of(0, "float32")
+    found = effective.dtype_of(0, "float32")
     name = "float32" if is_float32 else str(low).removeprefix("torch.")
     if low is torch.float16 and size < 1e-4:
         assert found is None
@@ -180,16 +180,16 @@ def test_each_layer_has_its_turn(layers: int, start: int) -> None:
 @given(st.lists(st.sampled_from(["float32", "float16", "bfloat16", "few"]), max_size=12))
 def test_a_lower_precision_is_believed_after_three_looks_in_a_row(looks: list[str]) -> None:
     counts = {"float32": (64, 60, 50), "float16": (64, 9, 0), "bfloat16": (64, 0, 0), "few": (ENOUGH - 1, 0, 0)}
-    effective, expected, before = Effective(None), None, []
+    effective, expected, before = EffectiveDtypes(None), None, []
     for look in looks:
         effective.learn({3: counts[look], 5: counts["bfloat16"]}, without=[5])
         if look != "few":
             before = [*before, look] if look in before[-1:] else [look]
         if before and (before[-1] == "float32" or len(before) >= AGREEING):
             expected = before[-1]
-        assert effective.of(3, "float32") == expected
-        assert effective.of(3, "bfloat16") == "bfloat16"
-        assert effective.of(3, "float64") is effective.of(5, "float32") is None
+        assert effective.dtype_of(3, "float32") == expected
+        assert effective.dtype_of(3, "bfloat16") == "bfloat16"
+        assert effective.dtype_of(3, "float64") is effective.dtype_of(5, "float32") is None
 
 
 def keyed(model: nn.Module) -> torch.optim.Optimizer:

@@ -131,7 +131,7 @@ def test_refusals_that_differ_are_said_once(capsys):
     err = capsys.readouterr().err
     assert err.count("the collector refused a batch") == 1
     assert "step 1 {again}" in err
-    assert len(watch._session.guard._told) < 5
+    assert len(watch._session.guard._reported) < 5
 
 
 def test_a_collector_that_is_busy_hears_less_often_and_nothing_less():

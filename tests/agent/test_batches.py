@@ -13,7 +13,7 @@ from scripted import LIMITS
 
 from gradcanary import wire
 from gradcanary.export import batches
-from gradcanary.export.batches import Column, Row, UnsentBatch
+from gradcanary.export.batches import Column, StepRow, UnsentBatch
 from gradcanary.export.outbox import Outbox, RetryQueue
 
 ROOMY = wire.Limits(**LIMITS)
@@ -34,9 +34,11 @@ def row(
     sampled: bool = True,
     dtypes: batches.Dtypes = PLAIN,
     every: int = 1,
-) -> Row:
+) -> StepRow:
     width = len(layer_set.layers)
-    made = Row(layer_set, step, float(step), 2, 0, 0, bytes(width) if sampled else None, (dtypes,) * width, 0.01, every)
+    made = StepRow(
+        layer_set, step, float(step), 2, 0, 0, bytes(width) if sampled else None, (dtypes,) * width, 0.01, every
+    )
     if sampled:
         made.columns["absmax"] = Column("accumulated", None, array("f", [step + i / 8 for i in range(width)]))
         if step % 3 == 0:
@@ -46,7 +48,7 @@ def row(
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> list[Row]:
+def streams(draw: st.DrawFn) -> list[StepRow]:
     """Rows of rising steps, some not sampled, with a change of layers and one of the interval on the way."""
     kinds = draw(st.lists(st.tuples(st.booleans(), st.sampled_from(ACCUMULATORS)), min_size=1, max_size=90))
     change, wider = (draw(st.integers(0, len(kinds))) for _ in range(2))
@@ -66,7 +68,7 @@ def boxed() -> Outbox:
     return Outbox(RetryQueue(None, pytest.fail))
 
 
-def sampled_steps(rows: list[Row]) -> list[int]:
+def sampled_steps(rows: list[StepRow]) -> list[int]:
     return [each.step for each in rows if each.states is not None]
 
 
@@ -239,7 +241,7 @@ def test_after_a_loss_the_next_batch_tells_all_accumulators():
     assert told == [True, False, True, False]
 
 
-def packed(rows: list[Row], made: int = 0) -> UnsentBatch:
+def packed(rows: list[StepRow], made: int = 0) -> UnsentBatch:
     return UnsentBatch(batches.build(rows[: batches.cut(rows, ROOMY, 64)]), made)
 
 

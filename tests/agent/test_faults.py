@@ -4,7 +4,7 @@
 |---|---|
 | in each hook and each part of the agent | here: logged once each, counted, a fact of the session, a line at the end |
 | what a device does not tell | ``test_statistics``, ``test_transfers`` |
-| the ring, or pinned memory, is full | here; ``test_transfers`` |
+| the queue, or pinned memory, is full | here; ``test_transfers`` |
 | the disk is full, read-only, damaged, hangs | ``test_spool``, ``test_fork_safe``; SQLite is missing: ``test_replay`` |
 | nobody listens, who listens hangs, is slow, says rubbish, cuts the connection off | here |
 | 400 to 429, 500 to 503, redirects, bodies of all kinds | ``test_answers_of_collector``; spooled: ``test_replay`` |
@@ -34,7 +34,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import gradcanary
 from gradcanary.hooks import parameter_hook
 from gradcanary.tracking import records as records_module
-from gradcanary.tracking.records import Ring
+from gradcanary.tracking.records import RecordQueue
 
 NOBODY = "http://127.0.0.1:9"
 STEPS = 6
@@ -102,9 +102,9 @@ PLACES = (
     "tracking.external_sums.ExternalSums.read",
     "hooks.backward.BackwardCalls.add",
     "hooks.graphs.keep_out",
-    "export.reader.Effective.learn",
+    "export.reader.EffectiveDtypes.learn",
     "hooks.backward.has_callbacks",
-    "export.reader.Findings.facts",
+    "export.reader.DecodedSamples.facts",
     "stats.weights.Frozen.turn",
     "stats.sampler.Sampler.add_losses",
     "stats.sampler.Sampler.copy_weights",
@@ -132,9 +132,9 @@ PLACES = (
     "tracking.recorder.learning_rates",
     "tracking.recorder.Recorder._record_of",
     "export.outbox.build",
-    "model.distributed.Place.find",
+    "model.distributed.Rank.find",
     "export.reader.Reader.read",
-    "model.parameters.Reference.__call__",
+    "model.parameters.ParameterRef.__call__",
     "tracking.grad_scaler.ScalerOfOptimizer.search",
     "identity.launch_of",
     "export.sender.Sender.__init__",
@@ -148,10 +148,10 @@ PLACES = (
     "tracking.tracker.OptimizerTracker.pass_begins",
     "tracking.tracker.OptimizerTracker._requeue_backward_end",
     "tracking.tracker.OptimizerTracker._on_backward_end",
-    "export.device_copy.Transfers.finish",
-    "export.device_copy.Transfers.hand",
+    "export.device_copy.Transfers.drain",
+    "export.device_copy.Transfers.submit",
     "export.device_copy.Transfers.prepare",
-    "export.device_copy.Transfers.visit",
+    "export.device_copy.Transfers.poll",
     "export.transport.Transport.__init__",
     "export.transport.Transport.send",
     "tracking.recorder.peak_bytes",
@@ -225,7 +225,7 @@ def test_a_search_for_scalers_that_raises_is_made_once(collector: Recorded, monk
         asked.append(kind)
         boom()
 
-    monkeypatch.setattr("gradcanary.tracking.grad_scaler.living", living)
+    monkeypatch.setattr("gradcanary.tracking.grad_scaler.live_objects", living)
     training = Training()
     with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="searched") as watch:
         training.steps(4)
@@ -301,7 +301,7 @@ def test_a_full_ring_drops_and_counts(collector: Recorded, monkeypatch: pytest.M
         training.steps(300)
     bare.steps(300)
     assert all(map(torch.equal, training.model.parameters(), bare.model.parameters()))
-    dropped = watch._session._ring.dropped
+    dropped = watch._session._queue.dropped
     assert dropped > 0
     assert collector.dropped_steps == dropped == 300 - len(collector.steps())
     assert watch._session.guard.caught == 0
@@ -309,10 +309,10 @@ def test_a_full_ring_drops_and_counts(collector: Recorded, monkeypatch: pytest.M
 
 def test_a_ring_that_is_given_up_loses_no_item_that_is_put_meanwhile() -> None:
     """The thread that puts may hold the items while the other one gives them up."""
-    records: Ring[str] = Ring(4)
+    records: RecordQueue[str] = RecordQueue(4)
     records.put("early")
     items = records._items  # as put() has looked them up
-    assert records.give_up() == 1
+    assert records.discard_all() == 1
     items.append("late")
     records.drop(2)
     assert records.take() == "late"

@@ -506,7 +506,7 @@ def test_an_object_that_raises_when_it_is_asked_stops_no_search() -> None:
     with pytest.raises(ReferenceError):
         isinstance(holder[0], nn.Module)
     model = nn.Linear(2, 2)
-    assert any(found is model for found in parameters.living(nn.Module))
+    assert any(found is model for found in parameters.live_objects(nn.Module))
 
 
 def test_a_search_wakes_no_lazy_module() -> None:
@@ -520,7 +520,7 @@ def test_a_search_wakes_no_lazy_module() -> None:
 
     lazy = Lazy("lazy")
     touched.clear()
-    parameters.living(nn.Module)
+    parameters.live_objects(nn.Module)
     assert touched == []
     assert lazy is not None
 

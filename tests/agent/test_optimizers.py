@@ -244,7 +244,9 @@ def test_an_optimizer_per_layer_that_steps_inside_backward(
     All of them look for a GradScaler together: a pass over all objects is not made for each.
     """
     searches = []
-    monkeypatch.setattr(grad_scaler, "living", lambda kind: searches.append(kind) or parameters.living(kind))
+    monkeypatch.setattr(
+        grad_scaler, "live_objects", lambda kind: searches.append(kind) or parameters.live_objects(kind)
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradcanary import wire
-from gradcanary.export.batches import Row
+from gradcanary.export.batches import StepRow
 from gradcanary.export.reader import COUNTED_AFTER_NONFINITE, FLOAT32_MAX, Reader
 from gradcanary.guard import Guard, reraise
 from gradcanary.model.layers import Layers
@@ -26,7 +26,7 @@ from gradcanary.stats.kernels import bounds_of, measure, norm_of, readable
 from gradcanary.stats.sampler import take_sample
 from gradcanary.stats.samples import MEASURED, NONFINITE, PARTIAL, ZERO, Forecast, Kind, Part, parts_of, read
 from gradcanary.stats.weights import Frozen, forecasts
-from gradcanary.tracking.records import Record
+from gradcanary.tracking.records import StepRecord
 from gradcanary.tracking.window import MODIFIED, REPLACED, UNCHANGED, GradientIdentity
 
 TINY, HUGE = 2.0**-149, FLOAT32_MAX
@@ -49,7 +49,7 @@ def layers_of(parameters: list[torch.nn.Parameter]) -> Layers:
 
 def record_of(
     gradients: list[torch.Tensor], *parts: Part, scale: float | None = None, reader: Reader | None = None
-) -> Record:
+) -> StepRecord:
     """Return the record of a window with these gradients, sampled as the reader wishes."""
     parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -69,7 +69,7 @@ def record_of(
         wishes=wishes,
         failed=reraise,
     )  # number 1: no sample in which the zeros of all layers are counted
-    return Record(
+    return StepRecord(
         layers=layers,
         step=7,
         time=0.0,
@@ -83,7 +83,7 @@ def record_of(
     )
 
 
-def metrics_of(row: Row) -> dict[str, float]:
+def metrics_of(row: StepRow) -> dict[str, float]:
     return {name: value for (name, _), _, value in row.metrics}
 
 

@@ -112,8 +112,8 @@ def test_the_end_of_its_optimizer_does_no_work_where_the_collector_runs(monkeypa
     optimizer = adamw(given)
     gradcanary.fp32_accumulators(optimizer)
     accumulate(given, micro_gradients(given, 2, 0))
-    living = fp32_sums.living
-    monkeypatch.setattr(fp32_sums, "living", lambda kind: (searched.append(kind), living(kind))[1])
+    living = fp32_sums.live_objects
+    monkeypatch.setattr(fp32_sums, "live_objects", lambda kind: (searched.append(kind), living(kind))[1])
     del optimizer
     gc.collect()
     assert searched == []
@@ -140,7 +140,7 @@ def test_it_ends_with_its_optimizer_and_keeps_nothing_alive() -> None:
     successor.step()
     del given, successor
     gc.collect()
-    assert helper._living() == []
+    assert helper._parameters() == []
     helper.close()
 
 

@@ -52,10 +52,10 @@ class Far:
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cpu"
 
-    def note(self) -> None:
+    def add_producer_stream(self) -> None:
         pass
 
-    def is_free(self) -> bool:
+    def may_wait_on(self) -> bool:
         return True
 
     def send(self, tensors: Sequence[Tensor], into: Tensor) -> Copy:
@@ -64,14 +64,14 @@ class Far:
         Far.sent.append(len(into))
         return Copy(torch.cat([*map(device_copy._bytes, tensors)]), into)
 
-    def abandon(self, tensors: Iterable[Tensor]) -> None:
+    def record_streams(self, tensors: Iterable[Tensor]) -> None:
         Far.lasting += tensors
 
 
 @pytest.fixture(autouse=True)
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "GPU", "cpu")
-    monkeypatch.setattr(device_copy, "Lane", Far)
+    monkeypatch.setattr(device_copy, "CopyStream", Far)
     monkeypatch.setattr(Far, "takes", 3)
     monkeypatch.setattr(Far, "asked", 0)
     monkeypatch.setattr(Far, "sent", [])
@@ -127,7 +127,7 @@ def test_all_numbers_are_right_however_late_they_come(
     model, read, watch = run(is_watched=True)
     assert_identical(model, run(is_watched=False)[0])
     assert_sent(collector, read)
-    assert watch._session.guard.caught == watch._session._ring.dropped == 0
+    assert watch._session.guard.caught == watch._session._queue.dropped == 0
     assert len(Far.sent) == len(read)
     assert collector.metric("loss").keys() == collector.metric("lr0").keys() == set(range(len(read)))
     assert list(collector.metric("lr0").values()) == pytest.approx([1e-6] * len(read))
@@ -172,7 +172,7 @@ def test_a_copy_waits_for_the_stream_that_a_number_was_logged_on(
         noted.clear()
         return Copy(torch.cat([*map(device_copy._bytes, tensors)]), into)
 
-    monkeypatch.setattr(Far, "note", lambda _: noted.add(present[0]))
+    monkeypatch.setattr(Far, "add_producer_stream", lambda _: noted.add(present[0]))
     monkeypatch.setattr(Far, "send", send)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -197,7 +197,7 @@ def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, m
         read = train(model, optimizer, 60)
     steps = collector.steps()
     assert 2 < len(steps) < 60
-    assert watch._session._ring.dropped == 60 - len(steps) == collector.dropped_steps
+    assert watch._session._queue.dropped == 60 - len(steps) == collector.dropped_steps
     sent = collector.stat("norm")
     assert {step: sent[step] for step in steps} == {step: pytest.approx(read[step][1]) for step in steps}
 
@@ -214,13 +214,13 @@ def test_pinned_memory_grows_with_the_layers_while_copies_are_on_their_way(
         Far.takes = 20
         train(model, optimizer, 3)
         pinned = watch._session._transfers._pinned
-        assert watch._session._transfers._flights
+        assert watch._session._transfers._pending
         optimizer.add_param_group({"params": [*model[2].parameters()]})
         train(model, optimizer, 20)
         assert len(watch._session._transfers._pinned) == 2 * len(pinned)
         Far.takes = 1
     assert pinned._taken == 0
-    assert watch._session._ring.dropped == watch._session.guard.caught == 0
+    assert watch._session._queue.dropped == watch._session.guard.caught == 0
     assert collector.steps() == list(range(23))
 
 
@@ -228,12 +228,12 @@ def test_a_copy_that_never_arrives_does_not_hold_up_the_end(
     collector: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Far, "takes", 10**9)
-    monkeypatch.setattr(device_copy, "FINISH_S", 0.01)
+    monkeypatch.setattr(device_copy, "DRAIN_S", 0.01)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching(collector, model, optimizer, is_watched=True) as watch:
         train(model, optimizer, 3)
-    assert watch._session._ring.dropped == 3
+    assert watch._session._queue.dropped == 3
     assert collector.steps() == []
     assert len({id(each) for each in Far.lasting}) == len(Far.lasting) > 3
 
@@ -322,7 +322,7 @@ def test_nothing_is_done_while_a_graph_is_recorded(
         step: pytest.approx(read[step][1]) for step in (0, 1, 2, 3, 5)
     }
     assert collector.phase_of("norm")[4] == "post_clip", "as after a pause"
-    assert watch._session._ring.dropped == 1, "the last one could not be brought here"
+    assert watch._session._queue.dropped == 1, "the last one could not be brought here"
     assert watch._session.guard.caught == 0
     assert [fact["code"] for fact in collector.facts("cuda_graph")] == ["cuda_graph"]
     assert capsys.readouterr().err.count("CUDA graph") == 1

@@ -16,7 +16,7 @@ import gradcanary
 from gradcanary import wire
 from gradcanary.hooks import backward
 from gradcanary.settings import Settings
-from gradcanary.tracking.records import Logged
+from gradcanary.tracking.records import LoggedMetric
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def test_the_public_names():
         "step",
         "pause",
         "close",
-        "serves",
-        "yield_to_next",
+        "matches",
+        "close_for_next",
     ]
     assert list(inspect.signature(gradcanary.watch).parameters) == [
         "model", "optimizer", "run", "url", "token", "every", "budget", "include", "exclude", "absmax_below",
@@ -425,7 +425,7 @@ def test_a_hosts_logging_that_raises_does_not_reach_the_training(collector, trai
 def test_one_step_that_cannot_be_read_is_counted_and_the_others_arrive(collector, training):
     with gradcanary.watch(training.model, training.optimizer, run="odd") as watch:
         training.steps(3)
-        watch._session.observer.logged.append(Logged("acc", (), None, torch.zeros(2)))
+        watch._session.observer.logged.append(LoggedMetric("acc", (), None, torch.zeros(2)))
         training.steps(3)
     assert collector.steps() == [0, 1, 3, 4, 5]
     assert watch._session.guard.caught == 1

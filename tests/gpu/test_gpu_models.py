@@ -63,7 +63,7 @@ def test_numbers_of_many_bfloat16_tensors_are_those_of_float64(collector: Record
             read.append(norms_of(trained.model))
             trained.finish()
     assert watch is not None
-    assert watch._session.guard.caught == watch._session._ring.dropped == 0
+    assert watch._session.guard.caught == watch._session._queue.dropped == 0
     assert {len(norms) for norms in read} == {TENSORS}
     assert collector.stat("norm") == {step: pytest.approx(norms, rel=FLOAT32) for step, norms in enumerate(read)}
 
@@ -219,7 +219,7 @@ def test_numbers_of_wrapped_models_are_those_of_float64(collector: Recorded, kin
                 read.append(local_norms_of(trained.model))
                 trained.finish()
         if watch is not None:
-            assert watch._session.guard.caught == watch._session._ring.dropped == 0
+            assert watch._session.guard.caught == watch._session._queue.dropped == 0
         parameters = [each.detach() for each in trained.model.parameters()]
         return [getattr(each, "_local_tensor", each).clone() for each in parameters], read
 

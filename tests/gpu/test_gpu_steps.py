@@ -40,7 +40,7 @@ def waits(kind: type[Plain], collector: Recorded, steps: int, mode: str, *, is_w
             trained.finish()
         debug("default")
     if watch is not None:
-        assert watch._session.guard.caught == watch._session._ring.dropped == 0, watch._session.guard.facts
+        assert watch._session.guard.caught == watch._session._queue.dropped == 0, watch._session.guard.facts
     return sum("synchronizing CUDA operation" in str(each.message) for each in told)
 
 
@@ -79,7 +79,7 @@ def test_numbers_are_those_of_float64_and_weights_the_same(collector: Recorded, 
                 read.append(norms_of(trained.model, trained.scaler.get_scale() if isinstance(trained, Scaled) else 1.0))
                 trained.finish()
         if watch is not None:
-            assert watch._session.guard.caught == watch._session._ring.dropped == 0
+            assert watch._session.guard.caught == watch._session._queue.dropped == 0
         return [each.detach().cpu().view(torch.uint8).numpy().tobytes() for each in trained.model.parameters()], read
 
     weights, read = run(is_watched=True)

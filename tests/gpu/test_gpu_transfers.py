@@ -44,12 +44,12 @@ def test_values_wait_in_pinned_memory_and_the_training_does_not(collector: Recor
         assert pinned is not None
         assert pinned._memory.is_pinned()
         assert is_ahead, "nothing waited"
-        assert watch._session._transfers._flights
+        assert watch._session._transfers._pending
         # What the training frees now is used again while our copies are still to be made.
         torch.full((64, 1024, 1024), torch.nan, device=DEVICE)
         torch.cuda.synchronize()
     assert collector.stat("norm") == {step: pytest.approx(norms, rel=1e-5) for step, norms in enumerate(read)}
-    assert watch._session._ring.dropped == 0
+    assert watch._session._queue.dropped == 0
 
 
 def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,14 +61,14 @@ def test_what_there_is_no_room_for_is_dropped_and_counted(collector: Recorded, m
         steps(trained, 3)
         torch.cuda._sleep(BUSY_CYCLES)
         steps(trained, 8)
-        assert watch._session._ring.dropped > 0
+        assert watch._session._queue.dropped > 0
         torch.cuda.synchronize()
-    assert len(collector.steps()) == 11 - watch._session._ring.dropped
+    assert len(collector.steps()) == 11 - watch._session._queue.dropped
     assert watch._session.guard.caught == 0
 
 
 def test_a_watch_that_ends_while_the_device_is_busy(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradcanary.session.FINISH_S", 0.0)
+    monkeypatch.setattr("gradcanary.session.DRAIN_S", 0.0)
     trained, bare = Plain(), Plain()
     with watching(trained, collector, is_watched=True) as watch:
         assert watch is not None
@@ -76,7 +76,7 @@ def test_a_watch_that_ends_while_the_device_is_busy(collector: Recorded, monkeyp
         torch.cuda.synchronize()
         torch.cuda._sleep(BUSY_CYCLES)
         steps(trained, 8)
-    assert watch._session._ring.dropped > 0
+    assert watch._session._queue.dropped > 0
     steps(bare, 10)
     assert all(map(torch.equal, trained.model.parameters(), bare.model.parameters()))
 
@@ -115,7 +115,7 @@ def graphed(collector: Recorded, *, is_watched: bool) -> Capturable:
             trained.optimizer.zero_grad(set_to_none=False)
             step()
     if watch is not None:
-        assert watch._session.guard.caught == watch._session._ring.dropped == 0
+        assert watch._session.guard.caught == watch._session._queue.dropped == 0
     return trained
 
 

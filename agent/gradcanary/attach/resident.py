@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from gradcanary import __version__, api, identity, summary
+from gradcanary import __version__, api, summary
 from gradcanary.attach.request import PATIENCE_S, read_message, write_message
-from gradcanary.model.parameters import elements, living, parameters
+from gradcanary.model.parameters import count_elements, live_objects, parameters_of
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
 
@@ -46,8 +46,8 @@ class AttachedWatch(api.Watch):
 
     def __init__(self, settings: Settings, default_run: str, launch: str | None = None) -> None:
         """Without ``launch`` the environment names the launch."""
-        identity.call_unnamed(default_run)
-        super().__init__(replace(settings, step=None), None, None, None, is_automatic=True, begins=False)
+        without_step = replace(settings, step=None)
+        super().__init__(without_step, None, None, None, is_automatic=True, begins=False, default_run=default_run)
         self._launch = launch
 
     def begin(self) -> None:
@@ -98,16 +98,16 @@ class AttachedWatch(api.Watch):
             "run": self.run,
             "url": self.url,
             "launch": self._launch,
-            "rank": observer.place.rank,
-            "world_size": observer.place.world_size,
-            "is_silent": observer.place.is_silent,
+            "rank": observer.rank.rank,
+            "world_size": observer.rank.world_size,
+            "is_silent": observer.rank.sends_only_nonfinite,
             "unseen": [fact.text for fact in observer.facts],
-            "is_heard": None if sender is None else sender.is_heard,
+            "is_heard": None if sender is None else sender.is_reachable,
             "is_barred": sender is not None and sender.is_unauthorized,
             **summary.summarize(observer, sender),
         }
 
-    def _lives_on(self) -> bool:
+    def _survives_fork(self) -> bool:
         """Return False: a forked child is not watched, only the process of the request."""
         self._session.forked()
         return False
@@ -241,9 +241,10 @@ class AttachedAgent:
 
 def list_optimizers() -> list[dict[str, Any]]:
     """Return the optimizers of this process, the largest first; one pass over the garbage collector's objects."""
-    found = {id(each): each for each in map(unwrapped, living(torch.optim.Optimizer))}.values()
+    found = {id(each): each for each in map(unwrapped, live_objects(torch.optim.Optimizer))}.values()
     rows = [
-        {"kind": type(each).__name__, "tensors": len(parameters(each)), "elements": elements(each)} for each in found
+        {"kind": type(each).__name__, "tensors": len(parameters_of(each)), "elements": count_elements(each)}
+        for each in found
     ]
     return sorted((each for each in rows if each["tensors"]), key=lambda each: -int(each["elements"]))
 

@@ -40,11 +40,11 @@ class Column:
 
 
 @dataclass
-class Row:
+class StepRow:
     """One closed window in numbers; ``states`` is None at steps that are not sampled.
 
-    ``accumulators`` are the dtypes in which the layers that had a gradient were summed. ``own_faults`` are the layers
-    whose gradient was not finite in this process, before a reduction.
+    ``accumulators`` are the dtypes in which the layers that had a gradient were summed. ``local_nonfinite`` are the
+    layers whose gradient was not finite in this process, before a reduction.
     """
 
     layer_set: wire.LayerSet
@@ -57,14 +57,14 @@ class Row:
     accumulators: tuple[Dtypes | None, ...]
     agent_share: float
     every: int
-    own_faults: tuple[int, ...] = ()
+    local_nonfinite: tuple[int, ...] = ()
     columns: dict[str, Column] = field(default_factory=dict)
     metrics: list[tuple[Series, int, float]] = field(default_factory=list)
 
 
-def own_faults(row: Row) -> Row | None:
+def local_nonfinite_only(row: StepRow) -> StepRow | None:
     """Return the non-finite layers of a process that sends nothing else, None if there are none."""
-    bad = row.own_faults
+    bad = row.local_nonfinite
     if row.states is None or not bad:
         return None
     states = bytearray([PARTIAL]) * len(row.states)
@@ -74,22 +74,22 @@ def own_faults(row: Row) -> Row | None:
     return replace(row, states=bytes(states), accumulators=(), columns={"nonfinite": column}, metrics=[])
 
 
-def columns_of(row: Row) -> Iterator[tuple[str, Column]]:
+def columns_of(row: StepRow) -> Iterator[tuple[str, Column]]:
     """Yield stats and columns. What is not finite in this process alone has a column of its own, of the phase micro."""
     for stat, column in row.columns.items():
-        if stat != "nonfinite" or column.phase == "micro" or not row.own_faults:
+        if stat != "nonfinite" or column.phase == "micro" or not row.local_nonfinite:
             yield stat, column
             continue
         values = dict(zip(column.layers or (), column.values, strict=True))
-        own = {layer: value for layer, value in values.items() if layer in row.own_faults}
+        own = {layer: value for layer, value in values.items() if layer in row.local_nonfinite}
         rest = {layer: value for layer, value in values.items() if layer not in own}
         for phase, some in (("micro", own), (column.phase, rest)):
             if some:
                 yield stat, Column(phase, tuple(some), array("f", some.values()))
 
 
-def cut(rows: Sequence[Row], limits: wire.Limits, max_steps: int) -> int:
-    """Return how many of the first rows fit into one batch: at least one; all of one layer set and interval."""
+def cut(rows: Sequence[StepRow], limits: wire.Limits, max_steps: int) -> int:
+    """Return the number of first rows that fit into one batch: at least one, all of one layer set and interval."""
     layer_set, every = rows[0].layer_set, rows[0].every
     alike = sum(1 for _ in takewhile(lambda row: row.layer_set is layer_set and row.every == every, rows[:max_steps]))
     size, points = _HEADROOM, 0
@@ -109,7 +109,7 @@ def cut(rows: Sequence[Row], limits: wire.Limits, max_steps: int) -> int:
     return alike
 
 
-def build(rows: Sequence[Row]) -> wire.Batch:
+def build(rows: Sequence[StepRow]) -> wire.Batch:
     """Return the batch of rows that are alike, with the accumulators of all layers that had a gradient in them."""
     sampled = [row for row in rows if row.states is not None]
     accumulators = {
@@ -131,7 +131,7 @@ def build(rows: Sequence[Row]) -> wire.Batch:
     )
 
 
-def _blocks(rows: Sequence[Row]) -> tuple[wire.Block, ...]:
+def _blocks(rows: Sequence[StepRow]) -> tuple[wire.Block, ...]:
     """Return one block per stat, phase and choice of layers."""
     kinds: dict[tuple[str, str | None, tuple[int, ...] | None], list[tuple[int, array[float]]]] = {}
     for row in rows:
@@ -149,7 +149,7 @@ def _blocks(rows: Sequence[Row]) -> tuple[wire.Block, ...]:
     )
 
 
-def _metrics(rows: Sequence[Row]) -> tuple[wire.Metric, ...]:
+def _metrics(rows: Sequence[StepRow]) -> tuple[wire.Metric, ...]:
     series: dict[Series, list[tuple[int, float]]] = {}
     for row in rows:
         for key, step, value in row.metrics:

@@ -1,4 +1,4 @@
-"""What a clip left of the gradients of a step, and whether they still carried the loss scale when it came."""
+"""The clip factor of a step, and clips of gradients that still carry the loss scale."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from gradcanary import wire
 from gradcanary.stats.samples import Kind, number_of, of_kind, scale_of
 
 if TYPE_CHECKING:
-    from gradcanary.export.batches import Row
-    from gradcanary.export.reader import Findings
-    from gradcanary.tracking.records import Record
+    from gradcanary.export.batches import StepRow
+    from gradcanary.export.reader import DecodedSamples
+    from gradcanary.tracking.records import StepRecord
 
 CLIPPED_BELOW = 1 - 1e-5
-"""A ratio of norms under which a clip is meant; the same kernel measures both, so an untouched gradient gives 1."""
+"""A ratio of norms below this is a clip. The same kernel measures both, so an untouched gradient gives 1."""
 
 CERTAIN = 3
-"""Clips in a row to one and the same limit."""
+"""Clips in a row to the same limit, before a fact is made of them."""
 
 _DIGITS, _WITHIN = 2, 1e-4
-"""What people write for a limit has so many digits, 0.5 or 1.0; the norms say it to about a millionth."""
+"""A limit in a script has at most two digits, as 0.5 or 1.0; the norms have it to about a millionth."""
 
 
-class Clips:
+class ClipDetector:
     """Follows the clips of a session in their order."""
 
     def __init__(self) -> None:
         self._limit: float | None = None
         self._times = 0
-        self._is_told = False
+        self._is_reported = False
 
-    def read(self, record: Record, found: Findings, row: Row) -> tuple[wire.Fact, ...]:
-        """Add total norm and clip factor, and return what is wrong with the clips as soon as it is known.
+    def read(self, record: StepRecord, found: DecodedSamples, row: StepRow) -> tuple[wire.Fact, ...]:
+        """Add total norm and clip factor to the row; return a fact once the clips are known to be wrong.
 
-        They are of gradients before the clip, so never from a sample in the step hook. The total is that of what one
-        backward pass made: its clip takes all of that together.
+        Both need gradients before the clip, so a sample of the step hook gives none. The total is over the gradients of
+        one backward pass: its clip takes all of them together.
         """
         norms, probe = found.joint, of_kind(record.parts, Kind.PROBE)
         if found.phase == "post_clip" or not (norms and found.is_whole) or not all(map(math.isfinite, norms)):
@@ -52,21 +52,21 @@ class Clips:
         return self._judge(factor * total, scale_of(record.parts, Kind.LOSS_SCALE)) if row.clipped else ()
 
     def _judge(self, left: float, scale: float) -> tuple[wire.Fact, ...]:
-        """Tell which of two norms the loop clips to: what is left of the gradients, or that times the loss scale.
+        """Return a fact if the loop clips scaled gradients: then the rest times the loss scale is a short number.
 
         A clip leaves exactly its limit, and scaled gradients are unscaled after it: 1.0 becomes 1.0 / 65536.
         """
         limit = None if _as_written(left) else _as_written(left * scale)
         self._times = self._times + 1 if limit is not None and limit == self._limit else 1
         self._limit = limit
-        if limit is None or self._times < CERTAIN or self._is_told:
+        if limit is None or self._times < CERTAIN or self._is_reported:
             return ()
-        self._is_told = True
+        self._is_reported = True
         return (_fact(limit, scale),)
 
 
 def _as_written(value: float) -> float | None:
-    """Return the short number that a value is, None where it is none."""
+    """Return the number of two digits that a value equals, None if it equals none."""
     if not 0 < value < math.inf:
         return None
     short = float(f"{value:.{_DIGITS - 1}e}")

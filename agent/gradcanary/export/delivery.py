@@ -89,7 +89,9 @@ class Delivery:
             hello.mark_sent()
             return True
         if answer is not None and answer.status in (400, 409, 413, 415, 422):
-            self._guard.say("the collector refuses this session: {message}. Nothing is sent.", message=answer.message)
+            self._guard.print_once(
+                "the collector refuses this session: {message}. Nothing is sent.", message=answer.message
+            )
             self.is_refused = True
         return False
 
@@ -127,10 +129,10 @@ class Delivery:
             return self._rehello(batch)
         elif answer.status == 413:
             if not self._outbox.halve():
-                self._guard.say("a step was too large for the collector and is lost")
+                self._guard.print_once("a step was too large for the collector and is lost")
         else:
             line = "the collector refused a batch, which is lost ({status}: {message})"
-            self._guard.say(line, status=answer.status, message=answer.message)
+            self._guard.print_once(line, status=answer.status, message=answer.message)
             self._outbox.set_aside()
         return True
 
@@ -168,7 +170,7 @@ class Delivery:
         if status == 200:
             return self._read_reply(answer)
         if status == 410:
-            self._guard.say("this run was deleted in the collector; nothing more is sent")
+            self._guard.print_once("this run was deleted in the collector; nothing more is sent")
             self.is_deleted = True
             return True
         if status in (401, 403):
@@ -203,7 +205,7 @@ class Delivery:
         return True
 
     def _say(self, line: str, **gaps: object) -> None:
-        self._guard.say(line, url=self._url, hint=self._hint, **gaps)
+        self._guard.print_once(line, url=self._url, hint=self._hint, **gaps)
 
     def _retry_later(self, wish_s: float | None) -> None:
         low, high = RETRY_S

@@ -10,7 +10,7 @@ import torch
 
 from gradcanary import __version__, wire
 from gradcanary.model.layers import Layers
-from gradcanary.model.training_loop import chosen
+from gradcanary.model.training_loop import framework_of
 from gradcanary.tracking.recorder import Recorder
 
 INTERVAL_S = 15.0
@@ -56,13 +56,14 @@ class SessionHello:
         ``measured`` are the layers of a batch that follows.
         """
         self._findings += tuple(fact for fact in findings if fact not in self._findings)
-        origin, layers, self._facts = observer.origin, observer.layers, (*observer.facts, *observer.guard.facts)
-        if origin is not None and self._step_source is None:
-            self._first_step, self._step_source, self._optimizer = origin.first_step, origin.source, origin.optimizer
-        if origin is not None and self._late is None:
-            self._late = origin.late
-        if origin is not None and layers is not None:
-            self._framework = self._framework or chosen(layers.framework, origin.loop)
+        first_step, layers, self._facts = observer.first_step, observer.layers, (*observer.facts, *observer.guard.facts)
+        if first_step is not None and self._step_source is None:
+            self._first_step, self._step_source = first_step.number, first_step.source
+            self._optimizer = first_step.optimizer
+        if first_step is not None and self._late is None:
+            self._late = first_step.is_late
+        if first_step is not None and layers is not None:
+            self._framework = self._framework or framework_of(layers.framework, first_step.loop)
         if measured is not None:
             self._sets.setdefault(measured.layer_set.id, measured.layer_set)
             if self._sharded is None:  # a session cannot change it later

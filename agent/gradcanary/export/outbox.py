@@ -17,7 +17,7 @@ from gradcanary import wire
 from gradcanary.export.batches import (
     MAX_STEPS,
     Dtypes,
-    Row,
+    StepRow,
     UnsentBatch,
     accumulators_of,
     build,
@@ -43,7 +43,7 @@ class RetryQueue:
 
     A spool that fails is left: what it holds is still sent if it can be read, what comes later is kept in memory. Each
     of the two is bounded; full, it gives up every second part of its oldest half. No method raises for the fault of a
-    disk. ``say`` is :meth:`gradcanary.guard.Guard.say`.
+    disk. ``say`` is :meth:`gradcanary.guard.Guard.print_once`.
     """
 
     def __init__(self, create: Creates | None, say: Callable[..., object], spool: Spool | None = None) -> None:
@@ -189,7 +189,7 @@ class Outbox:
         self._made = 0 if spool is None else max(spool.made, self.progress.delivered + self.progress.reported)
         self._unplaced = 0
         self._last_step = -1
-        self._rows: deque[tuple[Row, int]] = deque()
+        self._rows: deque[tuple[StepRow, int]] = deque()
         self._pieces: deque[UnsentBatch | StoredBatch] = deque()
         self._head: StoredBatch | None = None
         self._in_flight: InFlight | None = None
@@ -232,7 +232,7 @@ class Outbox:
         """Return True if steps were dropped that no batch will report."""
         return self.is_empty and self.lost > self.progress.reported
 
-    def add(self, row: Row) -> None:
+    def add(self, row: StepRow) -> None:
         """Keep a row."""
         # Steps of windows rise by 1: the dropped ones belong where they do not.
         if row.step > self._last_step + 1:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from gradcanary import facts, wire
 from gradcanary.export import spool
-from gradcanary.export.batches import Row, own_faults
+from gradcanary.export.batches import StepRow, local_nonfinite_only
 from gradcanary.export.delivery import Delivery
 from gradcanary.export.hello import INTERVAL_S, SessionHello
 from gradcanary.export.outbox import Creates, Outbox, RetryQueue
@@ -25,13 +25,13 @@ from gradcanary.export.reader import Reader
 from gradcanary.export.transport import Transport
 from gradcanary.guard import Guard
 from gradcanary.tracking.recorder import Recorder
-from gradcanary.tracking.records import Record, Ring
+from gradcanary.tracking.records import RecordQueue, StepRecord
 
 FLUSH_S = 0.5
 QUIET_S = 1.0
 """Between two requests where no step that was sampled waits: a request costs more than all that is in it."""
 
-ORIGIN_WAIT_S = 2.0
+FIRST_STEP_WAIT_S = 2.0
 """How long the first hello waits for the first window, with which more is known."""
 
 LAST_RETRY_S = 0.25
@@ -61,7 +61,7 @@ class Sender:
     def __init__(
         self,
         observer: Recorder,
-        ring: Ring[Record],
+        queue: RecordQueue[StepRecord],
         hello: SessionHello,
         transport: Transport,
         create_spool: Creates | None,
@@ -72,10 +72,10 @@ class Sender:
         """``create_spool`` makes the spool; ``introduce`` prints what is trained, or returns False if that is not known
         yet."""
         self.incidents: tuple[wire.Brief, ...] = ()
-        self.latest: Row | None = None
+        self.latest: StepRow | None = None
         self.unsent: str | None = None
         """A sentence about what the collector did not take, at the end."""
-        self._observer, self._ring, self._hello, self._transport = observer, ring, hello, transport
+        self._observer, self._queue, self._hello, self._transport = observer, queue, hello, transport
         self._guard, self._on_alert, self._introduce = guard, on_alert, introduce
         self._alerted: dict[int, str] = {}
         self._end: wire.End | None = None
@@ -85,7 +85,7 @@ class Sender:
         self._record_s = 0.0
         self._dropped = 0
         self._reader = Reader(observer.settings.absmax_below, guard.catch)
-        self._outbox = Outbox(RetryQueue(create_spool, guard.say))
+        self._outbox = Outbox(RetryQueue(create_spool, guard.print_once))
         url, hint = observer.settings.url, "the training goes on, still trying"
         self._delivery = Delivery(url, transport, hello, self._outbox, guard, self._on_reply, hint)
         self._step: int | None = None
@@ -97,7 +97,7 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="gradcanary-sender", daemon=True)
 
     @property
-    def is_heard(self) -> bool | None:
+    def is_reachable(self) -> bool | None:
         """Return True if the collector takes what is sent, None before the first request."""
         return False if self._delivery.failures else self._delivery.is_reachable or None
 
@@ -126,7 +126,7 @@ class Sender:
     def _keep_s(self, timeout_s: float) -> float:
         """Return the time to keep for the spool: what is still to be read goes there, too."""
         least, most = (share * timeout_s for share in KEEP_SHARES)
-        return min(least + 3 * self._record_s * len(self._ring), most)
+        return min(least + 3 * self._record_s * len(self._queue), most)
 
     def _join_with_timeout(self) -> None:
         """Wait until the thread has ended or its time is over."""
@@ -137,11 +137,11 @@ class Sender:
                 self._thread.join(max(self._keep_until - time.monotonic(), 0.0))
             if self._thread.is_alive():
                 self.unsent = TOO_LATE
-                self._guard.say(self.unsent)
+                self._guard.print_once(self.unsent)
         finally:
             if self._thread.is_alive():
                 self._stop_reading()
-            self._ring.clear()
+            self._queue.free_discarded()
 
     def _stop_reading(self) -> None:
         """Stop reading: from now on the thread is not in torch.
@@ -162,7 +162,7 @@ class Sender:
                 not has_reported_unsent and self._hello.was_sent
             ):  # not before: a folder that hangs would keep all from it
                 has_reported_unsent = True
-                self._guarded(lambda: spool.report_unsent(os.environ, self._guard.say))
+                self._guarded(lambda: spool.report_unsent(os.environ, self._guard.print_once))
         for work in (self._read_records, self._introduce_once, self._finish, self._keep_rest, self._close_connection):
             self._guarded(work)
         atexit.unregister(self._join_with_timeout)
@@ -201,11 +201,11 @@ class Sender:
     def _flush(self) -> None:
         """Send all there is; records and the end of the training do not wait until it is sent."""
         self._hello.update(self._observer, None)
-        is_early = not self._hello.is_complete and time.monotonic() - self._began < ORIGIN_WAIT_S
+        is_early = not self._hello.is_complete and time.monotonic() - self._began < FIRST_STEP_WAIT_S
         if is_early and not self._hello.was_sent and self._end is None:
             return
         if not self._hello.was_sent:
-            self._hello.rank_and_world = self._observer.place.told()
+            self._hello.rank_and_world = self._observer.rank.as_tuple()
         while self._delivery.send_next():
             if self._is_late():
                 return
@@ -263,7 +263,7 @@ class Sender:
         file = outbox.queue.left_in
         where = "" if file is None else shlex.quote(str(file))
         self.unsent = KEPT.format(steps=outbox.queue.steps, file=where) if where else TOO_LATE
-        self._guard.say(self.unsent)
+        self._guard.print_once(self.unsent)
         outbox.queue.close()
 
     def _read_records(self) -> None:
@@ -281,13 +281,13 @@ class Sender:
         with self._reading:
             if time.monotonic() < self._read_until:
                 return self._read_next()
-            if given_up := self._ring.give_up():
-                self._guard.say(UNREAD.format(steps="1 step" if given_up == 1 else f"{given_up} steps"))
+            if given_up := self._queue.discard_all():
+                self._guard.print_once(UNREAD.format(steps="1 step" if given_up == 1 else f"{given_up} steps"))
             return False
 
     def _read_next(self) -> bool:
         """Read a record and free its tensors; return False if there is none."""
-        record = self._ring.take()
+        record = self._queue.take()
         if record is None:
             return False
         self._count_dropped()
@@ -301,13 +301,13 @@ class Sender:
         self._step = row.step
         self.latest = row if row.states is not None else self.latest
         self._hello.update(self._observer, record.layers, self._reader.facts)
-        sent: Row | None = own_faults(row) if record.is_silent else row
+        sent: StepRow | None = local_nonfinite_only(row) if record.sends_only_nonfinite else row
         if sent is not None and not self._delivery.is_closed:
             self._outbox.add(sent)
         return True
 
     def _count_dropped(self) -> None:
-        dropped, self._dropped = self._ring.dropped - self._dropped, self._ring.dropped
+        dropped, self._dropped = self._queue.dropped - self._dropped, self._queue.dropped
         self._outbox.count_dropped(dropped)
 
     def _beat(self) -> None:

@@ -58,7 +58,7 @@ _open: set[Spool] = set()
 
 
 class SpoolError(Exception):
-    """A spool cannot be used; the message says why."""
+    """A spool cannot be used; the message is the reason."""
 
 
 class LockedError(SpoolError):
@@ -302,7 +302,7 @@ class Spool:
 
 
 def report_unsent(environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Say how many sessions wait whose process is gone, in the first process of a machine.
+    """Print the number of sessions that wait and have no process, in the first process of a machine.
 
     The folder may be on a network and hang: this is called in the sender's thread.
     """
@@ -310,17 +310,17 @@ def report_unsent(environ: Mapping[str, str], say: Callable[[str], None]) -> Non
     if (local or str(identity.rank(environ)[0])) != "0":
         return
     try:
-        place = folder(environ)
+        parent = folder(environ)
     except RuntimeError:
         return  # a user without a home, as often in a container, has no such folder
     count = 0
-    for path in place.glob(f"*{SUFFIX}"):
+    for path in parent.glob(f"*{SUFFIX}"):
         count += _is_unsent(path)
         if count == MAX_COUNTED:
             break
     if count:
         number = f"{count}" if count < MAX_COUNTED else f"{count} and more"
-        say((ONE_UNSENT if count == 1 else SOME_UNSENT).format(count=number, folder=shlex.quote(str(place))))
+        say((ONE_UNSENT if count == 1 else SOME_UNSENT).format(count=number, folder=shlex.quote(str(parent))))
 
 
 def _is_unsent(path: Path) -> bool:

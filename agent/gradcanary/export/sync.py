@@ -29,13 +29,13 @@ NOT_TAKEN = "{steps} left in {path}: {url} does not take them; --url URL sends t
 Prints = Callable[[str], None]
 
 
-def find_spools(places: Iterable[Path]) -> list[Path]:
-    """Return spools and those in folders, the oldest first; raises ValueError for a place that is neither."""
+def find_spools(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders that are spools and the spools in the others, oldest first; raises ValueError on a file."""
     found: list[Path] = []
-    for place in places:
-        if not place.is_dir():
-            raise ValueError(f"{place} is not a folder")
-        found += [place] if place.suffix == SUFFIX else place.glob(f"*{SUFFIX}")
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder")
+        found += [folder] if folder.suffix == SUFFIX else folder.glob(f"*{SUFFIX}")
     return sorted(dict.fromkeys(found), key=_age)
 
 
@@ -106,7 +106,7 @@ class Leftover:
     def __init__(self, spool: Spool, url: str, token: str | None) -> None:
         guard = Guard()
         self._spool, self._url = spool, url
-        self._outbox = Outbox(RetryQueue(None, guard.say, spool), spool)
+        self._outbox = Outbox(RetryQueue(None, guard.print_once, spool), spool)
         self._transport = Transport(url, token, spool.run, spool.session)
         hello = StoredHello(spool.hello)
         self._delivery = Delivery(url, self._transport, hello, self._outbox, guard, lambda _: None, KEPT)

@@ -32,7 +32,7 @@ MAX_ANSWER = 2**20
 
 
 class UnreachableError(Exception):
-    """The collector did not answer; the message says how."""
+    """The collector did not answer; the message is the network's error."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Transport:
 
 
 def trusted(environ: Mapping[str, str]) -> ssl.SSLContext:
-    """Return whom TLS is believed: the authority of ``GRADCANARY_CA_FILE``, else those of the system.
+    """Return the TLS context: it trusts the authority of ``GRADCANARY_CA_FILE``, else those of the system.
 
     Raises OSError that names the file.
     """

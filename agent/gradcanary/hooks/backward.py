@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from gradcanary.model.distributed import whole
+from gradcanary.model.distributed import replicated_value
 
 Listener = Callable[[object], None]
 """Takes what ``backward()`` was called on, whatever that is, and never raises."""
@@ -93,7 +93,7 @@ def scalar_roots(tensors: object) -> list[Tensor]:
     if not isinstance(tensors, (tuple, list)):
         return []  # an iterator must reach torch unread
     single = (each for each in tensors if isinstance(each, Tensor) and each.numel() == 1 and each.is_floating_point())
-    return [root for each in single if (root := whole(each)) is not None]
+    return [root for each in single if (root := replicated_value(each)) is not None]
 
 
 class BackwardCalls:

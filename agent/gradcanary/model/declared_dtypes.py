@@ -1,8 +1,8 @@
-"""In which dtype somebody asked for gradients to be summed: by a wrapper, a framework's config, or a parameter group.
+"""The dtype in which gradients should be summed, as a wrapper, a framework's config or a parameter group declares it.
 
-All of it is duck-typed: nothing is imported that the training has not imported. What torch itself has is tested with
-it; DeepSpeed and Megatron are experimental: they do not run without GPUs, and are tested with stand-ins of their
-attribute names. Accelerate declares nothing itself: what it hands to DDP, FSDP or DeepSpeed is read there.
+All of it is duck-typed: nothing is imported that the training has not imported. Classes of torch are tested with torch.
+DeepSpeed and Megatron are experimental: they do not run without GPUs, and are tested with stand-ins that have their
+attribute names. Accelerate passes its settings to DDP, FSDP or DeepSpeed, and they are read there.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _KEY = re.compile("grad|accum|reduce")
 _PRECISION = re.compile("dtype|precision|fp16|fp32|bf16")
 _NAMES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 _OF_DEEPSPEED = ("gradient_accumulation_dtype", "grad_acc_dtype")
-"""Of its optimizers: those of ZeRO, and ``BF16_Optimizer``."""
+"""Attributes of DeepSpeed's optimizers: ZeRO's, and ``BF16_Optimizer``."""
 
 _HOOKS = {"bf16_compress": "bfloat16", "fp16_compress": "float16"}
 
-_open: dict[int, Callable[[], object]] = {}
-"""By id of the parameter: what is in here is asked whether it is still the same one."""
+_registered: dict[int, Callable[[], object]] = {}
+"""Parameters that are summed in float32, by id; the callable returns the parameter that the id stands for."""
 
-_changes = 0
+_revision = 0
 
 
 def declared(roots: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, str]:
-    """Return the dtypes that were asked for, by id of the parameter.
+    """Return the declared dtypes by id of the parameter.
 
-    What is said of the parameter itself (``grad_dtype``) comes before its group's keys, and those before its modules'.
+    The parameter's own ``grad_dtype`` comes before its group's keys, and these before its modules.
     """
     found = {id(parameter): name for parameter, name in _of_modules(roots)}
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
@@ -43,9 +43,9 @@ def declared(roots: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimi
 
 
 def dead_keys(optimizers: Iterable[torch.optim.Optimizer], names: dict[int, str]) -> Iterator[wire.Fact]:
-    """Yield what is to be said of keys of parameter groups that are about precision and that the optimizer has not.
+    """Yield a fact for each key of a parameter group that is about precision and unknown to the optimizer.
 
-    ``names`` are those of the layers, by id of the parameter.
+    ``names`` are the layers' names by id of the parameter.
     """
     for optimizer in (each for each in optimizers if hasattr(each, "defaults")):  # a wrapper may have none
         keys = dict.fromkeys(key for group in optimizer.param_groups for key in group)
@@ -61,7 +61,7 @@ def dead_keys(optimizers: Iterable[torch.optim.Optimizer], names: dict[int, str]
 
 
 def _of_modules(roots: Iterable[nn.Module]) -> Iterator[tuple[nn.Parameter, str]]:
-    """Yield parameters and the dtype that they ask for, or that the nearest module around them that does asks for."""
+    """Yield parameters with the dtype that they declare, or that the nearest enclosing module declares."""
     seen: set[int] = set()
     left: list[tuple[nn.Module, str | None]] = [(root, None) for root in roots]
     while left:
@@ -77,7 +77,7 @@ def _of_modules(roots: Iterable[nn.Module]) -> Iterator[tuple[nn.Parameter, str]
 
 
 def _asked_by(module: nn.Module) -> str | None:
-    """Return what a wrapper asks for, None of any other module. Classes by name: most of them are not imported."""
+    """Return the dtype that a wrapper declares, None for other modules. Classes by name: most are not imported."""
     kinds, has = {kind.__name__ for kind in type(module).__mro__}, module.__dict__
     if "FSDPModule" in kinds:
         return _of_policy(getattr(module._get_fsdp_state(), "_mp_policy", None))  # type: ignore[operator]  # noqa: SLF001 -- the only place that has it
@@ -99,9 +99,9 @@ def _of_policy(policy: Any) -> str | None:  # noqa: ANN401 -- a MixedPrecisionPo
 
 
 def _own(parameter: torch.Tensor) -> str | None:
-    """Return what was set on the parameter itself (torch 2.10 or newer); unset it is the parameter's dtype.
+    """Return the ``grad_dtype`` of a parameter (torch 2.10 or newer), None if it is the parameter's dtype.
 
-    ``fp32_accumulators()`` asks for float32 by a call, and so that stock optimizers can step sets that it may be any.
+    ``fp32_accumulators()`` sets it to any dtype, so that stock optimizers can step; the parameter is registered then.
     """
     if is_summed(parameter):
         return "float32"
@@ -110,7 +110,7 @@ def _own(parameter: torch.Tensor) -> str | None:
 
 
 def _name(value: object) -> str | None:
-    """Return a dtype as the wire says it, of a torch.dtype or of one of its names; None of anything else."""
+    """Return the wire's name of a torch.dtype or of one of its names; None for anything else."""
     if not isinstance(value, (torch.dtype, str)):
         return None
     text = str(value).removeprefix("torch.")
@@ -120,25 +120,25 @@ def _name(value: object) -> str | None:
 
 def register(key: int, parameter: Callable[[], object]) -> None:
     """Note that the gradients of a parameter are summed in float32 from now on; ``key`` is its id."""
-    global _changes
-    _open[key] = parameter
-    _changes += 1
+    global _revision
+    _registered[key] = parameter
+    _revision += 1
 
 
 def unregister(key: int, parameter: Callable[[], object]) -> None:
-    """Forget a parameter, unless another one has been registered under its id."""
-    global _changes
-    if _open.get(key) is parameter:
-        del _open[key]
-        _changes += 1
+    """Remove a parameter, unless another one has been registered under its id."""
+    global _revision
+    if _registered.get(key) is parameter:
+        del _registered[key]
+        _revision += 1
 
 
 def is_summed(parameter: Tensor) -> bool:
-    """Say whether the gradients of a parameter are summed in float32 by us."""
-    found = _open.get(id(parameter))
+    """Return True if ``fp32_accumulators()`` sums the gradients of a parameter."""
+    found = _registered.get(id(parameter))
     return found is not None and found() is parameter
 
 
-def changes() -> int:
-    """Return a number that is another one after each change of what :func:`is_summed` says."""
-    return _changes
+def revision() -> int:
+    """Return a number that changes with each :func:`register` and :func:`unregister`."""
+    return _revision

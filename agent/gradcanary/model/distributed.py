@@ -1,5 +1,4 @@
-"""Parameters that are spread over processes: the part of one that lies here, the rank, and the layers that
-this process sends."""
+"""Sharded parameters: the local part of a DTensor, the rank of this process, and the layers that it sends."""
 
 from __future__ import annotations
 
@@ -19,59 +18,56 @@ if TYPE_CHECKING:
 
 
 _has_group: Callable[[], bool] = getattr(torch.distributed, "is_initialized", bool)
-"""Torch's own, without a call around it, as each window asks; a torch that was built without groups has none."""
+"""Torch's function without a wrapper: each window calls it. A torch that was built without groups has none."""
 
 
-def is_shard(tensor: Tensor) -> bool:
-    """Say whether it is a DTensor (FSDP2, tensor parallelism): a part of a larger one, or one copy of several."""
+def is_dtensor(tensor: Tensor) -> bool:
+    """Return True for a DTensor (FSDP2, tensor parallelism): a shard, or one of several copies."""
     return type(tensor) is not Tensor and hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return the elements that lie in this process: of a DTensor its shard, else the tensor itself.
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return the shard of a DTensor that this process holds; any other tensor is returned as it is.
 
-    A DTensor with a pending reduction is returned as it is: what lies here are addends.
+    So is a DTensor with a pending reduction: its local elements are addends.
     """
-    if not is_shard(tensor) or not _is_final(tensor):
+    if not is_dtensor(tensor) or not _is_final(tensor):
         return tensor
     with torch.no_grad():
         here: Tensor = tensor.to_local()  # type: ignore[attr-defined]  # a method of DTensor
     return here
 
 
-def whole(tensor: Tensor) -> Tensor | None:
-    """Return the value that all processes have alike: of a DTensor that is one copy of several, else the tensor itself.
-
-    None of one whose value takes a collective to know.
-    """
-    if not is_shard(tensor):
+def replicated_value(tensor: Tensor) -> Tensor | None:
+    """Return the tensor, or the local copy of a replicated DTensor; None if the value needs a collective."""
+    if not is_dtensor(tensor):
         return tensor
-    is_alike = all(placement.is_replicate() for placement in tensor.placements)  # type: ignore[attr-defined]  # of a DTensor
-    return local(tensor) if is_alike else None
+    is_replicated = all(placement.is_replicate() for placement in tensor.placements)  # type: ignore[attr-defined]  # of a DTensor
+    return local_tensor(tensor) if is_replicated else None
 
 
-def is_spread(parameter: Tensor) -> bool:
-    """Say whether other processes hold other elements of it."""
+def is_sharded(parameter: Tensor) -> bool:
+    """Return True if other processes hold other elements of the parameter."""
     return any(size > 1 and placement.is_shard() for size, placement, _ in _mesh(parameter))
 
 
 def owned_numel(parameter: Tensor, *, is_first: bool) -> int:
-    """Return how many of its elements this process speaks for: of several copies the first one is sent."""
-    if not is_shard(parameter):
+    """Return the number of elements that this process reports: of several copies only the first is reported."""
+    if not is_dtensor(parameter):
         return parameter.numel() if is_first else 0
-    if any(place != 0 and not placement.is_shard() for _, placement, place in _mesh(parameter)):
+    if any(coordinate != 0 and not placement.is_shard() for _, placement, coordinate in _mesh(parameter)):
         return 0
-    return local(parameter).numel()
+    return local_tensor(parameter).numel()
 
 
-def gathered(modules: Iterable[nn.Module]) -> dict[int, Callable[[], nn.Parameter | None]]:
-    """Return a way to the gathered parameter of each shard that FSDP2 offloads, by id of the shard.
+def unsharded_parameters(modules: Iterable[nn.Module]) -> dict[int, Callable[[], nn.Parameter | None]]:
+    """Return a reference to the unsharded parameter of each shard that FSDP2 offloads, by the shard's id.
 
-    FSDP2 has the gathered parameter from the first forward pass on, and keeps it.
+    FSDP2 makes the unsharded parameter in the first forward pass, and keeps it.
     """
     groups = (group for module in modules for group in _groups(module))
     parameters = (each for group in groups for each in group.fsdp_params if each.offload_to_cpu)
-    return {id(each.sharded_param): partial(_gathered_of, weakref.ref(each)) for each in parameters}
+    return {id(each.sharded_param): partial(_unsharded_of, weakref.ref(each)) for each in parameters}
 
 
 def _groups(module: nn.Module) -> Iterator[Any]:
@@ -81,7 +77,7 @@ def _groups(module: nn.Module) -> Iterator[Any]:
         yield from getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])  # noqa: SLF001
 
 
-def _gathered_of(reference: Callable[[], Any]) -> nn.Parameter | None:
+def _unsharded_of(reference: Callable[[], Any]) -> nn.Parameter | None:
     return getattr(reference(), "_unsharded_param", None)
 
 
@@ -90,64 +86,66 @@ def _is_final(tensor: Tensor) -> bool:
 
 
 def _mesh(parameter: Tensor) -> list[tuple[int, Any, int]]:
-    """Return per dimension of its mesh: size, placement, and where this process is; nothing of a plain tensor."""
+    """Return size, placement and own coordinate for each dimension of the mesh; a plain tensor has none."""
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None:
         return []
-    places = mesh.get_coordinate() or [1] * mesh.ndim  # a process that is not of the mesh holds nothing
+    coordinates = mesh.get_coordinate() or [1] * mesh.ndim  # a process outside of the mesh holds nothing
     return [
-        (mesh.size(number), placement, place)
-        for number, (placement, place) in enumerate(zip(parameter.placements, places, strict=True))  # type: ignore[attr-defined]  # of a DTensor
+        (mesh.size(number), placement, coordinate)
+        for number, (placement, coordinate) in enumerate(zip(parameter.placements, coordinates, strict=True))  # type: ignore[attr-defined]  # of a DTensor
     ]
 
 
-class Place:
+class Rank:
     """The rank of a process among ``world_size``, and the layers that it follows.
 
-    ``is_silent``: another process sends the same gradients; of a replicated model the first one does. ``looks_at_own``:
-    its gradients are seen before they are reduced with those of others. ``is_one_of_many``: somebody may reduce them.
+    - ``sends_only_nonfinite``: another process sends the same gradients. The first rank sends those of a replicated
+      model.
+    - ``measures_local_grads``: its gradients can be measured before they are reduced with those of other ranks.
+    - ``is_distributed``: its gradients may be reduced with those of other ranks.
     """
 
     def __init__(self) -> None:
         self.rank, self.world_size = 0, 1
-        self.is_silent = self.looks_at_own = self.is_one_of_many = self.is_said = False
+        self.sends_only_nonfinite = self.measures_local_grads = self.is_distributed = self.is_reported = False
         self._layers: Layers | None = None
 
     def find(self) -> None:
-        """Ask the process group if there is one, else what the launcher says."""
+        """Read rank and world size from the process group, else from the launcher's environment."""
         if _has_group():
-            # In this order: what the sender's thread reads in between is no rank out of range.
+            # In this order: the sender's thread may read in between, and must not find a rank out of range.
             self.world_size, self.rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-            self.is_one_of_many = True  # also of one: its wrapper does the same
+            self.is_distributed = True  # also of one: its wrapper does the same
         else:
             self.rank, self.world_size = identity.rank(os.environ)
-            self.is_one_of_many = self.world_size > 1
+            self.is_distributed = self.world_size > 1
         self.follow(self._layers)
 
-    def told(self) -> tuple[int, int]:
-        """Return rank and world size, which are kept from now on: a session cannot say others later."""
-        self.is_said = True
+    def as_tuple(self) -> tuple[int, int]:
+        """Return rank and world size. From now on they are kept: a session cannot change them."""
+        self.is_reported = True
         return self.rank, self.world_size
 
-    def find_again(self) -> bool:
-        """Look for a process group where there was none; return True if it is too late to say its rank."""
-        if self.is_one_of_many or not _has_group():
+    def refresh(self) -> bool:
+        """Look for a process group if there was none; return True if its rank comes too late to be reported."""
+        if self.is_distributed or not _has_group():
             return False
-        if not self.is_said:
+        if not self.is_reported:
             self.find()
-        self.is_one_of_many = True
-        return self.is_said
+        self.is_distributed = True
+        return self.is_reported
 
     def follow(self, layers: Layers | None) -> None:
-        """Take other layers."""
+        """Follow other layers."""
         self._layers = layers
         if layers is not None:
-            self.is_silent = self.rank > 0 and not layers.is_sharded
-            self.looks_at_own = self.world_size > 1 and not layers.has_shards
+            self.sends_only_nonfinite = self.rank > 0 and not layers.is_sharded
+            self.measures_local_grads = self.world_size > 1 and not layers.has_shards
 
-    def owned(self, mine: Sequence[int]) -> list[bool] | None:
-        """Return of which of some layers it speaks, None = all."""
+    def owned(self, positions: Sequence[int]) -> list[bool] | None:
+        """Return True for each of these layers that this process reports; None means all."""
         layers = self._layers
         if layers is None or not layers.is_sharded:
             return None
-        return [layers.layer_set.layers[layer].local_numel > 0 for layer in mine]
+        return [layers.layer_set.layers[layer].local_numel > 0 for layer in positions]

@@ -1,4 +1,4 @@
-"""Which parameters a watch follows, and what they are called."""
+"""Discovery of the layers of a watch: parameters, names, groups, and facts about them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from torch import nn
 from gradcanary import facts, wire
 from gradcanary.model import distributed
 from gradcanary.model.declared_dtypes import dead_keys, declared
-from gradcanary.model.parameters import Held, Reference, held_by, is_lazy, living
+from gradcanary.model.parameters import Location, ParameterRef, is_lazy, live_objects, locations
 from gradcanary.settings import Settings
 
 _WRAPPERS = {
@@ -28,7 +28,7 @@ _WRAPPERS = {
     ("megatron.core.transformer.module", "Float16Module"): "module",
     ("deepspeed.runtime.engine", "DeepSpeedEngine"): "module",
 }
-"""Class (by module and name: importing FSDP takes a second) to the child that carries no meaning in a name."""
+"""By module and name of a wrapper class (importing FSDP takes a second): the child that names leave out."""
 
 _FRAMEWORKS = ("peft", "diffusers", "transformers", "lightning", "pytorch_lightning")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -39,16 +39,19 @@ _MAX_LAYERS = 20_000
 class Layers:
     """The layers of a session, in model order: the same index in all columns.
 
-    References hold nothing: a model that the user lets go of is freed, watched or not.
-    ``optimizers`` holds the position of the optimizer that steps each layer, None for one that nobody steps yet.
-    ``is_sharded`` tells whether other processes hold other parts of them, and ``local_numel`` of each layer what this
-    one speaks for; ``has_shards`` whether their gradients are reduced before anybody sees them; ``owners`` are the
-    modules that hold them, ``facts`` what a reader of their numbers must know; ``declared`` holds the dtypes that
-    somebody asked for to sum their gradients in. ``gathered`` leads to the gathered parameters of offloaded shards, by
-    layer: a hook on such a shard would make FSDP2 wait for each copy to the host.
+    References keep no parameter alive, so a watched model is freed as any other.
+
+    - ``optimizers``: the position of the optimizer that steps each layer, None if there is none yet.
+    - ``is_sharded``: other processes hold other parts; ``local_numel`` of a layer counts the part of this one.
+    - ``has_shards``: some layers are DTensors, whose gradients are reduced before they can be measured.
+    - ``owners``: the modules that hold the layers.
+    - ``facts``: facts that explain their numbers.
+    - ``declared``: the declared dtypes of their accumulators.
+    - ``unsharded``: references to the unsharded parameters of offloaded shards, by layer. A hook on such a shard would
+      make FSDP2 wait for each copy to the host.
     """
 
-    references: tuple[Reference, ...]
+    references: tuple[ParameterRef, ...]
     optimizers: tuple[int | None, ...]
     layer_set: wire.LayerSet
     framework: str | None
@@ -57,17 +60,27 @@ class Layers:
     owners: tuple[weakref.ref[nn.Module], ...] = ()
     facts: tuple[wire.Fact, ...] = ()
     declared: tuple[str | None, ...] = ()
-    gathered: Mapping[int, Callable[[], nn.Parameter | None]] = field(default_factory=dict)
+    unsharded: Mapping[int, Callable[[], nn.Parameter | None]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.references)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Origin:
     name: str
     module_class: str | None
     owner: weakref.ref[nn.Module] | None = None
+
+
+class _Grouped(NamedTuple):
+    """A parameter in an optimizer; groups are numbered over all optimizers. ``fallback`` names one without a module."""
+
+    parameter: nn.Parameter
+    optimizer: int
+    group: int
+    name: str | None
+    fallback: str
 
 
 def discover(
@@ -78,35 +91,34 @@ def discover(
 ) -> Layers:
     """Return the layers: all that the optimizers hold, and the trainable rest of the model.
 
-    Names are those of the model, else of ``param_groups[i]["param_names"]``, else of the modules that one pass over
-    the garbage collector's objects finds, else ``group0.1``. ``failed`` is told of what could be done without.
+    The name of a layer comes from the first of these that has one: the model, ``param_groups[i]["param_names"]``, the
+    modules found by one pass over the garbage collector's objects, and the position, as in ``group0.1``. ``failed``
+    gets errors that cost an optional part only.
     """
     grouped = _grouped(optimizers)
     roots = [model] if model is not None else _roots(optimizers, grouped)
-    places = _places(roots)
+    found = _origins(roots)
     named = {
-        key: (parameter, place)
-        for key, (parameter, place) in places.items()
+        key: (parameter, origin)
+        for key, (parameter, origin) in found.items()
         if key in grouped or (model is not None and parameter.requires_grad)
     }
-    for key, (parameter, _, group, given) in grouped.items():
+    for key, held in grouped.items():
         if key not in named or model is None:
-            module_class = named[key][1].module_class if key in named else None
-            owner = named[key][1].owner if key in named else None
-            name = given if given and not (key in named and _has_wrapper(given)) else None
-            name = name or (named[key][1].name if key in named else f"group{group}.{key_position(optimizers, key)}")
-            named[key] = (parameter, _Place(name, module_class, owner))
-    layers = _layers(named, grouped, held_by(optimizers), settings, _framework(roots))
+            origin = named[key][1] if key in named else _Origin(held.fallback, None)
+            given = None if held.name and key in named and _has_wrapper(held.name) else held.name
+            named[key] = (held.parameter, replace(origin, name=given or origin.name))
+    layers = _layers(named, grouped, locations(optimizers), settings, _framework(roots))
     is_flat = any(_hidden_child(module) == "_fsdp_wrapped_module" for root in roots for module in root.modules())
     layers = replace(layers, facts=(*layers.facts, *((facts.FLAT,) if is_flat else ())))
     layers = replace(layers, facts=(*layers.facts, *((facts.PIPELINE,) if _has_stage() else ())))
     try:
-        layers = _with_gathered(layers)
-    except Exception as error:  # noqa: BLE001 -- private names of torch: where they changed, the shards get the hooks
+        layers = _with_unsharded(layers)
+    except Exception as error:  # noqa: BLE001 -- private names of torch: if they changed, the shards get the hooks
         failed("looking for offloaded shards", error)
     try:
         return _with_declared(layers, roots, optimizers)
-    except Exception as error:  # noqa: BLE001 -- configs are other people's objects; the layers are worth having without
+    except Exception as error:  # noqa: BLE001 -- configs are foreign objects; the layers are useful without
         failed("looking for declared dtypes", error)
         return layers
 
@@ -114,20 +126,19 @@ def discover(
 def _has_stage() -> bool:
     """Return True if this process has a stage of a pipeline whose other stages are in other processes."""
     kind = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
-    return kind is not None and any(stage.group_size > 1 for stage in living(kind))
+    return kind is not None and any(stage.group_size > 1 for stage in live_objects(kind))
 
 
-def _with_gathered(layers: Layers) -> Layers:
-    """Return the layers with the ways to the gathered parameters. Offloaded shards lie on the host, others are not
-    looked for."""
+def _with_unsharded(layers: Layers) -> Layers:
+    """Return the layers with references to unsharded parameters. Only shards on the host can be offloaded."""
     found = [reference() for reference in layers.references] if layers.has_shards else []
     ids = {id(each): layer for layer, each in enumerate(found) if each is not None and each.device.type == "cpu"}
-    ways = distributed.gathered(living(nn.Module)) if ids else {}
-    return replace(layers, gathered={ids[key]: way for key, way in ways.items() if key in ids})
+    ways = distributed.unsharded_parameters(live_objects(nn.Module)) if ids else {}
+    return replace(layers, unsharded={ids[key]: way for key, way in ways.items() if key in ids})
 
 
 def _with_declared(layers: Layers, roots: Iterable[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> Layers:
-    """Return the layers with what was asked for of their accumulators, and with what of that nothing reads."""
+    """Return the layers with the declared dtypes of their accumulators, and facts about declarations without effect."""
     ids = [id(reference()) for reference in layers.references]
     asked = declared(roots, optimizers)
     names = dict(zip(ids, (layer.name for layer in layers.layer_set.layers), strict=True))
@@ -135,17 +146,8 @@ def _with_declared(layers: Layers, roots: Iterable[nn.Module], optimizers: Seque
     return replace(layers, declared=tuple(map(asked.get, ids)), facts=(*layers.facts, *dead))
 
 
-def key_position(optimizers: Sequence[torch.optim.Optimizer], key: int) -> int:
-    """Return the position of a parameter in its group: the only name of one that no module holds."""
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        for position, parameter in enumerate(group["params"]):
-            if id(parameter) == key:
-                return position
-    return 0
-
-
 def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module]]:
-    """Yield name, parameter and owner, in model order, without what wrappers add to the names."""
+    """Yield name, parameter and owner, in model order, without the additions of wrappers to the names."""
     seen: set[int] = set()
     left = [("", root)]
     while left:
@@ -161,7 +163,7 @@ def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Mo
 
 
 def _class_of(module: nn.Module) -> type:
-    """Return the class that the user wrote: FSDP2 puts one of its own in front."""
+    """Return the class that the user wrote: FSDP2 derives one of its own from it."""
     kinds = type(module).__mro__
     is_wrapped = len(kinds) > 2 and kinds[1].__name__ == "FSDPModule"
     return kinds[2] if is_wrapped else kinds[0]
@@ -178,25 +180,24 @@ def _has_wrapper(name: str) -> bool:
     return any(part in _WRAPPERS.values() for part in name.split("."))
 
 
-def _grouped(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[nn.Parameter, int, int, str | None]]:
-    """Return per parameter id: parameter, optimizer, group (numbered over all optimizers), name in the group."""
-    grouped: dict[int, tuple[nn.Parameter, int, int, str | None]] = {}
-    number = 0
-    for position, optimizer in enumerate(optimizers):
-        for group in optimizer.param_groups:
-            names: Iterable[Any] = group.get("param_names") or [None] * len(group["params"])
-            for parameter, name in zip(group["params"], names, strict=False):
-                grouped.setdefault(id(parameter), (parameter, position, number, name))
-            number += 1
+def _grouped(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, _Grouped]:
+    """Return the parameters of all optimizers by id."""
+    grouped: dict[int, _Grouped] = {}
+    groups = [(number, group) for number, optimizer in enumerate(optimizers) for group in optimizer.param_groups]
+    for number, (optimizer, group) in enumerate(groups):
+        names: Iterable[Any] = group.get("param_names") or [None] * len(group["params"])
+        for position, (parameter, name) in enumerate(zip(group["params"], names, strict=False)):
+            held = _Grouped(parameter, optimizer, number, name, f"group{number}.{position}")
+            grouped.setdefault(id(parameter), held)
     return grouped
 
 
-def _roots(optimizers: Sequence[torch.optim.Optimizer], grouped: dict[int, Any]) -> list[nn.Module]:
+def _roots(optimizers: Sequence[torch.optim.Optimizer], grouped: dict[int, _Grouped]) -> list[nn.Module]:
     """Return the outermost modules that hold the parameters, the one with most of them first."""
-    names = [name for *_, name in grouped.values()]
-    if not optimizers or (all(names) and not any(map(_has_wrapper, names))):
+    names = [held.name for held in grouped.values() if held.name]
+    if not optimizers or (len(names) == len(grouped) and not any(map(_has_wrapper, names))):
         return []
-    modules = living(nn.Module)
+    modules = live_objects(nn.Module)
     inner = {id(child) for module in modules for child in _children(module)}
     held = {id(module): _held(module, grouped) for module in modules if id(module) not in inner}
     roots = [module for module in modules if held.get(id(module))]
@@ -204,54 +205,54 @@ def _roots(optimizers: Sequence[torch.optim.Optimizer], grouped: dict[int, Any])
 
 
 def _children(module: nn.Module) -> list[nn.Module | None]:
-    held = module.__dict__.get("_modules")  # none where __init__ has not run
+    held = module.__dict__.get("_modules")  # missing if __init__ has not run
     return list(held.values()) if isinstance(held, dict) else []
 
 
-def _held(root: nn.Module, grouped: dict[int, Any]) -> int:
+def _held(root: nn.Module, grouped: dict[int, _Grouped]) -> int:
     try:
         return sum(id(parameter) in grouped for _, parameter, _ in named_parameters(root))
-    except Exception:  # noqa: BLE001 -- any module that lives in the process, maybe one whose __init__ raised
+    except Exception:  # noqa: BLE001 -- any module of the process, maybe one whose __init__ raised
         return 0
 
 
-def _places(roots: Iterable[nn.Module]) -> dict[int, tuple[nn.Parameter, _Place]]:
-    places: dict[int, tuple[nn.Parameter, _Place]] = {}
+def _origins(roots: Iterable[nn.Module]) -> dict[int, tuple[nn.Parameter, _Origin]]:
+    found: dict[int, tuple[nn.Parameter, _Origin]] = {}
     for root in roots:
         for name, parameter, owner in named_parameters(root):
-            places.setdefault(id(parameter), (parameter, _Place(name, _class_of(owner).__name__, weakref.ref(owner))))
-    return places
+            found.setdefault(
+                id(parameter), (parameter, _Origin(name, _class_of(owner).__name__[:200], weakref.ref(owner)))
+            )
+    return found
 
 
 def _layers(
-    named: dict[int, tuple[nn.Parameter, _Place]],
-    grouped: dict[int, Any],
-    held: dict[int, Held],
+    named: dict[int, tuple[nn.Parameter, _Origin]],
+    grouped: dict[int, _Grouped],
+    found: dict[int, Location],
     settings: Settings,
     framework: str | None,
 ) -> Layers:
-    wanted = [(p, place) for p, place in named.values() if _is_wanted(p, place.name, settings)]
-    able = [(p, place) for p, place in wanted if not is_lazy(p.device)]
+    wanted = [(p, origin) for p, origin in named.values() if _is_wanted(p, origin.name, settings)]
+    able = [(p, origin) for p, origin in wanted if not is_lazy(p.device)]
     chosen = able[:_MAX_LAYERS]
-    names = unique(place.name for _, place in chosen)
-    groups = [grouped.get(id(parameter), (None, None, None, None)) for parameter, _ in chosen]
+    names = unique(origin.name for _, origin in chosen)
+    groups = [grouped.get(id(parameter)) for parameter, _ in chosen]
     sizes = [p.numel() for p, _ in chosen]
-    is_sharded = any(distributed.is_spread(p) for p, _ in chosen)
+    is_sharded = any(distributed.is_sharded(p) for p, _ in chosen)
     if is_sharded:
         is_first = torch.distributed.get_rank() == 0
         sizes = [distributed.owned_numel(p, is_first=is_first) for p, _ in chosen]
     layers = tuple(
-        wire.Layer(
-            name, tuple(p.shape), size, dtype_name(p.dtype), group, place.module_class and place.module_class[:200]
-        )
-        for name, (p, place), (_, _, group, _), size in zip(names, chosen, groups, sizes, strict=True)
+        wire.Layer(name, tuple(p.shape), size, dtype_name(p.dtype), held and held.group, origin.module_class)
+        for name, (p, origin), held, size in zip(names, chosen, groups, sizes, strict=True)
     )
     return Layers(
         references=tuple(
-            Reference(parameter, held.get(id(parameter)), None if place.owner is None else place.owner())
-            for parameter, place in chosen
+            ParameterRef(parameter, found.get(id(parameter)), None if origin.owner is None else origin.owner())
+            for parameter, origin in chosen
         ),
-        optimizers=tuple(position for _, position, _, _ in groups),
+        optimizers=tuple(held and held.optimizer for held in groups),
         layer_set=wire.LayerSet(wire.layer_set_id(layers), layers),
         declared=(None,) * len(layers),
         framework=framework,
@@ -261,8 +262,8 @@ def _layers(
             *((facts.LAZY_DEVICE,) if len(able) < len(wanted) else ()),
             *((facts.too_many_layers(len(able), _MAX_LAYERS),) if len(chosen) < len(able) else ()),
         ),
-        has_shards=any(distributed.is_shard(p) for p, _ in chosen),
-        owners=tuple(dict.fromkeys(place.owner for _, place in chosen if place.owner is not None)),
+        has_shards=any(distributed.is_dtensor(p) for p, _ in chosen),
+        owners=tuple(dict.fromkeys(origin.owner for _, origin in chosen if origin.owner is not None)),
     )
 
 
@@ -273,7 +274,7 @@ def _is_wanted(parameter: nn.Parameter, name: str, settings: Settings) -> bool:
 
 
 def is_chosen(name: str, settings: Settings) -> bool:
-    """Say whether include and exclude leave a layer of this name."""
+    """Return True if include and exclude leave a layer of this name."""
     included = settings.include is None or settings.include.search(name) is not None
     return included and (settings.exclude is None or settings.exclude.search(name) is None)
 
@@ -294,7 +295,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return a dtype as the wire says it: ``bfloat16``, not ``torch.bfloat16``."""
+    """Return the wire's name of a dtype: ``bfloat16``, not ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 

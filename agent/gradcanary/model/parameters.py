@@ -1,4 +1,4 @@
-"""Ways back to a parameter that hold nothing of the tensor itself; parameter groups; living objects."""
+"""References to parameters that do not keep the tensor alive; parameter groups; live objects."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 
 References = Sequence[Callable[[], nn.Parameter | None]]
 
-Held = tuple[torch.optim.Optimizer, int, int]
-"""An optimizer that holds a parameter, in which of its groups, and at which position there."""
+Location = tuple[torch.optim.Optimizer, int, int]
+"""The optimizer that holds a parameter, the number of its group, and the position in the group."""
 
 Optimizer = torch.optim.Optimizer
 
@@ -21,20 +21,20 @@ Kind = TypeVar("Kind")
 LAZY = ("xla",)
 
 
-class Reference:
-    """Called, it returns the parameter; None once neither its optimizer nor its module holds it any more.
+class ParameterRef:
+    """A callable that returns the parameter, or None if neither its optimizer nor its module holds it.
 
-    The optimizer is asked first: under FSDP2 a module holds the gathered parameter in place of the shard in between.
-    An id is enough to know it by: while one of the two holds it nothing else can have it, and what else comes to have
-    it in the same place has taken over the layer.
+    The optimizer comes first: under FSDP2 the module holds the unsharded parameter for a part of each step. The id
+    identifies the parameter: it is unique as long as one of the two holds it, and a later tensor with the same id in
+    the same location has replaced the layer's parameter.
     """
 
     __slots__ = ("_attribute", "_group", "_id", "_is_searched", "_optimizer", "_owner", "_position")
 
-    def __init__(self, parameter: nn.Parameter, held: Held | None, owner: nn.Module | None) -> None:
+    def __init__(self, parameter: nn.Parameter, held: Location | None, owner: nn.Module | None) -> None:
         optimizer, self._group, self._position = held or (None, 0, 0)
         if owner is not None and optimizer is not None and "param_groups" not in vars(optimizer):
-            optimizer = None  # one that makes its groups anew each time takes too long to be asked for each layer
+            optimizer = None  # its groups are made at each access, which takes too long for each layer
         self._id = id(parameter)
         self._optimizer = _nothing if optimizer is None else weakref.ref(optimizer)
         self._owner = _nothing if owner is None else weakref.ref(owner)
@@ -45,7 +45,7 @@ class Reference:
         if (optimizer := self._optimizer()) is not None:
             try:
                 found: nn.Parameter = optimizer.param_groups[self._group]["params"][self._position]
-            except Exception:  # noqa: BLE001 -- its groups are others now, of whatever class they are
+            except Exception:  # noqa: BLE001 -- its groups have changed, and may be of any class
                 return self._elsewhere()
             if id(found) == self._id:
                 return found
@@ -53,23 +53,23 @@ class Reference:
 
     def _elsewhere(self) -> nn.Parameter | None:
         owner = self._owner()
-        found = None if owner is None else owner._parameters.get(self._attribute)  # noqa: SLF001 -- what it holds now
+        found = None if owner is None else owner._parameters.get(self._attribute)  # noqa: SLF001 -- the present parameter
         if id(found) == self._id:
             return found
         optimizer = self._optimizer()
         if self._is_searched or optimizer is None:
             return None
-        self._is_searched = True  # once: of a parameter that is gone another one may get the id, in another place
-        held = held_by([optimizer]).get(self._id)
+        self._is_searched = True  # once: after the parameter's end another tensor may get its id, in another location
+        held = locations([optimizer]).get(self._id)
         if held is None:
             return None
         _, self._group, self._position = held
         return self()
 
 
-def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, Held]:
-    """Return where optimizers hold their parameters, by the parameter's id."""
-    found: dict[int, Held] = {}
+def locations(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, Location]:
+    """Return the location of each parameter of the optimizers, by the parameter's id."""
+    found: dict[int, Location] = {}
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
@@ -77,8 +77,8 @@ def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, Held]:
     return found
 
 
-def are_same(some: References, others: References) -> bool:
-    """Say whether both lead to the same parameters, all of which are there."""
+def refer_to_same(some: References, others: References) -> bool:
+    """Return True if both refer to the same parameters, and all of these exist."""
     if len(some) != len(others):
         return False
     return all(a() is b() is not None for a, b in zip(some, others, strict=True))
@@ -93,31 +93,31 @@ def _attribute(owner: nn.Module | None, parameter: nn.Parameter) -> str:
     return next((name for name, each in held.items() if each is parameter), "")
 
 
-def groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the parameter groups, none of an optimizer that has not become one."""
+def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the parameter groups; an optimizer that is half made has none."""
     try:
         return list(optimizer.param_groups)
-    except Exception:  # noqa: BLE001 -- any optimizer that lives in the process, maybe one whose __init__ raised
+    except Exception:  # noqa: BLE001 -- any optimizer of the process, maybe one whose __init__ raised
         return []
 
 
-def parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     """Return the parameters of all groups."""
-    return [parameter for group in groups(optimizer) for parameter in group["params"]]
+    return [parameter for group in groups_of(optimizer) for parameter in group["params"]]
 
 
-def sizes(optimizer: Optimizer) -> list[int]:
-    """Return how many parameters each group has: another number tells that what is followed has changed."""
-    return [len(group["params"]) for group in groups(optimizer)]
+def group_sizes(optimizer: Optimizer) -> list[int]:
+    """Return the number of parameters in each group; a change of it means that the layers have changed."""
+    return [len(group["params"]) for group in groups_of(optimizer)]
 
 
-def elements(optimizer: Optimizer) -> int:
-    """Return how many numbers the parameters have."""
-    return sum(parameter.numel() for parameter in parameters(optimizer))
+def count_elements(optimizer: Optimizer) -> int:
+    """Return the number of elements of all parameters."""
+    return sum(parameter.numel() for parameter in parameters_of(optimizer))
 
 
-def living(kind: type[Kind]) -> list[Kind]:
-    """Return all objects of a kind. By type: ``isinstance`` asks the object, and raised on a dead proxy."""
+def live_objects(kind: type[Kind]) -> list[Kind]:
+    """Return all objects of a class. ``isinstance`` would call into the object, and raises on a dead proxy."""
     return [found for found in gc.get_objects() if issubclass(type(found), kind)]
 
 
@@ -128,5 +128,5 @@ def learning_rates(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[float |
 
 
 def is_lazy(device: torch.device) -> bool:
-    """Return True where torch only notes what is to be computed: reading a value there cuts the training's graph."""
+    """Return True for a device on which torch gathers a graph: reading a value there would cut the graph."""
     return device.type in LAZY

@@ -1,4 +1,4 @@
-"""The framework that drives the training, found among the living objects: its first step and its run's name."""
+"""The framework that drives the training, found among the live objects: its first step and its run's name."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from gradcanary.model.parameters import living
+from gradcanary.model.parameters import live_objects
 
 _ADAPTED = ("peft", "diffusers")
-"""Models whose words are more to the point than those of the loop that they are trained in."""
+"""Frameworks of models whose remedies fit better than those of the framework of the loop."""
 
 _LOOKED_AT = 8
-"""Parameters whose state is asked: they agree, but for those that have no gradient yet."""
+"""Parameters whose step counter is read. All agree, except those that never had a gradient."""
 
 
 class Loop(NamedTuple):
-    """What drives an optimizer; ``step`` counts the steps behind it, None where the framework does not."""
+    """The framework that drives an optimizer, and the steps it has counted; None if it does not count them."""
 
     framework: str
     step: int | None
 
 
 def loop_of(optimizer: Optimizer, failed: Callable[[str, Exception], None]) -> Loop | None:
-    """Return the loop that an optimizer was handed to, None where no framework has it.
+    """Return the loop that drives an optimizer, None if no framework does.
 
-    ``failed`` is told where the one that has it does not say its step; others may be half made, or of another use.
+    ``failed`` gets the error if the framework's step cannot be read. Errors of other objects are ignored: they may be
+    half made, or have another use.
     """
     for (module, name), (framework, held, step) in _LOOPS.items():
         for driver in _living(module, name):
@@ -41,15 +42,15 @@ def loop_of(optimizer: Optimizer, failed: Callable[[str, Exception], None]) -> L
             if is_ours:
                 try:
                     return Loop(framework, step(driver))
-                except Exception as error:  # noqa: BLE001 -- another version of it, maybe; whose loop it is we know
+                except Exception as error:  # noqa: BLE001 -- maybe another version; the framework is known all the same
                     failed(f"asking {framework} for its step", error)
                     return Loop(framework, None)
     return None
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that steps: what Accelerate prepared has another one inside."""
-    for _ in range(4):  # more than anybody wraps; one that holds itself must not hold the training
+    """Return the optimizer that steps: one that Accelerate prepared wraps another."""
+    for _ in range(4):  # deeper than any wrapping; an optimizer that holds itself must not hang the training
         inner = None
         with suppress(Exception):
             inner = getattr(optimizer, "optimizer", None)
@@ -57,28 +58,28 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def chosen(model: str | None, loop: Loop | None) -> str | None:
-    """Return whose words to use: those of the model's framework, or of the loop's."""
+def framework_of(model: str | None, loop: Loop | None) -> str | None:
+    """Return the framework to write remedies for: the model's or the loop's."""
     return loop.framework if loop is not None and model not in _ADAPTED else model
 
 
 def run_name() -> str | None:
     """Return the name that the only ``TrainingArguments`` with one gives the run."""
     names = set()
-    for told in _living("transformers.training_args", "TrainingArguments"):
+    for arguments in _living("transformers.training_args", "TrainingArguments"):
         with suppress(Exception):
-            name, folder = getattr(told, "run_name", None), getattr(told, "output_dir", None)
-            if isinstance(name, str) and name.strip() and name != folder:  # older versions take the folder for a name
+            name, folder = getattr(arguments, "run_name", None), getattr(arguments, "output_dir", None)
+            if isinstance(name, str) and name.strip() and name != folder:  # older versions use the folder as name
                 names.add(name)
     return names.pop() if len(names) == 1 else None
 
 
 def _living(module: str, name: str) -> list[Any]:
     kind = getattr(sys.modules.get(module), name, None)
-    return living(kind) if isinstance(kind, type) else []
+    return live_objects(kind) if isinstance(kind, type) else []
 
 
-def _is_inside(optimizer: Optimizer, wrapper: Any) -> bool:  # noqa: ANN401 -- anything with an optimizer in it
+def _is_inside(optimizer: Optimizer, wrapper: Any) -> bool:  # noqa: ANN401 -- any object that may hold an optimizer
     return isinstance(wrapper, Optimizer) and unwrapped(wrapper) is unwrapped(optimizer)
 
 
@@ -96,43 +97,43 @@ _LOOPS: dict[tuple[str, str], tuple[str, Callable[[Any], Iterable[Any]], Callabl
     ),
     ("lightning.pytorch.trainer.trainer", "Trainer"): _LIGHTNING,
     ("pytorch_lightning.trainer.trainer", "Trainer"): _LIGHTNING,
-    # Counts micro-steps only; last, because the Trainer of transformers has one, too.
+    # Counts micro-steps only. Last, because the Trainer of transformers holds one too.
     ("accelerate.accelerator", "Accelerator"): (
         "accelerate",
         lambda accelerator: accelerator._optimizers,  # noqa: SLF001 -- suppressed where it is missing
         lambda _: None,
     ),
 }
-"""Classes, by module and name, to the framework, the optimizers that one of it drives, and its count of steps."""
+"""By module and name of a class: the framework, the optimizers that an object drives, and its step count."""
 
 
-def origin_of(
+def find_first_step(
     optimizer: torch.optim.Optimizer | None,
     given: int | None,
     failed: Callable[[str, Exception], None],
     *,
     is_late: bool = False,
-) -> Origin:
-    """Return the number of the first window; ``failed`` is told of a framework that does not say its step.
+) -> FirstStep:
+    """Return the first step; ``failed`` gets the error if the framework's step cannot be read.
 
-    What ``watch(step=)`` said; else the framework; else what the optimizer counted (Adam and its family); else 0, and
-    that is relative. Reads the optimizer's counters: once, when the first window begins. ``is_late`` is known where the
-    training ran before, whatever its counters say.
+    In this order: ``watch(step=)``, the framework's count, the optimizer's count (Adam and its family), and a relative
+    0. Reads the optimizer's counters: once, when the first window begins. ``is_late`` is True if the training is known
+    to have run before, whatever its counters are.
     """
     optimizer = None if optimizer is None else unwrapped(optimizer)
     name, loop = "unknown", None
     if optimizer is not None:
         name, loop = type(optimizer).__name__, loop_of(optimizer, failed)
     if given is not None:
-        return Origin(given, "given", late=is_late, optimizer=name, loop=loop)
+        return FirstStep(given, "given", is_late=is_late, optimizer=name, loop=loop)
     if loop is not None and loop.step is not None:
-        return Origin(loop.step, "framework", late=is_late or loop.step > 0, optimizer=name, loop=loop)
+        return FirstStep(loop.step, "framework", is_late=is_late or loop.step > 0, optimizer=name, loop=loop)
     counted = [] if optimizer is None else [_number(state["step"]) for state in _states(optimizer) if "step" in state]
     if counted:
         step = max(counted)
-        return Origin(step, "optimizer", late=is_late or step > 0, optimizer=name, loop=loop)
+        return FirstStep(step, "optimizer", is_late=is_late or step > 0, optimizer=name, loop=loop)
     source = "optimizer" if _counts(optimizer) else "relative"
-    return Origin(0, source, late=is_late, optimizer=name, loop=loop)
+    return FirstStep(0, source, is_late=is_late, optimizer=name, loop=loop)
 
 
 def _states(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -144,17 +145,17 @@ def _number(step: object) -> int:
 
 
 def _counts(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Say whether the optimizer is one that counts steps, and so has none behind it while its state is empty."""
+    """Return True if the optimizer counts its steps and has made none."""
     kinds = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
     return isinstance(optimizer, kinds) and not optimizer.state
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a session began; ``source`` as in the wire's ``step_source``, ``loop`` is a framework's."""
+class FirstStep:
+    """The first step of a session; ``source`` is the wire's ``step_source``, ``loop`` the framework's."""
 
-    first_step: int
+    number: int
     source: str
-    late: bool
+    is_late: bool
     optimizer: str
     loop: Loop | None

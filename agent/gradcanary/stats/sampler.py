@@ -12,7 +12,7 @@ from gradcanary import wire
 from gradcanary.guard import Failed, Guard
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.model import distributed
-from gradcanary.model.distributed import Place
+from gradcanary.model.distributed import Rank
 from gradcanary.model.layers import Layers, dtype_name
 from gradcanary.model.parameters import References
 from gradcanary.stats import accumulation, weights
@@ -37,7 +37,7 @@ def take_sample(
     wishes: Wishes,
     observed: Collection[int] = (),
     owned: Sequence[bool] | None = None,
-    is_silent: bool = False,
+    sends_only_nonfinite: bool = False,
     is_partial: bool = False,
     failed: Failed,
 ) -> Sample:
@@ -46,16 +46,17 @@ def take_sample(
     ``fired`` counts the accumulations per layer in this window, None where no hook saw any (gradients made by hand);
     ``earlier`` those of the unsampled windows before it. ``observed`` are layers, by position, whose gradients are
     summed elsewhere: they come by :func:`add_buffer`. ``owned`` tells which layers this process speaks for, None = all:
-    one that ``is_silent`` only tells whether all are finite, and of a window that ``is_partial`` nothing is told.
+    one that ``sends_only_nonfinite`` only tells whether all are finite, and of a window that ``is_partial`` nothing is
+    told.
     """
     states, gradients = _seen(references, fired, earlier, observed, owned)
     dtypes = [dtype_name(gradients[place].dtype) if place in gradients else None for place in range(len(layers))]
     parts: list[Part] = []
     if is_partial:
         states = bytearray(PARTIAL if state == MEASURED else state for state in states)
-    elif is_silent:
+    elif sends_only_nonfinite:
         parts += [Part(Kind.FINITE, finite) for finite in are_finite(gradients.values(), failed)]
-    if is_silent or is_partial:
+    if sends_only_nonfinite or is_partial:
         gradients = {}
     parts += _measured(layers, gradients, number, wishes, failed)
     sums = _sums(gradients, fired, number) if phase != "post_clip" else {}
@@ -79,8 +80,8 @@ def add_buffer(
 
     Of a parameter that is sharded the sum has to be so as well: of whole sums each process would send all.
     """
-    buffer = distributed.local(buffer)
-    part = None if parameter is None or not distributed.is_shard(parameter) else distributed.local(parameter)
+    buffer = distributed.local_tensor(buffer)
+    part = None if parameter is None or not distributed.is_dtensor(parameter) else distributed.local_tensor(parameter)
     if readable(buffer) and (part is None or part.shape == buffer.shape):
         sample.states[position] = MEASURED
         sample.dtypes[position] = dtype_name(buffer.dtype)
@@ -113,7 +114,7 @@ def _seen(
             states[place] = _idle(parameter, earlier[place])
         elif owned is not None and not owned[place]:
             continue  # its elements are elsewhere
-        elif gradient is None or not readable(gradient := distributed.local(gradient)):
+        elif gradient is None or not readable(gradient := distributed.local_tensor(gradient)):
             states[place] = PARTIAL
         else:
             states[place] = MEASURED
@@ -158,7 +159,7 @@ class Sampler:
     """
 
     def __init__(
-        self, layers: Sequence[int], references: References, rank: Place, guard: Guard, sums: Fp32Reference
+        self, layers: Sequence[int], references: References, rank: Rank, guard: Guard, sums: Fp32Reference
     ) -> None:
         self.layers = layers
         self.references = references
@@ -225,7 +226,7 @@ class Sampler:
             wishes=wishes,
             observed=self.observed,
             owned=self._rank.owned(self.layers),
-            is_silent=self._rank.is_silent,
+            sends_only_nonfinite=self._rank.sends_only_nonfinite,
             is_partial=is_partial,
             failed=self._failed,
         )
@@ -247,7 +248,7 @@ class Sampler:
         """Add what a tensor of the script holds now, in place of a layer's gradient."""
         rank = self._rank
         owned = rank.owned([self.layers[position]]) or [True]
-        if owned[0] and not (rank.is_silent or is_capturing()):
+        if owned[0] and not (rank.sends_only_nonfinite or is_capturing()):
             parameter = self.parameter(position)
             add_buffer(sample, position, tensor, parameter, number=number, wishes=wishes, failed=self._failed)
 
@@ -258,7 +259,7 @@ class Sampler:
         if wishes.probe in self.layers and (wished := self.layers.index(wishes.probe)) not in self.observed:
             position = wished
         gradient = self.gradient(position)
-        if gradient is None or not readable(gradient := distributed.local(gradient)) or not counts[position]:
+        if gradient is None or not readable(gradient := distributed.local_tensor(gradient)) or not counts[position]:
             return []
         layer = (self.layers[position],)
         norm = norm_of(gradient, is_wide=self.layers[position] in wishes.wide)
@@ -267,7 +268,7 @@ class Sampler:
 
     def copy_weights(self, step: int) -> dict[int, Tensor]:
         """Return copies of what the step changes, of the layers whose turn it is."""
-        if self._rank.is_silent or is_capturing():
+        if self._rank.sends_only_nonfinite or is_capturing():
             return {}
         turn = weights.whose_turn(step, len(self._all or ()))
         return copies_of(turn, self.layers, self.references, self._rank.owned(self.layers))
@@ -278,7 +279,7 @@ class Sampler:
 
     def find_frozen(self, step: int, interval: int, counts: Sequence[int]) -> dict[int, Tensor]:
         """Return the share of weights that have not moved for a while, after a step that is due."""
-        if self._all is None or self._rank.is_silent or is_capturing():
+        if self._all is None or self._rank.sends_only_nonfinite or is_capturing():
             return {}
         known, owned = self._all.layer_set.layers, self._rank.owned(self.layers)
         moving = [
@@ -293,7 +294,7 @@ class Sampler:
 
         After a data-parallel wrapper a sum is the mean of all processes by the end of a pass: its loss is not known.
         """
-        if self._rank.is_silent or self._rank.looks_at_own or self.observed:
+        if self._rank.sends_only_nonfinite or self._rank.measures_local_grads or self.observed:
             return
         if accumulation.is_due(next_step, first_step) and next_step % interval == 0:
             self.sums.begin(self.references, next_step, interval)
@@ -302,7 +303,7 @@ class Sampler:
 
     def is_forecast_due(self, optimizer: torch.optim.Optimizer) -> bool:
         """Count a step of the optimizer, and return True if it is time for its forecast."""
-        return not (self._rank.is_silent or is_capturing()) and self.outlook.is_due(optimizer)
+        return not (self._rank.sends_only_nonfinite or is_capturing()) and self.outlook.is_due(optimizer)
 
     def forecast_moments(self, optimizer: torch.optim.Optimizer) -> list[wire.Fact]:
         """Return what will go wrong with moments of low precision."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradcanary import wire
-from gradcanary.model.distributed import local
+from gradcanary.model.distributed import local_tensor
 from gradcanary.model.parameters import References
 from gradcanary.stats.kernels import LOW_PRECISION, scaled_norm, spread
 from gradcanary.stats.samples import Forecast, Kind, Part, number_of
@@ -89,7 +89,7 @@ def changes(copies: Mapping[int, Tensor], references: References) -> dict[int, T
 def weight_of(parameter: Tensor | None) -> Tensor | None:
     """Return a parameter's elements that lie here, where they are numbers in a plain dense tensor: a quantized one is
     another thing, and one whose memory was given back would be read at an address that is no longer its own."""
-    weight = None if parameter is None else local(parameter).detach()
+    weight = None if parameter is None else local_tensor(parameter).detach()
     if weight is None or type(weight) is not Tensor or weight.layout is not torch.strided:
         return None
     is_number = weight.is_complex() or (weight.is_floating_point() and weight.element_size() > 1)

@@ -42,7 +42,7 @@ class ExternalSums:
             try:
                 self._check_layer(name, shape)
             except ValueError as error:
-                self._guard.say(str(error))
+                self._guard.print_once(str(error))
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise ValueError where no layer has this name, or the layer of it another shape; known layers only."""

@@ -21,9 +21,9 @@ from torch import Tensor
 from gradcanary.hooks import backward
 from gradcanary.hooks.graphs import is_backward_traced
 from gradcanary.model import declared_dtypes
-from gradcanary.model.parameters import learning_rates, sizes
+from gradcanary.model.parameters import group_sizes, learning_rates
 from gradcanary.stats.samples import parts_of
-from gradcanary.tracking.records import NOT_SKIPPED, Logged, Record
+from gradcanary.tracking.records import NOT_SKIPPED, LoggedMetric, StepRecord
 
 if TYPE_CHECKING:
     from gradcanary.guard import Guard
@@ -41,7 +41,7 @@ HANDS_OVER_S = 0.1
 HANDS_OVER = 32
 """Windows that are handed over together at most: half of what may be on its way from a GPU at a time."""
 
-Kept = tuple[int, float, list[Tensor], tuple[float | Tensor, ...], list[Logged]]
+Kept = tuple[int, float, list[Tensor], tuple[float | Tensor, ...], list[LoggedMetric]]
 """A window that is over: its step, the time, the roots of its passes, its learning rates, and what was logged."""
 
 Optimizer = torch.optim.Optimizer
@@ -107,7 +107,7 @@ class FastPath:
     def _step_begins(self, optimizer: Optimizer, has_closure: bool) -> bool:
         window = self._window
         is_usual = self._called == window.passes == self._passes and not has_closure and self._present_pass() < 0
-        if not is_usual or sizes(optimizer) != self._sizes or declared_dtypes.changes() != self._declared_at:
+        if not is_usual or group_sizes(optimizer) != self._sizes or declared_dtypes.revision() != self._declared_at:
             return self.leave()
         window.stepping = True
         window.lr = learning_rates((optimizer,))
@@ -173,7 +173,7 @@ class FastPath:
             return
         for step, moment, losses, lr, logged in kept:
             recorder.put(
-                Record(
+                StepRecord(
                     layers=layers,
                     step=step,
                     time=moment,
@@ -185,7 +185,7 @@ class FastPath:
                     agent_share=recorder.meter.share(),
                     every=recorder.clock.interval,
                     logged=logged,
-                    is_silent=recorder.place.is_silent,
+                    sends_only_nonfinite=recorder.rank.sends_only_nonfinite,
                 )
             )
 
@@ -218,7 +218,7 @@ class FastPath:
             and not (recorder.clock.is_paused or recorder.external_sums or recorder.graphs.stepped)
         )
         # Neither has been measured: ranks that wait for each other, and a device that works ahead of its process.
-        is_plain = is_plain and not recorder.place.is_one_of_many and not _is_on_cuda()
+        is_plain = is_plain and not recorder.rank.is_distributed and not _is_on_cuda()
         is_whole = recorder.layers is not None and not recorder.layers.has_shards and not self._layer_hooks.unhooked
         return is_plain and is_whole and tracker.allows_fast_path()
 
@@ -226,8 +226,8 @@ class FastPath:
         self.is_on = self._is_first = True
         self._called = 0
         self._tracker, self._window = tracker, tracker.window
-        self._optimizer, self._sizes = weakref.ref(optimizer), sizes(optimizer)
-        self._declared_at, self._present_pass = declared_dtypes.changes(), backward.graph_task_id_function()
+        self._optimizer, self._sizes = weakref.ref(optimizer), group_sizes(optimizer)
+        self._declared_at, self._present_pass = declared_dtypes.revision(), backward.graph_task_id_function()
         self._layer_hooks.replace_enabled(tracker, self._noting)
 
     def _give_up(self, where: str, error: BaseException) -> bool:

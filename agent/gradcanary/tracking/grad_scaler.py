@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradcanary.hooks.scaler import is_used, scale_of, scaler_class, states_of
-from gradcanary.model.parameters import living
+from gradcanary.model.parameters import live_objects
 
 
 class Scalers:
@@ -26,7 +26,7 @@ class Scalers:
         """Return those that live in a step."""
         if step != self._step:
             self._found, self._step = [], step  # a search that raises is not made again by each optimizer
-            self._found = [weakref.ref(scaler) for scaler in living(scaler_class())]
+            self._found = [weakref.ref(scaler) for scaler in live_objects(scaler_class())]
         return self._found
 
 

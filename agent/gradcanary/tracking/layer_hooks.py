@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gradcanary.hooks import backward
 from gradcanary.hooks.graphs import is_backward_traced
 from gradcanary.hooks.parameter_hook import POST_ACCUMULATE, ParameterHook
-from gradcanary.model.distributed import is_shard
+from gradcanary.model.distributed import is_dtensor
 from gradcanary.model.layers import Layers
 from gradcanary.tracking.hook_sampler import TIMED_EACH
 
@@ -48,7 +48,7 @@ class LayerHooks:
         layers = self._recorder.layers
         if not self.unhooked or layers is None:
             return
-        ways = {layer: layers.gathered.get(layer, layers.references[layer]) for layer in self.unhooked}
+        ways = {layer: layers.unsharded.get(layer, layers.references[layer]) for layer in self.unhooked}
         able = {
             layer: parameter
             for layer, way in ways.items()
@@ -104,14 +104,14 @@ class LayerHooks:
         layers = self._recorder.layers
         if layers is None or not layers.has_shards:
             return
-        if layers.gathered:
+        if layers.unsharded:
             self.add()
         if not self._searches_left:
             return
         self._searches_left -= 1
         for owner in (reference() for reference in layers.owners):
             for parameter in owner._parameters.values() if owner is not None else ():  # noqa: SLF001 -- what it holds now
-                if parameter is not None and parameter.requires_grad and not is_shard(parameter):
+                if parameter is not None and parameter.requires_grad and not is_dtensor(parameter):
                     self._gathered.append(ParameterHook(_nowhere, parameter, POST_ACCUMULATE, keep))
                     self._all.append(self._gathered[-1])
                     self._searches_left = 0

@@ -18,7 +18,7 @@ from gradcanary.hooks import backward, graphs
 from gradcanary.hooks.graphs import is_capturing, is_slow
 from gradcanary.model import declared_dtypes
 from gradcanary.model.layers import discover
-from gradcanary.model.parameters import elements, living, parameters, sizes
+from gradcanary.model.parameters import count_elements, group_sizes, live_objects, parameters_of
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
 from gradcanary.tracking.fast_path import FastPath
@@ -83,11 +83,13 @@ class Hooks:
         if model is not None:
             self._model = weakref.ref(model)
             if optimizer is not None and not self._shares(optimizer):
-                self.guard.say("the optimizer has no parameter of the model: watch() was given two that do not belong")
+                self.guard.print_once(
+                    "the optimizer has no parameter of the model: watch() was given two that do not belong"
+                )
         if optimizer is not None:
             self._add([unwrapped(optimizer)])
         elif model is not None:
-            self._add([unwrapped(found) for found in living(Optimizer) if self._shares(found)])
+            self._add([unwrapped(found) for found in live_objects(Optimizer) if self._shares(found)])
         if not self._takes_any:
             wrap("finding the layers", self._follow)()
         wrap("keeping out of torch.compile", graphs.keep_out)()
@@ -231,7 +233,7 @@ class Hooks:
 
     def _has_idle_optimizer(self) -> bool:
         """Return True if an optimizer lives that may step later; one pass over the garbage collector's objects."""
-        return any(map(self._is_ours, map(unwrapped, living(Optimizer))))
+        return any(map(self._is_ours, map(unwrapped, live_objects(Optimizer))))
 
     def _add(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in optimizers})
@@ -242,8 +244,8 @@ class Hooks:
             self._steps_of[optimizer] = 0
             if self._replaces(optimizer):
                 return True
-        is_declared_anew = self._declared_at != declared_dtypes.changes()
-        return is_declared_anew or self._sizes.get(id(optimizer)) != sizes(optimizer) or self._main() is None
+        is_declared_anew = self._declared_at != declared_dtypes.revision()
+        return is_declared_anew or self._sizes.get(id(optimizer)) != group_sizes(optimizer) or self._main() is None
 
     def _replaces(self, optimizer: Optimizer) -> bool:
         """At an optimizer's first step: no more follow those that hold nothing else.
@@ -251,16 +253,16 @@ class Hooks:
         They are wrappers around it, the one of an earlier stage, or what an earlier cell of a notebook left. Say
         whether that changes something, or that it is larger than the one that counts the steps so far.
         """
-        mine = {id(parameter) for parameter in parameters(optimizer)}
+        mine = {id(parameter) for parameter in parameters_of(optimizer)}
         others = [
             other
             for other in self.optimizers()
-            if other is not optimizer and mine.issuperset(id(parameter) for parameter in parameters(other))
+            if other is not optimizer and mine.issuperset(id(parameter) for parameter in parameters_of(other))
         ]
         for other in others:
             del self._optimizers[id(other)]
         main = self._main()
-        return bool(others) or (main is not None and elements(main) < elements(optimizer))
+        return bool(others) or (main is not None and count_elements(main) < count_elements(optimizer))
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
         """Say whether an optimizer that nobody named belongs here: a wrapper hides the one that steps, for example."""
@@ -269,22 +271,22 @@ class Hooks:
     def _shares(self, optimizer: Optimizer) -> bool:
         model = self._model()
         known = {id(parameter) for parameter in model.parameters()} if model is not None else set()
-        known |= {id(parameter) for other in self.optimizers() for parameter in parameters(other)}
-        return any(id(parameter) in known for parameter in parameters(optimizer))
+        known |= {id(parameter) for other in self.optimizers() for parameter in parameters_of(other)}
+        return any(id(parameter) in known for parameter in parameters_of(optimizer))
 
     def _follow(self) -> None:
         """Find the layers; where that fails, not again for what is the same then."""
         self._fast_path.leave()
-        optimizers, self._declared_at = self.optimizers(), declared_dtypes.changes()
-        self._sizes = {id(optimizer): sizes(optimizer) for optimizer in optimizers}
+        optimizers, self._declared_at = self.optimizers(), declared_dtypes.revision()
+        self._sizes = {id(optimizer): group_sizes(optimizer) for optimizer in optimizers}
         # The largest one; of those that have stepped, where it takes too long to.
         is_late = any(taken >= LEADS_AFTER for taken in self._steps_of.values())
         able = [each for each in optimizers if each in self._steps_of] if is_late else optimizers
-        main = max(able, key=elements, default=None)
+        main = max(able, key=count_elements, default=None)
         self._main = (lambda: None) if main is None else weakref.ref(main)
         layers = discover(optimizers, self._model(), self.settings, self.guard.catch)
         if not len(layers):
-            self.guard.say("no layer to watch: nothing is trainable, or include/exclude leave nothing")
+            self.guard.print_once("no layer to watch: nothing is trainable, or include/exclude leave nothing")
         self.recorder.follow(layers)
         devices = {each.device for reference in layers.references if (each := reference()) is not None}
         self._prepare(devices, len(layers))

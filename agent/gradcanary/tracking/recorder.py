@@ -17,17 +17,17 @@ from gradcanary.guard import Guard
 from gradcanary.hooks import backward
 from gradcanary.hooks.backward import BackwardCalls
 from gradcanary.hooks.graphs import Graphs
-from gradcanary.model.distributed import Place
+from gradcanary.model.distributed import Rank
 from gradcanary.model.layers import Layers
 from gradcanary.model.parameters import learning_rates
-from gradcanary.model.training_loop import Origin, origin_of
+from gradcanary.model.training_loop import FirstStep, find_first_step
 from gradcanary.settings import Settings
 from gradcanary.stats.sampler import not_sampled
 from gradcanary.stats.samples import Sample
 from gradcanary.tracking.external_sums import ExternalSums
 from gradcanary.tracking.grad_scaler import Scalers
 from gradcanary.tracking.overhead import Meter
-from gradcanary.tracking.records import Logged, Record, peak_bytes
+from gradcanary.tracking.records import LoggedMetric, StepRecord, peak_bytes
 from gradcanary.tracking.step_clock import StepClock
 from gradcanary.tracking.tracker import OptimizerTracker, Surroundings, let_go
 from gradcanary.tracking.window import Window
@@ -42,7 +42,7 @@ class Recorder:
     """Follows all optimizers, each on a tracker of its own; fed by the hooks of
     :class:`gradcanary.tracking.optimizers.Hooks`."""
 
-    def __init__(self, settings: Settings, guard: Guard, *, put: Callable[[Record], None]) -> None:
+    def __init__(self, settings: Settings, guard: Guard, *, put: Callable[[StepRecord], None]) -> None:
         self.settings = settings
         self.guard = guard
         self._unanswered_in: int | None = None
@@ -53,16 +53,16 @@ class Recorder:
         self.enable_hooks: Callable[[], None] = lambda: None
         self.leave_fast_path: Callable[[], object] = lambda: None
         self.awaits_optimizer: Callable[[], bool] = lambda: False
-        self.origin: Origin | None = None
+        self.first_step: FirstStep | None = None
         self.meter = Meter(settings.every, settings.budget)
         self.clock = StepClock(self.meter)
         self._passes_without_step = 0
         self.is_late = False
-        self.logged: list[Logged] = []
-        self.graphs, self.place, self.calls = Graphs(), Place(), BackwardCalls()
+        self.logged: list[LoggedMetric] = []
+        self.graphs, self.rank, self.calls = Graphs(), Rank(), BackwardCalls()
         self._surroundings = Surroundings(
             clock=self.clock,
-            rank=self.place,
+            rank=self.rank,
             guard=guard,
             meter=self.meter,
             calls=self.calls,
@@ -99,7 +99,7 @@ class Recorder:
         for key, mine in owned_layers.items():
             trackers[key].follow(mine, layers)
         self.external_sums.follow(layers, trackers.values())
-        self.place.follow(layers)
+        self.rank.follow(layers)
         for fact in layers.facts:
             self.note(fact)
 
@@ -167,7 +167,7 @@ class Recorder:
             return
         self._begin_stepping(leading)
         self.resume()
-        if self.origin is None:
+        if self.first_step is None:
             self._find_origin(even_unknown=True)
         leading.step_by_hand()
         self._count_step()
@@ -196,7 +196,7 @@ class Recorder:
         """Report at the end that no step came; a watch that came late may have ended before the first one."""
         is_summed = self._leading is not None and bool(self._leading.window.summed)
         if facts.NO_STEP in self.facts:
-            self.guard.say(facts.STILL_NO_STEP)
+            self.guard.print_once(facts.STILL_NO_STEP)
         elif is_summed or (self._passes_without_step > 1 and not self.is_late):
             self.tell(facts.NO_STEP)
 
@@ -228,11 +228,11 @@ class Recorder:
         """Say once, on stderr and with the session, what a reader of the numbers must know."""
         if fact not in self.facts:
             self.facts.append(fact)
-            self.guard.say(fact.text)
+            self.guard.print_once(fact.text)
 
     def note(self, fact: wire.Fact) -> None:
         """Add a fact to those of the session, once; some are printed on stderr as well."""
-        if fact.code in facts.SAID:
+        if fact.code in facts.PRINTED:
             self.tell(fact)
         elif fact not in self.facts:
             self.facts.append(fact)
@@ -273,7 +273,7 @@ class Recorder:
     def on_window_begin(self, tracker: OptimizerTracker) -> None:
         """Learn where the count of steps begins, and whether gradients are reduced by now."""
         self.find_group()
-        if self.origin is None:
+        if self.first_step is None:
             self.meter.window_begins()
             self._find_origin(even_unknown=False)
         if tracker.hook_sampler.disabled and tracker.is_sampled:
@@ -281,7 +281,7 @@ class Recorder:
 
     def find_group(self) -> None:
         """Look for a process group: a script may make it after its watch."""
-        if self.place.find_again():
+        if self.rank.refresh():
             self.tell(facts.LATE_GROUP)
 
     def on_window_end(self, tracker: OptimizerTracker) -> None:
@@ -386,21 +386,21 @@ class Recorder:
             tracker.window.calls = self.calls.reset()
             if is_first:  # its layers get their hooks only now; a pass that it steps in is still to be counted
                 tracker.window.unseen = tracker.window.calls - (tracker.present_pass() >= 0)
-        if self.origin is None:
+        if self.first_step is None:
             self._find_origin(even_unknown=False)
 
     # -- records -------------------------------------------------------------------------------------------------
 
     def _find_origin(self, *, even_unknown: bool) -> None:
-        if self.origin is None and (even_unknown or self.main() is not None):
-            self.origin = origin_of(self.main(), self.settings.step, self.guard.catch, is_late=self.is_late)
-            self.clock.step = self.clock.first_step = self.origin.first_step
+        if self.first_step is None and (even_unknown or self.main() is not None):
+            self.first_step = find_first_step(self.main(), self.settings.step, self.guard.catch, is_late=self.is_late)
+            self.clock.step = self.clock.first_step = self.first_step.number
 
     def close_window(self, tracker: OptimizerTracker) -> None:
         """Hand over the main optimizer's window, and turn to the next one."""
         if self.layers is None:
             return
-        if self.origin is None:
+        if self.first_step is None:
             self._find_origin(even_unknown=True)
         tracker.drop_scaled()
         is_sampled = self.clock.step % self.meter.every == 0
@@ -415,14 +415,14 @@ class Recorder:
         tracker.renew_window(was_sampled=is_sampled)
         self.meter.window_ended(is_sampled=is_sampled)
 
-    def _record_of(self, layers: Layers, window: Window, samples: list[Sample], skipped: int) -> Record:
+    def _record_of(self, layers: Layers, window: Window, samples: list[Sample], skipped: int) -> StepRecord:
         """Return the record of a window that is closed; K and peak memory are those of a sampled one only."""
         logged, self.logged = self.logged, []
         micro_steps, peak = 0, None
         if samples:
             micro_steps = (window.unseen + window.micro_steps or window.calls) if window.is_seen else 0
             peak = peak_bytes({device for sample in samples for device in sample.devices()}, self.clock.samples)
-        return Record(
+        return StepRecord(
             layers=layers,
             step=self.clock.step,
             time=time.time(),
@@ -435,7 +435,7 @@ class Recorder:
             agent_share=self.meter.share(),
             every=self.meter.every,
             logged=logged,
-            is_silent=self.place.is_silent,
+            sends_only_nonfinite=self.rank.sends_only_nonfinite,
         )
 
 

@@ -41,7 +41,7 @@ MEMORY_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 @dataclass(slots=True)
-class Logged:
+class LoggedMetric:
     """A number for a step that is not of the windows' own step where ``step`` is given."""
 
     name: str
@@ -51,11 +51,11 @@ class Logged:
 
 
 @dataclass(slots=True)
-class Record:
+class StepRecord:
     """One closed window of the main optimizer; ``samples``, its own first, are none at steps that are not sampled, and
     ``micro_steps`` 0.
 
-    ``is_silent`` tells that another process has the same gradients and sends them.
+    ``sends_only_nonfinite`` tells that another process has the same gradients and sends them.
     """
 
     layers: Layers
@@ -69,15 +69,15 @@ class Record:
     agent_share: float
     every: int
     peak_memory_bytes: int | None = None
-    logged: list[Logged] = field(default_factory=list)
-    is_silent: bool = False
+    logged: list[LoggedMetric] = field(default_factory=list)
+    sends_only_nonfinite: bool = False
 
-    def values(self) -> Iterator[Part | Logged]:
+    def values(self) -> Iterator[Part | LoggedMetric]:
         """Yield all that holds a value: each may be on a device."""
         return chain(self.parts, self.logged, *(sample.parts for sample in self.samples))
 
 
-class Ring(Generic[Item]):
+class RecordQueue(Generic[Item]):
     """One thread puts, another takes. A full ring drops what is put and counts it."""
 
     def __init__(self, capacity: int) -> None:
@@ -85,7 +85,7 @@ class Ring(Generic[Item]):
         # Each thread counts for itself: += of two on one number loses some.
         self._lost = self._lost_unread = 0
         self._items: deque[Item] = deque()
-        self._given_up: deque[Item] = deque()
+        self._discarded: deque[Item] = deque()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -114,19 +114,21 @@ class Ring(Generic[Item]):
         except IndexError:
             return None
 
-    def give_up(self) -> int:
-        """Count all that is there as dropped, and return how many; it is held until :meth:`clear`. In the thread that
-        takes: meanwhile the other one puts what comes next."""
+    def discard_all(self) -> int:
+        """Count all items as dropped, and return their number; they are held until :meth:`free_discarded`.
+
+        In the thread that takes: meanwhile the other one puts the next items.
+        """
         count = 0
         while (item := self.take()) is not None:
-            self._given_up.append(item)
+            self._discarded.append(item)
             count += 1
         self._lost_unread += count
         return count
 
-    def clear(self) -> None:
+    def free_discarded(self) -> None:
         """Let go of what was given up. In the thread that puts: to free a tensor is work of torch, too."""
-        self._given_up.clear()
+        self._discarded.clear()
 
 
 def capacity_for(layers: int) -> int:

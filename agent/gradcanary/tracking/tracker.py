@@ -14,9 +14,9 @@ from gradcanary.guard import Guard
 from gradcanary.hooks import backward
 from gradcanary.hooks.backward import BackwardCalls
 from gradcanary.hooks.graphs import is_capturing
-from gradcanary.model.distributed import Place, is_shard
+from gradcanary.model.distributed import Rank, is_dtensor
 from gradcanary.model.layers import Layers
-from gradcanary.model.parameters import References, are_same
+from gradcanary.model.parameters import References, refer_to_same
 from gradcanary.stats.accumulation import Fp32Reference
 from gradcanary.stats.kernels import readable
 from gradcanary.stats.sampler import LocalNonfinite, Sampler
@@ -39,7 +39,7 @@ class Surroundings:
     """What the trackers of a session share: values that they read, and the calls of the recorder."""
 
     clock: StepClock
-    rank: Place
+    rank: Rank
     guard: Guard
     meter: Meter
     calls: BackwardCalls
@@ -90,12 +90,12 @@ class OptimizerTracker:
 
     def has(self, references: References) -> bool:
         """Say whether these are its layers."""
-        return are_same(self.sampler.references, references)
+        return refer_to_same(self.sampler.references, references)
 
     def follow(self, mine: Sequence[int], layers: Layers) -> None:
         """Take the numbers of its layers among others."""
         self.sampler.follow(mine, layers)
-        self._gathered = layers.gathered
+        self._gathered = layers.unsharded
 
     @property
     def step(self) -> int:
@@ -292,7 +292,7 @@ class OptimizerTracker:
         """Settle the pass, where it matters after what a data-parallel wrapper has queued meanwhile."""
         self._pass = self.plain_pass = -1
         self._clock.saw_backward_end = True
-        if self._rank.is_one_of_many or self.is_sampled:
+        if self._rank.is_distributed or self.is_sampled:
             backward.queue_end_of_backward(partial(self._settle_pass, number))
         else:
             self._on_backward_end(number)
@@ -329,7 +329,7 @@ class OptimizerTracker:
         self.is_new, self.window.begun = False, True
         self.window.is_seen, self._missed_some = not self._missed_some, False
         self.window.steps_before = self._clock.steps_taken
-        if self._rank.looks_at_own and self._clock.wishes.local:
+        if self._rank.measures_local_grads and self._clock.wishes.local:
             self.window.local = LocalNonfinite()
         if self.scaler.found is None:
             self.scaler.search(self._surroundings.scalers, self._clock.step)
@@ -384,7 +384,7 @@ class OptimizerTracker:
     def allows_fast_path(self) -> bool:
         """Say whether nothing is asked of its next windows, if they are not sampled, but that they are counted."""
         own = self.sampler
-        is_foreseen = own.outlook.is_over or self._rank.is_silent
+        is_foreseen = own.outlook.is_over or self._rank.sends_only_nonfinite
         is_watched = own.observed or own.sums.are_on or self.scaler.found or self._identity.layer is None
         return is_foreseen and self.hook_sampler.is_learned and not is_watched and self._clears_in_place is False
 
@@ -490,7 +490,7 @@ class OptimizerTracker:
         )
         if window.local is not None and clock.has_layers and not clock.is_joining:
             window.sample.parts += sampler.local_parts(window.local)
-        if counts is not None and phase == "accumulated" and not self._rank.looks_at_own:
+        if counts is not None and phase == "accumulated" and not self._rank.measures_local_grads:
             self._add_losses(window.sample, counts)
 
     def read_external(self, position: int, tensor: Tensor) -> None:
@@ -532,10 +532,10 @@ class OptimizerTracker:
     def look_for_clip(self, scale: Tensor | None) -> None:
         """Measure one layer again if gradients were written to since the sample."""
         layer, sampler = self._identity.layer, self.sampler
-        if layer is None or layer in sampler.observed or self._rank.is_silent or is_capturing():
+        if layer is None or layer in sampler.observed or self._rank.sends_only_nonfinite or is_capturing():
             return
         gradient = sampler.gradient(layer)
-        if self._identity.change(gradient) == MODIFIED or (gradient is not None and is_shard(gradient)):
+        if self._identity.change(gradient) == MODIFIED or (gradient is not None and is_dtensor(gradient)):
             probe = sampler.probe_clip(layer, self.window.counts, self._clock.wishes, scale)
             self.window.probe = probe or self.window.probe
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gradcanary.model.distributed import is_shard
+from gradcanary.model.distributed import is_dtensor
 from gradcanary.stats.sampler import LocalNonfinite
 from gradcanary.stats.samples import Kind, Part, Sample, parts_of
 
@@ -163,7 +163,7 @@ class GradientIdentity:
         is_other = storage is None and gradient._version < expected  # noqa: SLF001 -- as above
         if is_other or _address(gradient, storage) != self._address:
             return UNCHANGED if self._is_replaced(gradient) else REPLACED
-        if is_shard(gradient) or gradient._is_view():  # noqa: SLF001 -- views of a bucket share one version; what FSDP2 writes to changes none
+        if is_dtensor(gradient) or gradient._is_view():  # noqa: SLF001 -- views of a bucket share one version; what FSDP2 writes to changes none
             return UNCHANGED
         return UNCHANGED if gradient._version == expected else MODIFIED  # noqa: SLF001 -- as above
 
