@@ -184,6 +184,7 @@ class Weather:
         self.limit = dice.choice([6_000, 20_000, 10**9])
         self.box = Outbox(self.queue())
         self.bodies: dict[int, bytes] = {}
+        self.answers: dict[bytes, str] = {}
 
     def queue(self, left: Spool | None = None) -> RetryQueue:
         def create(_: bytes, progress: Progress) -> Spool:
@@ -219,6 +220,8 @@ class Weather:
         if sent is None:
             return
         answer = self.dice.choice(["acked", "acked", "away", "halve", "aside", "forgets"])
+        if answer in ("acked", "halve", "aside"):  # a collector says the same again: halves keep their numbers
+            answer = self.answers.setdefault(sent.body, answer)
         if answer == "acked":
             assert self.bodies.setdefault(sent.seq, sent.body) == sent.body
             self.box.acked()
