@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import ratios
 from jobs import Jobs
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
@@ -91,8 +91,9 @@ def load(data: Path, steps: int, width: int) -> None:
     names = streams.layer_set(streams.layer_names(width))
     with database.write() as connection:
         sessions.register_session(connection, RUN, "s", streams.hello(names), None, database.now(connection))
+        run_id: int = connection.execute(select(run.c.run_id)).scalar_one()
         metric_index.update_series(
-            connection, 1, 1, frozenset(), made(np.random.default_rng(0), steps - 1, steps, width).columns.metrics
+            connection, run_id, 1, frozenset(), made(np.random.default_rng(0), steps - 1, steps, width).columns.metrics
         )
     began, used = time.perf_counter(), time.process_time()
     stream, of_metrics = SampleStream(1, 1), SampleStream(1, METRIC_STREAM)
@@ -104,15 +105,15 @@ def load(data: Path, steps: int, width: int) -> None:
         packed = tiles.pack_tiles([*build_sample_tiles([piece], stream, until), *logged])
         stream = replace(stream, sealed_until=until)
         with database.write() as connection:
-            tiles.write_tiles(connection, 1, packed, database.now(connection))
-            tiles.write_stream(connection, 1, stream)
-            tiles.write_stream(connection, 1, of_metrics)
+            tiles.write_tiles(connection, run_id, packed, database.now(connection))
+            tiles.write_stream(connection, run_id, stream)
+            tiles.write_stream(connection, run_id, of_metrics)
             connection.execute(update(session).values(first_sample=0, last_step=until - 1, every=1, next_seq=1))
             connection.execute(update(session).values(sealed_seq=1, ended="finished"))
             connection.execute(update(run).values(step=until - 1, revision=2, ended="finished"))
     store = TileStore()
     for every in (1, METRIC_STREAM):
-        while roll(database, store, every):
+        while roll(database, store, run_id, every):
             pass
     took, used = time.perf_counter() - began, time.process_time() - used
     points = steps * width * len(STATS) / 1e6
@@ -144,10 +145,10 @@ def made(random: np.random.Generator, first: int, end: int, width: int) -> Logge
     return LoggedBatch(1, "s", 0, np.arange(width, dtype=np.int32), columns)
 
 
-def roll(database: Database, store: TileStore, every: int) -> bool:
+def roll(database: Database, store: TileStore, run_id: int, every: int) -> bool:
     """Make the next tiles of a rollup."""
     with database.read() as connection:
-        plan = compaction.plan_rollup(connection, store, 1, 1, every)
+        plan = compaction.plan_rollup(connection, store, run_id, 1, every)
     if plan is not None:
         packed = tiles.pack_tiles(plan.tiles)
         with database.write() as connection:
@@ -176,7 +177,10 @@ def ask(data: Path, steps: int) -> dict[str, dict[str, float]]:
             times = [timed(client, path) * 1e3 for _ in range(ROUNDS)]
             used = (told(client, "process_cpu_seconds_total") - before) / ROUNDS
             room = told(client, "process_resident_memory_bytes")
-            size = len(client.get(path).content)
+            answer = client.get(path)
+            if answer.json().get("steps", {}).get("shape") == [0]:
+                raise RuntimeError(f"{name} is empty")
+            size = len(answer.content)
         found["cold"][name], found["warm"][name] = statistics.median(colds), statistics.median(times)
         times_told = f"{ratios.told(colds, '.0f')} ms | {ratios.told(times, '.0f')} ms | {used * 1e3:.0f} ms"
         print(f"| {name} | {times_told} | {room / 2**20:.0f} MB | {size / 1e3:.0f} kB |", flush=True)

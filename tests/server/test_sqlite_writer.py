@@ -1,6 +1,8 @@
 """A commit is on disk when it returns, one flush serves those that wait, and a flush that failed loses nothing."""
 
+import os
 import sqlite3
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -11,7 +13,7 @@ import pytest
 from disks import Disk, installed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import event, func, insert, select, text
+from sqlalchemy import event, func, insert, select, text, update
 
 from gradcanary_server.errors import RequestError
 from gradcanary_server.storage import sqlite_writer
@@ -378,3 +380,15 @@ def test_a_shared_commit_is_one_of_sqlites(store):
         assert connection.execute(text("SELECT count(*) FROM rule_state")).scalar_one() == 1
         assert numbers(store) == set()
     assert numbers(store) == {1}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_large_change_of_a_shared_commit_needs_no_temporary_file(store):
+    """A container may have no folder for one; creating and deleting it would take a tenth of a batch."""
+    with store.write_shared() as connection:
+        for number in range(10):
+            put(connection, number)
+    with store.write_shared() as connection:
+        connection.execute(update(rule_state).values(packed=packed(0)))
+        opened = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in opened if "etilqs" in path]

@@ -1,13 +1,14 @@
 """Routes of ingest: bodies are read on the event loop with a limit, and stored in a thread."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request, Response, params
 from fastapi.routing import APIRoute
+from starlette.types import Receive, Scope, Send
 
 from gradcanary import wire
 from gradcanary_server import telemetry, validation
@@ -49,15 +50,15 @@ Seq = Annotated[str, Path(json_schema_extra={"type": "integer", "minimum": 0, "m
 class WireRoute(APIRoute):
     """A route that FastAPI documents and does not run: that would cost more than reading a batch does."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return a handler that calls the route's function with the request and the texts of its path."""
-
-        async def handle(request: Request) -> Response:
-            messages.check_names(request.path_params["run"], request.path_params["session"])
-            response: Response = await self.endpoint(request, **request.path_params)
-            return response
-
-        return handle
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the route's function with the request and the texts of its path, and send the response."""
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)  # 405
+            return
+        request = Request(scope, receive)
+        messages.check_names(request.path_params["run"], request.path_params["session"])
+        response: Response = await self.endpoint(request, **request.path_params)
+        await response(scope, receive, send)
 
 
 def documented_body(kind: type) -> params.Depends:

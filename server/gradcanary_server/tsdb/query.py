@@ -38,8 +38,9 @@ from gradcanary_server.tsdb.tiles import TILE_LAYERS, TILE_ROWS
 
 Part = TypeVar("Part", StepIndex, SparseAggregates)
 
-CELLS = 400_000
-"""Aggregates x layers in memory at a time: the memory of a query does not grow with the layers of the run."""
+CELLS = 2**19
+"""Aggregates x layers in memory at a time: the memory of a query does not grow with the layers of the run. Runs of up
+to 512 layers are read at once."""
 
 _MIN_ROWS = 4 * TILE_ROWS
 """Aggregates that are read at a time, at least: a tile that a border cuts is read twice."""

@@ -137,12 +137,14 @@ class StatSource(Source[Aggregates]):
         self._groups = {number: _LayerGroup(layers, groups == number) for number in np.unique(groups).tolist()}
 
     def from_tiles(self, level: int, begin: int, end: int) -> Aggregates:
-        kinds = [kind for kind, is_wanted in ((STATE, self._has_state), (self._stat, self._has_values)) if is_wanted]
+        kinds = [STEPS]
+        kinds += [kind for kind, is_wanted in ((STATE, self._has_state), (self._stat, self._has_values)) if is_wanted]
+        heads: list[tuple[TileKey, Arrays]] = []
         planes: dict[tuple[int, int], list[tuple[TileKey, Arrays]]] = {}
         for key, arrays in self.view.read_tiles(kinds, level, begin, end, self._groups):
-            planes.setdefault((key.range_no, key.part), []).append((key, arrays))
+            of_kind = heads if key.kind == STEPS else planes.setdefault((key.range_no, key.part), [])
+            of_kind.append((key, arrays))
         steps, slices = [np.empty(0, np.int64)], []
-        heads = self.view.read_tiles([STEPS], level, begin, end, [0])
         for _, head in heads:
             starts = head["start" if level else "steps"].astype(np.int64, copy=False)
             slices.append(slice(*np.searchsorted(starts, [begin, end]).tolist()))

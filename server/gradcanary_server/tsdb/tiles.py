@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, select
+from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, or_, select
 
 from gradcanary_server.caches import Cache, split_cache_budget
 from gradcanary_server.storage.schema import stream as stream_table
@@ -95,7 +95,7 @@ _RANGE = (
     .where(tile.c.range_no.between(bindparam("lowest"), bindparam("highest")))
     .order_by(tile.c.range_no, tile.c.part)
 )
-_GROUPS = _RANGE.where(tile.c.layer_group.in_(bindparam("layer_groups", expanding=True)))
+_GROUPS = _RANGE.where(or_(tile.c.kind == STEPS, tile.c.layer_group.in_(bindparam("layer_groups", expanding=True))))
 _RANGE_BODIES, _GROUPS_BODIES = _RANGE.add_columns(tile.c.body), _GROUPS.add_columns(tile.c.body)
 _BODY = _tiles(tile.c.body, by=("run_id", *TileKey._fields))
 _FIRST = _tiles(func.min(tile.c.range_no), by=(*_LEVEL, "kind")).where(tile.c.range_no >= bindparam("lowest"))
@@ -125,7 +125,7 @@ class TileStore:
         steps: tuple[int, int],
         layer_groups: Collection[int] | None = None,
     ) -> list[tuple[TileKey, Arrays]]:
-        """Return the tiles of ``steps`` (begin, end exclusive) by range and part."""
+        """Return the tiles of ``steps`` (begin, end exclusive) by range and part; those of kind STEPS have no group."""
         span, (begin, end) = stream.span(level), steps
         values = _level_values(run_id, stream, level)
         values |= {"lowest": begin // span, "highest": (end - 1) // span, "kinds": list(kinds)}
