@@ -267,16 +267,6 @@ def test_norms_of_many_gradients_take_one_kernel_but_for_those_with_gaps(
         assert numbers.norm[layer] == float(norm_of(gradient, is_wide=layer == 5))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_norms_of_low_precision_are_the_same_without_the_argument_that_old_versions_lack(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gradients = {layer: torch.randn(300 + layer).to(dtype) for layer in range(5)}
-    norms = read(measure(gradients)).norm
-    monkeypatch.setattr(kernels, "_SUMS_IN_A_DTYPE", False)
-    assert read(measure(gradients)).norm == norms
-
-
 class NoTensorOfNumbers(TorchDispatchMode):
     """Refuses tensors that are made of Python's numbers, or copied to another device: both make a GPU's host wait."""
 

@@ -13,8 +13,6 @@ from gradcanary.model.parameters import is_lazy
 
 Hook = Callable[[Any, Any, Any], None]
 
-_is_traced: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling  # noqa: SLF001 -- torch 2.1
-
 GPU = "cuda"
 """The kind of device whose tensors a copy brings to the host while the training goes on: also AMD's."""
 
@@ -32,7 +30,7 @@ class Graphs:
         """Return a step hook of which a graph contains nothing but the mark. Written, never read: reads are guarded."""
 
         def called(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401 -- as torch calls it
-            if _is_traced():
+            if torch.compiler.is_compiling():
                 self.stepped = True
             else:
                 hook(optimizer, args, kwargs)
@@ -49,7 +47,7 @@ def keep_out() -> None:
             skip(code)
 
 
-is_backward_traced = _is_traced
+is_backward_traced = torch.compiler.is_compiling
 """Whether a gradient hook is being traced, as compiled autograd does; called for each layer, so nothing around it."""
 
 

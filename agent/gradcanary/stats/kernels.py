@@ -24,14 +24,8 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
-_SCHEMA = torch.ops.aten._foreach_norm.Scalar._schema  # noqa: SLF001 -- torch's own optimizers use it
-_SUMS_IN_A_DTYPE = any(argument.name == "dtype" for argument in _SCHEMA.arguments)
-"""Whether torch sums the squares of many low-precision tensors in float32 at once; the first versions could not."""
 
 _TINY = 2.0**-126
-
-_AUTOCAST_HAS_DEVICES = hasattr(torch, "get_autocast_dtype")
-"""Whether ``torch.is_autocast_enabled`` takes a device: both came with torch 2.4."""
 
 CHUNK = 2**22
 """Elements that a kernel gets at once where it copies them first: 32 MiB in float64. A whole embedding copied is more
@@ -211,7 +205,7 @@ def _summed_together(values: list[Tensor], wide: Sequence[bool]) -> list[bool]:
     """Return whether one kernel takes the norm of each with others. One tensor with gaps sends all of a list to a
     kernel each, and on a CPU a large one of low precision is copied."""
     is_low = values[0].dtype in LOW_PRECISION
-    if values[0].dtype is torch.float64 or (is_low and not _SUMS_IN_A_DTYPE):
+    if values[0].dtype is torch.float64:
         return [False] * len(values)
     most = CHUNK if is_low and not values[0].is_cuda else math.inf
     return [
@@ -317,18 +311,12 @@ def without_autocast(function: Callable[Arguments, Result]) -> Callable[Argument
 
     @wraps(function)
     def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        if not _is_autocast_on():
+        if not torch.is_autocast_enabled("cpu"):
             return function(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
             return function(*args, **kwargs)
 
     return called
-
-
-def _is_autocast_on() -> bool:
-    if _AUTOCAST_HAS_DEVICES:
-        return torch.is_autocast_enabled("cpu")
-    return torch.is_autocast_cpu_enabled()
 
 
 def packed(gradients: Mapping[int, Tensor], wide: Collection[int]) -> tuple[list[list[int]], dict[int, Tensor]]:
