@@ -42,6 +42,15 @@ def test_wire_and_remedies_need_no_torch() -> None:
     assert "pydantic" not in loaded
 
 
+def test_the_command_line_needs_no_torch() -> None:
+    """``gradcanary ps`` and ``attach`` work where only the agent is installed; the training has torch."""
+    loaded = loaded_by(
+        "import sys, gradcanary.cli, gradcanary.attach.actions, gradcanary.export.sync; print(*sys.modules)"
+    )
+    assert "gradcanary.attach.actions" in loaded
+    assert "torch" not in roots_of(loaded)
+
+
 @pytest.mark.parametrize(
     ("package", "stranger"),
     [("gradcanary_server", "gradcanary_dashboard"), ("gradcanary_dashboard", "gradcanary_server")],

@@ -1,12 +1,12 @@
-"""A summary of a session's training and measurements, which ``gradcanary run`` and ``attach`` print."""
+"""A summary of a session's training and measurements, which ``gradcanary run`` and ``attach`` print.
+
+The command line describes a summary where there may be no torch: what needs it is imported where a summary is made.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-from gradcanary.export.reader import LOW
-from gradcanary.model.training_loop import framework_of
 
 if TYPE_CHECKING:
     from gradcanary.export.batches import StepRow
@@ -25,6 +25,8 @@ def summarize(observer: Recorder, sender: Sender | None) -> dict[str, Any]:
 
 
 def _trained(observer: Recorder) -> dict[str, Any]:
+    from gradcanary.model.training_loop import framework_of
+
     first_step, layers = observer.first_step, observer.layers
     if first_step is None or layers is None:
         return {"layers": None}
@@ -49,6 +51,8 @@ def _measured(observer: Recorder, sender: Sender | None) -> dict[str, Any]:
 
 def _low(row: StepRow) -> list[str]:
     """Return the layers whose gradients are below the rules' limit."""
+    from gradcanary.export.reader import LOW
+
     column = row.columns.get("absmax")
     if column is None:
         return []

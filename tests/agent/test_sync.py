@@ -335,7 +335,7 @@ def test_what_a_collector_may_answer(left, kind, says, status, remains):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["/nowhere"], "/nowhere is not a folder"),
+        (["/nowhere"], "/nowhere is not there, or was sent already"),
         ([__file__], "test_sync.py is not a folder"),
         (["--url", "nowhere"], "--url is 'nowhere'"),
     ],

@@ -195,6 +195,17 @@ def test_an_acknowledgement_is_noted(caught):
     assert collector.get("/api/v1/runs/run-1").json()["revision"] == revision + 1
 
 
+def test_a_second_acknowledgement_keeps_the_note_unless_it_has_one(caught):
+    collector, _, _ = caught()
+    given = [{}, {"note": "restarting"}, {"new_baseline": True}, {"note": ""}]
+    assert [ack(collector, 1, by="ada", **body).json()["acked"]["note"] for body in given] == [
+        "",
+        "restarting",
+        "restarting",
+        "",
+    ]
+
+
 def test_a_wrong_acknowledgement_is_refused(caught):
     collector, _, _ = caught()
     for number, body, status, field in (

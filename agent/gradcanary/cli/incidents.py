@@ -64,7 +64,7 @@ def _add_ack(commands: Commands) -> None:
         commands, "ack", "acknowledge an incident: no reminders, no messages when it grows", _ack
     )
     command.add_argument("incident", type=int, metavar="ID")
-    command.add_argument("--note", default="", help="shown with it")
+    command.add_argument("--note", help="shown with it (default: the note that it has)")
     command.add_argument("--by", default=None, help="your name (default: your user name)")
     command.add_argument(
         "--new-baseline", action="store_true", help="the present values are right: its layers learn a new baseline"

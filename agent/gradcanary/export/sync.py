@@ -34,7 +34,9 @@ def find_spools(folders: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder")
+            raise ValueError(
+                f"{folder} is not a folder" if folder.exists() else f"{folder} is not there, or was sent already"
+            )
         found += [folder] if folder.suffix == SUFFIX else folder.glob(f"*{SUFFIX}")
     return sorted(dict.fromkeys(found), key=_age)
 

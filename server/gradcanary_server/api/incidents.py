@@ -141,11 +141,11 @@ class IncidentShape(IncidentSummary):
 
 class Acknowledgement(Body):
     """An acknowledgement: it stops reminders and messages about growth. ``new_baseline``: what fires now is normal.
-    Without ``by`` its author is the token's name.
+    Without ``by`` its author is the token's name. Without ``note`` an earlier note stays.
     """
 
     by: str | None = None
-    note: str = ""
+    note: str | None = None
     new_baseline: bool = False
 
 
@@ -210,8 +210,10 @@ def show_incident(request: Request, services: ServicesDep, number: int) -> Respo
 
 @router.post("/incidents/{number}/ack", response_model=IncidentShape)
 def acknowledge(request: Request, services: ServicesDep, number: int, ack: Acknowledgement) -> Response:
-    """Acknowledge an incident, and answer it; a second acknowledgement replaces the first."""
-    check_text(ack.note, "note", 2_000, lines=True)
+    """Acknowledge an incident, and answer it; a second acknowledgement replaces the first, and keeps a note it has no
+    other for."""
+    if ack.note is not None:
+        check_text(ack.note, "note", 2_000, lines=True)
     by = author_name(request, ack.by)
     with services.database.write() as connection:
         run_id = _run_of(connection, number)
@@ -220,7 +222,8 @@ def acknowledge(request: Request, services: ServicesDep, number: int, ack: Ackno
         runs.bump_revision(connection, run_id)
         if ack.new_baseline:
             service.rebaseline(connection, run_id, number, now)
-        columns = {"acked": now, "acked_by": by, "ack_note": ack.note}
+        note = func.coalesce(incident.c.ack_note, "") if ack.note is None else ack.note
+        columns = {"acked": now, "acked_by": by, "ack_note": note}
         connection.execute(update(incident).where(is_of_incident(incident, run_id, number)).values(**columns))
     # Texts are composed after the write transaction: that takes longer than other writers should wait.
     with services.database.read() as connection:

@@ -63,7 +63,7 @@ def load(path: Path) -> Rules:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise RulesError(f"--rules {path} cannot be read: {error.strerror}.") from error
+        raise RulesError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise RulesError(f"{path} is not YAML: {error}") from error
     return parse(text, str(path))
