@@ -158,8 +158,8 @@ def main(folder: Path) -> None:
     seen["a report that fails"] = told(asked, "status")
     resident.AttachedWatch.describe = describe
     seen["answers after no file was to be had"] = without_files(asked)
-    finish, threads = Transfers.finish, []
-    Transfers.finish = lambda *arguments: (threads.append(threading.current_thread().name), finish(*arguments))
+    drain, threads = Transfers.drain, []
+    Transfers.drain = lambda *arguments: (threads.append(threading.current_thread().name), drain(*arguments))
     seen["left"] = told(asked, "detach")["detached"]
     seen["GPUs asked in"] = [*threads]
     seen["hooks"] = hooks()
