@@ -202,6 +202,18 @@ def test_the_list_of_tokens_wraps_at_the_width_of_a_terminal(tmp_path):
     assert "".join("".join(lines).split()) == "".join("".join(whole).split())
 
 
+def test_what_other_commands_say_wraps_at_the_width_of_a_terminal(tmp_path):
+    store, name = ("--data", str(tmp_path)), "the wall of the room where trainings are looked after"
+    at_a_terminal("", 200, "token", "create", "--scope", "read", "--name", name, *store)
+    rules, trace = tmp_path / "rules.yaml", tmp_path / "trace.csv"
+    rules.write_text("version: 1\n")
+    trace.write_text("step,time,layer\n0,2026-01-01T00:00:00Z,0.5\n1,2026-01-01T00:00:01Z,0.5\n")
+    for words in (("test-rules", str(rules), str(trace)), ("sync", str(tmp_path)), ("token", "revoke", "1", *store)):
+        lines = at_a_terminal("", 60, *words)
+        assert max(map(len, lines)) <= 60, words
+        assert len(lines) > 1, words
+
+
 def test_json_and_what_goes_into_a_pipe_do_not_wrap(typed, troubled):
     assert json.loads("\n".join(at_a_terminal(troubled.url, 60, "incidents", "2", "--json")))["id"] == 2
     assert len(typed("incidents")[1].splitlines()[1]) > 100

@@ -38,6 +38,7 @@ PICTURES = (
     HeatmapOptions("min", "model", None, 1),
     HeatmapOptions("mean", "model", None, 800),
     HeatmapOptions("max", "worst", None, 400),
+    HeatmapOptions("mean", "worst", None, 800),
 )
 
 MOST_MB = 100

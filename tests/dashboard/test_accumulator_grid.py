@@ -75,4 +75,5 @@ def test_findings_stand_beside_and_no_layer_is_said() -> None:
     assert "grad_accumulator_dtype does nothing" in words(accumulators.facts(run(facts=facts)))
     assert accumulators.facts(run()) == []
     assert "No layer yet." in words(accumulators.card([], None))
+    assert "No layer." in words(accumulators.card([], None, has_ended=True))
     assert accumulators.tally([]) == ""

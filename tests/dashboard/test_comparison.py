@@ -270,7 +270,18 @@ def test_what_has_nothing_in_common_offers_a_way_on() -> None:
     zoomed = CompareView(("AAA", "BBB"), View(from_step=3, to_step=9))
     assert "All steps" in text_of(run_picker.notes(data, zoomed))
     waiting = replace(data, runs=[data.runs[0], replace(data.runs[1], steps=None)])
-    assert "There is no step of B yet" in text_of(run_picker.notes(waiting, CompareView(("AAA", "BBB"))))
+    assert "There is no step of B yet." in text_of(run_picker.notes(waiting, CompareView(("AAA", "BBB"))))
+
+
+@pytest.mark.parametrize(("states", "yet"), [(("finished", "crashed"), ""), (("finished", "live"), " yet")])
+def test_no_step_of_a_run_that_ended_is_waited_for(states: tuple[str, str], yet: str) -> None:
+    runs = [compared(letter, {}) for letter in "AB"]
+    runs = [
+        replace(each, run={**each.run, "state": state}, steps=None) for each, state in zip(runs, states, strict=True)
+    ]
+    contents = compare_page.fill(CompareData(runs, []), CompareView(("AAA", "BBB")))
+    assert f"There is no step of A and B{yet}." in text_of(contents["compare-notes"])
+    assert f'"No layer{yet}"' in text_of(contents)
 
 
 def test_the_page_fills_all_of_its_slots() -> None:

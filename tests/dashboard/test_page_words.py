@@ -7,7 +7,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from api_answers import column, incident, layer, run, session
+from api_answers import column, heatmap_answer, incident, layer, run, session
 from hypothesis import given
 from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
@@ -19,6 +19,7 @@ from gradcanary_dashboard.analysis.stats import STATS
 from gradcanary_dashboard.analysis.verdict import Verdict, of_layer, verdict
 from gradcanary_dashboard.collector import endpoints as failing_endpoints
 from gradcanary_dashboard.collector.client import Answer
+from gradcanary_dashboard.collector.run import RunData
 from gradcanary_dashboard.components import banners, elements, figure_controls, incident_card, notes
 from gradcanary_dashboard.figures.sparkline import sparkline
 from gradcanary_dashboard.pages import first_start
@@ -98,6 +99,15 @@ def test_nor_do_its_layers_and_launches() -> None:
     for state, words in (("finished", "no step"), ("crashed", "no step"), ("live", "no step yet")):
         cards = text_of(notes.cards(run(sessions=[session(1, None, None, state=state)])))
         assert f"Launch 1, {state}: {words};" in cards
+
+
+@pytest.mark.parametrize(("state", "words"), [("finished", "No layer."), ("live", "No layer yet.")])
+def test_nor_does_the_page_of_such_a_run(state: str, words: str) -> None:
+    empty = heatmap_answer(rows=0, columns=0)
+    told = run(state=state, step=None, layers=0, framework=None)
+    contents = run_page.fill(RunData(told, [], None, empty, None, None, None, None, [], "", clips=False), View())
+    assert contents["trend"]["layout"]["annotations"][0]["text"] == words
+    assert words in text_of(contents["accumulators"])
 
 
 def test_the_worst_layers_come_first() -> None:

@@ -19,6 +19,7 @@ from gradcanary_server.rules.config import Rules
 from gradcanary_server.storage import runs
 from gradcanary_server.tsdb import query, rollup
 from gradcanary_server.tsdb.query import StepRange
+from gradcanary_server.tsdb.rollup import COUNT, MEAN, NONFINITE
 
 quick = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -163,3 +164,18 @@ def test_what_a_heatmap_takes_does_not_grow_with_all_layers(tmp_path):
         tracemalloc.stop()
         assert peak < most, f"{peak / 1e6:.0f} MB, where one float64 of each layer and step takes 24"
     made.database.close()
+
+
+def test_columns_of_many_rows_are_merged_a_part_of_the_buckets_at_a_time():
+    """As in the order of the worst, where the layers that are read together lie far from each other."""
+    columns, buckets = 128, 5000
+    rows = [charts.Row((row, columns + row), "", "") for row in range(columns)]
+    cells = charts.Cells(rows, buckets, "mean")
+    ones = np.ones((buckets, columns), np.int32)
+    envelope = {MEAN: ones.astype(np.float32), COUNT: ones, NONFINITE: ones}
+    cells.add(slice(0, columns), envelope)
+    tracemalloc.start()
+    cells.add(slice(columns, 2 * columns), envelope)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 12e6, f"{peak / 1e6:.0f} MB, where the sums of these columns take 5"

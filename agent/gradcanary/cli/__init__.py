@@ -111,5 +111,5 @@ def _sync(arguments: argparse.Namespace) -> int:
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"gradcanary: {str(error).replace('watch(', '--').replace('=)', '')}") from error
     if not paths:
-        console.print_unwrapped(f"nothing to send in {', '.join(map(str, places))}")
-    return 0 if sync.sync(paths, settings.url if arguments.url else None, settings.token, print) else 1
+        console.print_text(f"nothing to send in {', '.join(map(str, places))}")
+    return 0 if sync.sync(paths, settings.url if arguments.url else None, settings.token, console.print_text) else 1

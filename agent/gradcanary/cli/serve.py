@@ -229,7 +229,7 @@ def _revoke_token(arguments: argparse.Namespace) -> int:
     with _collector_errors("token"):
         from gradcanary_server.ops import commands
 
-        commands.revoke_token(_database(arguments), arguments.token, print)
+        commands.revoke_token(_database(arguments), arguments.token, console.print_text)
     return 0
 
 
@@ -237,7 +237,7 @@ def _backup(arguments: argparse.Namespace) -> int:
     with _collector_errors("backup"):
         from gradcanary_server.ops import commands
 
-        console.print_unwrapped(commands.backup_command(_database(arguments), arguments.file))
+        console.print_text(commands.backup_command(_database(arguments), arguments.file))
     return 0
 
 
@@ -245,7 +245,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     with _collector_errors("migrate"):
         from gradcanary_server.ops import commands
 
-        console.print_unwrapped(commands.migrate_command(_database(arguments), with_citus=arguments.citus))
+        console.print_text(commands.migrate_command(_database(arguments), with_citus=arguments.citus))
     return 0
 
 
@@ -257,10 +257,10 @@ def _test_rules(arguments: argparse.Namespace) -> int:
 
         try:
             if arguments.trace is not None:
-                is_silent = rules_command.try_on_file(arguments.rules, arguments.trace, print)
+                is_silent = rules_command.try_on_file(arguments.rules, arguments.trace, console.print_text)
             else:
                 settings = Settings.resolve(os.environ, spelled="--{}", url=arguments.url, token=arguments.token)
-                given = (arguments.rules, arguments.name, settings.url, settings.token, print)
+                given = (arguments.rules, arguments.name, settings.url, settings.token, console.print_text)
                 is_silent = rules_command.try_on_run(*given, console.tls_context(settings.url))
         except (ValueError, OSError) as error:
             raise UsageError(f"gradcanary test-rules: {error}") from error

@@ -84,13 +84,15 @@ def groups(layers: Sequence[Layer]) -> list[Group]:
     return sorted(made, key=lambda group: (not group.is_low, -group.layers))
 
 
-def card(found: Sequence[Group], framework: str | None, rows: str | None = None) -> list[Any]:
+def card(
+    found: Sequence[Group], framework: str | None, rows: str | None = None, *, has_ended: bool = False
+) -> list[Any]:
     """Return the contents of the card: per group its dtypes and kinds, and what to do about low precision.
 
     ``rows`` is the expression that chooses the rows in sight.
     """
     if not found:
-        return [html.P("No layer yet.", className="dim")]
+        return [html.P("No layer." if has_ended else "No layer yet.", className="dim")]
     return [
         *(_group(group, rows) for group in found),
         *(_remedy(framework) if any(group.is_low for group in found) else []),

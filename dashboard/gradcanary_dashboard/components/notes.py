@@ -53,8 +53,7 @@ def _launches(launches: Sequence[Launch]) -> list[str]:
 
 
 def _launch(launch: Launch, before: Launch | None) -> str:
-    none = "no step" if launch.state in numbers.ENDED else "no step yet"
-    steps = numbers.steps(*launch.steps).lower() if launch.steps else none
+    steps = numbers.steps(*launch.steps).lower() if launch.steps else f"no step{numbers.yet([launch.state])}"
     texts = (
         [run_launches.beginning(launch, before)]
         if before is not None and run_launches.steps_back(launch, before)

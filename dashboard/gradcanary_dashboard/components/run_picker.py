@@ -74,9 +74,10 @@ def notes(data: CompareData, wanted: CompareView) -> list[Any]:
 
 def _apart(data: CompareData, wanted: CompareView) -> list[Any]:
     """Return why nothing can be held against anything."""
-    waiting = [run.letter for run in data.runs if run.steps is None]
-    if len(waiting) > len(data.runs) - 2:
-        return [f"There is no step of {' and '.join(waiting)} yet."]
+    without = [run for run in data.runs if run.steps is None]
+    if len(without) > len(data.runs) - 2:
+        yet = numbers.yet(run.run["state"] for run in without)
+        return [f"There is no step of {' and '.join(run.letter for run in without)}{yet}."]
     if wanted.view.is_zoomed:
         everything = replace(wanted, view=replace(wanted.view, from_step=None, to_step=None))
         return [

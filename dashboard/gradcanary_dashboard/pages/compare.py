@@ -24,6 +24,7 @@ from gradcanary_dashboard.components import (
 from gradcanary_dashboard.figures import comparison as comparison_figures
 from gradcanary_dashboard.figures.comparison import FIGURES, TITLES
 from gradcanary_dashboard.figures.overlay import COST_HEIGHT, STAT_HEIGHT
+from gradcanary_dashboard.text import numbers
 
 SLOTS = {
     "compare-said": "children",
@@ -119,7 +120,7 @@ def _named(data: CompareData, wanted: CompareView) -> CompareView:
 def _layer(data: CompareData, wanted: CompareView) -> list[Any]:
     """Return the name of the layer that is drawn, and the way to its page in each run."""
     if data.layer is None:
-        return ["No layer yet"]
+        return [f"No layer{numbers.yet(run.run['state'] for run in data.runs)}"]
     links: list[Any] = []
     for run in data.runs:
         number = next((layer["layer"] for layer in run.layers if layer["name"] == data.layer), None)

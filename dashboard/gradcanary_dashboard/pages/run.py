@@ -94,7 +94,7 @@ def unknown(run: str) -> list[Any]:
 
 def fill(data: RunData, view: View) -> dict[str, Any]:
     """Return the contents of every slot."""
-    run = data.run["run"]
+    run, has_ended = data.run["run"], data.run["state"] in numbers.ENDED
     clock = run_data.clock(view, data.heatmap)
     span = axes.Span.of(run, view, decode(data.heatmap["steps"]), data.heatmap["bucket_steps"]).timed(clock)
     events = Events.of(data.run, data.heatmap["marks"])
@@ -118,7 +118,10 @@ def fill(data: RunData, view: View) -> dict[str, Any]:
         "csv": share_bar.csv_url(run, view),
         "layers-csv": share_bar.csv_url(run, view, "layers"),
         "accumulators": static.drawn(
-            [*accumulators.card(sums, data.run["framework"], view.rows), *accumulators.facts(data.run)]
+            [
+                *accumulators.card(sums, data.run["framework"], view.rows, has_ended=has_ended),
+                *accumulators.facts(data.run),
+            ]
         ),
         "accumulators-tally": accumulators.tally(sums),
         "incidents": static.drawn(incident_card.panel(data.incidents, view)),
@@ -164,7 +167,7 @@ def _metrics(data: RunData, view: View) -> dict[str, Any]:
 def _trend(data: RunData, view: View, span: axes.Span, events: Events) -> dict[str, Any]:
     if data.layer is None or data.series is None:
         return {
-            "trend": axes.nothing(span, curves.TREND_HEIGHT, "No layer yet."),
+            "trend": axes.nothing(span, curves.TREND_HEIGHT, f"No layer{numbers.yet([data.run['state']])}."),
             "trend-title": "Layer",
             "trend-note": "",
             "trend-csv": None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
 
@@ -37,6 +37,11 @@ SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "f
 
 KEPT = 2**12
 """Numbers whose words are remembered: a page that is filled anew each second says nearly the same ones again."""
+
+
+def yet(states: Iterable[str]) -> str:
+    """Return " yet" where something may still come: unless all of these runs or launches have ended."""
+    return "" if all(state in ENDED for state in states) else " yet"
 
 
 @lru_cache(maxsize=KEPT)

@@ -57,7 +57,7 @@ LIMIT = 32766
 """The largest value of a cell in milli-decades; beyond it are the three codes above."""
 
 _CHUNK_CELLS = 100_000
-"""Cells that are encoded together: each takes some 50 bytes meanwhile."""
+"""Cells that are merged or encoded together: each takes some 50 bytes meanwhile."""
 
 _BLOCK = re.compile(r"^\D*\d+")
 
@@ -66,6 +66,9 @@ _NEEDED: dict[Value, tuple[str, ...]] = {
     "mean": (MEAN, COUNT, NONFINITE),
     "max": (MAXIMUM, NONFINITE),
 }
+_RANKED = frozenset((MINIMUM, NONFINITE))
+"""The planes of the order of the worst."""
+
 _STATE_RANKS = {"firing": 0, "recovering": 1, "suspect": 2}
 
 MAX_SERIES = 100
@@ -190,12 +193,16 @@ class Cells:
         groups = Groups(keys[order])
         at = keys[order][groups.starts]
 
-        def merge(function: np.ufunc, merged: NDArray[np.generic], plane: NDArray[np.generic]) -> None:
-            merged[at] = groups.reduce(function, np.concatenate([merged[begun], plane.T])[order])
-
-        merge(np.logical_or, self._nonfinite, envelope[NONFINITE] > 0)
-        for name, merged in self._merged.items():
-            merge(REDUCTIONS[name], merged, sample_sums(envelope) if name == MEAN else envelope[name])
+        width = self._nonfinite.shape[1]
+        share = max(1, _CHUNK_CELLS // max(len(keys), 1))
+        for begin in range(0, width, share):
+            buckets = slice(begin, begin + share)
+            part = {name: plane[buckets] for name, plane in envelope.items()}
+            added = {name: sample_sums(part) if name == MEAN else part[name] for name in self._merged}
+            merges = [(REDUCTIONS[name], merged, added[name]) for name, merged in self._merged.items()]
+            for function, merged, plane in [*merges, (np.logical_or, self._nonfinite, part[NONFINITE] > 0)]:
+                together = np.concatenate([merged[begun, buckets], plane.T])[order]
+                merged[at, buckets] = groups.reduce(function, together)
         self._has_begun[rows] = True
 
     def encode(self) -> NDArray[np.int16]:
@@ -256,20 +263,22 @@ def build_heatmap(
     names = [row.name for row in chosen]
     numbers = _numbers(chosen)
     is_worst = options.order == "worst"
-    planes = {*_NEEDED[options.value], *((MINIMUM,) if is_worst else ())}
     result = query(measurements, connection, run.run_id, stat, span)
     slices = result.layer_slices(numbers)
+    drawn, ranked = frozenset(_NEEDED[options.value]), _RANKED
+    if is_worst and len(slices) == 1:
+        drawn = ranked = drawn | ranked
 
     @lru_cache(maxsize=int(len(slices) == 1))  # a single slice is read once, for the order and the cells
-    def read(number: int) -> Planes:
+    def read(number: int, planes: frozenset[str]) -> Planes:
         return result.read(measurements, connection, numbers[slices[number]], planes)
 
     states = _worst_states(rule_states.read_state(connection, run.run_id).state, chosen) if is_worst else []
-    ranks = [rank_columns(read(number)) for number in range(len(slices))] if is_worst else []
+    ranks = [rank_columns(read(number, ranked)) for number in range(len(slices))] if is_worst else []
     rows = group_rows(sort_columns(options.order, names, states, ranks), names, options.rows)
     cells = Cells(rows, result.buckets.count, options.value)
     for number, columns in enumerate(slices):
-        cells.add(columns, read(number))
+        cells.add(columns, read(number, drawn))
     return {
         "run": run.name,
         "stat": stat,
