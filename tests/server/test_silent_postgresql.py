@@ -57,11 +57,10 @@ def collector(tmp_path, db, postgres_server, muffle):
 
 @pytest.fixture
 def client(collector):
-    """Return many agents at once, each with a token. One gives up after ``TIMEOUT_S``; sixty, and the collector, share
-    the processors with other tests here."""
+    """Return many agents at once: each gives up as one does, and has a token."""
     (token,) = re.findall(r"gc_admin_\S+", "".join(collector.output))
     limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)  # uvicorn closes after 5 s, maybe at a request
-    with httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=3 * TIMEOUT_S, limits=limits) as client:
+    with httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT_S, limits=limits) as client:
         yield client
 
 
