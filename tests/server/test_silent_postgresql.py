@@ -158,11 +158,16 @@ def test_who_waits_for_the_tokens_does_not_try_in_turn(database, monkeypatch):
             ring.load("gc_read_x")
         return refused.value.message
 
+    arrived_at = ring.now()
     with contextlib.ExitStack() as taken:
         for _ in range(20):
             taken.enter_context(database.read())
         monkeypatch.setattr(database, "read", counted)
         with ThreadPoolExecutor(askers) as pool:
             assert set(pool.map(look, range(askers))) == {"Every database connection is in use."}
-    assert reads["tokens"] < askers
+    asked = reads["tokens"]
+    assert asked < askers
+    with pytest.raises(StoreUnavailable):
+        ring.load("gc_read_x", arrived_at)  # got no thread until now
+    assert reads["tokens"] == asked
     assert ring.load("gc_read_x") is None

@@ -39,7 +39,7 @@ STORE_THREADS = 16
 """Threads that store messages. SQLite: one works and the others wait for its flush, which they share. PostgreSQL: the
 interpreter serves no more."""
 
-ANSWER_S = 8.0
+ANSWER_S = 7.0
 """Less than the 10 s after which agents give up without a reason."""
 
 Run = Annotated[str, Path(json_schema_extra={"pattern": validation.RUN})]

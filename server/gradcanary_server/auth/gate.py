@@ -116,7 +116,8 @@ class AccessControl:
         return principal
 
     async def _find(self, secret: str) -> Principal | None:
-        return self.token_cache.get(secret) or await run_in_threadpool(self.token_cache.load, secret)
+        arrived_at = self.token_cache.now()
+        return self.token_cache.get(secret) or await run_in_threadpool(self.token_cache.load, secret, arrived_at)
 
 
 def cookie_name(request: Request) -> str:

@@ -43,12 +43,20 @@ class TokenCache:
         credential = self._find(tokens.secret_digest(secret)) if self._is_fresh() else None
         return None if credential is None or self._use_is_due(credential) else credential.principal
 
-    def load(self, secret: str) -> Principal | None:
-        """Return the principal of a secret, None if it is not valid; may read and write the tables."""
+    def now(self) -> float:
+        """Return the time to say to ``load`` as the request's arrival."""
+        return self._clock()
+
+    def load(self, secret: str, arrived_at: float | None = None) -> Principal | None:
+        """Return the principal of a secret, None if it is not valid; may read and write the tables.
+
+        A read that ends or fails after ``arrived_at`` answers the request too, which may have waited for a thread since.
+        """
+        arrived_at = self._clock() if arrived_at is None else arrived_at
         digest = tokens.secret_digest(secret)
         is_known = digest in self._credentials
         if not self._is_fresh() or (not is_known and not self._unknown.acquire(None, self._clock())):
-            self._read()
+            self._read(arrived_at)
         credential = self._find(digest)
         if credential is None:
             return None
@@ -78,12 +86,11 @@ class TokenCache:
     def _now(self) -> float:
         return self._clock() + self._clock_offset
 
-    def _read(self) -> None:
-        asked = self._clock()
+    def _read(self, arrived_at: float) -> None:
         with self._lock:
-            if self._read_at > asked:
+            if self._read_at > arrived_at:
                 return  # another thread did it meanwhile
-            if self._failed_at > asked:  # another thread tried meanwhile: in turn each would wait as long
+            if self._failed_at > arrived_at:  # another thread tried meanwhile: in turn each would wait as long
                 raise StoreUnavailable(self._failure)
             began = self._clock()
             try:

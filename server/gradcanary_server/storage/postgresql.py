@@ -24,8 +24,8 @@ LOCK_S = 5.0
 PING_S = 2.0
 """The limit of statements that are no work: the settings of a new connection, and the ping before it is used again."""
 
-POOL_S = 3.0
-"""How long a thread waits for a connection. With a ping and a new connection, 2 s each, that is 7 s: agents give up
+POOL_S = 2.0
+"""How long a thread waits for a connection. With a ping and a new connection, 2 s each, that is 6 s: agents give up
 after 10."""
 
 OLDEST_POSTGRESQL = 15
