@@ -269,9 +269,9 @@ def test_on_a_sheet_of_paper_figures_are_whole(shared: Any, open_page: Callable[
     drawn = "document.querySelector('#trend .main-svg').getBoundingClientRect().width"
     on_screen = page.evaluate(drawn)
     page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.evaluate("document.documentElement.style.width = '700px'")  # a sheet's; no window is resized for it
-    until(page, f"({BEYOND})().length === 0")  # a busy machine may draw a moment later
+    # A browser tells of the print right before it lays out; what is drawn since then has to be told again.
+    until(page, f"(dispatchEvent(new Event('beforeprint')), ({BEYOND})().length === 0)")
     assert 300 < page.evaluate(drawn) < 700 < on_screen
     page.evaluate("document.documentElement.style.width = ''")
     page.pdf(format="A4")
