@@ -262,6 +262,13 @@ BEYOND = """() => {
 }"""
 
 
+PRINT = f"""() => {{
+    document.documentElement.style.width = "700px"; // a sheet's; no window is resized for it
+    dispatchEvent(new Event("beforeprint")); // and the figures have no time to be drawn again, as when it prints
+    return [({BEYOND})(), document.querySelector("#trend .main-svg").getBoundingClientRect().width];
+}}"""
+
+
 def test_on_a_sheet_of_paper_figures_are_whole(shared: Any, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{shared.url}/runs/{RUN}")
     page.wait_for_selector(IMAGE)
@@ -269,10 +276,9 @@ def test_on_a_sheet_of_paper_figures_are_whole(shared: Any, open_page: Callable[
     drawn = "document.querySelector('#trend .main-svg').getBoundingClientRect().width"
     on_screen = page.evaluate(drawn)
     page.emulate_media(media="print")
-    page.evaluate("document.documentElement.style.width = '700px'")  # a sheet's; no window is resized for it
-    # A browser tells of the print right before it lays out; what is drawn since then has to be told again.
-    until(page, f"(dispatchEvent(new Event('beforeprint')), ({BEYOND})().length === 0)")
-    assert 300 < page.evaluate(drawn) < 700 < on_screen
+    beyond, on_paper = page.evaluate(PRINT)
+    assert beyond == []
+    assert 300 < on_paper < 700 < on_screen
     page.evaluate("document.documentElement.style.width = ''")
     page.pdf(format="A4")
     assert page.locator("[data-printed]").count() == 0, "the browser told of the print, and the page is as it was"
