@@ -50,7 +50,7 @@ class TokenCache:
     def load(self, secret: str, arrived_at: float | None = None) -> Principal | None:
         """Return the principal of a secret, None if it is not valid; may read and write the tables.
 
-        A read that ends or fails after ``arrived_at`` answers the request too, which may have waited for a thread since.
+        A read that ends or fails after ``arrived_at`` answers the request too: it may have waited for a thread.
         """
         arrived_at = self._clock() if arrived_at is None else arrived_at
         digest = tokens.secret_digest(secret)
