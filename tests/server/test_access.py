@@ -407,7 +407,7 @@ def test_who_guesses_is_slowed_down_and_others_at_the_address_are_not(app, admin
 def test_a_store_that_is_away_is_no_reason_to_sign_out(app, monkeypatch):
     gate = app.app.state.services.gate
 
-    def away(_secret):
+    def away(*_given):
         raise StoreUnavailable("The database restarts.")
 
     monkeypatch.setattr(gate.token_cache, "load", away)

@@ -1,6 +1,7 @@
 """SQLite's log under a collector that is written to and read all the time: it stays short, and no batch pays for it."""
 
 import contextlib
+import itertools
 import shutil
 import threading
 from functools import partial
@@ -9,6 +10,7 @@ import pytest
 import streams
 from disks import limited
 from fastapi.testclient import TestClient
+from frail import Frail, Killed
 from test_operations import samples
 from waiting import eventually
 
@@ -95,6 +97,19 @@ def test_a_log_that_is_written_and_read_all_the_time_begins_anew(tmp_path, monke
             assert stored(client, range(2 * round_, 2 * round_ + 2)) == {"stored"}
             assert store.checkpoint()
         assert store.log_size() < OF_SQLITE, "each time it was written from its beginning"
+
+
+def test_a_checkpoint_whose_connection_is_lost_raises_the_error_that_lost_it(tmp_path):
+    with contextlib.closing(Frail(f"sqlite:///{tmp_path / 'gradcanary.db'}")) as store:
+        store.migrate()
+        for points in itertools.count(1):
+            store.break_at(points, Killed)
+            try:
+                store.release_free_pages()
+            except Killed:
+                continue
+            break
+    assert points > 3
 
 
 class _Reading:

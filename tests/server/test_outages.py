@@ -16,6 +16,7 @@ from receivers import Receiver
 from waiting import eventually
 
 from gradcanary import wire
+from gradcanary_server.api import ingest
 from gradcanary_server.app import create_app
 from gradcanary_server.incidents import watchdog
 from gradcanary_server.notify import dispatcher
@@ -65,12 +66,18 @@ def asked_to_come_back(answer):
     return answer.json()["error"]["message"]
 
 
+POOLS = {"gradcanary-dispatcher-": dispatcher.MAX_THREADS, "gradcanary-ingest_": ingest.STORE_THREADS}
+"""Pools of threads by their names, and how large each may grow. A pool begins a thread when none of its own is idle."""
+
+
 def threads():
-    """Return the threads of the loops and of ingest; the dispatcher's workers are begun when they are needed."""
+    """Return the threads of the loops, and check that the pools are not larger than they may be."""
     ours = {each.name: each.ident for each in threading.enumerate() if each.name.startswith("gradcanary-")}
-    workers = [name for name in ours if name.startswith("gradcanary-dispatcher-")]
-    assert len(workers) <= dispatcher.MAX_THREADS
-    return {name: ident for name, ident in ours.items() if name not in workers}
+    for pool, limit in POOLS.items():
+        workers = [name for name in ours if name.startswith(pool)]
+        assert len(workers) <= limit
+        ours = {name: ident for name, ident in ours.items() if name not in workers}
+    return ours
 
 
 def test_postgresql_that_is_away_for_hours(tmp_path, caplog, monkeypatch):

@@ -315,7 +315,8 @@ def checkpoint(connection: Connection, mode: str, wait_s: float = 0.0) -> Checkp
         is_busy, logged, copied = connection.exec_driver_sql(f"PRAGMA wal_checkpoint({mode})").one()
         return Checkpoint(not is_busy and logged == copied, logged)
     finally:
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
+        if not connection.invalidated:  # a statement on a connection that is lost would hide the error
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
 
 
 @contextmanager
