@@ -76,8 +76,19 @@ LATE_GROUP = wire.Fact(
     "alone. Call gradcanary.watch() after torch.distributed.init_process_group().",
     layers=(),
 )
-PRINTED = ("fp16_without_scaler", "lazy_device", "too_many_layers")
-"""Codes of facts that are also printed on stderr: they name layers or gradients that are missing."""
+PRINTED = {
+    "compiled_step",
+    "compiled_steps",
+    "cuda_graph",
+    "fp16_without_scaler",
+    "late_process_group",
+    "lazy_device",
+    "no_step",
+    "other_layers",
+    "slow_device",
+    "too_many_layers",
+}
+"""Codes of facts that are also printed on stderr: they name layers, gradients or steps that are missing."""
 
 NO_SCALER = wire.Fact(
     code="fp16_without_scaler",

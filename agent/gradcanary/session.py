@@ -48,9 +48,9 @@ class Session:
         self._queue: RecordQueue[StepRecord] = RecordQueue(capacity_for(0))
         self._layers: Layers | None = None
         self._transfers = Transfers(self._queue, self.guard.catch)
-        self.observer = Recorder(settings, self.guard, put=self._put)
+        self.recorder = Recorder(settings, self.guard, put=self._put)
         poll, prepare = self._transfers.poll, self._transfers.prepare
-        self._hooks = Hooks(self.observer, settings, self.guard, poll=poll, prepare=prepare)
+        self._hooks = Hooks(self.recorder, settings, self.guard, poll=poll, prepare=prepare)
 
     def attach(
         self, model: nn.Module | None, optimizer: torch.optim.Optimizer | None, *, waits: bool, is_late: bool = False
@@ -60,7 +60,7 @@ class Session:
         ``is_late`` is True if the training runs already.
         """
         if is_late:
-            self.guard.wrap("joining", self.observer.join)()
+            self.guard.wrap("joining", self.recorder.join)()
         if waits:
             self._hooks.before_first_step = self._open
         else:
@@ -72,28 +72,28 @@ class Session:
         """Start the sender. From now on the process reports its end."""
         self._pid = os.getpid()
         self.guard.wrap("looking at the autograd engine", self._look_at_engine)()
-        self.guard.wrap("finding the rank", self.observer.rank.find)()
+        self.guard.wrap("finding the rank", self.recorder.rank.find)()
         self.guard.wrap("beginning to send", self._begin_to_send)()
         if self.sender is not None:
             self.guard.wrap("starting the sender", self.sender.start)()
 
     def _look_at_engine(self) -> None:
-        self.observer.clock.has_backward_end = backward.has_callbacks()
-        if not self.observer.clock.has_backward_end:
-            self.observer.facts.append(facts.NO_CALLBACKS)
+        self.recorder.clock.has_backward_end = backward.has_callbacks()
+        if not self.recorder.clock.has_backward_end:
+            self.recorder.add_fact(facts.NO_CALLBACKS)
 
     def _begin_to_send(self) -> None:
         session, url = identity.session_id(), self._settings.url
-        hello = SessionHello(self._begin(), self.observer)
+        hello = SessionHello(self._begin(), self.recorder)
         transport = Transport(url, self._settings.token, self._run, session)
-        is_launched = os.environ.get("GRADCANARY_WATCH") == "1" and not self.observer.is_late
+        is_launched = os.environ.get("GRADCANARY_WATCH") == "1" and not self.recorder.is_late
         introduce = self._introduce if is_launched else None
 
         def make_spool(hello: bytes, progress: spool.Progress) -> spool.Spool:
             return spool.Spool.create(spool.folder(os.environ), self._run, session, url, hello, progress)
 
         self.sender = Sender(
-            self.observer, self._queue, hello, transport, make_spool, self.guard, self._on_alert, introduce
+            self.recorder, self._queue, hello, transport, make_spool, self.guard, self._on_alert, introduce
         )
 
     def _introduce(self) -> bool:
@@ -101,9 +101,9 @@ class Session:
 
         Runs in the sender's thread.
         """
-        if self.observer.rank.rank > 0:
+        if self.recorder.rank.rank > 0:
             return True
-        found = summary.summarize(self.observer, self.sender)
+        found = summary.summarize(self.recorder, self.sender)
         if found["layers"] is None or found["k"] is None:
             return False
         self.guard.print_once(f"watching {summary.describe_in_one_line(found)}: {self._settings.url}/runs/{self._run}")
@@ -112,7 +112,7 @@ class Session:
     @property
     def has_stepped(self) -> bool:
         """True if an optimizer has stepped in this session."""
-        return self.observer.first_step is not None
+        return self.recorder.first_step is not None
 
     @property
     def is_recorded(self) -> bool:
@@ -135,7 +135,7 @@ class Session:
                 raise ValueError(f"log({name}=) is a DTensor of which each process has a part: give its .full_tensor()")
             value = here.detach().clone()
             self.guard.wrap("noting a stream", self._transfers.add_producer_stream)(value)
-        logged = self.observer.logged
+        logged = self.recorder.logged
         logged.append(LoggedMetric(name, tags, step, value))
         if len(logged) > MAX_LOGGED:
             del logged[0]
@@ -145,7 +145,7 @@ class Session:
 
     def pause(self) -> None:
         """Measure nothing until the next step."""
-        self.guard.wrap("pausing", self.observer.pause)()
+        self.guard.wrap("pausing", self.recorder.pause)()
 
     def step(self) -> None:
         """Note a step of a loop without an optimizer."""
@@ -154,11 +154,11 @@ class Session:
 
     def observe(self, name: str, buffer: Tensor) -> None:
         """Read a buffer instead of a layer's ``.grad``; raises ValueError on a name or shape of no layer."""
-        self.observer.external_sums.check(name, tuple(buffer.shape))
+        self.recorder.external_sums.check(name, tuple(buffer.shape))
         self.guard.wrap("looking for what has arrived", self._transfers.poll)()
-        self.guard.wrap("leaving the fast path", self.observer.leave_fast_path)()
-        if not self.observer.clock.is_paused:
-            self.guard.wrap("reading a buffer", self.observer.meter.timed(self.observer.external_sums.read))(
+        self.guard.wrap("leaving the fast path", self.recorder.leave_fast_path)()
+        if not self.recorder.clock.is_paused:
+            self.guard.wrap("reading a buffer", self.recorder.meter.timed(self.recorder.external_sums.read))(
                 name, buffer
             )
 
@@ -206,7 +206,7 @@ class Session:
         In the training's thread: a query from another thread would break a CUDA graph that is being recorded.
         """
         if not self.is_settled:
-            self.guard.wrap("the last window", self.observer.close)()
+            self.guard.wrap("the last window", self.recorder.close)()
             self.guard.wrap("bringing the last values here", self._transfers.drain)(timeout_s)
             self.is_settled = True
 

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 MAX_NAMES = 1000
 
 
-def summarize(observer: Recorder, sender: Sender | None) -> dict[str, Any]:
+def summarize(recorder: Recorder, sender: Sender | None) -> dict[str, Any]:
     """Return a summary of the layers and of the latest window.
 
     ``layers`` is None until an optimizer has stepped, ``k`` and ``low`` until a whole window was seen.
     """
-    return {**_trained(observer), **_measured(observer, sender)}
+    return {**_trained(recorder), **_measured(recorder, sender)}
 
 
-def _trained(observer: Recorder) -> dict[str, Any]:
+def _trained(recorder: Recorder) -> dict[str, Any]:
     from gradcanary.model.training_loop import framework_of
 
-    first_step, layers = observer.first_step, observer.layers
+    first_step, layers = recorder.first_step, recorder.layers
     if first_step is None or layers is None:
         return {"layers": None}
     every = layers.layer_set.layers
@@ -37,14 +37,14 @@ def _trained(observer: Recorder) -> dict[str, Any]:
         "dtypes": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "optimizer": first_step.optimizer,
         "framework": framework_of(layers.framework, first_step.loop),
-        "step": observer.clock.step,
+        "step": recorder.clock.step,
         "step_source": first_step.source,
     }
 
 
-def _measured(observer: Recorder, sender: Sender | None) -> dict[str, Any]:
-    row, first_step = None if sender is None else sender.latest, observer.first_step
-    if row is None or first_step is None or observer.layers is None or row.step <= first_step.number:
+def _measured(recorder: Recorder, sender: Sender | None) -> dict[str, Any]:
+    row, first_step = None if sender is None else sender.latest, recorder.first_step
+    if row is None or first_step is None or recorder.layers is None or row.step <= first_step.number:
         return {"k": None, "low": None}
     return {"k": row.micro_steps, "low": _low(row), "accumulators": _accumulators(row)}
 

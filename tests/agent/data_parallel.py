@@ -78,7 +78,7 @@ def sick(kind: str) -> tuple[int, int]:
 def wait_until_measured(watch: Any) -> None:
     """Wait until the sender's thread has read the first NaN, as steps of a real training take longer than these."""
     deadline = time.monotonic() + WAIT_S
-    while not watch._session.observer.clock.wishes.local:
+    while not watch._session.recorder.clock.request.local:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -171,10 +171,12 @@ def test_small_sums_are_not_mistaken(low: torch.dtype, size: float, *, is_float3
 @given(st.integers(1, 40), st.integers(0, 300))
 def test_each_layer_has_its_turn(layers: int, start: int) -> None:
     turns = -(-layers // accumulation.PER_SAMPLE)
-    often = [layer for number in range(turns) for layer in accumulation.whose_turn(start * turns + number, layers)]
+    often = [
+        layer for number in range(turns) for layer in accumulation.layers_of_sample(start * turns + number, layers)
+    ]
     assert set(often) == set(range(layers)) or start >= accumulation.OFTEN
     rarely = range(start, start + 2 * turns * accumulation.RARELY)
-    assert {layer for number in rarely for layer in accumulation.whose_turn(number, layers)} == set(range(layers))
+    assert {layer for number in rarely for layer in accumulation.layers_of_sample(number, layers)} == set(range(layers))
 
 
 @given(st.lists(st.sampled_from(["float32", "float16", "bfloat16", "few"]), max_size=12))

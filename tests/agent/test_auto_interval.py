@@ -234,14 +234,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_the_share_is_what_all_hooks_and_the_sender_took_of_the_time(clock: Clock) -> None:
     meter = Meter(10, 0.01)
     step_hook = meter.timed(clock.passes)
-    layer_hook = meter.timed_for(lambda: 4.0, lambda _: clock.passes(1e-5))
+    layer_hook = meter.timed_layer_hook(lambda: 4.0, lambda _: clock.passes(1e-5))
     assert meter.share() == 0.0
     meter.window_begins()
     for step in range(160):
         step_hook(0.25 if step % 10 == 0 else 0.0)
         layer_hook(torch.zeros(()))
         clock.passes(1.0)
-        meter.sent(0.05 * (step + 1))
+        meter.set_sender_time(0.05 * (step + 1))
         meter.window_ended(is_sampled=step % 10 == 0)
     took = 16 * 0.25 + 160 * 4e-5 + 160 * 0.05
     assert meter.share() == pytest.approx(took / (160 * (1.0 + 1e-5) + 16 * 0.25))
@@ -251,9 +251,9 @@ def test_the_share_is_what_all_hooks_and_the_sender_took_of_the_time(clock: Cloc
 def test_a_hook_of_a_layer_counts_for_others_but_not_what_has_a_clock_of_its_own_nor_waiting(clock: Clock) -> None:
     meter = Meter("auto", 0.01)
     inner = meter.timed(clock.passes)
-    meter.timed_for(lambda: 16.0, lambda _: inner(0.5))(torch.zeros(()))
+    meter.timed_layer_hook(lambda: 16.0, lambda _: inner(0.5))(torch.zeros(()))
     assert meter.spent_s == 0.5
-    meter.timed_for(lambda: 16.0, lambda _: clock.passes(3.0))(torch.zeros(()))
+    meter.timed_layer_hook(lambda: 16.0, lambda _: clock.passes(3.0))(torch.zeros(()))
     assert meter.spent_s == pytest.approx(0.5 + 16 * LONGEST_S)
 
 
@@ -266,7 +266,7 @@ def test_steps_that_are_not_sampled_do_not_make_a_sample_dear(clock: Clock) -> N
         is_sampled = step % meter.every == 0
         hook(0.07 if is_sampled else 0.02)
         clock.passes(1.0 - 0.02)
-        meter.sent(0.0)
+        meter.set_sender_time(0.0)
         meter.window_ended(is_sampled=is_sampled)
         found.append(meter.every)
     assert (found[1120], found[1280]) == (1, 10)  # after the second measurement over the budget
@@ -319,7 +319,7 @@ def test_what_samples_take_on_a_device_counts_once_it_has_completed(clock: Clock
         if step % 10 == 0:
             hook()
         clock.passes(1.0)
-        meter.sent(0.0)
+        meter.set_sender_time(0.0)
         meter.window_ended(is_sampled=step % 10 == 0)
         shares.append(meter.share())
         if step > 40:

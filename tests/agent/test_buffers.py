@@ -348,7 +348,7 @@ def test_a_clip_is_looked_for_where_gradients_are_those_of_torch(
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
             wait_until_read(watched, step)
-    assert collector.names[watched._session.observer.clock.wishes.probe].startswith(prefix)  # it would be looked at
+    assert collector.names[watched._session.recorder.clock.request.probe].startswith(prefix)  # it would be looked at
     sent = collector.metric("clip_factor")
     assert bool(sent) is bool(prefix)
     assert sent == pytest.approx({step: factors[step] for step in sent}, rel=1e-4)

@@ -12,7 +12,7 @@ from torch import nn
 import gradcanary
 from gradcanary.facts import NO_SCALER
 from gradcanary.stats import weights
-from gradcanary.stats.weights import some
+from gradcanary.stats.weights import round_robin
 
 EACH = weights.FROZEN_EACH
 
@@ -93,7 +93,9 @@ def test_each_layer_has_its_turn(layers: int, every: int, start: int) -> None:
     numbers = list(range(layers))
     turns = range(start, start - (-layers // weights.FROZEN_PER_TURN) + 1)
     steps = [turn * span for turn in turns]
-    assert {layer for step in steps for layer in some(numbers, step // span, weights.FROZEN_PER_TURN)} == set(numbers)
+    assert {layer for step in steps for layer in round_robin(numbers, step // span, weights.FROZEN_PER_TURN)} == set(
+        numbers
+    )
 
 
 def test_layers_that_nobody_moves_are_not_called_frozen(collector: Recorded) -> None:

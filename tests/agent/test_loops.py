@@ -441,7 +441,7 @@ def test_a_step_by_hand_that_fails_inside_does_not_raise(
     with gradcanary.watch(model, url=collector.url, run="loop") as watched:
         loss_of(model).backward()
         with monkeypatch.context() as patched:
-            patched.setattr(watched._session.observer, "step_by_hand", lambda: 1 / 0)
+            patched.setattr(watched._session.recorder, "step_by_hand", lambda: 1 / 0)
             gradcanary.step()
         gradcanary.step()
         assert watched._session.guard.caught == 1
@@ -493,7 +493,7 @@ def test_a_loop_without_an_optimizer_that_is_joined_is_reported(
         watch.begin()
         for _ in range(passes):
             loss_of(model).backward()
-        said = facts.NO_STEP.text in [fact.text for fact in watch._session.observer.facts]
+        said = facts.NO_STEP.text in [fact.text for fact in watch._session.recorder.facts]
         watch.detach(1.0)
         assert said == (passes == recorder.PASSES_WITHOUT_STEP)
         assert capsys.readouterr().err.count(facts.NO_STEP.text) == said

@@ -237,7 +237,7 @@ def test_memory_is_bounded_as_a_spool_is(monkeypatch):
         for _ in range(20):
             training.steps(20)
             time.sleep(0.03)
-        until(lambda: watch._session.observer.clock.step <= (watch._session.sender._step or 0) + 1)
+        until(lambda: watch._session.recorder.clock.step <= (watch._session.sender._step or 0) + 1)
         assert watch._session.sender._outbox.queue.size <= 30_000
         away.is_back = True
         watch.close()

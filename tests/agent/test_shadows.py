@@ -209,8 +209,8 @@ def test_a_watch_that_ends_inside_such_a_window_leaves_no_hook() -> None:
     [
         "stats.accumulation.Fp32Reference.before_accumulate",
         "stats.accumulation.Fp32Reference.after_accumulate",
-        "stats.accumulation.Fp32Reference.losses",
-        "stats.accumulation.scaled_norm",
+        "stats.accumulation.Fp32Reference.errors",
+        "stats.accumulation.norm_factors",
         "stats.accumulation._counts",
     ],
 )

@@ -22,7 +22,7 @@ from gradcanary.guard import Guard, reraise
 from gradcanary.model.layers import Layers
 from gradcanary.stats import kernels
 from gradcanary.stats.accumulation import Fp32Reference, low_bits
-from gradcanary.stats.kernels import bounds_of, measure, norm_of, readable
+from gradcanary.stats.kernels import is_measurable, measure, min_max, norm_of
 from gradcanary.stats.sampler import take_sample
 from gradcanary.stats.samples import MEASURED, NONFINITE, PARTIAL, ZERO, Forecast, Kind, Part, parts_of, read
 from gradcanary.stats.weights import Frozen, forecasts
@@ -55,7 +55,7 @@ def record_of(
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     layers = layers_of(parameters)
-    wishes = (reader or Reader(None, reraise)).wishes
+    request = (reader or Reader(None, reraise)).request
     earlier = [0] * len(gradients)
     carried = None if scale is None else torch.tensor(scale)
     sample = take_sample(
@@ -66,7 +66,7 @@ def record_of(
         phase="accumulated",
         scale=carried,
         number=1,
-        wishes=wishes,
+        request=request,
         failed=reraise,
     )  # number 1: no sample in which the zeros of all layers are counted
     return StepRecord(
@@ -191,7 +191,7 @@ def test_large_gradients_are_measured_in_pieces(
         small.setattr(kernels, "_is_counted_by_norm", lambda value: by_norm and value.is_floating_point())
         small.setattr(kernels, "MOST_PACKED", 0)
         numbers = read(measure(gradients, list(gradients), list(gradients), wide))
-        alone = {layer: float(norm_of(gradient, is_wide=layer in wide)) for layer, gradient in gradients.items()}
+        alone = {layer: float(norm_of(gradient, in_float64=layer in wide)) for layer, gradient in gradients.items()}
     for layer, gradient in gradients.items():
         exact = gradient.double()
         assert numbers.zeros[layer] == int((exact == 0).sum())
@@ -240,7 +240,7 @@ def test_measuring_makes_no_copy_of_a_large_gradient(
     for is_wide in (False, True):
         wide = [0] if is_wide else []
         assert peak_of(lambda wide=wide: measure(gradients, [0], [0], wide)) < 2**17, "not half a byte an element"
-    assert peak_of(lambda: bounds_of(gradients[0])) < 2**17
+    assert peak_of(lambda: min_max(gradients[0])) < 2**17
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -259,12 +259,12 @@ def test_norms_of_many_gradients_take_one_kernel_but_for_those_with_gaps(
     monkeypatch.setattr(torch, "_foreach_norm", taken)
     made = [torch.randn(7, 5 + place).to(dtype) for place in range(6)]
     gradients = {0: made[0], 1: made[1].T, 2: made[2][:, ::2], 3: made[3][:, :1].expand(7, 3), 4: made[4], 5: made[5]}
-    numbers = read(measure(gradients, wide=[5]))
+    numbers = read(measure(gradients, in_float64=[5]))
     assert together == [3]
     for layer, gradient in gradients.items():
         exact = float(gradient.double().square().sum().sqrt())
         assert numbers.norm[layer] == pytest.approx(exact, rel=1e-6)
-        assert numbers.norm[layer] == float(norm_of(gradient, is_wide=layer == 5))
+        assert numbers.norm[layer] == float(norm_of(gradient, in_float64=layer == 5))
 
 
 class NoTensorOfNumbers(TorchDispatchMode):
@@ -283,7 +283,7 @@ def test_sampling_makes_no_tensor_of_numbers() -> None:
     """Also where the script has set another default device: its tensors would be there."""
     gradients = {0: torch.ones(3), 1: torch.ones(2, dtype=torch.float16), 2: torch.eye(2).to_sparse()}
     with torch.device("meta"), NoTensorOfNumbers():
-        measured = measure(gradients, list(gradients), list(gradients), wide=[0])
+        measured = measure(gradients, list(gradients), list(gradients), in_float64=[0])
         measured += measure({3: torch.zeros(4, device="cpu")}, [3])
     assert read(measured).zeros == {0: 0, 1: 0, 2: 2, 3: 4}
 
@@ -305,23 +305,23 @@ def test_what_is_measured_of_low_precision_makes_no_tensor_of_numbers() -> None:
     for _ in range(2):
         for weight in weights:
             (weight * 2).sum().backward()
-    frozen.turn(0, 1, references, [True, True])
+    frozen.unchanged_fraction(0, 1, references, [True, True])
     with torch.device("meta"), NoTensorOfNumbers():
         assert low_bits({0: torch.ones(3000, device="cpu")})
-        assert len(shadows.losses([2, 2])) == 2
-        assert len(frozen.turn(50, 1, references, [True, True])) == 2
+        assert len(shadows.errors([2, 2])) == 2
+        assert len(frozen.unchanged_fraction(50, 1, references, [True, True])) == 2
         assert len(forecasts(optimizer, references)) == 2
 
 
 def test_what_can_be_measured() -> None:
-    assert readable(torch.ones(2))
-    assert not readable(torch.ones(0))
-    assert readable(torch.eye(2).to_sparse())
+    assert is_measurable(torch.ones(2))
+    assert not is_measurable(torch.ones(0))
+    assert is_measurable(torch.eye(2).to_sparse())
 
     class Shard(torch.Tensor):
         pass
 
-    assert not readable(torch.ones(2).as_subclass(Shard))
+    assert not is_measurable(torch.ones(2).as_subclass(Shard))
     assert read(measure({})).absmax == {}
 
 
@@ -366,14 +366,17 @@ def test_a_device_that_cannot_be_read_takes_no_other_along() -> None:
     record = record_of(gradients, reader=reader)
     dead, (sample,) = torch.ones(6, device="meta"), record.samples
     moved = {0: torch.tensor([1.0, 2.0, 1.0, 4.0]), 1: dead[:4], 2: torch.tensor([1.0, 3.0, 1.0, 4.0])}
-    sample.add(Kind.MOVED, moved)
-    sample.add(Kind.LOST, {0: torch.tensor([1.0, 1.0, 1.0, 3.0, 1.0, 4.0]), 1: dead, 2: torch.ones(6)})
+    sample.add(Kind.UPDATE_NORMS, moved)
+    sample.add(Kind.ACCUMULATION_ERROR, {0: torch.tensor([1.0, 1.0, 1.0, 3.0, 1.0, 4.0]), 1: dead, 2: torch.ones(6)})
     sample.add(Kind.FROZEN, {0: torch.tensor(0.25), 1: dead[0], 2: torch.tensor(0.5)})
     sample.parts.append(Part(Kind.LOW_BITS, dead.view(3, 2), [1]))
     sample.parts.append(Part(Kind.LOW_BITS, torch.tensor([[20, 20], [9, 0], [9, 0]]), [0, 2]))
     stuck = {0: torch.tensor(1.0), 1: dead[0], 2: torch.tensor(0.0)}
     sample.forecasts = [
-        Forecast("bfloat16", [Part(Kind.RATE, rate), *(Part(Kind.STUCK, share, (at,)) for at, share in shares.items())])
+        Forecast(
+            "bfloat16",
+            [Part(Kind.LEARNING_RATE, rate), *(Part(Kind.STUCK, share, (at,)) for at, share in shares.items())],
+        )
         for rate, shares in ((1e-6, stuck), (dead[0], dict.fromkeys(range(3), dead[0])))
     ]
     row = reader.read(record)
@@ -409,9 +412,9 @@ def test_nonfinite_elements_are_counted_for_five_more_samples() -> None:
     assert list(second.states or b"") == [MEASURED, NONFINITE]
     assert "total_norm" not in metrics_of(second)
     for left in range(COUNTED_AFTER_NONFINITE, 0, -1):
-        assert reader.wishes.nonfinite == {1}, left
+        assert reader.request.nonfinite == {1}, left
         reader.read(record_of([good, good], reader=reader))
-    assert reader.wishes.nonfinite == frozenset()
+    assert reader.request.nonfinite == frozenset()
 
 
 def test_zeros_are_wished_of_low_layers_and_of_those_under_the_threshold() -> None:
@@ -420,7 +423,7 @@ def test_zeros_are_wished_of_low_layers_and_of_those_under_the_threshold() -> No
         reader = Reader(threshold, reraise)
         first = reader.read(record_of(gradients, reader=reader))
         assert "zero_fraction" not in first.columns
-        assert reader.wishes.zeros == low
+        assert reader.request.zeros == low
         second = reader.read(record_of(gradients, reader=reader))
         assert second.columns["zero_fraction"].layers == tuple(sorted(low))
         assert second.columns["zero_fraction"].values[-1] == 1.0

@@ -241,9 +241,9 @@ def test_pause_looks_away_until_the_next_step(collector, training):
         watch.pause()
         training.model(torch.randn(4, 4)).square().mean().backward()
         training.optimizer.zero_grad()
-        assert watch._session.observer.clock.is_paused
+        assert watch._session.recorder.clock.is_paused
         training.steps(2)
-        assert not watch._session.observer.clock.is_paused
+        assert not watch._session.recorder.clock.is_paused
     assert collector.steps() == [0, 1, 2, 3]
 
 
@@ -344,10 +344,10 @@ def test_a_watch_that_has_ended_keeps_nothing_that_is_logged(collector, training
         gradcanary.watch(training.model, training.optimizer, run="another")
     else:
         watch._pid = 0  # what a forked child sees: its own id is another one
-    kept = len(watch._session.observer.logged)
+    kept = len(watch._session.recorder.logged)
     for _ in range(3):
         watch.log(acc=torch.zeros(1))
-    assert len(watch._session.observer.logged) == kept
+    assert len(watch._session.recorder.logged) == kept
     watch._pid = os.getpid()
 
 
@@ -425,7 +425,7 @@ def test_a_hosts_logging_that_raises_does_not_reach_the_training(collector, trai
 def test_one_step_that_cannot_be_read_is_counted_and_the_others_arrive(collector, training):
     with gradcanary.watch(training.model, training.optimizer, run="odd") as watch:
         training.steps(3)
-        watch._session.observer.logged.append(LoggedMetric("acc", (), None, torch.zeros(2)))
+        watch._session.recorder.logged.append(LoggedMetric("acc", (), None, torch.zeros(2)))
         training.steps(3)
     assert collector.steps() == [0, 1, 3, 4, 5]
     assert watch._session.guard.caught == 1

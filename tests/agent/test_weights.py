@@ -334,7 +334,7 @@ def test_a_comparison_that_fails_costs_nothing_else(monkeypatch: pytest.MonkeyPa
     def failing(*_: object) -> dict[int, torch.Tensor]:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(sampler, "changes", failing)
+    monkeypatch.setattr(sampler, "update_norms", failing)
     with recording() as collector:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -390,6 +390,6 @@ def test_every_layer_has_its_turn(layers: int, interval: int, start: int) -> Non
     """Within three rounds, however the steps are sampled; where there are a few layers, within a few samples more."""
     rounds = -(-layers // weights.PER_STEP)
     first = start // interval * interval
-    turns = [weights.whose_turn(first + interval * number, layers) for number in range(3 * rounds + 8)]
+    turns = [weights.layers_of_step(first + interval * number, layers) for number in range(3 * rounds + 8)]
     assert {layer for turn in turns for layer in turn} == set(range(layers))
     assert all(1 <= len(turn) <= weights.PER_STEP for turn in turns)

@@ -74,8 +74,8 @@ class Settled:
 
 def forget_forecasts(watch: gradcanary.Watch) -> None:
     """Have the watch believe that what it foresees was said long ago."""
-    for tracker in watch._session.observer.trackers:
-        tracker.sampler.outlook.is_over = True
+    for tracker in watch._session.recorder.trackers:
+        tracker.sampler.forecast_schedule.is_done = True
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def settle(loop: Training, url: str, look_steps: int = LOOK, clock: Callable[[],
         gradcanary.watch(loop.model, loop.optimizer, url=url, run="settles") as watch,
     ):
         forget_forecasts(watch)
-        measured, number, grown, more = watch._session.observer.meter, 0, 0, 0
+        measured, number, grown, more = watch._session.recorder.meter, 0, 0, 0
         while len(looks) < LOOKS_OVER or (measured.every > 1 and len(looks) < 2 * LOOKS_OVER):
             loop.step()
             number += 1

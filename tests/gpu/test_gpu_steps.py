@@ -126,7 +126,7 @@ def test_what_samples_take_on_the_gpu_counts_in_the_share(collector: Recorded) -
         trained.accumulate()
         trained.finish()
         torch.cuda.synchronize()
-        clock = watch._session.observer.meter.device_clock
+        clock = watch._session.recorder.meter.device_clock
         clock.take()
         debug("error")
         clock.time(lambda: torch.cuda._sleep(100_000_000))

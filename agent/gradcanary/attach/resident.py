@@ -93,18 +93,18 @@ class AttachedWatch(api.Watch):
 
         ``is_heard`` is None until the collector took the data, or did not.
         """
-        observer, sender = self._session.observer, self._session.sender
+        recorder, sender = self._session.recorder, self._session.sender
         return {
             "run": self.run,
             "url": self.url,
             "launch": self._launch,
-            "rank": observer.rank.rank,
-            "world_size": observer.rank.world_size,
-            "is_silent": observer.rank.sends_only_nonfinite,
-            "unseen": [fact.text for fact in observer.facts],
+            "rank": recorder.rank.rank,
+            "world_size": recorder.rank.world_size,
+            "is_silent": recorder.rank.sends_only_nonfinite,
+            "unseen": [fact.text for fact in recorder.facts],
             "is_heard": None if sender is None else sender.is_reachable,
             "is_barred": sender is not None and sender.is_unauthorized,
-            **summary.summarize(observer, sender),
+            **summary.summarize(recorder, sender),
         }
 
     def _survives_fork(self) -> bool:

@@ -282,8 +282,10 @@ def _fetched(tensor: Tensor) -> Tensor:
 
 def _drop_lazy(record: StepRecord) -> None:
     """Remove values of lazy devices, whose reading would cut the training's graph."""
-    if any(part.kind is Kind.RATE and _is_lazy_tensor(part.value) for part in record.parts):
-        record.parts = [part for part in record.parts if part.kind is not Kind.RATE]  # each is named by its position
+    if any(part.kind is Kind.LEARNING_RATE and _is_lazy_tensor(part.value) for part in record.parts):
+        record.parts = [
+            part for part in record.parts if part.kind is not Kind.LEARNING_RATE
+        ]  # each is named by its position
     record.parts = [part for part in record.parts if not _is_lazy_tensor(part.value)]
     record.logged = [each for each in record.logged if not _is_lazy_tensor(each.value)]
     for sample in record.samples:

@@ -23,11 +23,11 @@ class SessionHello:
     What a session has sent once stays: ``rank_and_world`` is read before the first hello.
     """
 
-    def __init__(self, launch: str, observer: Recorder) -> None:
+    def __init__(self, launch: str, recorder: Recorder) -> None:
         self.rank_and_world = (0, 1)
         self._launch = launch
         self._facts: tuple[wire.Fact, ...] = ()
-        self._settings, self._started = observer.settings, time.time()
+        self._settings, self._started = recorder.settings, time.time()
         self._sets: dict[str, wire.LayerSet] = {}
         self._findings: tuple[wire.Fact, ...] = ()
         self._framework: str | None = None
@@ -35,7 +35,7 @@ class SessionHello:
         self._first_step: int | None = None
         self._step_source: str | None = None
         self._optimizer: str | None = None
-        self._late: bool | None = observer.is_late or None
+        self._late: bool | None = recorder.is_late or None
         self._sent: wire.Hello | None = None
         self._dumped: tuple[wire.Hello | None, bytes] = (None, b"")
         self.was_sent = False
@@ -50,13 +50,13 @@ class SessionHello:
         """Return True if the collector does not have the present hello."""
         return self._sent is None or self.hello() != self._sent
 
-    def update(self, observer: Recorder, measured: Layers | None, findings: Sequence[wire.Fact] = ()) -> None:
+    def update(self, recorder: Recorder, measured: Layers | None, findings: Sequence[wire.Fact] = ()) -> None:
         """Take over what the training thread has found, and the facts that the reader found in its numbers.
 
         ``measured`` are the layers of a batch that follows.
         """
         self._findings += tuple(fact for fact in findings if fact not in self._findings)
-        first_step, layers, self._facts = observer.first_step, observer.layers, (*observer.facts, *observer.guard.facts)
+        first_step, layers, self._facts = recorder.first_step, recorder.layers, (*recorder.facts, *recorder.guard.facts)
         if first_step is not None and self._step_source is None:
             self._first_step, self._step_source = first_step.number, first_step.source
             self._optimizer = first_step.optimizer

@@ -24,7 +24,7 @@ from gradcanary.stats.samples import (
     Kind,
     Part,
     Sample,
-    Wishes,
+    SampleRequest,
     number_of,
     of_kind,
     read,
@@ -60,7 +60,7 @@ _TABLES = ("Embedding", "EmbeddingBag")
 
 
 class Reader:
-    """Reads the records of a session in their order; ``wishes`` is the request for the next samples.
+    """Reads the records of a session in their order; ``request`` is the request for the next samples.
 
     If a device cannot be read, ``failed`` gets the error and its layers are partial.
     """
@@ -75,7 +75,7 @@ class Reader:
         self._roots: list[float] = []
         self._effective = EffectiveDtypes(None)
         self._clips = ClipDetector()
-        self.wishes = Wishes()
+        self.request = SampleRequest()
         self.facts: list[wire.Fact] = []
 
     def read(self, record: StepRecord) -> StepRow:
@@ -106,8 +106,8 @@ class Reader:
         ]
         if any(name == "loss" and not math.isfinite(value) for (name, _), _, value in row.metrics):
             self._local_left = LOCAL_AFTER_NONFINITE
-        if self.wishes.local != (self._local_left > 0):
-            self.wishes = replace(self.wishes, local=self._local_left > 0)
+        if self.request.local != (self._local_left > 0):
+            self.request = replace(self.request, local=self._local_left > 0)
         return row
 
     def _own_metrics(self, record: StepRecord) -> Iterator[tuple[str, float]]:
@@ -119,7 +119,7 @@ class Reader:
         losses = [part.value for part in record.parts if part.kind is Kind.LOSS]
         if losses and not is_logged:
             yield "loss", sum(map(number_of, losses)) / (scale or 1.0)
-        rates = [part.value for part in record.parts if part.kind is Kind.RATE]
+        rates = [part.value for part in record.parts if part.kind is Kind.LEARNING_RATE]
         yield from ((f"lr{group}", number_of(rate)) for group, rate in enumerate(rates))
         if not record.samples:
             return
@@ -161,7 +161,7 @@ class Reader:
         _add_some(row, "frozen_fraction", None, found.frozen)
         self.facts += self._clips.read(record, found, row)
         self.facts += found.facts(row.layer_set.layers, record.step, self._failed)
-        self.wishes = self._next_wishes(absmax, norm, states, row.layer_set)
+        self.request = self._next_request(absmax, norm, states, row.layer_set)
 
     def _accumulators(
         self, record: StepRecord, found: DecodedSamples, bad: Collection[int]
@@ -183,19 +183,19 @@ class Reader:
         self._watched = {layer: left - 1 for layer, left in self._watched.items() if left > 1}
         self._watched.update(dict.fromkeys(bad, COUNTED_AFTER_NONFINITE))
 
-    def _next_wishes(
+    def _next_request(
         self, absmax: array[float], norm: array[float], states: bytearray, layer_set: wire.LayerSet
-    ) -> Wishes:
+    ) -> SampleRequest:
         if self._roots_of is not layer_set:
             self._roots_of = layer_set
             self._roots = [math.sqrt(max(layer.local_numel, 1)) for layer in layer_set.layers]
         roots, (low, high) = self._roots, NARROW
         measured = [(i, norm[i]) for i, state in enumerate(states) if state == MEASURED]
         strength = {i: value / roots[i] for i, value in measured}
-        return Wishes(
+        return SampleRequest(
             zeros=frozenset([i for i, value in enumerate(absmax) if value < self._low]),  # False for a NaN
             nonfinite=frozenset(self._watched),
-            wide=frozenset([i for i, value in measured if not low < value < high]),
+            in_float64=frozenset([i for i, value in measured if not low < value < high]),
             probe=max(strength, key=strength.__getitem__, default=None),
         )
 
@@ -285,15 +285,15 @@ class DecodedSamples:
         """Take the stats that only some layers have."""
         numbers, parts = sample.layers, sample.parts
         has_sound_weights = all(is_finite for _, is_finite in _values(parts, Kind.WEIGHTS, failed))
-        for positions, bad in _values(parts, Kind.OWN, failed) if has_sound_weights else ():
+        for positions, bad in _values(parts, Kind.LOCAL_NONFINITE, failed) if has_sound_weights else ():
             self.local_nonfinite += [
                 numbers[position] for position, is_bad in zip(positions, bad, strict=True) if is_bad
             ]
         self.is_finite &= all(is_finite for _, is_finite in _values(parts, Kind.FINITE, failed))
-        for (position,), factors in _values(parts, Kind.MOVED, failed):
+        for (position,), factors in _values(parts, Kind.UPDATE_NORMS, failed):
             self.moved[numbers[position]] = _change_of(factors)
-        for (position,), factors in _values(parts, Kind.LOST, failed):
-            loss = accumulation.loss_of(factors)
+        for (position,), factors in _values(parts, Kind.ACCUMULATION_ERROR, failed):
+            loss = accumulation.error_of(factors)
             self.losses.update({} if loss is None else {numbers[position]: loss})
         self.frozen.update({numbers[position]: share for (position,), share in _values(parts, Kind.FROZEN, failed)})
         self.forecasts += [(forecast, numbers) for forecast in sample.forecasts]

@@ -60,7 +60,7 @@ class Sender:
 
     def __init__(
         self,
-        observer: Recorder,
+        recorder: Recorder,
         queue: RecordQueue[StepRecord],
         hello: SessionHello,
         transport: Transport,
@@ -75,7 +75,7 @@ class Sender:
         self.latest: StepRow | None = None
         self.unsent: str | None = None
         """A sentence about what the collector did not take, at the end."""
-        self._observer, self._queue, self._hello, self._transport = observer, queue, hello, transport
+        self._recorder, self._queue, self._hello, self._transport = recorder, queue, hello, transport
         self._guard, self._on_alert, self._introduce = guard, on_alert, introduce
         self._alerted: dict[int, str] = {}
         self._end: wire.End | None = None
@@ -84,9 +84,9 @@ class Sender:
         self._reading = threading.Lock()
         self._record_s = 0.0
         self._dropped = 0
-        self._reader = Reader(observer.settings.absmax_below, guard.catch)
+        self._reader = Reader(recorder.settings.absmax_below, guard.catch)
         self._outbox = Outbox(RetryQueue(create_spool, guard.print_once))
-        url, hint = observer.settings.url, "the training goes on, still trying"
+        url, hint = recorder.settings.url, "the training goes on, still trying"
         self._delivery = Delivery(url, transport, hello, self._outbox, guard, self._on_reply, hint)
         self._step: int | None = None
         self._passed: int | None = None
@@ -200,12 +200,12 @@ class Sender:
 
     def _flush(self) -> None:
         """Send all there is; records and the end of the training do not wait until it is sent."""
-        self._hello.update(self._observer, None)
+        self._hello.update(self._recorder, None)
         is_early = not self._hello.is_complete and time.monotonic() - self._began < FIRST_STEP_WAIT_S
         if is_early and not self._hello.was_sent and self._end is None:
             return
         if not self._hello.was_sent:
-            self._hello.rank_and_world = self._observer.rank.as_tuple()
+            self._hello.rank_and_world = self._recorder.rank.as_tuple()
         while self._delivery.send_next():
             if self._is_late():
                 return
@@ -268,7 +268,7 @@ class Sender:
 
     def _read_records(self) -> None:
         began = self._read_at = time.monotonic()
-        self._observer.meter.sent(time.thread_time())
+        self._recorder.meter.set_sender_time(time.thread_time())
         count = 0
         while self._may_read():
             count += 1
@@ -297,10 +297,10 @@ class Sender:
             self._guard.catch("reading a step", error)
             self._outbox.count_dropped(1)
             return True
-        self._observer.clock.wishes = self._reader.wishes
+        self._recorder.clock.request = self._reader.request
         self._step = row.step
         self.latest = row if row.states is not None else self.latest
-        self._hello.update(self._observer, record.layers, self._reader.facts)
+        self._hello.update(self._recorder, record.layers, self._reader.facts)
         sent: StepRow | None = local_nonfinite_only(row) if record.sends_only_nonfinite else row
         if sent is not None and not self._delivery.is_closed:
             self._outbox.add(sent)
@@ -317,14 +317,14 @@ class Sender:
 
     def _send_heartbeat(self) -> None:
         """Send the step that is passed: nothing of it, or of those before it, is still to come."""
-        outbox, share = self._outbox, self._observer.meter.share()
+        outbox, share = self._outbox, self._recorder.meter.share()
         self._passed = self._step if outbox.is_empty else self._passed
         self._delivery.beat(wire.Heartbeat(self._passed, outbox.queue.size, outbox.dropped_steps, share))
 
     def _on_reply(self, reply: wire.Reply) -> None:
         self.incidents = reply.incidents
         if reply.has_other_layers:
-            self._observer.tell(facts.OTHER_LAYERS)
+            self._recorder.add_fact(facts.OTHER_LAYERS)
         for brief in reply.incidents:
             if self._alerted.get(brief.id) != brief.severity:
                 self._alerted[brief.id] = brief.severity

@@ -17,8 +17,8 @@ from gradcanary.guard import Failed, reporting, reraise
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.hooks.parameter_hook import POST_ACCUMULATE, PRE_ACCUMULATE, ParameterHook
 from gradcanary.model.parameters import References
-from gradcanary.stats.kernels import LOW_PRECISION, readable, scaled_norm, spread
-from gradcanary.stats.weights import some, weight_of
+from gradcanary.stats.kernels import LOW_PRECISION, is_measurable, norm_factors, strided_sample
+from gradcanary.stats.weights import round_robin, weight_of
 
 PER_SAMPLE = 4
 OFTEN, RARELY = 3, 16
@@ -51,7 +51,9 @@ def low_bits(gradients: Mapping[int, Tensor], failed: Failed = reraise) -> list[
     bits which float16 has not. A float32 sum of gradients in float16 consists of multiples of 2^-24: under 2^-13 it
     fits into float16 as it is, and tells nothing.
     """
-    parts = {layer: part for layer, gradient in gradients.items() if (part := spread(gradient, ELEMENTS)) is not None}
+    parts = {
+        layer: part for layer, gradient in gradients.items() if (part := strided_sample(gradient, ELEMENTS)) is not None
+    }
     devices: dict[torch.device, list[int]] = {}
     for layer, part in parts.items():
         devices.setdefault(part.device, []).append(layer)
@@ -62,12 +64,12 @@ def low_bits(gradients: Mapping[int, Tensor], failed: Failed = reraise) -> list[
     return found
 
 
-def whose_turn(number: int, layers: int) -> list[int]:
+def layers_of_sample(number: int, layers: int) -> list[int]:
     """Return which layers, by position, are looked at in a sample of this number."""
     is_early = number < OFTEN * -(-layers // PER_SAMPLE)
     if not is_early and number % RARELY:
         return []
-    return some(range(layers), number if is_early else number // RARELY, PER_SAMPLE)
+    return round_robin(range(layers), number if is_early else number // RARELY, PER_SAMPLE)
 
 
 def _counts(parts: Sequence[Tensor]) -> Tensor:
@@ -110,13 +112,13 @@ class Fp32Reference:
         """
         self.end()
         self._references = references
-        low = [place for place, reference in enumerate(references) if _is_low(reference())]
+        low = [position for position, reference in enumerate(references) if _is_low(reference())]
         room = MAX_BYTES
-        for place in some(low, step // max(EACH, interval), PER_WINDOW):
-            parameter = references[place]()
+        for position in round_robin(low, step // max(EACH, interval), PER_WINDOW):
+            parameter = references[position]()
             if parameter is not None and 4 * parameter.numel() <= room:
                 room -= 4 * parameter.numel()
-                self._follow(place, parameter)
+                self._follow(position, parameter)
 
     @property
     def are_on(self) -> bool:
@@ -129,53 +131,53 @@ class Fp32Reference:
             hook.remove()
         self._references, self._hooks, self._sums = (), [], {}
 
-    def losses(self, counts: Sequence[int]) -> dict[int, Tensor]:
+    def errors(self, counts: Sequence[int]) -> dict[int, Tensor]:
         """Return tensors of six, by position, of sums in which several gradients are and nothing else: the L2 norms of
         the difference, of the sum, and of the float32 sum, each a product of two. Kernels only, nothing is read."""
         found = {}
-        for place, known in self._sums.items():
-            stored = self._stored(place)
-            if known is None or stored is None or not 1 < counts[place] == known.count:
+        for position, known in self._sums.items():
+            stored = self._stored(position)
+            if known is None or stored is None or not 1 < counts[position] == known.count:
                 continue
-            if known.left == _state(stored) and readable(stored) and stored.dtype in LOW_PRECISION:
+            if known.left == _state(stored) and is_measurable(stored) and stored.dtype in LOW_PRECISION:
                 with torch.no_grad(), reporting(self._failed, "measuring what a sum lost", stored):
-                    found[place] = _norms(stored, known.total)
+                    found[position] = _norms(stored, known.total)
         return found
 
-    def _follow(self, place: int, parameter: Tensor) -> None:
-        self._sums[place] = None
-        reference = self._references[place]
+    def _follow(self, position: int, parameter: Tensor) -> None:
+        self._sums[position] = None
+        reference = self._references[position]
         for kind, call in ((PRE_ACCUMULATE, self.before_accumulate), (POST_ACCUMULATE, self.after_accumulate)):
-            hook = self._wrap("summing up in float32", partial(call, place))
+            hook = self._wrap("summing up in float32", partial(call, position))
             self._hooks.append(ParameterHook(reference, parameter, kind, hook))
 
-    def before_accumulate(self, place: int, gradient: Tensor) -> None:
+    def before_accumulate(self, position: int, gradient: Tensor) -> None:
         """Add a gradient, unless somebody else wrote to the real sum: what was clipped meanwhile is not lost."""
-        if place not in self._sums or is_capturing():
+        if position not in self._sums or is_capturing():
             return  # what is added here would become part of the CUDA graph; a sum without it is not told
-        known, stored = self._sums[place], self._stored(place)
+        known, stored = self._sums[position], self._stored(position)
         if gradient.layout is not torch.strided or (known is not None and known.left != _state(stored)):
-            del self._sums[place]
+            del self._sums[position]
             return
         with torch.no_grad():
             if known is None:
                 total = gradient.to(torch.float32, copy=True)
-                self._sums[place] = _Sum(total if stored is None else total.add_(stored))
+                self._sums[position] = _Sum(total if stored is None else total.add_(stored))
             else:
                 known.total.add_(gradient)
                 known.count += 1
 
-    def after_accumulate(self, place: int, parameter: Tensor) -> None:
-        known = self._sums.get(place)
+    def after_accumulate(self, position: int, parameter: Tensor) -> None:
+        known = self._sums.get(position)
         if known is not None:
             known.left = _state(parameter.grad)
 
-    def _stored(self, place: int) -> Tensor | None:
-        parameter = self._references[place]()
+    def _stored(self, position: int) -> Tensor | None:
+        parameter = self._references[position]()
         return None if parameter is None else parameter.grad
 
 
-def loss_of(factors: Sequence[float]) -> tuple[float, float] | None:
+def error_of(factors: Sequence[float]) -> tuple[float, float] | None:
     """Return accumulation error and norm ratio, None where a sum is zero or not finite."""
     lost, stored, exact = (factors[at] * factors[at + 1] for at in (0, 2, 4))
     return (lost / exact, stored / exact) if exact > 0 and math.isfinite(lost + stored + exact) else None
@@ -183,8 +185,8 @@ def loss_of(factors: Sequence[float]) -> tuple[float, float] | None:
 
 def _norms(stored: Tensor, exact: Tensor) -> Tensor:
     """Return the factors of three norms; one temporary tensor at a time."""
-    lost = scaled_norm(stored.float().sub_(exact))
-    return torch.stack([*lost, *scaled_norm(stored.float()), *scaled_norm(exact.clone())])
+    lost = norm_factors(stored.float().sub_(exact))
+    return torch.stack([*lost, *norm_factors(stored.float()), *norm_factors(exact.clone())])
 
 
 def _state(gradient: Tensor | None) -> tuple[int, int]:

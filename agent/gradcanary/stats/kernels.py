@@ -43,7 +43,7 @@ PACKED_TOGETHER = 2**18
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def readable(gradient: Tensor) -> bool:
+def is_measurable(gradient: Tensor) -> bool:
     """Say whether a gradient can be measured here: a plain tensor (a shard of a DTensor is another thing) that is
     dense, or sparse on a CPU (elsewhere its duplicates cannot be added up without waiting for the device)."""
     is_summable = gradient.layout is torch.sparse_coo and gradient.device.type == "cpu"
@@ -55,16 +55,16 @@ def measure(
     gradients: dict[int, Tensor],
     count_zeros: Collection[int] = (),
     count_nonfinite: Collection[int] = (),
-    wide: Collection[int] = (),
+    in_float64: Collection[int] = (),
     failed: Failed = reraise,
 ) -> list[Part]:
     """Launch the kernels for readable gradients by layer index; the tensors of the result are new ones.
 
-    ``wide`` are layers whose norm is summed in float64.
+    ``in_float64`` are layers whose norm is summed in float64.
     """
     measured: list[Part] = []
     held: dict[int, Tensor] = {}
-    packs, alone = packed(gradients, wide)
+    packs, alone = packed(gradients, in_float64)
     with torch.no_grad():
         for layers in packs:
             with reporting(failed, "measuring", gradients[layers[0]]):
@@ -73,7 +73,7 @@ def measure(
         for layers in _groups(alone, alone):
             with reporting(failed, "measuring", alone[layers[0]]):
                 dense = [_dense(alone[layer]) for layer in layers]
-                columns = _columns([*map(_real, dense)], [layer in wide for layer in layers])
+                columns = _columns([*map(_real, dense)], [layer in in_float64 for layer in layers])
                 measured.append(Part(Kind.NORMS, columns, layers))
                 held.update(zip(layers, dense, strict=True))
         for layers in _groups(held, count_zeros):
@@ -90,10 +90,10 @@ def measure(
     return measured
 
 
-def bounds_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
+def min_max(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least and the greatest element of a readable gradient; a NaN makes both NaN."""
     with torch.no_grad():
-        return _bounds(_real(_dense(gradient)))
+        return _min_max(_real(_dense(gradient)))
 
 
 def are_finite(gradients: Iterable[Tensor], failed: Failed = reraise) -> list[Tensor]:
@@ -111,13 +111,13 @@ def are_finite(gradients: Iterable[Tensor], failed: Failed = reraise) -> list[Te
     return found
 
 
-def norm_of(gradient: Tensor, *, is_wide: bool = False) -> Tensor:
+def norm_of(gradient: Tensor, *, in_float64: bool = False) -> Tensor:
     """Return the L2 norm of one gradient by the kernel of :func:`measure`: equal inputs give equal norms."""
     with torch.no_grad():
-        return _norms([_real(_dense(gradient))], [is_wide])[0]
+        return _norms([_real(_dense(gradient))], [in_float64])[0]
 
 
-def spread(tensor: Tensor, most: int) -> Tensor | None:
+def strided_sample(tensor: Tensor, most: int) -> Tensor | None:
     """Return up to ``most`` elements from all over a tensor, as a view; None of a sparse one, and where only a copy of
     all elements would lie in a row."""
     tensor = tensor.detach()
@@ -132,7 +132,7 @@ def spread(tensor: Tensor, most: int) -> Tensor | None:
     return tensor.as_strided((tensor.numel() // stride,), (stride,), tensor.storage_offset())
 
 
-def scaled_norm(values: Tensor) -> tuple[Tensor, Tensor]:
+def norm_factors(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return two factors of an L2 norm, and use up the values: squares of small float32 numbers would be nothing."""
     largest = _absmax(values).clamp_min(_TINY)
     return largest, torch.linalg.vector_norm(values.div_(largest))
@@ -146,19 +146,19 @@ def _measure_rows(
     count_nonfinite: Collection[int],
 ) -> None:
     """Measure a pack, one layer in each row: by the same sums as each of them alone, so to the same bits."""
-    norms = torch.linalg.vector_norm(rows, dim=1, dtype=_norm_dtype(rows, is_wide=False)).to(torch.float32)
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=_norm_dtype(rows, in_float64=False)).to(torch.float32)
     lows, highs = rows.amin(1), rows.amax(1)  # aminmax() along a dimension takes ten times as long on a CPU
     columns = torch.stack([norms, -lows.to(torch.float32), highs.to(torch.float32)])
     measured.append(Part(Kind.NORMS, columns, layers))
     if zeros := [at for at, layer in enumerate(layers) if layer in count_zeros]:
-        nonzero = torch.count_nonzero(_some(rows, zeros), dim=1)
+        nonzero = torch.count_nonzero(_rows(rows, zeros), dim=1)
         measured.append(Part(Kind.NONZERO, nonzero, [layers[at] for at in zeros], [rows.shape[1]] * len(zeros)))
     if bad := [at for at, layer in enumerate(layers) if layer in count_nonfinite]:
-        counts = (~torch.isfinite(_some(rows, bad))).sum(1)
+        counts = (~torch.isfinite(_rows(rows, bad))).sum(1)
         measured.append(Part(Kind.NONFINITE, counts, [layers[at] for at in bad]))
 
 
-def _some(rows: Tensor, wanted: list[int]) -> Tensor:
+def _rows(rows: Tensor, wanted: list[int]) -> Tensor:
     return rows if len(wanted) == len(rows) else rows[wanted]
 
 
@@ -170,16 +170,16 @@ def _absmax(values: Tensor) -> Tensor:
     return largest
 
 
-def _columns(values: list[Tensor], wide: Sequence[bool]) -> Tensor:
+def _columns(values: list[Tensor], are_float64: Sequence[bool]) -> Tensor:
     if values[0].device.type == "cpu":
         bounds = [
-            torch.aminmax(value) if value.is_contiguous() else _bounds(value) for value in values
+            torch.aminmax(value) if value.is_contiguous() else _min_max(value) for value in values
         ]  # the inf-norm takes 16 times as long on a CPU
         lows, highs = torch.stack([low for low, _ in bounds]), torch.stack([high for _, high in bounds])
     else:
         highs = torch.stack(_maxima(values))
         lows = -highs
-    return torch.stack([torch.stack(_norms(values, wide)), -lows.to(torch.float32), highs.to(torch.float32)])
+    return torch.stack([torch.stack(_norms(values, are_float64)), -lows.to(torch.float32), highs.to(torch.float32)])
 
 
 def _maxima(values: list[Tensor]) -> list[Tensor]:
@@ -190,18 +190,18 @@ def _maxima(values: list[Tensor]) -> list[Tensor]:
     return [next(maxima) if is_able else torch.linalg.vector_norm(value, math.inf) for value, is_able in pairs]
 
 
-def _norms(values: list[Tensor], wide: Sequence[bool]) -> list[Tensor]:
-    able = _summed_together(values, wide)
+def _norms(values: list[Tensor], are_float64: Sequence[bool]) -> list[Tensor]:
+    able = _summed_together(values, are_float64)
     together = [value for value, is_able in zip(values, able, strict=True) if is_able]
     how = {"dtype": torch.float32} if values[0].dtype in LOW_PRECISION else {}
     norms = iter(torch._foreach_norm(together, 2, **how) if together else ())  # noqa: SLF001 -- as above
     return [
-        next(norms) if is_able else _norm(value, _norm_dtype(value, is_wide))
-        for value, is_wide, is_able in zip(values, wide, able, strict=True)
+        next(norms) if is_able else _norm(value, _norm_dtype(value, in_float64))
+        for value, in_float64, is_able in zip(values, are_float64, able, strict=True)
     ]
 
 
-def _summed_together(values: list[Tensor], wide: Sequence[bool]) -> list[bool]:
+def _summed_together(values: list[Tensor], are_float64: Sequence[bool]) -> list[bool]:
     """Return whether one kernel takes the norm of each with others. One tensor with gaps sends all of a list to a
     kernel each, and on a CPU a large one of low precision is copied."""
     is_low = values[0].dtype in LOW_PRECISION
@@ -209,8 +209,8 @@ def _summed_together(values: list[Tensor], wide: Sequence[bool]) -> list[bool]:
         return [False] * len(values)
     most = CHUNK if is_low and not values[0].is_cuda else math.inf
     return [
-        not is_wide and value.numel() <= most and (value.is_contiguous() or _in_a_row(value) is not None)
-        for value, is_wide in zip(values, wide, strict=True)
+        not in_float64 and value.numel() <= most and (value.is_contiguous() or _in_a_row(value) is not None)
+        for value, in_float64 in zip(values, are_float64, strict=True)
     ]
 
 
@@ -224,12 +224,12 @@ def _norm(value: Tensor, dtype: torch.dtype) -> Tensor:
     return norm.to(torch.float32)
 
 
-def _norm_dtype(value: Tensor, is_wide: bool) -> torch.dtype:
-    can_be_wide = value.device.type != "mps"  # has no float64
-    return torch.float64 if value.dtype is torch.float64 or (is_wide and can_be_wide) else torch.float32
+def _norm_dtype(value: Tensor, in_float64: bool) -> torch.dtype:
+    has_float64 = value.device.type != "mps"  # has no float64
+    return torch.float64 if value.dtype is torch.float64 or (in_float64 and has_float64) else torch.float32
 
 
-def _bounds(value: Tensor) -> tuple[Tensor, Tensor]:
+def _min_max(value: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least and the greatest element; aminmax() makes a copy of what does not lie in a row."""
     row = _in_a_row(value)
     if row is not None:
@@ -240,7 +240,7 @@ def _bounds(value: Tensor) -> tuple[Tensor, Tensor]:
 
 def _count_nonzero(piece: Tensor) -> Tensor:
     if _is_counted_by_norm(piece):
-        count: Tensor = torch.linalg.vector_norm(piece, 0, dtype=_norm_dtype(piece, is_wide=False))
+        count: Tensor = torch.linalg.vector_norm(piece, 0, dtype=_norm_dtype(piece, in_float64=False))
         return count
     return torch.count_nonzero(piece)
 
@@ -319,10 +319,10 @@ def without_autocast(function: Callable[Arguments, Result]) -> Callable[Argument
     return called
 
 
-def packed(gradients: Mapping[int, Tensor], wide: Collection[int]) -> tuple[list[list[int]], dict[int, Tensor]]:
+def packed(gradients: Mapping[int, Tensor], in_float64: Collection[int]) -> tuple[list[list[int]], dict[int, Tensor]]:
     """Return the layers that are packed with each other, and the gradients of all others by layer index.
 
-    ``wide`` are layers whose norm is summed in float64, each by itself.
+    ``in_float64`` are layers whose norm is summed in float64, each by itself.
     """
     families: dict[tuple[object, ...], list[int]] = {}
     for layer, gradient in gradients.items():
@@ -330,7 +330,7 @@ def packed(gradients: Mapping[int, Tensor], wide: Collection[int]) -> tuple[list
     packs: list[list[int]] = []
     for family in families.values():
         if len(family) > 1 and _is_small(gradients[family[0]]):
-            able = [layer for layer in family if layer not in wide and _lies_in_a_row(gradients[layer])]
+            able = [layer for layer in family if layer not in in_float64 and _lies_in_a_row(gradients[layer])]
             size = PACKED_TOGETHER // gradients[family[0]].numel()
             packs += [able[start : start + size] for start in range(0, len(able), size)]
     inside = {layer for pack in packs for layer in pack}

@@ -16,10 +16,18 @@ from gradcanary.model.distributed import Rank
 from gradcanary.model.layers import Layers, dtype_name
 from gradcanary.model.parameters import References
 from gradcanary.stats import accumulation, weights
-from gradcanary.stats.accumulation import Fp32Reference, accumulator, low_bits, whose_turn
-from gradcanary.stats.kernels import are_finite, bounds_of, measure, norm_of, readable, without_autocast
-from gradcanary.stats.samples import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Kind, Part, Sample, Wishes
-from gradcanary.stats.weights import Frozen, Outlook, changes, coarse_moments, copies_of, forecasts, weight_of
+from gradcanary.stats.accumulation import Fp32Reference, accumulator, layers_of_sample, low_bits
+from gradcanary.stats.kernels import are_finite, is_measurable, measure, min_max, norm_of, without_autocast
+from gradcanary.stats.samples import MEASURED, NO_GRADIENT, NOT_TRAINABLE, PARTIAL, Kind, Part, Sample, SampleRequest
+from gradcanary.stats.weights import (
+    ForecastSchedule,
+    Frozen,
+    coarse_moments,
+    copy_weights_of,
+    forecasts,
+    update_norms,
+    weight_of,
+)
 
 ZEROS_EACH = 16
 """Zero fractions of all layers are counted in each 16th sample: they cost as much as everything else together."""
@@ -34,8 +42,8 @@ def take_sample(
     phase: str,
     scale: Tensor | None,
     number: int,
-    wishes: Wishes,
-    observed: Collection[int] = (),
+    request: SampleRequest,
+    external: Collection[int] = (),
     owned: Sequence[bool] | None = None,
     sends_only_nonfinite: bool = False,
     is_partial: bool = False,
@@ -44,13 +52,15 @@ def take_sample(
     """Return the sample of a window of some layers, given by their numbers and parameters.
 
     ``fired`` counts the accumulations per layer in this window, None where no hook saw any (gradients made by hand);
-    ``earlier`` those of the unsampled windows before it. ``observed`` are layers, by position, whose gradients are
+    ``earlier`` those of the unsampled windows before it. ``external`` are layers, by position, whose gradients are
     summed elsewhere: they come by :func:`add_buffer`. ``owned`` tells which layers this process speaks for, None = all:
     one that ``sends_only_nonfinite`` only tells whether all are finite, and of a window that ``is_partial`` nothing is
     told.
     """
-    states, gradients = _seen(references, fired, earlier, observed, owned)
-    dtypes = [dtype_name(gradients[place].dtype) if place in gradients else None for place in range(len(layers))]
+    states, gradients = _seen(references, fired, earlier, external, owned)
+    dtypes = [
+        dtype_name(gradients[position].dtype) if position in gradients else None for position in range(len(layers))
+    ]
     parts: list[Part] = []
     if is_partial:
         states = bytearray(PARTIAL if state == MEASURED else state for state in states)
@@ -58,7 +68,7 @@ def take_sample(
         parts += [Part(Kind.FINITE, finite) for finite in are_finite(gradients.values(), failed)]
     if sends_only_nonfinite or is_partial:
         gradients = {}
-    parts += _measured(layers, gradients, number, wishes, failed)
+    parts += _measured(layers, gradients, number, request, failed)
     sums = _sums(gradients, fired, number) if phase != "post_clip" else {}
     parts += [Part(Kind.LOW_BITS, counts, positions) for positions, counts in low_bits(sums, failed)]
     sample = Sample(layers, phase, states, dtypes, parts)
@@ -73,7 +83,7 @@ def add_buffer(
     parameter: nn.Parameter | None,
     *,
     number: int,
-    wishes: Wishes,
+    request: SampleRequest,
     failed: Failed,
 ) -> None:
     """Put a gradient that was summed in another tensor into its layer's place.
@@ -82,10 +92,10 @@ def add_buffer(
     """
     buffer = distributed.local_tensor(buffer)
     part = None if parameter is None or not distributed.is_dtensor(parameter) else distributed.local_tensor(parameter)
-    if readable(buffer) and (part is None or part.shape == buffer.shape):
+    if is_measurable(buffer) and (part is None or part.shape == buffer.shape):
         sample.states[position] = MEASURED
         sample.dtypes[position] = dtype_name(buffer.dtype)
-        sample.parts += _measured(sample.layers, {position: buffer}, number, wishes, failed)
+        sample.parts += _measured(sample.layers, {position: buffer}, number, request, failed)
 
 
 def not_sampled(layers: Sequence[int], references: References) -> Sample:
@@ -99,50 +109,52 @@ def _seen(
     references: References,
     fired: Sequence[int] | None,
     earlier: Sequence[int],
-    observed: Collection[int],
+    external: Collection[int],
     owned: Sequence[bool] | None,
 ) -> tuple[bytearray, dict[int, Tensor]]:
     """Return the state of each layer before anything is measured, and the gradients that can be, by position."""
     states = bytearray([NO_GRADIENT]) * len(references)
     gradients: dict[int, Tensor] = {}
-    for place, parameter in enumerate(reference() for reference in references):
+    for position, parameter in enumerate(reference() for reference in references):
         gradient = None if parameter is None else accumulator(parameter)
-        is_here = gradient is not None if fired is None else fired[place] > 0
-        if place in observed:
-            states[place] = PARTIAL
+        is_here = gradient is not None if fired is None else fired[position] > 0
+        if position in external:
+            states[position] = PARTIAL
         elif not is_here:
-            states[place] = _idle(parameter, earlier[place])
-        elif owned is not None and not owned[place]:
+            states[position] = _idle(parameter, earlier[position])
+        elif owned is not None and not owned[position]:
             continue  # its elements are elsewhere
-        elif gradient is None or not readable(gradient := distributed.local_tensor(gradient)):
-            states[place] = PARTIAL
+        elif gradient is None or not is_measurable(gradient := distributed.local_tensor(gradient)):
+            states[position] = PARTIAL
         else:
-            states[place] = MEASURED
-            gradients[place] = gradient
+            states[position] = MEASURED
+            gradients[position] = gradient
     return states, gradients
 
 
 def _measured(
-    layers: Sequence[int], gradients: dict[int, Tensor], number: int, wishes: Wishes, failed: Failed
+    layers: Sequence[int], gradients: dict[int, Tensor], number: int, request: SampleRequest, failed: Failed
 ) -> list[Part]:
-    zeros, nonfinite, wide = (
-        _wished(layers, gradients, each) for each in (wishes.zeros, wishes.nonfinite, wishes.wide)
+    zeros, nonfinite, in_float64 = (
+        _requested(layers, gradients, each) for each in (request.zeros, request.nonfinite, request.in_float64)
     )
     if number % ZEROS_EACH == 0:
         zeros = gradients.keys()
-    return measure(gradients, zeros, nonfinite, wide, failed)
+    return measure(gradients, zeros, nonfinite, in_float64, failed)
 
 
-def _wished(layers: Sequence[int], gradients: Mapping[int, Tensor], wished: Collection[int]) -> Collection[int]:
-    """Return the positions of the layers that are wished for and have a gradient."""
-    return {place for place in gradients if layers[place] in wished} if wished else ()
+def _requested(layers: Sequence[int], gradients: Mapping[int, Tensor], requested: Collection[int]) -> Collection[int]:
+    """Return the positions of the layers that are requested for and have a gradient."""
+    return {position for position in gradients if layers[position] in requested} if requested else ()
 
 
 def _sums(gradients: Mapping[int, Tensor], fired: Sequence[int] | None, number: int) -> dict[int, Tensor]:
     """Return the float32 gradients that several micro-steps were added up in, of the layers whose turn it is."""
-    turn = whose_turn(number, len(fired)) if fired is not None and max(fired, default=0) > 1 else ()
-    added_up = {place: gradients[place] for place in turn if place in gradients and fired and fired[place] > 1}
-    return {place: gradient for place, gradient in added_up.items() if gradient.dtype is torch.float32}
+    turn = layers_of_sample(number, len(fired)) if fired is not None and max(fired, default=0) > 1 else ()
+    added_up = {
+        position: gradients[position] for position in turn if position in gradients and fired and fired[position] > 1
+    }
+    return {position: gradient for position, gradient in added_up.items() if gradient.dtype is torch.float32}
 
 
 def _idle(parameter: nn.Parameter | None, earlier: int) -> int:
@@ -155,7 +167,7 @@ class Sampler:
     """Measures the layers of one optimizer, and returns what it found.
 
     ``layers`` are the numbers in the layer set of the parameters that ``references`` lead to; else they go by position.
-    ``observed`` are those whose gradients the script sums elsewhere.
+    ``external`` are those whose gradients the script sums elsewhere.
     """
 
     def __init__(
@@ -163,10 +175,10 @@ class Sampler:
     ) -> None:
         self.layers = layers
         self.references = references
-        self.observed: set[int] = set()
+        self.external: set[int] = set()
         self.sums = sums
         self.frozen = Frozen()
-        self.outlook = Outlook()
+        self.forecast_schedule = ForecastSchedule()
         self._rank, self._failed = rank, guard.catch
         self._all: Layers | None = None
         self._earlier, self._counts = [0] * len(layers), [0] * len(layers)
@@ -206,7 +218,7 @@ class Sampler:
         *,
         unknown: Collection[int],
         number: int,
-        wishes: Wishes,
+        request: SampleRequest,
         is_partial: bool,
     ) -> Sample:
         """Return a sample of a window in which the layers accumulated so often, None where no hook saw it.
@@ -223,8 +235,8 @@ class Sampler:
             phase=phase,
             scale=scale,
             number=number,
-            wishes=wishes,
-            observed=self.observed,
+            request=request,
+            external=self.external,
             owned=self._rank.owned(self.layers),
             sends_only_nonfinite=self._rank.sends_only_nonfinite,
             is_partial=is_partial,
@@ -239,30 +251,38 @@ class Sampler:
         return local.combine() + [Part(Kind.WEIGHTS, each) for each in are_finite(every, self._failed)]
 
     @without_autocast
-    def add_losses(self, sample: Sample, counts: Sequence[int]) -> None:
+    def add_accumulation_errors(self, sample: Sample, counts: Sequence[int]) -> None:
         """Add what sums of low precision lost."""
-        sample.add(Kind.LOST, self.sums.losses(counts))
+        sample.add(Kind.ACCUMULATION_ERROR, self.sums.errors(counts))
 
     @without_autocast
-    def add_external(self, sample: Sample, position: int, tensor: Tensor, *, number: int, wishes: Wishes) -> None:
-        """Add what a tensor of the script holds now, in place of a layer's gradient."""
+    def add_external(
+        self, sample: Sample, position: int, tensor: Tensor, *, number: int, request: SampleRequest
+    ) -> None:
+        """Add what a tensor of the script holds now, in position of a layer's gradient."""
         rank = self._rank
         owned = rank.owned([self.layers[position]]) or [True]
         if owned[0] and not (rank.sends_only_nonfinite or is_capturing()):
             parameter = self.parameter(position)
-            add_buffer(sample, position, tensor, parameter, number=number, wishes=wishes, failed=self._failed)
+            add_buffer(sample, position, tensor, parameter, number=number, request=request, failed=self._failed)
 
     # -- around the step -----------------------------------------------------------------------------------------
 
-    def probe_clip(self, position: int, counts: Sequence[int], wishes: Wishes, scale: Tensor | None) -> list[Part]:
-        """Return the norm of one layer's gradient as it is now: of the wished layer, else of the given one."""
-        if wishes.probe in self.layers and (wished := self.layers.index(wishes.probe)) not in self.observed:
-            position = wished
+    def probe_clip(
+        self, position: int, counts: Sequence[int], request: SampleRequest, scale: Tensor | None
+    ) -> list[Part]:
+        """Return the norm of one layer's gradient as it is now: of the requested layer, else of the given one."""
+        if request.probe in self.layers and (requested := self.layers.index(request.probe)) not in self.external:
+            position = requested
         gradient = self.gradient(position)
-        if gradient is None or not readable(gradient := distributed.local_tensor(gradient)) or not counts[position]:
+        if (
+            gradient is None
+            or not is_measurable(gradient := distributed.local_tensor(gradient))
+            or not counts[position]
+        ):
             return []
         layer = (self.layers[position],)
-        norm = norm_of(gradient, is_wide=self.layers[position] in wishes.wide)
+        norm = norm_of(gradient, in_float64=self.layers[position] in request.in_float64)
         scales = [] if scale is None else [Part(Kind.PROBE_SCALE, scale, layer)]
         return [Part(Kind.PROBE, norm, layer), *scales]
 
@@ -270,12 +290,12 @@ class Sampler:
         """Return copies of what the step changes, of the layers whose turn it is."""
         if self._rank.sends_only_nonfinite or is_capturing():
             return {}
-        turn = weights.whose_turn(step, len(self._all or ()))
-        return copies_of(turn, self.layers, self.references, self._rank.owned(self.layers))
+        turn = weights.layers_of_step(step, len(self._all or ()))
+        return copy_weights_of(turn, self.layers, self.references, self._rank.owned(self.layers))
 
     def compare_weights(self, copies: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Return how far the step moved them."""
-        return changes(copies, self.references)
+        return update_norms(copies, self.references)
 
     def find_frozen(self, step: int, interval: int, counts: Sequence[int]) -> dict[int, Tensor]:
         """Return the share of weights that have not moved for a while, after a step that is due."""
@@ -287,14 +307,14 @@ class Sampler:
         ]
         if owned is not None:
             moving = [*map(and_, moving, owned)]
-        return self.frozen.turn(step, interval, self.references, moving)
+        return self.frozen.unchanged_fraction(step, interval, self.references, moving)
 
     def follow_sums(self, next_step: int, interval: int, first_step: int) -> None:
         """See to it that what the next window's sums lose can be measured, where that is its turn.
 
         After a data-parallel wrapper a sum is the mean of all processes by the end of a pass: its loss is not known.
         """
-        if self._rank.sends_only_nonfinite or self._rank.measures_local_grads or self.observed:
+        if self._rank.sends_only_nonfinite or self._rank.measures_local_grads or self.external:
             return
         if accumulation.is_due(next_step, first_step) and next_step % interval == 0:
             self.sums.begin(self.references, next_step, interval)
@@ -303,7 +323,7 @@ class Sampler:
 
     def is_forecast_due(self, optimizer: torch.optim.Optimizer) -> bool:
         """Count a step of the optimizer, and return True if it is time for its forecast."""
-        return not (self._rank.sends_only_nonfinite or is_capturing()) and self.outlook.is_due(optimizer)
+        return not (self._rank.sends_only_nonfinite or is_capturing()) and self.forecast_schedule.is_due(optimizer)
 
     def forecast_moments(self, optimizer: torch.optim.Optimizer) -> list[wire.Fact]:
         """Return what will go wrong with moments of low precision."""
@@ -343,7 +363,7 @@ class LocalNonfinite:
         """After a pass, measure what it left to the next one, with the parts of other processes in it."""
         for position in self._found:
             gradient = gradient_of(position)
-            if gradient is not None and readable(gradient):
+            if gradient is not None and is_measurable(gradient):
                 self._before[position] = _is_nonfinite(gradient)
 
     def combine(self) -> list[Part]:
@@ -351,9 +371,11 @@ class LocalNonfinite:
         devices: dict[torch.device, list[int]] = {}
         for position, found in self._found.items():
             devices.setdefault(found.device, []).append(position)
-        return [Part(Kind.OWN, torch.stack([self._found[at] for at in some]), some) for some in devices.values()]
+        return [
+            Part(Kind.LOCAL_NONFINITE, torch.stack([self._found[at] for at in some]), some) for some in devices.values()
+        ]
 
 
 def _is_nonfinite(gradient: Tensor) -> Tensor:
-    least, greatest = bounds_of(gradient)
+    least, greatest = min_max(gradient)
     return ~(least.isfinite() & greatest.isfinite())

@@ -33,7 +33,7 @@ class Kind(Enum):
     """Per layer how many elements are not finite, in pieces as well."""
     SCALE = auto()
     """The loss scale that the gradients carried."""
-    OWN = auto()
+    LOCAL_NONFINITE = auto()
     """Per layer whether this process made its gradient not finite, before a reduction."""
     WEIGHTS = auto()
     """Whether all weights are finite: else the gradients of all processes are not, and it says nothing of one."""
@@ -41,10 +41,10 @@ class Kind(Enum):
     """Whether all gradients are finite, of a process that another one speaks for."""
     LOW_BITS = auto()
     """What :func:`gradcanary.stats.accumulation.low_bits` counts."""
-    MOVED = auto()
-    """What :func:`gradcanary.stats.weights.changes` finds of one layer."""
-    LOST = auto()
-    """What :meth:`gradcanary.stats.accumulation.Fp32Reference.losses` finds of one layer."""
+    UPDATE_NORMS = auto()
+    """What :func:`gradcanary.stats.weights.update_norms` finds of one layer."""
+    ACCUMULATION_ERROR = auto()
+    """What :meth:`gradcanary.stats.accumulation.Fp32Reference.errors` finds of one layer."""
     FROZEN = auto()
     """The share of a layer's weights that :class:`gradcanary.stats.weights.Frozen` found unmoved."""
     STUCK = auto()
@@ -52,7 +52,7 @@ class Kind(Enum):
 
     LOSS = auto()
     """What a backward pass started from."""
-    RATE = auto()
+    LEARNING_RATE = auto()
     """The learning rate of a parameter group."""
     LOSS_SCALE = auto()
     FOUND_INF = auto()
@@ -121,7 +121,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SampleRequest:
     """What the sender, which sees the numbers, asks the training thread to measure next, by layer index.
 
     ``local``: gradients before a reduction.
@@ -129,14 +129,14 @@ class Wishes:
 
     zeros: frozenset[int] = frozenset()
     nonfinite: frozenset[int] = frozenset()
-    wide: frozenset[int] = frozenset()
+    in_float64: frozenset[int] = frozenset()
     probe: int | None = None
     local: bool = False
 
 
 def parts_of(losses: Iterable[Tensor], rates: Iterable[float | Tensor]) -> list[Part]:
     """Return the parts of a record whose window had these losses and learning rates."""
-    return [*(Part(Kind.LOSS, loss) for loss in losses), *(Part(Kind.RATE, rate) for rate in rates)]
+    return [*(Part(Kind.LOSS, loss) for loss in losses), *(Part(Kind.LEARNING_RATE, rate) for rate in rates)]
 
 
 def of_kind(parts: Iterable[Part], kind: Kind) -> Part | None:

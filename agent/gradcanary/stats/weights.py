@@ -15,7 +15,7 @@ from torch import Tensor
 from gradcanary import wire
 from gradcanary.model.distributed import local_tensor
 from gradcanary.model.parameters import References
-from gradcanary.stats.kernels import LOW_PRECISION, scaled_norm, spread
+from gradcanary.stats.kernels import LOW_PRECISION, norm_factors, strided_sample
 from gradcanary.stats.samples import Forecast, Kind, Part, number_of
 
 PER_STEP = 2
@@ -43,12 +43,12 @@ _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf")
 _MOMENTS = ("exp_avg", *_SECOND_MOMENTS)
 
 
-def whose_turn(step: int, layers: int) -> list[int]:
+def layers_of_step(step: int, layers: int) -> list[int]:
     """Return the layers of a step: by its number alone, so that all ranks take the same."""
-    return some(range(layers), slot_of(step, -(-layers // PER_STEP)), PER_STEP)
+    return round_robin(range(layers), slot_of(step, -(-layers // PER_STEP)), PER_STEP)
 
 
-def copies_of(
+def copy_weights_of(
     turn: Iterable[int], layers: Sequence[int], references: References, owned: Sequence[bool] | None
 ) -> dict[int, Tensor]:
     """Return copies of elements by position, of those of the layers whose turn it is that are plain and trained.
@@ -67,7 +67,7 @@ def copies_of(
     return copies
 
 
-def changes(copies: Mapping[int, Tensor], references: References) -> dict[int, Tensor]:
+def update_norms(copies: Mapping[int, Tensor], references: References) -> dict[int, Tensor]:
     """Return tensors of four: two of the change's L2 norm and two of the weights' own, each a product of its two.
 
     The copies are used up. One factor is the absmax: squares of small changes would be nothing in float32. A layer that
@@ -80,7 +80,7 @@ def changes(copies: Mapping[int, Tensor], references: References) -> dict[int, T
             weight = weight_of(references[position]())
             part = _part(weight)
             if weight is not None and part is not None and (part.shape, part.device) == (copy.shape, copy.device):
-                factors = torch.stack([*scaled_norm(copy.sub_(part)), *scaled_norm(copy.copy_(part))])
+                factors = torch.stack([*norm_factors(copy.sub_(part)), *norm_factors(copy.copy_(part))])
                 factors[1::2] *= math.sqrt(weight.numel() * (1 + weight.is_complex()) / part.numel())
                 found[position] = factors
     return found
@@ -100,14 +100,14 @@ def _part(weight: Tensor | None) -> Tensor | None:
     """Return the elements that are looked at, as a view; None of a large layer whose elements lie apart in memory."""
     if weight is None:
         return None
-    return spread(torch.view_as_real(weight) if weight.is_complex() else weight, ELEMENTS)
+    return strided_sample(torch.view_as_real(weight) if weight.is_complex() else weight, ELEMENTS)
 
 
 def _dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def some(layers: Sequence[int], turn: int, most: int) -> list[int]:
+def round_robin(layers: Sequence[int], turn: int, most: int) -> list[int]:
     """Return up to ``most`` of the layers, in the turn of this number: one turn after the other takes all of them."""
     first = turn * most % max(len(layers), 1)
     return [*layers[first:], *layers[:first]][:most]
@@ -134,7 +134,9 @@ class Frozen:
         self._copies: dict[int, Tensor] = {}
         self._found: dict[int, Tensor] = {}
 
-    def turn(self, step: int, interval: int, references: References, moving: Sequence[bool]) -> dict[int, Tensor]:
+    def unchanged_fraction(
+        self, step: int, interval: int, references: References, moving: Sequence[bool]
+    ) -> dict[int, Tensor]:
         """After a step that is due, return the share of elements that the steps since the last turn left alone, by
         position, and turn to other layers; ``interval`` lies between two samples. Kernels only, nothing is read.
 
@@ -145,18 +147,18 @@ class Frozen:
         span = max(FROZEN_EACH, interval)
         is_whole = step - self._since == span
         self._found = self._shares(references, moving) if is_whole else {}
-        low = [place for place, each in enumerate(references) if _is_low(each())]
-        chosen = [place for place in some(low, step // span, FROZEN_PER_TURN) if moving[place]]
-        parts = {place: part for place in chosen if (part := _frozen_part(references[place]())) is not None}
-        self._since, self._copies = step, {place: part.clone() for place, part in parts.items()}
+        low = [position for position, each in enumerate(references) if _is_low(each())]
+        chosen = [position for position in round_robin(low, step // span, FROZEN_PER_TURN) if moving[position]]
+        parts = {position: part for position in chosen if (part := _frozen_part(references[position]())) is not None}
+        self._since, self._copies = step, {position: part.clone() for position, part in parts.items()}
         return self._found
 
     def _shares(self, references: References, moving: Sequence[bool]) -> dict[int, Tensor]:
         found = {}
-        for place, before in self._copies.items():
-            now = _frozen_part(references[place]()) if moving[place] else None
+        for position, before in self._copies.items():
+            now = _frozen_part(references[position]()) if moving[position] else None
             if now is not None and (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device):
-                found[place] = (now == before).mean(dtype=torch.float32)
+                found[position] = (now == before).mean(dtype=torch.float32)
         return found
 
 
@@ -166,10 +168,10 @@ def _is_low(parameter: Tensor | None) -> bool:
 
 def _frozen_part(parameter: Tensor | None) -> Tensor | None:
     weight = weight_of(parameter)
-    return None if weight is None else spread(weight, FROZEN_ELEMENTS)
+    return None if weight is None else strided_sample(weight, FROZEN_ELEMENTS)
 
 
-class Outlook:
+class ForecastSchedule:
     """Knows when the time for an optimizer's forecast has come."""
 
     def __init__(self) -> None:
@@ -191,16 +193,17 @@ def forecasts(optimizer: torch.optim.Optimizer, references: References) -> list[
 
     Kernels only, nothing is read. Of 64 layers of a group at most.
     """
-    places = {id(parameter): place for place, each in enumerate(references) if (parameter := each()) is not None}
+    found_at = enumerate(reference() for reference in references)
+    positions = {id(parameter): position for position, parameter in found_at if parameter is not None}
     found = []
     for group in optimizer.param_groups:
-        low = [p for p in group["params"] if p.dtype in BITS and id(p) in places and _goes_by_the_rate(optimizer, p)]
+        low = [p for p in group["params"] if p.dtype in BITS and id(p) in positions and _goes_by_the_rate(optimizer, p)]
         for dtype in dict.fromkeys(parameter.dtype for parameter in low):
             rate = group["lr"].detach().clone() if isinstance(group["lr"], Tensor) else group["lr"]
             mine = [parameter for parameter in low if parameter.dtype is dtype]
             some = mine[:: -(-len(mine) // MOST_LAYERS)]
-            stuck = [(places[id(p)], share) for p in some if (share := stuck_share(p, rate)) is not None]
-            parts = [Part(Kind.RATE, rate), *(Part(Kind.STUCK, share, (place,)) for place, share in stuck)]
+            stuck = [(positions[id(p)], share) for p in some if (share := stuck_share(p, rate)) is not None]
+            parts = [Part(Kind.LEARNING_RATE, rate), *(Part(Kind.STUCK, share, (at,)) for at, share in stuck)]
             found.append(Forecast(str(dtype).removeprefix("torch."), parts))
     return found
 
@@ -208,7 +211,7 @@ def forecasts(optimizer: torch.optim.Optimizer, references: References) -> list[
 def stuck_share(parameter: Tensor, change: float | Tensor) -> Tensor | None:
     """Return the share of elements that stay as they are when they are changed by so much; None of none to look at."""
     weight = weight_of(parameter)
-    part = None if weight is None else spread(weight, FROZEN_ELEMENTS)
+    part = None if weight is None else strided_sample(weight, FROZEN_ELEMENTS)
     if weight is None or part is None:
         return None
     exponents = torch.frexp(part.to(torch.float32)).exponent  # of |w| = m * 2^e with m from 1/2 to 1

@@ -38,7 +38,7 @@ class ExternalSums:
         for name, shape in self._accepted.items():
             if name in self._layers:
                 tracker, position = self._layers[name]
-                tracker.sampler.observed.add(position)
+                tracker.sampler.external.add(position)
             try:
                 self._check_layer(name, shape)
             except ValueError as error:

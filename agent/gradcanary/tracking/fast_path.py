@@ -24,6 +24,7 @@ from gradcanary.model import declared_dtypes
 from gradcanary.model.parameters import group_sizes, learning_rates
 from gradcanary.stats.samples import parts_of
 from gradcanary.tracking.records import NOT_SKIPPED, LoggedMetric, StepRecord
+from gradcanary.tracking.window import NEW, OPEN, STEPPED, STEPPING
 
 if TYPE_CHECKING:
     from gradcanary.guard import Guard
@@ -94,7 +95,7 @@ class FastPath:
         recorder = self._recorder
         if recorder.graphs.stepped:
             return self.leave()
-        if self._window.stepped:
+        if self._window.state is STEPPED:
             self._go_on()
             if self._tracker.is_sampled:
                 return self.leave(is_usual=True)  # the interval has become another one
@@ -109,13 +110,13 @@ class FastPath:
         is_usual = self._called == window.passes == self._passes and not has_closure and self._present_pass() < 0
         if not is_usual or group_sizes(optimizer) != self._sizes or declared_dtypes.revision() != self._declared_at:
             return self.leave()
-        window.stepping = True
+        window.state = STEPPING
         window.lr = learning_rates((optimizer,))
         return True
 
     def _step_ended(self) -> bool:
         recorder, window = self._recorder, self._window
-        window.stepping, window.stepped = False, True
+        window.state = STEPPED
         self._called = 0
         recorder.clock.steps_taken += 1
         recorder.stepped_at = time.perf_counter()
@@ -139,14 +140,14 @@ class FastPath:
         window, calls = self._window, self._recorder.calls
         window.counts[position] = window.counts[position] or 1
         if not calls.is_claimed:
-            window.begun = True
+            window.state = OPEN
             self._tracker.first = position
             window.passes += 1
             window.losses += calls.pop()[0]
 
     def _is_cleared(self) -> bool:
         """Return True if gradients of this window are gone though there was no step."""
-        return self._window.begun and self._tracker.is_cleared()
+        return self._window.state is not NEW and self._tracker.is_cleared()
 
     def _go_on(self) -> None:
         """Turn to the next window. It is the same object: the counts of layers in it hold for all of them."""
@@ -213,7 +214,7 @@ class FastPath:
         """Return True if nothing but the steps of one optimizer has to be followed meanwhile."""
         recorder = self._recorder
         is_plain = (
-            recorder.is_alone
+            recorder.has_one_tracker
             and recorder.clock.has_backward_end
             and not (recorder.clock.is_paused or recorder.external_sums or recorder.graphs.stepped)
         )
@@ -245,7 +246,7 @@ class FastPath:
         self._alike = self._alike if is_usual else 0
         self._hand_over()
         window = self._window
-        if not (self._is_first or window.stepped):
-            self._tracker.resume(is_new=not (window.begun or self._called))
+        if not (self._is_first or window.state is STEPPED):
+            self._tracker.resume(is_new=window.state is NEW and not self._called)
         self._layer_hooks.enable()
         return False

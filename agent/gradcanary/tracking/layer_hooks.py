@@ -180,7 +180,7 @@ def make_layer_hook(recorder: Recorder, tracker: OptimizerTracker, position: int
 
     if position % TIMED_EACH:
         return on_grad_accumulated
-    return recorder.meter.timed_for(lambda: tracker.hook_sampler.weight_of_timed_hook, on_grad_accumulated)
+    return recorder.meter.timed_layer_hook(lambda: tracker.hook_sampler.weight_of_timed_hook, on_grad_accumulated)
 
 
 def _unknown_pass() -> int:

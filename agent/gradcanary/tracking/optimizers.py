@@ -130,7 +130,7 @@ class Hooks:
         """Say whether a CUDA graph is being recorded: then look away, until a step that is made and not recorded."""
         if not is_capturing():
             return False
-        self.recorder.tell(facts.RECORDED)
+        self.recorder.add_fact(facts.RECORDED)
         if not self.recorder.clock.is_paused:
             self.recorder.pause()
         return True
@@ -293,5 +293,5 @@ class Hooks:
         self.recorder.meter.device_clock.devices = [device for device in devices if device.type == "cuda"]
         if any(map(is_slow, devices)):
             self.recorder.meter.slow_down()
-            self.recorder.tell(facts.SLOW_DEVICE)
+            self.recorder.add_fact(facts.SLOW_DEVICE)
         self._layer_hooks.follow(layers)

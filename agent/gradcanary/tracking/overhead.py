@@ -104,7 +104,7 @@ class Meter:
 
         return called
 
-    def timed_for(self, hooks: Callable[[], float], hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    def timed_layer_hook(self, hooks: Callable[[], float], hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         """Return the hook of a layer with a clock, which speaks for so many by then; what has a clock inside is not its
         own."""
 
@@ -118,7 +118,7 @@ class Meter:
 
         return measured
 
-    def sent(self, cpu_s: float) -> None:
+    def set_sender_time(self, cpu_s: float) -> None:
         """Note, at each round of the sender, the CPU time of its thread since that began."""
         self._sender_s, self._rounds = cpu_s, self._rounds + 1
 

@@ -29,8 +29,8 @@ from gradcanary.tracking.grad_scaler import Scalers
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import LoggedMetric, StepRecord, peak_bytes
 from gradcanary.tracking.step_clock import StepClock
-from gradcanary.tracking.tracker import OptimizerTracker, Surroundings, let_go
-from gradcanary.tracking.window import Window
+from gradcanary.tracking.tracker import OptimizerTracker, TrackerContext, let_go
+from gradcanary.tracking.window import NEW, STEPPED, Window
 
 Optimizer = torch.optim.Optimizer
 
@@ -60,7 +60,7 @@ class Recorder:
         self.is_late = False
         self.logged: list[LoggedMetric] = []
         self.graphs, self.rank, self.calls = Graphs(), Rank(), BackwardCalls()
-        self._surroundings = Surroundings(
+        self._context = TrackerContext(
             clock=self.clock,
             rank=self.rank,
             guard=guard,
@@ -71,7 +71,7 @@ class Recorder:
             on_window_begin=self.on_window_begin,
             on_window_end=self.on_window_end,
             on_no_backward_end=self.do_without_callbacks,
-            on_fact=self.note,
+            on_fact=self.add_fact,
         )
         self.facts: list[wire.Fact] = []
         self.external_sums = ExternalSums(settings, guard)
@@ -101,7 +101,7 @@ class Recorder:
         self.external_sums.follow(layers, trackers.values())
         self.rank.follow(layers)
         for fact in layers.facts:
-            self.note(fact)
+            self.add_fact(fact)
 
     def backward_called(self, roots: list[Tensor]) -> None:
         """Keep what a backward pass starts from until a layer of the main optimizer takes part in it."""
@@ -124,7 +124,7 @@ class Recorder:
             return
         self._passes_without_step += 1
         if self._passes_without_step == PASSES_WITHOUT_STEP and not (self.has_optimizer() or self.awaits_optimizer()):
-            self.tell(facts.NO_STEP)
+            self.add_fact(facts.NO_STEP)
 
     def step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Take what only the moment before the step shows."""
@@ -149,7 +149,7 @@ class Recorder:
         if tracker is None:
             return
         tracker.step_ended()
-        if not tracker.sampler.outlook.is_over:
+        if not tracker.sampler.forecast_schedule.is_done:
             self.guard.wrap("forecasting", tracker.forecast)(optimizer)
         self._count_step()
         if tracker is self._leading:
@@ -194,11 +194,11 @@ class Recorder:
 
     def _report_no_step(self) -> None:
         """Report at the end that no step came; a watch that came late may have ended before the first one."""
-        is_summed = self._leading is not None and bool(self._leading.window.summed)
+        is_summed = self._leading is not None and bool(self._leading.window.complete_sums)
         if facts.NO_STEP in self.facts:
             self.guard.print_once(facts.STILL_NO_STEP)
         elif is_summed or (self._passes_without_step > 1 and not self.is_late):
-            self.tell(facts.NO_STEP)
+            self.add_fact(facts.NO_STEP)
 
     def remove_hooks(self) -> None:
         """Leave no hook of its own."""
@@ -224,18 +224,12 @@ class Recorder:
             for tracker in self._trackers.values():
                 tracker.was_paused()
 
-    def tell(self, fact: wire.Fact) -> None:
-        """Say once, on stderr and with the session, what a reader of the numbers must know."""
+    def add_fact(self, fact: wire.Fact) -> None:
+        """Add a fact to those of the session, once; some are printed on stderr as well."""
         if fact not in self.facts:
             self.facts.append(fact)
-            self.guard.print_once(fact.text)
-
-    def note(self, fact: wire.Fact) -> None:
-        """Add a fact to those of the session, once; some are printed on stderr as well."""
-        if fact.code in facts.PRINTED:
-            self.tell(fact)
-        elif fact not in self.facts:
-            self.facts.append(fact)
+            if fact.code in facts.PRINTED:
+                self.guard.print_once(fact.text)
 
     @property
     def trackers(self) -> Collection[OptimizerTracker]:
@@ -250,14 +244,14 @@ class Recorder:
         return self._leading
 
     @property
-    def is_alone(self) -> bool:
+    def has_one_tracker(self) -> bool:
         """Whether there is one tracker."""
         return len(self._trackers) == 1
 
     def is_next_sampled(self) -> bool:
         """Say, before a backward pass, whether the main optimizer's window is one that is sampled."""
         leading = self._leading
-        return (self.clock.step + (leading is not None and leading.window.stepped)) % self.meter.every == 0
+        return (self.clock.step + (leading is not None and leading.window.state is STEPPED)) % self.meter.every == 0
 
     def has_optimizer(self) -> bool:
         """Return True if an optimizer is followed: without one, only ``step()`` ends a window."""
@@ -266,7 +260,7 @@ class Recorder:
     def do_without_callbacks(self) -> None:
         """Take samples in the step hook from now on."""
         self.clock.has_backward_end = False
-        self.facts.append(facts.NO_CALLBACKS)
+        self.add_fact(facts.NO_CALLBACKS)
         for tracker in self._trackers.values():
             tracker.do_without_callbacks()
 
@@ -282,18 +276,22 @@ class Recorder:
     def find_group(self) -> None:
         """Look for a process group: a script may make it after its watch."""
         if self.rank.refresh():
-            self.tell(facts.LATE_GROUP)
+            self.add_fact(facts.LATE_GROUP)
 
     def on_window_end(self, tracker: OptimizerTracker) -> None:
         """Put the record of the main optimizer's window.
 
         If another optimizer stepped and this one did not, the gradients belonged to the other: the window is dropped.
         """
-        is_foreign = not tracker.window.stepped and tracker.other_optimizer_stepped() and not tracker.was_updated()
+        is_foreign = (
+            tracker.window.state is not STEPPED and tracker.other_optimizer_stepped() and not tracker.was_updated()
+        )
         if tracker is self._leading and not is_foreign:
             self.close_window(tracker)
         else:
-            tracker.renew_window(was_sampled=tracker.window.stepped and tracker.is_sampled, is_foreign=is_foreign)
+            tracker.renew_window(
+                was_sampled=tracker.window.state is STEPPED and tracker.is_sampled, is_foreign=is_foreign
+            )
 
     def _look_for_callback(self) -> None:
         """Do without callbacks if none came though passes of two windows are over: a pass that raised has none."""
@@ -310,8 +308,8 @@ class Recorder:
         if not self.graphs.stepped:
             return
         self.graphs.stepped = False
-        self.tell(facts.COMPILED_STEP if self.is_alone else facts.COMPILED_STEPS)
-        if not self.is_alone:
+        self.add_fact(facts.COMPILED_STEP if self.has_one_tracker else facts.COMPILED_STEPS)
+        if not self.has_one_tracker:
             self.remove_hooks()
             for tracker in self._trackers.values():
                 tracker.leader = None
@@ -326,7 +324,7 @@ class Recorder:
         if self.clock.is_paused:
             self._begin_stepping(leading)
             self.resume()
-        if leading.window.begun and not leading.window.stepped:
+        if leading.window.state not in (NEW, STEPPED):
             leading.window.calls = self.calls.reset()
             leading.step_ended()
 
@@ -339,14 +337,14 @@ class Recorder:
         references = [layers.references[layer] for layer in owned_layers]
         known = [self._trackers[key]] if key in self._trackers else left
         same = next((tracker for tracker in known if tracker.has(references)), None)
-        return same or OptimizerTracker(self._surroundings, owned_layers, references)
+        return same or OptimizerTracker(self._context, owned_layers, references)
 
     def _hand_over(self, leading: OptimizerTracker, trackers: Collection[OptimizerTracker]) -> None:
         """Change the main optimizer. A step that it had while it led is recorded, or laid down for the next to lead."""
         before, self._leading = self._leading, leading
         for tracker in trackers:
             tracker.leader = leading
-        if before is not None and before.window.stepped:
+        if before is not None and before.window.state is STEPPED:
             if before is leading or before not in trackers:
                 self.close_window(before)
             else:
@@ -360,7 +358,7 @@ class Recorder:
         if sample is None or leading is None:
             return
         sample.is_joint = tracker.has_pass_of(leading)
-        is_early = leading.window.stepped and not sample.is_joint
+        is_early = leading.window.state is STEPPED and not sample.is_joint
         (self._early if is_early else self._present)[tracker] = sample
 
     def _collect_samples(self, leading: OptimizerTracker) -> list[Sample]:
@@ -374,18 +372,18 @@ class Recorder:
 
     def _begin_stepping(self, tracker: OptimizerTracker) -> None:
         """Have a window that the step belongs to; a step without a backward pass of its own is a window too."""
-        if tracker.window.stepped:
+        if tracker.window.state is STEPPED:
             self.on_window_end(tracker)
         is_first, is_leading = tracker.is_new, tracker is self._leading
-        if not tracker.window.begun:
+        if tracker.window.state is NEW:
             tracker.begin_window()
             if is_leading:
-                takes_all = is_first or self.is_alone
+                takes_all = is_first or self.has_one_tracker
                 tracker.window.losses = self.calls.pop_all() if takes_all else self.calls.pop()[0]
         if is_leading:
             tracker.window.calls = self.calls.reset()
             if is_first:  # its layers get their hooks only now; a pass that it steps in is still to be counted
-                tracker.window.unseen = tracker.window.calls - (tracker.present_pass() >= 0)
+                tracker.window.passes_before_hooks = tracker.window.calls - (tracker.present_pass() >= 0)
         if self.first_step is None:
             self._find_origin(even_unknown=False)
 
@@ -410,7 +408,7 @@ class Recorder:
         self.put(self._record_of(self.layers, tracker.window, samples, skipped))
         self.clock.step += 1
         self.clock.is_joining = False
-        if not self.is_alone:
+        if not self.has_one_tracker:
             self._present, self._early = self._early, {}
         tracker.renew_window(was_sampled=is_sampled)
         self.meter.window_ended(is_sampled=is_sampled)
@@ -420,7 +418,7 @@ class Recorder:
         logged, self.logged = self.logged, []
         micro_steps, peak = 0, None
         if samples:
-            micro_steps = (window.unseen + window.micro_steps or window.calls) if window.is_seen else 0
+            micro_steps = (window.passes_before_hooks + window.micro_steps or window.calls) if window.is_whole else 0
             peak = peak_bytes({device for sample in samples for device in sample.devices()}, self.clock.samples)
         return StepRecord(
             layers=layers,

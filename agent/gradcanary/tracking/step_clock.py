@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradcanary.stats.samples import Wishes
+from gradcanary.stats.samples import SampleRequest
 
 if TYPE_CHECKING:
     from gradcanary.tracking.overhead import Meter
@@ -20,11 +20,11 @@ class StepClock:
         "has_layers",
         "is_joining",
         "is_paused",
+        "request",
         "samples",
         "saw_backward_end",
         "step",
         "steps_taken",
-        "wishes",
     )
 
     def __init__(self, meter: Meter) -> None:
@@ -33,7 +33,7 @@ class StepClock:
         self.first_step: int | None = None  # None until a window has begun
         self.steps_taken = 0  # those of all optimizers
         self.samples = 0
-        self.wishes = Wishes()  # the sender replaces it
+        self.request = SampleRequest()  # the sender replaces it
         self.is_paused = False
         self.is_joining = False  # True in the first window of a watch that came late
         self.has_layers = False

@@ -18,7 +18,7 @@ from gradcanary.model.distributed import Rank, is_dtensor
 from gradcanary.model.layers import Layers
 from gradcanary.model.parameters import References, refer_to_same
 from gradcanary.stats.accumulation import Fp32Reference
-from gradcanary.stats.kernels import readable
+from gradcanary.stats.kernels import is_measurable
 from gradcanary.stats.sampler import LocalNonfinite, Sampler
 from gradcanary.stats.samples import Kind, of_kind
 from gradcanary.stats.weights import is_frozen_due
@@ -28,14 +28,24 @@ from gradcanary.tracking.hook_sampler import HookSampler
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
 from gradcanary.tracking.step_clock import StepClock
-from gradcanary.tracking.window import MODIFIED, REPLACED, UNCHANGED, GradientIdentity, Window
+from gradcanary.tracking.window import (
+    MODIFIED,
+    NEW,
+    OPEN,
+    REPLACED,
+    STEPPED,
+    STEPPING,
+    UNCHANGED,
+    GradientIdentity,
+    Window,
+)
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class TrackerContext:
     """What the trackers of a session share: values that they read, and the calls of the recorder."""
 
     clock: StepClock
@@ -59,17 +69,17 @@ class OptimizerTracker:
     anything.
     """
 
-    def __init__(self, surroundings: Surroundings, layers: Sequence[int], references: References) -> None:
-        guard, meter = surroundings.guard, surroundings.meter
+    def __init__(self, context: TrackerContext, layers: Sequence[int], references: References) -> None:
+        guard, meter = context.guard, context.meter
         sums = Fp32Reference(lambda where, hook: guard.wrap(where, meter.timed(hook)), guard.catch)
-        self.sampler = Sampler(layers, references, surroundings.rank, guard, sums)
+        self.sampler = Sampler(layers, references, context.rank, guard, sums)
         self.scaler = ScalerOfOptimizer()
         self.window = Window(len(layers))
         self.is_new = True
         self.leader: OptimizerTracker | None = None
         self.hook_sampler = HookSampler(len(layers))
-        self._surroundings = surroundings
-        self._clock, self._rank, self._calls = surroundings.clock, surroundings.rank, surroundings.calls
+        self._context = context
+        self._clock, self._rank, self._calls = context.clock, context.rank, context.calls
         self._device_clock = meter.device_clock
         self._gathered: Collection[int] = ()
         self._identity = GradientIdentity()
@@ -78,7 +88,7 @@ class OptimizerTracker:
         self._open: set[int] = set()
         self._passes_before = 0
         self._clears_in_place: bool | None = None
-        self._missed_some = False
+        self._is_next_incomplete = False
         self._end_pass = meter.hook("the end of backward", self._requeue_backward_end, guard.catch)
         self._settle_pass = meter.hook("sampling", self._on_backward_end, guard.catch)
         self._copy = guard.wrap("copying weights", self.copy_weights)
@@ -86,7 +96,7 @@ class OptimizerTracker:
         self._probe = guard.wrap("looking for a clip", self.look_for_clip)
         self._find_frozen = guard.wrap("comparing weights", self.find_frozen)
         self._follow_sums = guard.wrap("summing up in float32", self.follow_sums)
-        self._add_losses = guard.wrap("measuring what sums lost", self.sampler.add_losses)
+        self._add_errors = guard.wrap("measuring what sums lost", self.sampler.add_accumulation_errors)
 
     def has(self, references: References) -> bool:
         """Say whether these are its layers."""
@@ -103,7 +113,7 @@ class OptimizerTracker:
         leader = self.leader
         if leader is None or leader is self:
             return self._clock.step
-        return self._clock.step + (leader.window.stepped and not self.has_pass_of(leader))
+        return self._clock.step + (leader.window.state is STEPPED and not self.has_pass_of(leader))
 
     @property
     def is_sampled(self) -> bool:
@@ -125,7 +135,7 @@ class OptimizerTracker:
             number = backward.graph_task_id()
             if number != self._pass:
                 begins(number)
-        elif self._identity.layer in (None, position) or not self.window.begun or self.window.stepped:
+        elif self._identity.layer in (None, position) or self.window.state in (NEW, STEPPED):
             begins(-1)
         self.window.counts[position] += 1
         if self.window.local is not None and self.is_sampled:
@@ -136,12 +146,12 @@ class OptimizerTracker:
     def measure_local(self, position: int) -> None:
         """Measure a layer's gradient of this process alone: after this hook a data-parallel wrapper reduces it."""
         window = self.window
-        if window.local is None or not window.is_seen or is_capturing():
+        if window.local is None or not window.is_whole or is_capturing():
             return
         if not self._clock.has_backward_end and window.counts[position] > 1:
             return  # it is not known what was in it before
         gradient = self.sampler.gradient(position)
-        if gradient is not None and readable(gradient):
+        if gradient is not None and is_measurable(gradient):
             window.local.measure(position, gradient)
 
     def pass_begins(self, position: int, number: int) -> None:
@@ -169,7 +179,7 @@ class OptimizerTracker:
         except Exception:
             if self._clock.saw_backward_end:
                 raise
-            self._surroundings.on_no_backward_end()
+            self._context.on_no_backward_end()
         return True
 
     def do_without_callbacks(self) -> None:
@@ -178,16 +188,16 @@ class OptimizerTracker:
         self._open.clear()
 
     def _enter_window(self, position: int, number: int) -> None:
-        if self.window.stepped and self.window.stepped_in == number >= 0:
+        if self.window.state is STEPPED and self.window.step_graph_task == number >= 0:
             return  # the optimizer stepped before this hook was called, in the same pass
         self._leave_window(position)
-        if not self.window.begun:
+        if self.window.state is NEW:
             self.begin_window()
-        self.window.seen_in.add(number)
+        self.window.graph_tasks.add(number)
         if self.leader is self:
             roots, unsynced = self._calls.pop()
             self.window.losses += roots
-            self.window.unsynced += unsynced
+            self.window.passes_without_sync += unsynced
 
     def _leave_window(self, position: int) -> None:
         """Decide, as a pass begins with a layer, what becomes of the window that is open.
@@ -201,22 +211,22 @@ class OptimizerTracker:
         | is open                       | cleared        | ends: the loop or a scaler skipped its step  |
         """
         window = self.window
-        if not window.begun:
+        if window.state is NEW:
             return
-        if window.stepped:
-            if window.is_marked and not self.sampler.observed:
+        if window.state is STEPPED:
+            if window.is_marked and not self.sampler.external:
                 self._clears_in_place = self._change(position) == MODIFIED
-            self._surroundings.on_window_end(self)
+            self._context.on_window_end(self)
         elif self._is_cleared(position):
             self.end_or_restart()
 
     def end_or_restart(self) -> None:
         """Leave passes that led to no step; with an optimizer they are a window of which the step was skipped."""
-        if self.window.stepping or not self._surroundings.has_optimizer():
+        if self.window.state is STEPPING or not self._context.has_optimizer():
             self.window.restart()
             self._note_scale()
         else:
-            self._surroundings.on_window_end(self)
+            self._context.on_window_end(self)
 
     def _is_cleared(self, position: int) -> bool:
         """Return True if the gradients of the open window were cleared before this pass.
@@ -233,8 +243,8 @@ class OptimizerTracker:
         window = self.window
         if self.was_updated():
             return True
-        if self.sampler.observed:
-            return bool(window.summed)
+        if self.sampler.external:
+            return bool(window.complete_sums)
         if not window.micro_steps:
             return False
         change = self._change(position)
@@ -261,12 +271,12 @@ class OptimizerTracker:
 
     def other_optimizer_stepped(self) -> bool:
         """Return True if another optimizer has stepped since the window began, and its own has not."""
-        return not self.window.stepped and self._clock.steps_taken > self.window.steps_before
+        return self.window.state is not STEPPED and self._clock.steps_taken > self.window.steps_before
 
     @property
     def is_complete(self) -> bool:
         """Whether the window had its step, or will not get one any more."""
-        return self.window.stepped or (self._surroundings.has_optimizer() and self.was_updated())
+        return self.window.state is STEPPED or (self._context.has_optimizer() and self.was_updated())
 
     def present_pass(self) -> int:
         """Return the number of the present backward pass, -1 outside of one or where nobody knows it."""
@@ -274,8 +284,8 @@ class OptimizerTracker:
 
     def has_pass_of(self, other: OptimizerTracker) -> bool:
         """Say whether the windows of both have a backward pass in common."""
-        is_present = other is self or other.window.stepped_in == self.present_pass() >= 0
-        return is_present or bool(other.window.seen_in & self.window.seen_in)
+        is_present = other is self or other.window.step_graph_task == self.present_pass() >= 0
+        return is_present or bool(other.window.graph_tasks & self.window.graph_tasks)
 
     def drop_scaled(self) -> None:
         """Drop what was measured under a loss scale that is not known: no scaler of several has made the step."""
@@ -284,7 +294,7 @@ class OptimizerTracker:
 
     def why_skipped(self) -> int:
         """Say who skipped the window's step, if somebody did."""
-        if self.window.stepped:
+        if self.window.state is STEPPED:
             return NOT_SKIPPED
         return SKIPPED_BY_SCALER if self.was_updated() and self.scaler.update_token() is not None else SKIPPED_BY_LOOP
 
@@ -301,14 +311,14 @@ class OptimizerTracker:
         self._open.discard(number)
         window = self.window
         window.passes += 1
-        if window.stepping and window.has_closure and window.copies is None and not self._open:
+        if window.state is STEPPING and window.has_closure and window.weights_before is None and not self._open:
             self._copy_weights()
-        is_last = window.stepping or window.passes >= self._passes_before
+        is_last = window.state is STEPPING or window.passes >= self._passes_before
         if not self._open and window.local is not None and not is_capturing():
             window.local.remember(self.sampler.gradient)
-        if is_last and not window.stepped and self.is_sampled:
+        if is_last and window.state is not STEPPED and self.is_sampled:
             self.sample("accumulated", window.loss_scale)
-        if window.stepped_in == number >= 0 and window.sample is not None:
+        if window.step_graph_task == number >= 0 and window.sample is not None:
             window.sample.mark_partial(position for position, count in enumerate(window.counts) if count)
         self._remember_grad_identity()
 
@@ -325,14 +335,15 @@ class OptimizerTracker:
 
     def begin_window(self) -> None:
         """Begin the window."""
-        self._surroundings.on_window_begin(self)
-        self.is_new, self.window.begun = False, True
-        self.window.is_seen, self._missed_some = not self._missed_some, False
+        self._context.on_window_begin(self)
+        self.is_new = False
+        self.window.state = OPEN
+        self.window.is_whole, self._is_next_incomplete = not self._is_next_incomplete, False
         self.window.steps_before = self._clock.steps_taken
-        if self._rank.measures_local_grads and self._clock.wishes.local:
+        if self._rank.measures_local_grads and self._clock.request.local:
             self.window.local = LocalNonfinite()
         if self.scaler.found is None:
-            self.scaler.search(self._surroundings.scalers, self._clock.step)
+            self.scaler.search(self._context.scalers, self._clock.step)
         self._note_scale()
 
     def _note_scale(self) -> None:
@@ -348,8 +359,8 @@ class OptimizerTracker:
 
     def was_paused(self) -> None:
         """Forget what was seen of the window; of one that is complete nothing was missed, maybe of the next one."""
-        if self.window.stepped:
-            self._missed_some = True
+        if self.window.state is STEPPED:
+            self._is_next_incomplete = True
         else:
             self.window.was_paused()
 
@@ -362,7 +373,7 @@ class OptimizerTracker:
         window = self.window
         if not is_foreign:
             self._passes_before = window.passes or self._passes_before
-        if window.is_seen and not (window.unseen or is_foreign) and any(window.counts):
+        if window.is_whole and not (window.passes_before_hooks or is_foreign) and any(window.counts):
             self.hook_sampler.observe(window.counts, was_sampled=was_sampled)
         if was_sampled:
             self.sampler.forget_earlier()
@@ -377,15 +388,15 @@ class OptimizerTracker:
         Between two windows only, and not where the script says when a sum is complete.
         """
         window, sampler = self.window, self.hook_sampler
-        if sampler.disabled or self.sampler.observed or not window.stepped:
+        if sampler.disabled or self.sampler.external or window.state is not STEPPED:
             return ()
         return sampler.disable(window.counts)
 
     def allows_fast_path(self) -> bool:
         """Say whether nothing is asked of its next windows, if they are not sampled, but that they are counted."""
         own = self.sampler
-        is_foreseen = own.outlook.is_over or self._rank.sends_only_nonfinite
-        is_watched = own.observed or own.sums.are_on or self.scaler.found or self._identity.layer is None
+        is_foreseen = own.forecast_schedule.is_done or self._rank.sends_only_nonfinite
+        is_watched = own.external or own.sums.are_on or self.scaler.found or self._identity.layer is None
         return is_foreseen and self.hook_sampler.is_learned and not is_watched and self._clears_in_place is False
 
     def is_cleared(self) -> bool:
@@ -407,14 +418,14 @@ class OptimizerTracker:
 
     def is_lost(self) -> bool:
         """Return True if a window had its step and no enabled hook was called: the disabled ones would have been."""
-        return bool(self.hook_sampler.disabled) and self.window.stepped and not any(self.window.counts)
+        return bool(self.hook_sampler.disabled) and self.window.state is STEPPED and not any(self.window.counts)
 
     def step_begins(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Take what the moment before the step shows: a late sample, or the clip. A closure comes after this."""
         window, is_sampled, scale = self.window, self.is_sampled, None
         if self.scaler.found:
             scale = self._settle_scale(optimizer)
-        window.stepping, window.has_closure, window.copies = True, has_closure, None
+        window.state, window.has_closure, window.weights_before = STEPPING, has_closure, None
         if is_sampled and not has_closure:
             self._copy_weights()
         if is_sampled and not has_closure:
@@ -433,7 +444,7 @@ class OptimizerTracker:
     def step_by_hand(self) -> None:
         """Take a late sample after an update by hand, if nothing has changed the gradients since the last pass."""
         window = self.window
-        is_due = window.sample is None and window.is_seen and self.is_sampled
+        is_due = window.sample is None and window.is_whole and self.is_sampled
         if is_due and self._change(None) == UNCHANGED:
             self.sample("post_clip", window.loss_scale)
         self.step_ended()
@@ -443,11 +454,11 @@ class OptimizerTracker:
         window, is_sampled = self.window, self.is_sampled
         if is_sampled and window.has_closure:
             self._complete("post_clip", None)
-        window.stepping, window.stepped = False, True
-        window.stepped_in = self.present_pass()
+        window.state = STEPPED
+        window.step_graph_task = self.present_pass()
         if is_sampled or self._clears_in_place is None:
             self._look_back(window)
-        if window.copies is not None:
+        if window.weights_before is not None:
             self._compare()
         step = self.step
         if window.sample is not None:
@@ -478,40 +489,40 @@ class OptimizerTracker:
         if is_capturing():
             return
         window, clock, sampler = self.window, self._clock, self.sampler
-        counts = window.counts if window.micro_steps and not window.unseen else None
+        counts = window.counts if window.micro_steps and not window.passes_before_hooks else None
         window.sample = sampler.take(
             counts,
             phase,
             scale,
             unknown=self.hook_sampler.unknown,
             number=clock.samples,
-            wishes=clock.wishes,
+            request=clock.request,
             is_partial=clock.is_joining,
         )
         if window.local is not None and clock.has_layers and not clock.is_joining:
             window.sample.parts += sampler.local_parts(window.local)
         if counts is not None and phase == "accumulated" and not self._rank.measures_local_grads:
-            self._add_losses(window.sample, counts)
+            self._add_errors(window.sample, counts)
 
     def read_external(self, position: int, tensor: Tensor) -> None:
         """Read a tensor that holds a layer's sum of the window; a first call before any pass only announces it.
 
         Where there are no passes, because the script asks torch for gradients, a window begins with such a call.
         """
-        window, has_passes, observed = self.window, self.window.micro_steps > 0, self.sampler.observed
-        is_first = position not in observed
-        observed.add(position)
-        if is_first and (window.stepped or not has_passes):
+        window, has_passes, external = self.window, self.window.micro_steps > 0, self.sampler.external
+        is_first = position not in external
+        external.add(position)
+        if is_first and (window.state is STEPPED or not has_passes):
             return
-        if has_passes and window.stepped and position in window.summed:
+        if has_passes and window.state is STEPPED and position in window.complete_sums:
             return  # by now it may be cleared
-        if window.stepped and not has_passes:
-            self._surroundings.on_window_end(self)
-        elif position in window.summed and not has_passes:
+        if window.state is STEPPED and not has_passes:
+            self._context.on_window_end(self)
+        elif position in window.complete_sums and not has_passes:
             self.end_or_restart()
-        if not self.window.begun:
+        if self.window.state is NEW:
             self.begin_window()
-        self.window.summed.add(position)
+        self.window.complete_sums.add(position)
         if self.is_sampled:
             self._sample_external(position, tensor)
 
@@ -520,7 +531,7 @@ class OptimizerTracker:
         if window.sample is None:
             self.sample("accumulated", window.loss_scale)
         if window.sample is not None:
-            self.sampler.add_external(window.sample, position, tensor, number=clock.samples, wishes=clock.wishes)
+            self.sampler.add_external(window.sample, position, tensor, number=clock.samples, request=clock.request)
 
     def _are_unwritten(self) -> bool:
         """Return True inside a backward pass if nothing has written to the gradients since torch made them."""
@@ -532,11 +543,11 @@ class OptimizerTracker:
     def look_for_clip(self, scale: Tensor | None) -> None:
         """Measure one layer again if gradients were written to since the sample."""
         layer, sampler = self._identity.layer, self.sampler
-        if layer is None or layer in sampler.observed or self._rank.sends_only_nonfinite or is_capturing():
+        if layer is None or layer in sampler.external or self._rank.sends_only_nonfinite or is_capturing():
             return
         gradient = sampler.gradient(layer)
         if self._identity.change(gradient) == MODIFIED or (gradient is not None and is_dtensor(gradient)):
-            probe = sampler.probe_clip(layer, self.window.counts, self._clock.wishes, scale)
+            probe = sampler.probe_clip(layer, self.window.counts, self._clock.request, scale)
             self.window.probe = probe or self.window.probe
 
     @on_device_clock
@@ -545,16 +556,16 @@ class OptimizerTracker:
 
         A closure's forward and backward pass are over by then: a copy must not make their peak of memory higher.
         """
-        self.window.copies = {}
+        self.window.weights_before = {}
         if step is not None and not self._clock.is_joining:
-            self.window.copies = self.sampler.copy_weights(step)
+            self.window.weights_before = self.sampler.copy_weights(step)
 
     @on_device_clock
     def compare_weights(self) -> None:
         """Put how far the step moved them into the window's sample."""
-        copies, self.window.copies = self.window.copies, None
+        copies, self.window.weights_before = self.window.weights_before, None
         if copies and self.window.sample is not None:
-            self.window.sample.add(Kind.MOVED, self.sampler.compare_weights(copies))
+            self.window.sample.add(Kind.UPDATE_NORMS, self.sampler.compare_weights(copies))
 
     def find_frozen(self, step: int) -> None:
         """Put the share of weights that have not moved for a while into the window's sample, where it is due."""
@@ -575,21 +586,21 @@ class OptimizerTracker:
         Each of the three looks has a wall of its own: if one of them fails, the others still report.
         """
         sampler, sample = self.sampler, self.window.sample
-        if sampler.outlook.is_over or not self._clock.has_layers:
+        if sampler.forecast_schedule.is_done or not self._clock.has_layers:
             return
         if not sampler.is_forecast_due(optimizer) or sample is None:
             return
-        sampler.outlook.is_over = True
-        wrap = self._surroundings.guard.wrap
+        sampler.forecast_schedule.is_done = True
+        wrap = self._context.guard.wrap
         wrap("forecasting of moments", self._forecast_moments)(optimizer)
         wrap("forecasting of weights", sampler.add_forecasts)(optimizer, sample)
         has_scale = self.window.loss_scale is not None or of_kind(sample.parts, Kind.SCALE) is not None
         if "float16" in sample.dtypes and not has_scale:
-            self._surroundings.on_fact(facts.NO_SCALER)
+            self._context.on_fact(facts.NO_SCALER)
 
     def _forecast_moments(self, optimizer: torch.optim.Optimizer) -> None:
         for fact in self.sampler.forecast_moments(optimizer):
-            self._surroundings.on_fact(fact)
+            self._context.on_fact(fact)
 
 
 def let_go(trackers: Iterable[OptimizerTracker]) -> None:
