@@ -135,7 +135,7 @@ PLACES = (
     "model.distributed.Rank.find",
     "export.reader.Reader.read",
     "model.parameters.ParameterRef.__call__",
-    "tracking.grad_scaler.ScalerOfOptimizer.search",
+    "hooks.grad_scaler.ScalerOfOptimizer.search",
     "identity.launch_of",
     "export.sender.Sender.__init__",
     "export.sender.Sender._flush",
@@ -157,16 +157,15 @@ PLACES = (
     "tracking.recorder.peak_bytes",
 )
 SCALED_PLACES = (
-    "tracking.grad_scaler.states_of",
-    "tracking.grad_scaler.ScalerOfOptimizer.at_step",
-    "tracking.grad_scaler.ScalerOfOptimizer.mark",
-    "tracking.grad_scaler.ScalerOfOptimizer.search",
-    "tracking.grad_scaler.ScalerOfOptimizer.settle",
-    "tracking.grad_scaler.ScalerOfOptimizer.update_token",
-    "tracking.grad_scaler.ScalerOfOptimizer.was_updated",
-    "tracking.grad_scaler.scale_of",
+    "hooks.grad_scaler._states_of",
+    "hooks.grad_scaler.ScalerOfOptimizer.at_step",
+    "hooks.grad_scaler.ScalerOfOptimizer.mark",
+    "hooks.grad_scaler.ScalerOfOptimizer.search",
+    "hooks.grad_scaler.ScalerOfOptimizer.settle",
+    "hooks.grad_scaler.ScalerOfOptimizer.update_token",
+    "hooks.grad_scaler.ScalerOfOptimizer.was_updated",
     "tracking.tracker.OptimizerTracker._settle_scale",
-    "tracking.grad_scaler.Scalers.at",
+    "hooks.grad_scaler.Scalers.at",
     "tracking.tracker.OptimizerTracker.drop_scaled",
     "tracking.tracker.OptimizerTracker.why_skipped",
 )
@@ -225,7 +224,7 @@ def test_a_search_for_scalers_that_raises_is_made_once(collector: Recorded, monk
         asked.append(kind)
         boom()
 
-    monkeypatch.setattr("gradcanary.tracking.grad_scaler.live_objects", living)
+    monkeypatch.setattr("gradcanary.hooks.grad_scaler.live_objects", living)
     training = Training()
     with gradcanary.watch(training.model, training.optimizer, url=collector.url, run="searched") as watch:
         training.steps(4)

@@ -12,8 +12,8 @@ from recorded import Recorded, recording
 from torch import nn
 
 import gradcanary
+from gradcanary.hooks import grad_scaler
 from gradcanary.model import parameters
-from gradcanary.tracking import grad_scaler
 from gradcanary.tracking.optimizers import LEADS_AFTER
 
 EXACT = 1e-6

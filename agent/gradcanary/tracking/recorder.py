@@ -16,6 +16,7 @@ from gradcanary import facts, wire
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward
 from gradcanary.hooks.backward import BackwardCalls
+from gradcanary.hooks.grad_scaler import Scalers
 from gradcanary.hooks.graphs import Graphs
 from gradcanary.model.distributed import Rank
 from gradcanary.model.layers import Layers
@@ -25,7 +26,6 @@ from gradcanary.settings import Settings
 from gradcanary.stats.sampler import not_sampled
 from gradcanary.stats.samples import Sample
 from gradcanary.tracking.external_sums import ExternalSums
-from gradcanary.tracking.grad_scaler import Scalers
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import LoggedMetric, StepRecord, peak_bytes
 from gradcanary.tracking.step_clock import StepClock

@@ -13,6 +13,7 @@ from gradcanary import facts, wire
 from gradcanary.guard import Guard
 from gradcanary.hooks import backward
 from gradcanary.hooks.backward import BackwardCalls
+from gradcanary.hooks.grad_scaler import ScaleMark, ScalerOfOptimizer, Scalers
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.model.distributed import Rank, is_dtensor
 from gradcanary.model.layers import Layers
@@ -23,7 +24,6 @@ from gradcanary.stats.sampler import LocalNonfinite, Sampler
 from gradcanary.stats.samples import Kind, of_kind
 from gradcanary.stats.weights import is_frozen_due
 from gradcanary.tracking.device_clock import on_device_clock
-from gradcanary.tracking.grad_scaler import ScaleMark, ScalerOfOptimizer, Scalers
 from gradcanary.tracking.hook_sampler import HookSampler
 from gradcanary.tracking.overhead import Meter
 from gradcanary.tracking.records import NOT_SKIPPED, SKIPPED_BY_LOOP, SKIPPED_BY_SCALER
