@@ -509,6 +509,21 @@ def test_an_object_that_raises_when_it_is_asked_stops_no_search() -> None:
     assert any(found is model for found in parameters.live_objects(nn.Module))
 
 
+def test_the_first_step_makes_one_pass_over_all_objects(collector: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It searches for modules, for a loop that drives the optimizer, and for a GradScaler."""
+    scans = []
+    objects = gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: scans.append(1) or objects())
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(url=collector.url, run="scans"):
+        scans.clear()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert len(scans) == 1
+    assert collector.names == ["weight", "bias"]
+
+
 def test_a_search_wakes_no_lazy_module() -> None:
     """Frameworks hang modules into ``sys.modules`` whose attributes import or warn."""
     touched = []

@@ -1,7 +1,9 @@
 """Loops of plain torch that are out of the ordinary: the numbers are right there, or the agent says what it lacks."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ from torch import nn
 import gradcanary
 from gradcanary import facts
 from gradcanary.attach.resident import AttachedWatch
+from gradcanary.hooks import backward
 from gradcanary.settings import Settings
 from gradcanary.tracking import recorder
+from gradcanary.tracking.tracker import OptimizerTracker
 
 EXACT = 1e-6
 STEPS, MICRO_STEPS = 5, 2
@@ -719,3 +723,35 @@ def test_a_sparse_embedding(collector: Recorded) -> None:
     assert collector.per_step("micro_steps") == [MICRO_STEPS] * STEPS
     assert set(collector.states()[0].values()) == {"measured"}
     assert collector.stat("zero_fraction")[0] == {"weight": pytest.approx(0.7)}
+
+
+def test_a_pass_whose_hooks_run_in_several_threads_begins_one_window(
+    collector: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch has a thread for each GPU: the hook of one comes while that of another still begins the window."""
+    ended = recorder.Recorder.on_window_end
+    others: list[threading.Thread] = []
+
+    def accumulate(position: int) -> None:
+        tracker.accumulated(position, partial(tracker.pass_begins, position), lambda: None)
+
+    def end_slowly(self: recorder.Recorder, tracker: OptimizerTracker) -> None:
+        if not others:
+            others.append(threading.Thread(target=accumulate, args=(1,)))
+            others[0].start()
+            others[0].join(0.2)
+        ended(self, tracker)
+
+    monkeypatch.setattr(recorder.Recorder, "on_window_end", end_slowly)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradcanary.watch(model, optimizer, url=collector.url, run="threads") as watched:
+        (tracker,) = watched._session.recorder.trackers
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        with monkeypatch.context() as patched:
+            patched.setattr(backward, "graph_task_id", lambda: 2**40)
+            patched.setattr(backward, "queue_end_of_backward", lambda _: None)
+            accumulate(0)
+            others[0].join()
+        assert tracker.window.counts == [1, 1]

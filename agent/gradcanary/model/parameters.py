@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -116,9 +117,30 @@ def count_elements(optimizer: Optimizer) -> int:
     return sum(parameter.numel() for parameter in parameters_of(optimizer))
 
 
+_shared: list[list[Any]] | None = None
+"""The objects that the present :func:`one_scan` has found, after the first search in it."""
+
+
+@contextmanager
+def one_scan() -> Iterator[None]:
+    """Have all searches inside share one scan. It keeps every object alive: the training must not run meanwhile."""
+    global _shared
+    outer = _shared
+    _shared = [] if outer is None else outer
+    try:
+        yield
+    finally:
+        _shared = outer
+
+
 def live_objects(kind: type[Kind]) -> list[Kind]:
     """Return all objects of a class. ``isinstance`` would call into the object, and raises on a dead proxy."""
-    return [found for found in gc.get_objects() if issubclass(type(found), kind)]
+    objects = _shared[0] if _shared else gc.get_objects()
+    if _shared is not None and not _shared:
+        _shared.append(objects)
+    kinds = dict(zip(map(id, map(type, objects)), map(type, objects), strict=True))  # by id: some cannot be hashed
+    wanted = {key for key, each in kinds.items() if issubclass(each, kind)}
+    return [found for found in objects if id(type(found)) in wanted] if wanted else []
 
 
 def learning_rates(optimizers: Iterable[torch.optim.Optimizer]) -> tuple[float | torch.Tensor, ...]:

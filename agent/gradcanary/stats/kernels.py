@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradcanary.guard import Failed, reporting, reraise
-from gradcanary.model.parameters import is_lazy
+from gradcanary.model.parameters import LAZY
 from gradcanary.stats.samples import Kind, Part
 
 Arguments = ParamSpec("Arguments")
@@ -44,11 +44,16 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def is_measurable(gradient: Tensor) -> bool:
-    """Say whether a gradient can be measured here: a plain tensor (a shard of a DTensor is another thing) that is
-    dense, or sparse on a CPU (elsewhere its duplicates cannot be added up without waiting for the device)."""
-    is_summable = gradient.layout is torch.sparse_coo and gradient.device.type == "cpu"
-    is_plain = type(gradient) is Tensor and (gradient.layout is torch.strided or is_summable)
-    return is_plain and gradient.numel() > 0 and not is_lazy(gradient.device)
+    """Return True for a plain tensor with elements that is dense, or sparse on a CPU.
+
+    On other devices the duplicates of a sparse tensor cannot be summed without a wait.
+    """
+    if type(gradient) is not Tensor or gradient.numel() == 0:
+        return False
+    device = gradient.device.type  # compared here, without a call: this runs for each layer of each sample
+    if gradient.layout is torch.strided:
+        return device not in LAZY
+    return gradient.layout is torch.sparse_coo and device == "cpu"
 
 
 def measure(

@@ -18,7 +18,7 @@ from gradcanary.hooks import backward, graphs
 from gradcanary.hooks.graphs import is_capturing, is_slow
 from gradcanary.model import declared_dtypes
 from gradcanary.model.layers import discover
-from gradcanary.model.parameters import count_elements, group_sizes, live_objects, parameters_of
+from gradcanary.model.parameters import count_elements, group_sizes, live_objects, one_scan, parameters_of
 from gradcanary.model.training_loop import unwrapped
 from gradcanary.settings import Settings
 from gradcanary.tracking.fast_path import FastPath
@@ -182,6 +182,11 @@ class Hooks:
                 return
             self._begin_session()
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+            with one_scan():
+                if self._is_changed(optimizer):
+                    self._follow()
+                self.recorder.step_begins(optimizer, has_closure=has_closure)
+            return
         if self._is_changed(optimizer):
             self._follow()
         elif self._layer_hooks.unhooked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from gradcanary.hooks.grad_scaler import ScaleMark, ScalerOfOptimizer, Scalers
 from gradcanary.hooks.graphs import is_capturing
 from gradcanary.model.distributed import Rank, is_dtensor
 from gradcanary.model.layers import Layers
-from gradcanary.model.parameters import References, refer_to_same
+from gradcanary.model.parameters import References, one_scan, refer_to_same
 from gradcanary.stats.accumulation import Fp32Reference
 from gradcanary.stats.kernels import is_measurable
 from gradcanary.stats.sampler import LocalNonfinite, Sampler
@@ -82,6 +83,7 @@ class OptimizerTracker:
         self._clock, self._rank, self._calls = context.clock, context.rank, context.calls
         self._device_clock = meter.device_clock
         self._gathered: Collection[int] = ()
+        self._lock = threading.RLock()
         self._identity = GradientIdentity()
         self._pass = self.plain_pass = -1
         self.first = 0
@@ -156,21 +158,21 @@ class OptimizerTracker:
 
     def pass_begins(self, position: int, number: int) -> None:
         """Begin a pass, of this number where there is one, with a layer, and a window where it is the first of one."""
-        is_outermost = not self._open
-        if self._clock.has_backward_end and not self._is_opened(number):
-            return
-        self.hook_sampler.always.add(position)
-        self.first = position
-        if is_outermost:
-            self._enter_window(position, number)
-        if not (self._clock.has_backward_end and self._clock.saw_backward_end):
-            self._identity.mark(position, self.sampler.gradient(position))
-        elif self._identity.layer is None:
-            self._identity.layer = position
+        with self._lock:  # of several GPUs each has a thread for its hooks: they count once the pass has begun
+            is_outermost = not self._open
+            if not self._clock.has_backward_end or self._is_opened(number):
+                self.hook_sampler.always.add(position)
+                self.first = position
+                if is_outermost:
+                    self._enter_window(position, number)
+                if not (self._clock.has_backward_end and self._clock.saw_backward_end):
+                    self._identity.mark(position, self.sampler.gradient(position))
+                elif self._identity.layer is None:
+                    self._identity.layer = position
+            self._pass = number
 
     def _is_opened(self, number: int) -> bool:
         """Queue what follows the end of a pass, once; False when an inner pass of a checkpointed block has ended."""
-        self._pass = number
         if number in self._open:
             return False
         self._open.add(number)
@@ -335,15 +337,18 @@ class OptimizerTracker:
 
     def begin_window(self) -> None:
         """Begin the window."""
-        self._context.on_window_begin(self)
         self.is_new = False
         self.window.state = OPEN
         self.window.is_whole, self._is_next_incomplete = not self._is_next_incomplete, False
         self.window.steps_before = self._clock.steps_taken
+        if self.scaler.found is not None:
+            self._context.on_window_begin(self)
+        else:
+            with one_scan():
+                self._context.on_window_begin(self)
+                self.scaler.search(self._context.scalers, self._clock.step)
         if self._rank.measures_local_grads and self._clock.request.local:
             self.window.local = LocalNonfinite()
-        if self.scaler.found is None:
-            self.scaler.search(self._context.scalers, self._clock.step)
         self._note_scale()
 
     def _note_scale(self) -> None:
