@@ -66,8 +66,9 @@ def _codes_of(module: ModuleType) -> Iterator[CodeType]:
     owners = [module, *(each for each in vars(module).values() if isinstance(each, type))]
     for value in (value for owner in owners for value in vars(owner).values()):
         function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+        while isinstance(function, FunctionType) and function.__module__ == module.__name__:
             yield from _nested(function.__code__)
+            function = getattr(function, "__wrapped__", None)  # the function inside of a decorator
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
